@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import uvloop
 
 from tests.faults import Mode
-from tests.rpc_scene import Load, scene
+from tests.rpc_harness import Load, rpc_harness
 from tests.service import until
 
 MODES: tuple[Mode, ...] = ("dead", "black_hole", "slow", "reset", "garbage", "half", "high_head", "low_head")
@@ -33,15 +33,15 @@ def slowest(rounds: int) -> list[Tail]:
 
 
 async def _tail(mode: Mode) -> Tail:
-    async with scene(3, faults=True) as found:
-        healthy = await found.load(HEALTHY_CALLS)
-        proxy = found.proxies[0]
+    async with rpc_harness(3, faults=True) as harness:
+        healthy = await harness.load(HEALTHY_CALLS)
+        proxy = harness.proxies[0]
         before = proxy.methods["eth_call"]
         async with asyncio.TaskGroup() as group:
-            loading = group.create_task(found.load(FAULTY_CALLS))
+            loading = group.create_task(harness.load(FAULTY_CALLS))
             await until(lambda: proxy.methods["eth_call"] - before > FAULTY_CALLS // 60, every_s=0.001)
             await proxy.switch(mode)
-            await found.look()
+            await harness.look()
         failing = loading.result()
     for load in (healthy, failing):
         _check(load, mode)

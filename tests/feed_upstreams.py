@@ -21,7 +21,7 @@ from proxy.services.feed.evm_feed import EvmFeed
 from proxy.services.feed.topics import FeedEvent, NetworkFeed, Topic
 from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, value_of
 from tests.service import until
-from tests.web.worker import Worker, worker
+from tests.web.worker import Worker, running_worker
 
 # A network with four blocks per second, so that intervals measured in block times are short.
 QUICK = "arbitrum/mainnet"
@@ -327,7 +327,7 @@ def logs_topic(**members: Any) -> Topic:
     return Topic("logs", log_filter.parse(members))
 
 
-class FeedScene:
+class FeedHarness:
     def __init__(self, running: Worker, chain: ForkingChain, upstreams: list[FeedUpstream], network: str) -> None:
         self.worker = running
         self.chain = chain
@@ -365,7 +365,7 @@ class FeedScene:
 
 
 @asynccontextmanager
-async def feed_scene(
+async def feed_harness(
     kinds: Iterable[str],
     *,
     network: str = QUICK,
@@ -373,7 +373,7 @@ async def feed_scene(
     chain: Chain | None = None,
     kind: type[FeedUpstream] = FeedUpstream,
     **sections: Any,
-) -> AsyncIterator[FeedScene]:
+) -> AsyncIterator[FeedHarness]:
     """Start a worker whose network has upstreams of these kinds, `ws` or `http`, in this order of preference."""
     chain = chain or ForkingChain()
     if isinstance(chain, ForkingChain):
@@ -391,6 +391,6 @@ async def feed_scene(
             {"url": each.ws if name == "ws" else each.url, "tier": tier}
             for tier, (name, each) in enumerate(zip(kinds, upstreams, strict=True))
         ]
-        running = await stack.enter_async_context(worker({network: given}, **sections))
+        running = await stack.enter_async_context(running_worker({network: given}, **sections))
         chain.identity = running.app.networks.routes[network].network.identity
-        yield FeedScene(running, cast(ForkingChain, chain), upstreams, network)
+        yield FeedHarness(running, cast(ForkingChain, chain), upstreams, network)

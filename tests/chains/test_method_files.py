@@ -12,7 +12,7 @@ from web3._utils.rpc_abi import RPC
 
 from proxy.errors import StartError
 from proxy.settings import CONFIG, load_tables
-from tests.rpc_scene import scene
+from tests.rpc_harness import rpc_harness
 from tests.web import worker as worker_module
 from tests.web.worker import on_uvloop
 
@@ -92,23 +92,23 @@ def test_chains_that_restrict_a_file_exist() -> None:
 
 @on_uvloop
 async def test_method_of_one_chain_does_not_exist_on_another() -> None:
-    async with scene(1, network="linea/mainnet") as found:
-        assert await found.result("linea_getTransactionExclusionStatusV1", ["0x1"])
-    async with scene(1, network="arbitrum/mainnet") as found:
-        reply = await found.call("linea_getTransactionExclusionStatusV1", ["0x1"])
+    async with rpc_harness(1, network="linea/mainnet") as harness:
+        assert await harness.result("linea_getTransactionExclusionStatusV1", ["0x1"])
+    async with rpc_harness(1, network="arbitrum/mainnet") as harness:
+        reply = await harness.call("linea_getTransactionExclusionStatusV1", ["0x1"])
         assert reply.json["error"]["code"] == -32601
-        assert await found.result("arb_getL1Confirmations", ["0x1"])
+        assert await harness.result("arb_getL1Confirmations", ["0x1"])
 
 
 @on_uvloop
 async def test_accounts_are_always_empty_and_never_those_of_an_upstream() -> None:
-    async with scene(1) as found:
-        found.upstreams[0].answers["eth_accounts"] = lambda _: ["0x" + "ab" * 20]
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].answers["eth_accounts"] = lambda _: ["0x" + "ab" * 20]
         for _ in range(2):
-            assert await found.result("eth_accounts") == []
-        batch = (await found.batch(("eth_accounts", []), ("eth_gasPrice", []), ("eth_accounts", []))).json
+            assert await harness.result("eth_accounts") == []
+        batch = (await harness.batch(("eth_accounts", []), ("eth_gasPrice", []), ("eth_accounts", []))).json
         assert [batch[place]["result"] for place in (0, 2)] == [[], []]
-        assert found.count("eth_accounts") == 0
+        assert harness.count("eth_accounts") == 0
 
 
 def test_operator_adds_methods_in_a_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,9 +119,9 @@ def test_operator_adds_methods_in_a_file(write: Write, monkeypatch: pytest.Monke
 
     @on_uvloop
     async def run() -> None:
-        async with scene(1, network="ethereum/mainnet") as found:
+        async with rpc_harness(1, network="ethereum/mainnet") as harness:
             for expected in ("miss", "hit"):
-                reply = await found.call("acme_quote", ["latest"])
+                reply = await harness.call("acme_quote", ["latest"])
                 assert (reply.headers["x-cache"], reply.headers["x-compute-units"]) == (expected, "9")
 
     run()

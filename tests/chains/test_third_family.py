@@ -18,7 +18,7 @@ from proxy.errors import StartError
 from proxy.settings import CONFIG, Tables, load_tables
 from tests.chains.third_family.toy import TOY
 from tests.http_client import Reply, request
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import ScriptedUpstream
 from tests.web import worker as worker_module
 from tests.web.worker import on_uvloop
@@ -67,84 +67,84 @@ def registered(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def toy_scene(count: int = 1, **sections: Any) -> AsyncIterator[Scene]:
-    async with scene(count, kind=ToyUpstream, network=NETWORK, **sections) as found:
-        yield found
+async def toy_harness(count: int = 1, **sections: Any) -> AsyncIterator[RpcHarness]:
+    async with rpc_harness(count, kind=ToyUpstream, network=NETWORK, **sections) as harness:
+        yield harness
 
 
-async def get(of: Scene, path: str) -> Reply:
-    async with await of.worker.connect() as client:
-        return await client.send(request("GET", path, key=of.worker.keys["main"]))
+async def get(harness: RpcHarness, path: str) -> Reply:
+    async with await harness.worker.connect() as client:
+        return await client.send(request("GET", path, key=harness.worker.keys["main"]))
 
 
 @on_uvloop
 async def test_call_is_answered_and_priced_by_its_table(registered: None) -> None:
-    async with toy_scene() as found:
-        reply = await found.call("toyBalance", [ALICE, "newest"])
-        assert reply.json["result"] == [ALICE, found.chain.head]
+    async with toy_harness() as harness:
+        reply = await harness.call("toyBalance", [ALICE, "newest"])
+        assert reply.json["result"] == [ALICE, harness.chain.head]
         assert reply.headers["x-compute-units"] == "3"
-        assert await found.result("toySend", ["x"]) == "sent x"
+        assert await harness.result("toySend", ["x"]) == "sent x"
 
 
 @on_uvloop
 async def test_final_block_is_cached_forever_and_the_newest_until_the_head_moves(registered: None) -> None:
-    async with toy_scene() as found:
-        final = found.chain.head - 20
+    async with toy_harness() as harness:
+        final = harness.chain.head - 20
         for _ in range(3):
-            assert await found.result("toyBalance", [ALICE, final]) == [ALICE, final]
-            assert await found.result("toyBalance", [ALICE, "newest"]) == [ALICE, found.chain.head]
-        assert found.count("toyBalance") == 2
-        reply = await found.call("toyBalance", [ALICE, final])
+            assert await harness.result("toyBalance", [ALICE, final]) == [ALICE, final]
+            assert await harness.result("toyBalance", [ALICE, "newest"]) == [ALICE, harness.chain.head]
+        assert harness.count("toyBalance") == 2
+        reply = await harness.call("toyBalance", [ALICE, final])
         assert reply.headers["x-cache"] == "hit"
-        found.chain.head += 1
-        await found.look()
-        assert await found.result("toyBalance", [ALICE, "newest"]) == [ALICE, found.chain.head]
-        assert await found.result("toyBalance", [ALICE, final]) == [ALICE, final]
-        assert found.count("toyBalance") == 3
+        harness.chain.head += 1
+        await harness.look()
+        assert await harness.result("toyBalance", [ALICE, "newest"]) == [ALICE, harness.chain.head]
+        assert await harness.result("toyBalance", [ALICE, final]) == [ALICE, final]
+        assert harness.count("toyBalance") == 3
 
 
 @on_uvloop
 async def test_old_state_costs_the_archive_price(registered: None) -> None:
-    async with toy_scene() as found:
-        found.chain.head = 1000
-        await found.look()
-        reply = await found.call("toyBalance", [ALICE, 5])
+    async with toy_harness() as harness:
+        harness.chain.head = 1000
+        await harness.look()
+        reply = await harness.call("toyBalance", [ALICE, 5])
         assert reply.headers["x-compute-units"] == "20"
 
 
 @on_uvloop
 async def test_head_comes_from_its_own_call_and_never_goes_back(registered: None) -> None:
-    async with toy_scene(2) as found:
-        assert found.route.heads.tip == found.chain.head
-        found.upstreams[0].behind = 1
-        found.chain.head += 1
-        await found.look()
+    async with toy_harness(2) as harness:
+        assert harness.route.heads.tip == harness.chain.head
+        harness.upstreams[0].behind = 1
+        harness.chain.head += 1
+        await harness.look()
         for _ in range(4):
-            assert await found.result("toyHeight") == found.chain.head
+            assert await harness.result("toyHeight") == harness.chain.head
 
 
 @on_uvloop
 async def test_unknown_method_does_not_exist(registered: None) -> None:
-    async with toy_scene() as found:
+    async with toy_harness() as harness:
         for method in ("toyMint", "eth_blockNumber", "getSlot"):
-            reply = await found.call(method)
+            reply = await harness.call(method)
             assert reply.json["error"]["code"] == -32601
-        assert found.count("toyMint") == found.count("eth_blockNumber") == found.count("getSlot") == 0
+        assert harness.count("toyMint") == harness.count("eth_blockNumber") == harness.count("getSlot") == 0
 
 
 @on_uvloop
 async def test_features_that_it_lacks_are_refused(registered: None) -> None:
-    async with toy_scene() as found:
+    async with toy_harness() as harness:
         for path in (
             "/v1/tokens/toychain/balances/some.name",
             "/v1/tokens/toychain/metadata/some.name",
             "/v1/nfts/toychain/owned/some.name",
             "/v1/gas/toychain/prices",
         ):
-            reply = await get(found, path)
+            reply = await get(harness, path)
             assert reply.status == 404, (path, reply)
             assert "toychain" in reply.json["error"]["message"], (path, reply)
-        assert found.worker.app.networks.routes[NETWORK].state.head_reader is TOY.head
+        assert harness.worker.app.networks.routes[NETWORK].state.head_reader is TOY.head
 
 
 def test_method_without_a_price_stops_the_start(config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

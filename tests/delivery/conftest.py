@@ -8,12 +8,12 @@ import pytest
 
 from proxy.store.pool import Pool
 from tests.database import database, empty_database, pool, server
-from tests.delivery.scene import Scene, inbox
+from tests.delivery.harness import DeliveryHarness, inbox
 
 __all__ = ("database", "empty_database", "pool", "server")
 
 
 @pytest.fixture
-async def scene(pool: Pool) -> AsyncIterator[Scene]:
+async def harness(pool: Pool) -> AsyncIterator[DeliveryHarness]:
     async with inbox(servers=21) as found:
-        yield Scene(pool, found)
+        yield DeliveryHarness(pool, found)

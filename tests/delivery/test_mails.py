@@ -17,7 +17,7 @@ from proxy.settings import MailSettings
 from proxy.store.mails import MailStore
 from proxy.tasks import Tasks
 from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
-from tests.delivery.scene import Scene
+from tests.delivery.harness import DeliveryHarness
 from tests.delivery.test_deliverer import NEVER
 from tests.service import until
 
@@ -59,26 +59,26 @@ async def mail_server() -> AsyncIterator[MailServer]:
 
 
 async def test_pause_sends_exactly_one_mail_with_many_failures_and_senders(
-    scene: Scene, mail_server: MailServer
+    harness: DeliveryHarness, mail_server: MailServer
 ) -> None:
-    hook = await scene.webhook("/x?<b>=1&c")
-    scene.inbox.answer("/x", 503)
+    hook = await harness.webhook("/x?<b>=1&c")
+    harness.inbox.answer("/x", 503)
     tasks = Tasks()
-    mails = [Mails(MailStore(scene.pool), mail_server.mailer(), check_s=0.05) for _ in range(3)]
+    mails = [Mails(MailStore(harness.pool), mail_server.mailer(), check_s=0.05) for _ in range(3)]
     for place, each in enumerate(mails):
         tasks.start(f"mails {place}", each.run)
-    async with scene.delivering(schedules=NEVER, each=8):
-        await scene.events(hook, 30)
-        await until(lambda: scene.are_all(hook, "parked"))
+    async with harness.delivering(schedules=NEVER, each=8):
+        await harness.events(hook, 30)
+        await until(lambda: harness.are_all(hook, "parked"))
         await until(lambda: mail_server.mails)
 
         async def is_quiet() -> bool:
-            return not await scene.rows("select from mails where ended_at is null")
+            return not await harness.rows("select from mails where ended_at is null")
 
         await until(is_quiet)
         (mail,) = mail_server.mails
         # The next pause sends another mail.
-        await scene.webhooks.move(hook, "resume")
+        await harness.webhooks.move(hook, "resume")
         await until(lambda: len(mail_server.mails) == 2)
     await tasks.close()
     assert mail["X-Rcpt"] == mail["To"] == f"{hook.account}@example.com"
@@ -95,13 +95,13 @@ async def test_pause_sends_exactly_one_mail_with_many_failures_and_senders(
     assert "<b>=1" not in rich.get_content()
 
 
-async def test_disabled_webhook_sends_a_mail(scene: Scene, mail_server: MailServer) -> None:
-    hook = await scene.webhook("/x")
-    scene.inbox.answer("/x", 410)
-    mails = Mails(MailStore(scene.pool), mail_server.mailer(), check_s=0.05)
-    async with scene.delivering():
-        await scene.events(hook)
-        await until(lambda: scene.are_all(hook, "failed"))
+async def test_disabled_webhook_sends_a_mail(harness: DeliveryHarness, mail_server: MailServer) -> None:
+    hook = await harness.webhook("/x")
+    harness.inbox.answer("/x", 410)
+    mails = Mails(MailStore(harness.pool), mail_server.mailer(), check_s=0.05)
+    async with harness.delivering():
+        await harness.events(hook)
+        await until(lambda: harness.are_all(hook, "failed"))
     await mails.send_due()
     (mail,) = mail_server.mails
     assert mail["Subject"] == f"Webhook {hook.id} is disabled"
@@ -111,12 +111,12 @@ async def test_disabled_webhook_sends_a_mail(scene: Scene, mail_server: MailServ
         assert part in plain.get_content()
 
 
-async def test_mail_that_is_not_accepted_is_retried(scene: Scene, mail_server: MailServer) -> None:
-    hook = await scene.webhook()
+async def test_mail_that_is_not_accepted_is_retried(harness: DeliveryHarness, mail_server: MailServer) -> None:
+    hook = await harness.webhook()
     mail_server.replies = ["451 try later", "451 try later"]
-    store = MailStore(scene.pool)
+    store = MailStore(harness.pool)
     mails = Mails(store, mail_server.mailer(), retry_s=(0.0, 0.0, 0.0))
-    await scene.execute(
+    await harness.execute(
         "insert into mails (account_id, kind, about) values ($1, 'webhook_paused', $2)",
         hook.account,
         '{"webhook": "wh_1", "url": "u", "network": "n", "event_type": "t", "event": "e", "attempts": 6,'
@@ -126,26 +126,26 @@ async def test_mail_that_is_not_accepted_is_retried(scene: Scene, mail_server: M
         await mails.send_due()
     (mail,) = mail_server.mails
     assert "it did not reply in time" in str(mail.get_body(("plain",)))
-    (row,) = await scene.rows("select tries, sent, ended_at from mails")
+    (row,) = await harness.rows("select tries, sent, ended_at from mails")
     assert (row["tries"], row["sent"]) == (3, True)
     assert await store.next_s() is None
 
 
 async def test_mail_that_is_refused_permanently_is_given_up_and_logged(
-    scene: Scene, mail_server: MailServer, caplog: pytest.LogCaptureFixture
+    harness: DeliveryHarness, mail_server: MailServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hook = await scene.webhook()
+    hook = await harness.webhook()
     mail_server.replies = ["550 no such user"]
-    await scene.execute(
+    await harness.execute(
         "insert into mails (account_id, kind, about) values ($1, 'webhook_paused', $2)",
         hook.account,
         '{"webhook": "wh_1", "url": "u", "network": "n", "event_type": "t", "event": "e", "attempts": 6,'
         ' "outcome": "timeout", "status": null}',
     )
     with caplog.at_level(logging.ERROR, "penstock.mail"):
-        await Mails(MailStore(scene.pool), mail_server.mailer()).send_due()
+        await Mails(MailStore(harness.pool), mail_server.mailer()).send_due()
     assert [record.getMessage() for record in caplog.records] == ["gave up sending a mail"]
-    (row,) = await scene.rows("select sent, ended_at is null as open from mails")
+    (row,) = await harness.rows("select sent, ended_at is null as open from mails")
     assert (row["sent"], row["open"]) == (False, False)
 
 

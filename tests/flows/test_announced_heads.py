@@ -10,7 +10,7 @@ import pytest
 
 from proxy.services.feed.head_announcements import HeadAnnouncements
 from proxy.services.rpc.tracker import USED_FOR_S, Tracker
-from tests.feed_upstreams import FeedScene, feed_scene
+from tests.feed_upstreams import FeedHarness, feed_harness
 from tests.http_client import rpc
 from tests.rpc_upstreams import Refused
 from tests.service import until
@@ -27,10 +27,10 @@ class Clock:
         return time.monotonic() + self.ahead_s
 
 
-async def start(of: FeedScene, clock: Clock | None = None) -> Tracker:
+async def start(harness: FeedHarness, clock: Clock | None = None) -> Tracker:
     """Follow the heads as a worker process does."""
-    app, clock = of.worker.app, clock or Clock()
-    route = app.networks.routes[of.network]
+    app, clock = harness.worker.app, clock or Clock()
+    route = app.networks.routes[harness.network]
     tracker = Tracker(route, clock)
     await tracker.look()
     app.tasks.start("heads", tracker.run)
@@ -40,17 +40,17 @@ async def start(of: FeedScene, clock: Clock | None = None) -> Tracker:
     return tracker
 
 
-async def balance(of: FeedScene) -> tuple[str, str]:
+async def balance(harness: FeedHarness) -> tuple[str, str]:
     """A balance, which is the hash of the block that it was read at, and whether it came from the cache."""
-    reply = await of.worker.send(rpc("eth_getBalance", [ADDRESS, "latest"]), network=of.network)
+    reply = await harness.worker.send(rpc("eth_getBalance", [ADDRESS, "latest"]), network=harness.network)
     assert reply.status == 200, reply
     return reply.json["result"], reply.headers["x-cache"]
 
 
-async def warm(of: FeedScene) -> str:
+async def warm(harness: FeedHarness) -> str:
     """Read a balance until it is cached."""
     while True:
-        found, cached = await balance(of)
+        found, cached = await balance(harness)
         if cached == "hit":
             return found
 
@@ -59,14 +59,14 @@ def refuse(_: list[Any]) -> None:
     raise Refused(-32000, "not now")
 
 
-async def hear(of: FeedScene) -> None:
+async def hear(harness: FeedHarness) -> None:
     """Let the balance be read, wait for a subscription, and refuse all further polls."""
-    for upstream in of.upstreams:
-        upstream.answers["eth_getBalance"] = lambda _: of.chain.canonical[-1]
-    await start(of)
-    await warm(of)
-    await until(lambda: any(each.subscriptions for each in of.upstreams))
-    for upstream in of.upstreams:
+    for upstream in harness.upstreams:
+        upstream.answers["eth_getBalance"] = lambda _: harness.chain.canonical[-1]
+    await start(harness)
+    await warm(harness)
+    await until(lambda: any(each.subscriptions for each in harness.upstreams))
+    for upstream in harness.upstreams:
         upstream.answers["eth_getBlockByNumber"] = upstream.answers["eth_blockNumber"] = refuse
 
 
@@ -74,52 +74,52 @@ async def hear(of: FeedScene) -> None:
 def test_warm_read_follows_an_announced_block_before_any_poll(kinds: tuple[str, ...]) -> None:
     @on_uvloop
     async def run() -> None:
-        async with feed_scene(kinds, network=LIVE) as found:
-            await hear(found)
-            heads = found.worker.app.networks.routes[LIVE].heads
+        async with feed_harness(kinds, network=LIVE) as harness:
+            await hear(harness)
+            heads = harness.worker.app.networks.routes[LIVE].heads
             for _ in range(3):
-                assert await warm(found) == found.chain.canonical[-1]
-                await found.chain.mine()
-                await until(lambda: heads.tip == found.chain.head)
-                assert await balance(found) == (found.chain.canonical[-1], "miss")
+                assert await warm(harness) == harness.chain.canonical[-1]
+                await harness.chain.mine()
+                await until(lambda: heads.tip == harness.chain.head)
+                assert await balance(harness) == (harness.chain.canonical[-1], "miss")
 
     run()
 
 
 @on_uvloop
 async def test_announced_reorganisation_at_the_same_height_is_followed() -> None:
-    async with feed_scene(("ws",), network=LIVE) as found:
-        await hear(found)
-        state = found.worker.app.networks.routes[LIVE].state
-        await warm(found)
+    async with feed_harness(("ws",), network=LIVE) as harness:
+        await hear(harness)
+        state = harness.worker.app.networks.routes[LIVE].state
+        await warm(harness)
         reorgs = state.reorgs
-        await found.chain.replace_blocks(1, longer=0)
+        await harness.chain.replace_blocks(1, longer=0)
         await until(lambda: state.reorgs > reorgs)
-        assert await balance(found) == (found.chain.canonical[-1], "miss")
+        assert await balance(harness) == (harness.chain.canonical[-1], "miss")
 
 
 @on_uvloop
 async def test_idle_network_has_no_subscription() -> None:
     clock = Clock()
-    async with feed_scene(("ws",), network=LIVE) as found:
-        upstream = found.upstreams[0]
-        await start(found, clock)
+    async with feed_harness(("ws",), network=LIVE) as harness:
+        upstream = harness.upstreams[0]
+        await start(harness, clock)
         await asyncio.sleep(0.7)
         assert not upstream.subscribed
-        await balance(found)
+        await balance(harness)
         await until(lambda: bool(upstream.subscriptions))
-        await found.chain.mine()
-        await until(lambda: not found.worker.app.networks.routes[LIVE].state.replies.has_recent)
+        await harness.chain.mine()
+        await until(lambda: not harness.worker.app.networks.routes[LIVE].state.replies.has_recent)
         clock.ahead_s = USED_FOR_S
         await until(lambda: not upstream.subscriptions)
 
 
 @on_uvloop
 async def test_lost_and_mute_streams_are_replaced() -> None:
-    async with feed_scene(("ws", "ws"), network=LIVE) as found:
-        first, second = found.upstreams
-        await start(found)
-        await balance(found)
+    async with feed_harness(("ws", "ws"), network=LIVE) as harness:
+        first, second = harness.upstreams
+        await start(harness)
+        await balance(harness)
         await until(lambda: bool(first.subscriptions))
         first.cut()
         await until(lambda: bool(first.subscriptions or second.subscriptions))
@@ -127,13 +127,13 @@ async def test_lost_and_mute_streams_are_replaced() -> None:
         mute.mute = True
         count = first.subscribed + second.subscribed
         for _ in range(4):
-            await found.chain.mine()
+            await harness.chain.mine()
         await until(lambda: first.subscribed + second.subscribed > count)
-        await balance(found)
+        await balance(harness)
 
 
 @on_uvloop
 async def test_network_without_a_websocket_is_polled_only() -> None:
-    async with feed_scene(("http",), network=LIVE) as found:
-        route = found.worker.app.networks.routes[LIVE]
+    async with feed_harness(("http",), network=LIVE) as harness:
+        route = harness.worker.app.networks.routes[LIVE]
         assert not HeadAnnouncements(route, Tracker(route)).is_possible

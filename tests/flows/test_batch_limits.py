@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.access import Limits
 from proxy.services.rpc.batch_admission import MOST_OF_ACCOUNT
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import value_of
 from tests.service import until
 from tests.web.worker import NO_CACHE, on_uvloop
@@ -29,10 +29,10 @@ def check_results(items: list[dict[str, Any]], calls: list[tuple[str, list[Any]]
 
 @on_uvloop
 async def test_batch_above_the_rate_is_answered_in_order_as_the_bucket_refills() -> None:
-    async with scene(1, **NO_CACHE) as found:
-        found.worker.add_key("small", limits=Limits(20, 10_000, 0))
+    async with rpc_harness(1, **NO_CACHE) as harness:
+        harness.worker.add_key("small", limits=Limits(20, 10_000, 0))
         calls = reads(40)
-        reply = await found.batch(*calls, key="small")
+        reply = await harness.batch(*calls, key="small")
         assert reply.status == 200
         assert [item["id"] for item in reply.json] == list(range(40))
         check_results(reply.json, calls)
@@ -41,10 +41,10 @@ async def test_batch_above_the_rate_is_answered_in_order_as_the_bucket_refills()
 
 @on_uvloop
 async def test_items_beyond_the_bound_are_refused_with_a_time_to_retry() -> None:
-    async with scene(1, rpc={"batch_wait_s": 0.3}, **NO_CACHE) as found:
-        key = found.worker.add_key("small", limits=Limits(10, 10_000, 0))
+    async with rpc_harness(1, rpc={"batch_wait_s": 0.3}, **NO_CACHE) as harness:
+        key = harness.worker.add_key("small", limits=Limits(10, 10_000, 0))
         calls = reads(60)
-        reply = await found.batch(*calls, key="small")
+        reply = await harness.batch(*calls, key="small")
         refused = [item["id"] for item in reply.json if "error" in item]
         admitted = 60 - len(refused)
         assert refused == list(range(admitted, 60))
@@ -54,16 +54,16 @@ async def test_items_beyond_the_bound_are_refused_with_a_time_to_retry() -> None
             assert item["error"]["code"] == -32005
             assert item["error"]["data"] == {"retryAfter": 1}
         assert reply.headers["x-compute-units"] == str(3 * admitted)
-        counted = key.sheet[found.route.policies["eth_call"].tally]
+        counted = key.sheet[harness.route.policies["eth_call"].tally]
         assert (counted.results, counted.faults, counted.units) == (admitted, 60 - admitted, 3 * admitted)
 
 
 @on_uvloop
 async def test_call_that_costs_more_than_the_bucket_holds_fails_alone() -> None:
-    async with scene(1, **NO_CACHE) as found:
-        found.worker.add_key("poor", limits=Limits(100, 40, 0))
+    async with rpc_harness(1, **NO_CACHE) as harness:
+        harness.worker.add_key("poor", limits=Limits(100, 40, 0))
         calls = [*reads(2), (DEAR, ["0x" + "11" * 32, ["trace"]]), ("eth_noSuchThing", []), *reads(20)]
-        reply = await found.batch(*calls, key="poor")
+        reply = await harness.batch(*calls, key="poor")
         assert [item.get("error", {}).get("code") for item in reply.json[:5]] == [None, None, -32600, -32601, None]
         assert "can never fit" in reply.json[2]["error"]["message"]
         check_results(reply.json[4:], reads(20))
@@ -71,28 +71,28 @@ async def test_call_that_costs_more_than_the_bucket_holds_fails_alone() -> None:
 
 @on_uvloop
 async def test_batch_of_a_thousand_is_answered_and_a_larger_one_refused() -> None:
-    async with scene(1, **NO_CACHE) as found:
+    async with rpc_harness(1, **NO_CACHE) as harness:
         calls = reads(1000)
-        check_results((await found.batch(*calls)).json, calls)
-        refused = await found.batch(*calls, calls[0])
+        check_results((await harness.batch(*calls)).json, calls)
+        refused = await harness.batch(*calls, calls[0])
         assert "more than 1000 items" in refused.fault(400)["message"]
 
 
 @on_uvloop
 async def test_largest_batch_is_a_setting() -> None:
-    async with scene(1, rpc={"max_batch": 3}, **NO_CACHE) as found:
-        check_results((await found.batch(*reads(3))).json, reads(3))
-        assert "more than 3 items" in (await found.batch(*reads(4))).fault(400)["message"]
+    async with rpc_harness(1, rpc={"max_batch": 3}, **NO_CACHE) as harness:
+        check_results((await harness.batch(*reads(3))).json, reads(3))
+        assert "more than 3 items" in (await harness.batch(*reads(4))).fault(400)["message"]
 
 
 @pytest.mark.parametrize("count", [2, 200])
 def test_batch_after_the_daily_quota_is_a_429(count: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(1, **NO_CACHE) as found:
-            key = found.worker.add_key("spent", limits=Limits(1000, 10_000, 100))
+        async with rpc_harness(1, **NO_CACHE) as harness:
+            key = harness.worker.add_key("spent", limits=Limits(1000, 10_000, 100))
             key.account.exhausted, key.account.remaining = True, 0
-            reply = await found.batch(*reads(count), key="spent")
+            reply = await harness.batch(*reads(count), key="spent")
             assert "daily quota" in reply.fault(429)["message"]
             assert int(reply.headers["retry-after"]) >= 1
 
@@ -101,38 +101,38 @@ def test_batch_after_the_daily_quota_is_a_429(count: int) -> None:
 
 @on_uvloop
 async def test_client_that_leaves_takes_its_waiting_items_along() -> None:
-    async with scene(1, **NO_CACHE) as found:
-        found.worker.add_key("small", limits=Limits(5, 10_000, 0))
+    async with rpc_harness(1, **NO_CACHE) as harness:
+        harness.worker.add_key("small", limits=Limits(5, 10_000, 0))
         with contextlib.suppress(asyncio.CancelledError):
             async with asyncio.TaskGroup() as group:
-                asking = group.create_task(found.batch(*reads(20), key="small"))
-                await until(lambda: sent(found) >= 5, every_s=0.01)
+                asking = group.create_task(harness.batch(*reads(20), key="small"))
+                await until(lambda: sent(harness) >= 5, every_s=0.01)
                 asking.cancel()
-        await until(lambda: not found.worker.app.limiter.connections, every_s=0.01)
-        before = sent(found)
+        await until(lambda: not harness.worker.app.limiter.connections, every_s=0.01)
+        before = sent(harness)
         await asyncio.sleep(0.5)
-        assert sent(found) == before
+        assert sent(harness) == before
 
 
-def sent(found: Scene) -> int:
-    return found.upstreams[0].count("eth_call")
+def sent(harness: RpcHarness) -> int:
+    return harness.upstreams[0].count("eth_call")
 
 
 @on_uvloop
 async def test_only_some_batches_of_an_account_wait_at_a_time() -> None:
     """Waiting is free: without a bound one key could fill the memory with batches."""
-    async with scene(1, rpc={"batch_wait_s": 60.0}, **NO_CACHE) as found:
-        first = found.worker.add_key("poor", limits=Limits(1, 10_000, 0))
-        found.worker.add_key("second", beside=first)
-        found.worker.add_key("neighbour", limits=Limits(20, 10_000, 0))
-        waiting = found.worker.app.rpc.waiting_batches
+    async with rpc_harness(1, rpc={"batch_wait_s": 60.0}, **NO_CACHE) as harness:
+        first = harness.worker.add_key("poor", limits=Limits(1, 10_000, 0))
+        harness.worker.add_key("second", beside=first)
+        harness.worker.add_key("neighbour", limits=Limits(20, 10_000, 0))
+        waiting = harness.worker.app.rpc.waiting_batches
         with contextlib.suppress(asyncio.CancelledError):
             async with asyncio.TaskGroup() as group:
-                held = [group.create_task(found.batch(*reads(50), key="poor")) for _ in range(MOST_OF_ACCOUNT)]
+                held = [group.create_task(harness.batch(*reads(50), key="poor")) for _ in range(MOST_OF_ACCOUNT)]
                 await until(lambda: len(waiting) == MOST_OF_ACCOUNT, every_s=0.01)
-                refused = await found.batch(*reads(50), key="second")
+                refused = await harness.batch(*reads(50), key="second")
                 assert refused.json[-1]["error"]["code"] == -32005
-                check_results((await found.batch(*reads(25), key="neighbour")).json, reads(25))
+                check_results((await harness.batch(*reads(25), key="neighbour")).json, reads(25))
                 for each in held:
                     each.cancel()
         await until(lambda: len(waiting) == 0, every_s=0.01)
@@ -140,12 +140,12 @@ async def test_only_some_batches_of_an_account_wait_at_a_time() -> None:
 
 @on_uvloop
 async def test_revoked_key_loses_its_waiting_items() -> None:
-    async with scene(1, **NO_CACHE) as found:
-        key = found.worker.add_key("small", limits=Limits(5, 10_000, 0))
+    async with rpc_harness(1, **NO_CACHE) as harness:
+        key = harness.worker.add_key("small", limits=Limits(5, 10_000, 0))
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(found.batch(*reads(20), key="small"))
-            await until(lambda: sent(found) >= 5, every_s=0.01)
-            found.worker.app.keyring.remove(key)
+            asking = group.create_task(harness.batch(*reads(20), key="small"))
+            await until(lambda: sent(harness) >= 5, every_s=0.01)
+            harness.worker.app.keyring.remove(key)
         items = asking.result().json
         assert items[-1]["error"]["code"] == -32016
-        check_results([item for item in items if "result" in item], reads(20)[: sent(found)])
+        check_results([item for item in items if "result" in item], reads(20)[: sent(harness)])

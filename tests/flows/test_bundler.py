@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from proxy.core.access import Limits
-from tests.bundler_scene import (
+from tests.bundler_harness import (
     BY_HASH,
     ENTRY_POINTS,
     ENTRY_POINTS_METHOD,
@@ -21,7 +21,7 @@ from tests.bundler_scene import (
     RECEIPT,
     SEND,
     SENDER,
-    bundler_scene,
+    bundler_harness,
     hash_v07,
 )
 from tests.database import connected, database, server
@@ -51,13 +51,13 @@ def error_of(reply: Any) -> dict[str, Any]:
 
 @on_uvloop
 async def test_operation_is_recorded_before_it_is_sent_and_marked_when_it_was_taken(database: str) -> None:
-    async with bundler_scene(database) as found:
-        bundler = found.bundlers[0]
+    async with bundler_harness(database) as harness:
+        bundler = harness.bundlers[0]
         bundler.held = {SEND}
         async with asyncio.TaskGroup() as group:
-            sending = group.create_task(found.send())
+            sending = group.create_task(harness.send())
             await until(lambda: bundler.count(SEND) == 1)
-            row = await found.record()
+            row = await harness.record()
             assert row is not None
             assert (row["status"], row["block"], row["key_id"]) == ("seen", None, "key_1")
             assert row["sender"].hex() == SENDER[2:].lower()
@@ -66,7 +66,7 @@ async def test_operation_is_recorded_before_it_is_sent_and_marked_when_it_was_ta
         reply = sending.result()
         assert (reply.status, reply.json) == (200, {"jsonrpc": "2.0", "id": 1, "result": HASH})
         assert reply.headers["x-compute-units"] == "50"
-        row = await found.record()
+        row = await harness.record()
         assert row is not None
         assert row["status"] == "sent"
         assert bundler.calls[-1].params == [OPERATION, EP07]
@@ -78,19 +78,19 @@ async def test_operation_is_serialized_again_before_it_is_sent(database: str) ->
     text = orjson.dumps([{**OPERATION, "paymaster": None}, EP07]).decode()
     twice = text.replace('"nonce"', '"nonce":"0x9","nonce"', 1)
     body = f'{{"jsonrpc":"2.0","id":1,"method":"{SEND}","params":{twice}}}'.encode()
-    async with bundler_scene(database) as found:
-        reply = await found.raw(found.request(body))
+    async with bundler_harness(database) as harness:
+        reply = await harness.raw(harness.request(body))
         assert reply.json["result"] == HASH
-        assert found.bundlers[0].calls[-1].params == [OPERATION, EP07]
+        assert harness.bundlers[0].calls[-1].params == [OPERATION, EP07]
 
 
 @on_uvloop
 async def test_operation_that_is_sent_again_is_one_record(database: str) -> None:
-    async with bundler_scene(database) as found:
-        await found.send()
-        again = await found.send()
+    async with bundler_harness(database) as harness:
+        await harness.send()
+        again = await harness.send()
         assert again.json["result"] == HASH
-        row = await found.record()
+        row = await harness.record()
         assert row is not None
         assert row["status"] == "sent"
 
@@ -105,31 +105,35 @@ async def test_bundlers_errors_pass_with_their_data_and_are_recorded(database: s
     def refuse(params: list[Any]) -> Any:
         raise Refused(code, message, data=data)
 
-    async with bundler_scene(database, 2) as found:
-        for bundler in found.bundlers:
+    async with bundler_harness(database, 2) as harness:
+        for bundler in harness.bundlers:
             bundler.answers[SEND] = bundler.answers[ESTIMATE] = refuse
-        assert error_of(await found.send()) == {"code": code, "message": message, "data": data}
-        row = await found.record()
+        assert error_of(await harness.send()) == {"code": code, "message": message, "data": data}
+        row = await harness.record()
         assert row is not None
         assert (row["status"], orjson.loads(row["error"])["code"]) == ("failed", code)
-        assert error_of(await found.call(ESTIMATE, OPERATION, EP07)) == {"code": code, "message": message, "data": data}
-        assert found.sends() == 1
+        assert error_of(await harness.call(ESTIMATE, OPERATION, EP07)) == {
+            "code": code,
+            "message": message,
+            "data": data,
+        }
+        assert harness.sends() == 1
         # It spoke, so it is well: the next call is not refused.
-        assert (await found.call(ENTRY_POINTS_METHOD)).json["result"] == [*ENTRY_POINTS.values()]
+        assert (await harness.call(ENTRY_POINTS_METHOD)).json["result"] == [*ENTRY_POINTS.values()]
 
 
 @on_uvloop
 async def test_refused_operation_may_be_sent_again(database: str) -> None:
-    async with bundler_scene(database) as found:
+    async with bundler_harness(database) as harness:
 
         def refuse(params: list[Any]) -> Any:
             raise Refused(-32500, "AA21 didn't pay prefund")
 
-        found.bundlers[0].answers[SEND] = refuse
-        assert error_of(await found.send())["code"] == -32500
-        del found.bundlers[0].answers[SEND]
-        assert (await found.send()).json["result"] == HASH
-        row = await found.record()
+        harness.bundlers[0].answers[SEND] = refuse
+        assert error_of(await harness.send())["code"] == -32500
+        del harness.bundlers[0].answers[SEND]
+        assert (await harness.send()).json["result"] == HASH
+        row = await harness.record()
         assert row is not None
         assert (row["status"], row["error"]) == ("sent", None)
 
@@ -139,9 +143,9 @@ async def test_words_about_the_operators_own_key_are_not_passed_on(database: str
     def refuse(params: list[Any]) -> Any:
         raise Refused(-32000, "invalid api key pk_secret: unauthorized")
 
-    async with bundler_scene(database) as found:
-        found.bundlers[0].answers[SEND] = refuse
-        assert error_of(await found.send()) == {"code": -32603, "message": "the upstream refused the call"}
+    async with bundler_harness(database) as harness:
+        harness.bundlers[0].answers[SEND] = refuse
+        assert error_of(await harness.send()) == {"code": -32603, "message": "the upstream refused the call"}
 
 
 # Operations that are refused before they are sent
@@ -171,11 +175,11 @@ async def test_words_about_the_operators_own_key_are_not_passed_on(database: str
 async def test_field_that_is_wrong_is_named_and_nothing_is_sent(
     database: str, operation: Any, entry_point: Any, message: str
 ) -> None:
-    async with bundler_scene(database) as found:
-        reply = await found.send(operation, entry_point)
+    async with bundler_harness(database) as harness:
+        reply = await harness.send(operation, entry_point)
         assert error_of(reply) == {"code": -32602, "message": message}
         assert reply.headers["x-compute-units"] == "1"
-        assert found.sends() == 0
+        assert harness.sends() == 0
 
 
 @pytest.mark.parametrize(
@@ -188,38 +192,38 @@ async def test_field_that_is_wrong_is_named_and_nothing_is_sent(
 )
 @on_uvloop
 async def test_params_of_another_shape_are_refused(database: str, params: bytes, message: str) -> None:
-    async with bundler_scene(database) as found:
+    async with bundler_harness(database) as harness:
         body = b'{"jsonrpc":"2.0","id":1,"method":"%b","params":%b}' % (SEND.encode(), params)
-        assert error_of(await found.raw(found.request(body))) == {"code": -32602, "message": message}
-        assert found.sends() == 0
+        assert error_of(await harness.raw(harness.request(body))) == {"code": -32602, "message": message}
+        assert harness.sends() == 0
 
 
 @on_uvloop
 async def test_estimate_takes_a_draft_and_state_overrides(database: str) -> None:
     draft = {name: OPERATION[name] for name in ("sender", "nonce", "callData")}
-    async with bundler_scene(database) as found:
-        reply = await found.call(ESTIMATE, draft, EP07, {SENDER: {"balance": "0xff"}})
+    async with bundler_harness(database) as harness:
+        reply = await harness.call(ESTIMATE, draft, EP07, {SENDER: {"balance": "0xff"}})
         assert reply.json["result"] == GAS
         assert reply.headers["x-compute-units"] == "25"
-        assert found.bundlers[0].calls[-1].params == [draft, EP07, {SENDER: {"balance": "0xff"}}]
-        wrong = await found.call(ESTIMATE, draft, EP07, "0x")
+        assert harness.bundlers[0].calls[-1].params == [draft, EP07, {SENDER: {"balance": "0xff"}}]
+        wrong = await harness.call(ESTIMATE, draft, EP07, "0x")
         assert error_of(wrong)["message"] == "params.2: the state overrides must be an object"
-        assert error_of(await found.call(ESTIMATE, {"sender": SENDER}, EP07))["message"] == "nonce: is missing"
+        assert error_of(await harness.call(ESTIMATE, {"sender": SENDER}, EP07))["message"] == "nonce: is missing"
 
 
 @on_uvloop
 async def test_huge_call_data_is_taken_up_to_the_cap_and_refused_beyond_it(database: str) -> None:
-    async with bundler_scene(database) as found:
+    async with bundler_harness(database) as harness:
         large = {**OPERATION, "callData": "0x" + "ab" * 250_000}
-        assert (await found.send(large)).json["result"] == hash_v07(large)
+        assert (await harness.send(large)).json["result"] == hash_v07(large)
         huge = rpc(SEND, [{**OPERATION, "callData": "0x" + "ab" * 262_144}, EP07])
-        reply = await found.raw(found.request(huge))
+        reply = await harness.raw(harness.request(huge))
         assert reply.fault(413)["message"] == "the body is larger than 524288 bytes"
-        head, _, body = found.request(huge).partition(b"\r\n\r\n")
+        head, _, body = harness.request(huge).partition(b"\r\n\r\n")
         head = b"\r\n".join(line for line in head.split(b"\r\n") if not line.startswith(b"Content-Length"))
         chunked = head + b"\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
-        assert (await found.raw(chunked)).fault(413)["message"] == "the body is larger than 524288 bytes"
-        assert found.sends() == 1
+        assert (await harness.raw(chunked)).fault(413)["message"] == "the body is larger than 524288 bytes"
+        assert harness.sends() == 1
 
 
 @pytest.mark.parametrize(
@@ -228,15 +232,15 @@ async def test_huge_call_data_is_taken_up_to_the_cap_and_refused_beyond_it(datab
 )
 @on_uvloop
 async def test_gas_price_and_status_methods_are_passed_to_the_bundler(database: str, method: str) -> None:
-    async with bundler_scene(database) as found:
-        found.bundlers[0].answers[method] = lambda _: {"the": "bundler"}
-        assert (await found.call(method)).json["result"] == {"the": "bundler"}
+    async with bundler_harness(database) as harness:
+        harness.bundlers[0].answers[method] = lambda _: {"the": "bundler"}
+        assert (await harness.call(method)).json["result"] == {"the": "bundler"}
 
         def lacking(_: Any) -> Any:
             raise Refused(-32601, "Method not found")
 
-        found.bundlers[0].answers[method] = lacking
-        assert error_of(await found.call(method))["code"] == -32601
+        harness.bundlers[0].answers[method] = lacking
+        assert error_of(await harness.call(method))["code"] == -32601
 
 
 @pytest.mark.parametrize(
@@ -244,26 +248,26 @@ async def test_gas_price_and_status_methods_are_passed_to_the_bundler(database: 
 )
 @on_uvloop
 async def test_any_other_method_does_not_exist(database: str, method: str) -> None:
-    async with bundler_scene(database) as found:
-        assert error_of(await found.call(method)) == {
+    async with bundler_harness(database) as harness:
+        assert error_of(await harness.call(method)) == {
             "code": -32601,
             "message": f"the method {method} does not exist or is not available",
         }
-        assert found.bundlers[0].calls == []
+        assert harness.bundlers[0].calls == []
 
 
 @on_uvloop
 async def test_bundler_methods_do_not_exist_on_the_rpc_path(database: str) -> None:
-    async with bundler_scene(database) as found:
-        reply = await found.worker.send(rpc(SEND, [OPERATION, EP07]))
+    async with bundler_harness(database) as harness:
+        reply = await harness.worker.send(rpc(SEND, [OPERATION, EP07]))
         assert error_of(reply)["code"] == -32601
 
 
 @on_uvloop
 async def test_network_without_a_bundler_says_so(database: str) -> None:
-    async with bundler_scene(database) as found:
-        data = found.request(rpc(ENTRY_POINTS_METHOD)).replace(b"/mainnet ", b"/sepolia ")
-        message = (await found.raw(data)).fault(404)["message"]
+    async with bundler_harness(database) as harness:
+        data = harness.request(rpc(ENTRY_POINTS_METHOD)).replace(b"/mainnet ", b"/sepolia ")
+        message = (await harness.raw(data)).fault(404)["message"]
         assert message == "the network ethereum/sepolia is known, but no bundler is configured for it"
 
 
@@ -272,45 +276,45 @@ async def test_network_without_a_bundler_says_so(database: str) -> None:
 
 @on_uvloop
 async def test_each_method_needs_its_scope(database: str) -> None:
-    async with bundler_scene(database) as found:
+    async with bundler_harness(database) as harness:
         for scope in ("rpc:read", "bundler:send", "rpc:write", "data:read"):
-            found.worker.add_key(scope, scopes=[scope])
+            harness.worker.add_key(scope, scopes=[scope])
         for scope in ("rpc:read", "bundler:send"):
             for method, params in READS:
-                assert (await found.call(method, *params, key=scope)).status == 200
-        refused = (await found.send(key="rpc:read")).fault(403)
+                assert (await harness.call(method, *params, key=scope)).status == 200
+        refused = (await harness.send(key="rpc:read")).fault(403)
         assert refused["message"] == "this API key lacks the scope bundler:send"
-        assert (await found.send(key="bundler:send")).json["result"] == HASH
+        assert (await harness.send(key="bundler:send")).json["result"] == HASH
         for scope in ("rpc:write", "data:read"):
-            fault = (await found.call(ENTRY_POINTS_METHOD, key=scope)).fault(403)
+            fault = (await harness.call(ENTRY_POINTS_METHOD, key=scope)).fault(403)
             assert fault["message"] == "this API key lacks the scope rpc:read or bundler:send"
-        assert found.sends() == 1
+        assert harness.sends() == 1
 
 
 @on_uvloop
 async def test_test_key_does_not_reach_a_live_networks_bundler(database: str) -> None:
-    async with bundler_scene(database) as found:
-        found.worker.add_key("test", live=False)
-        assert "live network" in (await found.send(key="test")).fault(403)["message"]
-        assert found.sends() == 0
+    async with bundler_harness(database) as harness:
+        harness.worker.add_key("test", live=False)
+        assert "live network" in (await harness.send(key="test")).fault(403)["message"]
+        assert harness.sends() == 0
 
 
 @on_uvloop
 async def test_reads_cost_the_listed_price_on_both_paths(database: str) -> None:
     """The hot path and the aiohttp path, which handles chunked requests and unusual headers."""
     prices = {ESTIMATE: "25", BY_HASH: "2", RECEIPT: "2", ENTRY_POINTS_METHOD: "1"}
-    async with bundler_scene(database) as found:
+    async with bundler_harness(database) as harness:
         for method, params in READS:
-            hot = await found.call(method, *params)
-            cold = await found.call(method, *params, Expect="100-continue")
+            hot = await harness.call(method, *params)
+            cold = await harness.call(method, *params, Expect="100-continue")
             assert hot.json == cold.json
             assert hot.headers["x-compute-units"] == cold.headers["x-compute-units"] == prices[method]
 
 
 @on_uvloop
 async def test_items_of_a_batch_are_checked_each_on_its_own(database: str) -> None:
-    async with bundler_scene(database) as found:
-        found.worker.add_key("reader", scopes=["rpc:read"])
+    async with bundler_harness(database) as harness:
+        harness.worker.add_key("reader", scopes=["rpc:read"])
         calls: list[tuple[str, list[Any]]] = [
             (SEND, [OPERATION, EP07]),
             (SEND, [{**OPERATION, "nonce": "3"}, EP07]),
@@ -318,17 +322,17 @@ async def test_items_of_a_batch_are_checked_each_on_its_own(database: str) -> No
             (ENTRY_POINTS_METHOD, []),
             (RECEIPT, [HASH]),
         ]
-        reply = await found.batch(*calls)
+        reply = await harness.batch(*calls)
         assert [item["id"] for item in reply.json] == [0, 1, 2, 3, 4]
         assert reply.json[0]["result"] == HASH
         assert [item["error"]["code"] for item in reply.json[1:3]] == [-32602, -32601]
         assert reply.json[3]["result"] == [*ENTRY_POINTS.values()]
         assert reply.json[4]["result"] is None
         assert reply.headers["x-compute-units"] == str(50 + 1 + 1 + 1 + 2)
-        reader = (await found.batch(*calls, key="reader")).json
+        reader = (await harness.batch(*calls, key="reader")).json
         assert reader[0]["error"]["message"] == "this API key lacks the scope bundler:send"
         assert reader[3]["result"] == [*ENTRY_POINTS.values()]
-        assert found.sends() == 1
+        assert harness.sends() == 1
 
 
 # A bundler that fails
@@ -336,43 +340,43 @@ async def test_items_of_a_batch_are_checked_each_on_its_own(database: str) -> No
 
 @on_uvloop
 async def test_send_to_a_dead_bundler_fails_and_costs_nothing(database: str) -> None:
-    async with bundler_scene(database, faults=True) as found:
-        await found.proxies[0].switch("dead")
-        found.worker.add_key("poor", limits=Limits(100, 60, 0))
+    async with bundler_harness(database, faults=True) as harness:
+        await harness.proxies[0].switch("dead")
+        harness.worker.add_key("poor", limits=Limits(100, 60, 0))
         for _ in range(2):  # a send costs 50 of the 60 units that the key has for a second
-            fault = (await found.send(key="poor")).fault(500)
+            fault = (await harness.send(key="poor")).fault(500)
             assert fault["message"] == "the call failed on ethereum/mainnet: an upstream failed: connection refused"
-        row = await found.record()
+        row = await harness.record()
         assert row is not None
         assert row["status"] == "seen"
 
 
 @on_uvloop
 async def test_send_is_not_retried_after_a_timeout_and_the_error_includes_the_hash(database: str) -> None:
-    async with bundler_scene(database, 2, bundler={"call_timeout_s": 0.3}) as found:
-        for bundler in found.bundlers:
+    async with bundler_harness(database, 2, bundler={"call_timeout_s": 0.3}) as harness:
+        for bundler in harness.bundlers:
             bundler.held = {SEND}
-        fault = (await found.send()).fault(504)
+        fault = (await harness.send()).fault(504)
         assert fault["message"] == "the call failed on ethereum/mainnet: no upstream replied within 0.3 s"
         assert fault["details"] == {"user_operation_hash": HASH}
-        assert found.sends() == 1
-        row = await found.record()
+        assert harness.sends() == 1
+        row = await harness.record()
         assert row is not None
         assert row["status"] == "seen"
 
 
 @on_uvloop
 async def test_garbage_from_a_bundler_is_never_passed_on_and_nothing_is_sent_twice(database: str) -> None:
-    async with bundler_scene(database, 2, faults=True) as found:
-        for proxy in found.proxies:
+    async with bundler_harness(database, 2, faults=True) as harness:
+        for proxy in harness.proxies:
             await proxy.switch("garbage")
         for count in range(1, 9):  # as many as there are kinds of it
             operation = {**OPERATION, "nonce": hex(count)}
-            fault = (await found.send(operation)).fault(500)
+            fault = (await harness.send(operation)).fault(500)
             assert fault["message"].startswith("the call failed on ethereum/mainnet: an upstream ")
             assert fault["details"] == {"user_operation_hash": hash_v07(operation)}
-            assert found.sends() == count
-            for route in found.worker.app.smart_wallets.bundlers.routes.values():
+            assert harness.sends() == count
+            for route in harness.worker.app.smart_wallets.bundlers.routes.values():
                 for upstream in route.upstreams:  # its breaker is another test's matter
                     upstream.health.succeeded(0.01)
 
@@ -380,38 +384,38 @@ async def test_garbage_from_a_bundler_is_never_passed_on_and_nothing_is_sent_twi
 @pytest.mark.parametrize("result", ["0x" + "00" * 32, "not a hash", 42, {"userOpHash": HASH}, [HASH], None, True])
 @on_uvloop
 async def test_answer_that_is_not_the_operations_hash_is_a_fault(database: str, result: Any) -> None:
-    async with bundler_scene(database, 2) as found:
-        for bundler in found.bundlers:
+    async with bundler_harness(database, 2) as harness:
+        for bundler in harness.bundlers:
             bundler.answers[SEND] = lambda params: result
-        fault = (await found.send()).fault(500)
+        fault = (await harness.send()).fault(500)
         assert fault["message"] == (
             "the bundler of ethereum/mainnet replied with something other than the operation's hash; "
             "it may have accepted the operation"
         )
         assert fault["details"] == {"user_operation_hash": HASH}
-        assert found.sends() == 1
+        assert harness.sends() == 1
 
 
 @on_uvloop
 async def test_send_that_never_left_goes_to_another_bundler_and_one_that_may_have_does_not(database: str) -> None:
-    async with bundler_scene(database, 2, faults=True) as found:
-        await found.proxies[0].switch("dead")
+    async with bundler_harness(database, 2, faults=True) as harness:
+        await harness.proxies[0].switch("dead")
         for nonce in range(4):
             operation = {**OPERATION, "nonce": hex(nonce)}
-            assert (await found.send(operation)).json["result"] == hash_v07(operation)
-        assert found.sends() == 4
-        await found.proxies[1].switch("reset")
-        assert (await found.send()).fault(500)["details"] == {"user_operation_hash": HASH}
-        assert found.sends() == 5
+            assert (await harness.send(operation)).json["result"] == hash_v07(operation)
+        assert harness.sends() == 4
+        await harness.proxies[1].switch("reset")
+        assert (await harness.send()).fault(500)["details"] == {"user_operation_hash": HASH}
+        assert harness.sends() == 5
 
 
 @on_uvloop
 async def test_reads_are_answered_while_one_of_two_bundlers_fails(database: str) -> None:
-    async with bundler_scene(database, 2, faults=True) as found:
-        await found.proxies[0].switch("dead")
+    async with bundler_harness(database, 2, faults=True) as harness:
+        await harness.proxies[0].switch("dead")
         for _ in range(10):
-            assert (await found.call(ESTIMATE, OPERATION, EP07)).json["result"] == GAS
-            assert (await found.call(ENTRY_POINTS_METHOD)).status == 200
+            assert (await harness.call(ESTIMATE, OPERATION, EP07)).json["result"] == GAS
+            assert (await harness.call(ENTRY_POINTS_METHOD)).status == 200
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -424,55 +428,55 @@ async def test_outcome_is_returned_even_if_the_database_cannot_store_it(database
             raise Refused(-32500, "AA21 didn't pay prefund")
         return HASH
 
-    async with bundler_scene(database) as found:
-        found.bundlers[0].answers[SEND] = answer
+    async with bundler_harness(database) as harness:
+        harness.bundlers[0].answers[SEND] = answer
         async with connected(database) as connection:
             await connection.execute("""
                 create function refuse() returns trigger language plpgsql as
                     $$ begin raise exception 'no space left' using errcode = 'disk_full'; end $$;
                 create trigger full_disk before update on operations for each row execute function refuse();
             """)
-        reply = await found.send()
+        reply = await harness.send()
         assert error_of(reply)["code"] == -32500 if refused else reply.json["result"] == HASH
-        row = await found.record()
+        row = await harness.record()
         assert row is not None
         assert row["status"] == "seen"
 
 
 @on_uvloop
 async def test_operation_that_cannot_be_recorded_is_not_sent_and_the_error_says_so(database: str) -> None:
-    async with bundler_scene(database) as found:
+    async with bundler_harness(database) as harness:
         async with connected(database) as connection:
             await connection.execute("alter table operations add check (nonce > 1000000)")
-        fault = (await found.send()).fault(500)
+        fault = (await harness.send()).fault(500)
         assert fault["message"] == "internal error; the operation was not sent"
-        assert found.sends() == 0
+        assert harness.sends() == 0
 
 
 @on_uvloop
 async def test_without_a_database_nothing_is_sent(database: str) -> None:
-    async with bundler_scene(database) as found:
-        await found.worker.app.pool.close()
-        assert (await found.send()).fault(503)["code"] == "internal_error"
-        assert found.sends() == 0
+    async with bundler_harness(database) as harness:
+        await harness.worker.app.pool.close()
+        assert (await harness.send()).fault(503)["code"] == "internal_error"
+        assert harness.sends() == 0
         # Calls that need no record still work.
-        assert (await found.call(ESTIMATE, OPERATION, EP07)).json["result"] == GAS
+        assert (await harness.call(ESTIMATE, OPERATION, EP07)).json["result"] == GAS
 
 
 @on_uvloop
 async def test_operation_is_sent_to_its_end_when_its_caller_leaves(database: str) -> None:
-    async with bundler_scene(database) as found:
-        bundler = found.bundlers[0]
+    async with bundler_harness(database) as harness:
+        bundler = harness.bundlers[0]
         bundler.held = {SEND}
-        client = await found.worker.connect()
-        await client.write(found.request(rpc(SEND, [OPERATION, EP07])))
+        client = await harness.worker.connect()
+        await client.write(harness.request(rpc(SEND, [OPERATION, EP07])))
         await until(lambda: bundler.count(SEND) == 1)
         await client.close()
         bundler.gate.set()
 
         async def is_sent() -> bool:
-            row = await found.record()
+            row = await harness.record()
             return row is not None and row["status"] == "sent"
 
         await until(is_sent)
-        assert found.sends() == 1
+        assert harness.sends() == 1

@@ -12,34 +12,34 @@ import pytest
 
 from proxy.core.heads import STALE_S
 from tests.http_client import rpc
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain, Refused
 from tests.service import until
-from tests.web.worker import LIVE, TEST, on_uvloop, worker
+from tests.web.worker import LIVE, TEST, on_uvloop, running_worker
 
 ADDRESS = "0x" + "ab" * 20
 TX = "0x" + "cd" * 32
 RAW = "0x01"
 
 
-async def how(of: Scene, method: str, params: list[Any], **options: Any) -> str:
+async def how(harness: RpcHarness, method: str, params: list[Any], **options: Any) -> str:
     """The value of the X-Cache header of the reply."""
-    reply = await of.call(method, params, **options)
+    reply = await harness.call(method, params, **options)
     assert reply.status == 200, reply
     return reply.headers.get("x-cache", "")
 
 
-def move(of: Scene, blocks: int = 1) -> Any:
-    of.chain.head += blocks
-    return of.look()
+def move(harness: RpcHarness, blocks: int = 1) -> Any:
+    harness.chain.head += blocks
+    return harness.look()
 
 
 # How long
 
 
-def immutable(of: Scene) -> list[tuple[str, list[Any]]]:
-    old = of.chain.head - 100
-    of.chain.mined[TX] = old
+def immutable(harness: RpcHarness) -> list[tuple[str, list[Any]]]:
+    old = harness.chain.head - 100
+    harness.chain.mined[TX] = old
     return [
         ("eth_chainId", []),
         ("eth_getBlockByNumber", [hex(old), False]),
@@ -50,27 +50,27 @@ def immutable(of: Scene) -> list[tuple[str, list[Any]]]:
     ]
 
 
-def recent(of: Scene) -> list[tuple[str, list[Any]]]:
-    of.chain.mined[TX] = of.chain.head
+def recent(harness: RpcHarness) -> list[tuple[str, list[Any]]]:
+    harness.chain.mined[TX] = harness.chain.head
     return [
         ("eth_gasPrice", []),
         ("eth_blockNumber", []),
         ("eth_getBalance", [ADDRESS, "latest"]),
         ("eth_getBlockByNumber", ["latest", False]),
         ("eth_getBlockByNumber", ["finalized", False]),
-        ("eth_getBlockByNumber", [hex(of.chain.head), False]),
+        ("eth_getBlockByNumber", [hex(harness.chain.head), False]),
         ("eth_getTransactionReceipt", [TX]),
-        ("eth_getLogs", [{"fromBlock": hex(of.chain.head)}]),
+        ("eth_getLogs", [{"fromBlock": hex(harness.chain.head)}]),
     ]
 
 
-def uncertain(of: Scene) -> list[tuple[str, list[Any]]]:
+def uncertain(harness: RpcHarness) -> list[tuple[str, list[Any]]]:
     return [
         ("eth_getTransactionCount", [ADDRESS, "latest"]),
         ("eth_getTransactionCount", [ADDRESS, "pending"]),
         ("eth_getBalance", [ADDRESS, "pending"]),
         ("eth_getTransactionReceipt", [TX]),
-        ("eth_getBlockByNumber", [hex(of.chain.head + 1), False]),
+        ("eth_getBlockByNumber", [hex(harness.chain.head + 1), False]),
         ("eth_getProof", [ADDRESS, [], "latest"]),
         ("eth_syncing", []),
     ]
@@ -81,13 +81,13 @@ def uncertain(of: Scene) -> list[tuple[str, list[Any]]]:
 def test_immutable_replies_are_requested_once(place: int, count: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(count) as found:
-            method, params = immutable(found)[place]
-            before = found.count(method, params)
-            assert [await how(found, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
-            await move(found, 1)
-            assert await how(found, method, params) == "hit"
-            assert found.count(method, params) == before + 1
+        async with rpc_harness(count) as harness:
+            method, params = immutable(harness)[place]
+            before = harness.count(method, params)
+            assert [await how(harness, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
+            await move(harness, 1)
+            assert await how(harness, method, params) == "hit"
+            assert harness.count(method, params) == before + 1
 
     run()
 
@@ -96,14 +96,14 @@ def test_immutable_replies_are_requested_once(place: int, count: int) -> None:
 def test_replies_that_depend_on_the_head_are_requested_again_after_a_new_block(place: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(2) as found:
-            method, params = recent(found)[place]
-            assert [await how(found, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
-            first = (await found.call(method, params)).json["result"]
-            await move(found)
-            assert await how(found, method, params) == "miss"
+        async with rpc_harness(2) as harness:
+            method, params = recent(harness)[place]
+            assert [await how(harness, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
+            first = (await harness.call(method, params)).json["result"]
+            await move(harness)
+            assert await how(harness, method, params) == "miss"
             if "latest" in params or method == "eth_blockNumber":
-                assert (await found.call(method, params)).json["result"] != first
+                assert (await harness.call(method, params)).json["result"] != first
 
     run()
 
@@ -115,64 +115,64 @@ def test_errors_nulls_pending_and_nonces_are_never_kept(place: int) -> None:
 
     @on_uvloop
     async def run() -> None:
-        async with scene(1) as found:
-            found.upstreams[0].answers["eth_getProof"] = refuse
-            method, params = uncertain(found)[place]
-            assert "hit" not in [await how(found, method, params) for _ in range(4)]
-            assert found.count(method) >= 4
+        async with rpc_harness(1) as harness:
+            harness.upstreams[0].answers["eth_getProof"] = refuse
+            method, params = uncertain(harness)[place]
+            assert "hit" not in [await how(harness, method, params) for _ in range(4)]
+            assert harness.count(method) >= 4
 
     run()
 
 
 @on_uvloop
 async def test_null_that_has_become_something_is_seen_at_once() -> None:
-    async with scene(1) as found:
-        assert await found.result("eth_getTransactionReceipt", [TX]) is None
-        found.chain.mined[TX] = found.chain.head
-        assert (await found.result("eth_getTransactionReceipt", [TX]))["transactionHash"] == TX
+    async with rpc_harness(1) as harness:
+        assert await harness.result("eth_getTransactionReceipt", [TX]) is None
+        harness.chain.mined[TX] = harness.chain.head
+        assert (await harness.result("eth_getTransactionReceipt", [TX]))["transactionHash"] == TX
 
 
 @on_uvloop
 async def test_reply_of_an_upstream_behind_the_tip_is_not_kept() -> None:
-    async with scene(2) as found:
-        first, second = found.upstreams
+    async with rpc_harness(2) as harness:
+        first, second = harness.upstreams
         second.behind = 1
-        found.chain.head += 1
-        await found.look()
+        harness.chain.head += 1
+        await harness.look()
         # Only the one that is behind has the method: its reply is given, but it is not the network's.
-        found.route.upstreams[0].health.lacked("eth_getBalance", time.monotonic(), certainly=True)
-        assert [await how(found, "eth_getBalance", [ADDRESS, "latest"]) for _ in range(2)] == ["miss", "miss"]
+        harness.route.upstreams[0].health.lacked("eth_getBalance", time.monotonic(), certainly=True)
+        assert [await how(harness, "eth_getBalance", [ADDRESS, "latest"]) for _ in range(2)] == ["miss", "miss"]
         second.behind = 0
-        await found.look()
-        assert [await how(found, "eth_getBalance", [ADDRESS, "latest"]) for _ in range(2)] == ["miss", "hit"]
+        await harness.look()
+        assert [await how(harness, "eth_getBalance", [ADDRESS, "latest"]) for _ in range(2)] == ["miss", "hit"]
         assert first.count("eth_getBalance") == 0
 
 
 @on_uvloop
 async def test_caller_that_wants_no_cache_is_given_none_and_refreshes_it_for_the_others() -> None:
-    async with scene(1) as found:
+    async with rpc_harness(1) as harness:
         answers = itertools.count()
-        found.upstreams[0].answers["eth_gasPrice"] = lambda _: hex(next(answers))
-        assert await found.result("eth_gasPrice") == "0x0"
-        assert await found.result("eth_gasPrice") == "0x0"
-        assert await found.result("eth_gasPrice", Cache_Control="no-cache") == "0x1"
-        assert await how(found, "eth_gasPrice", [], Cache_Control="max-age=0, No-Cache") == "miss"
-        assert await found.result("eth_gasPrice") == "0x2"
+        harness.upstreams[0].answers["eth_gasPrice"] = lambda _: hex(next(answers))
+        assert await harness.result("eth_gasPrice") == "0x0"
+        assert await harness.result("eth_gasPrice") == "0x0"
+        assert await harness.result("eth_gasPrice", Cache_Control="no-cache") == "0x1"
+        assert await how(harness, "eth_gasPrice", [], Cache_Control="max-age=0, No-Cache") == "miss"
+        assert await harness.result("eth_gasPrice") == "0x2"
 
 
 @on_uvloop
 async def test_nothing_recent_is_given_again_when_no_upstream_has_been_heard_for_long() -> None:
-    async with scene(2) as found:
-        assert [await how(found, "eth_gasPrice", []) for _ in range(2)] == ["miss", "hit"]
-        found.route.state.observe_heads(time.monotonic() + STALE_S + 1)
-        assert await how(found, "eth_gasPrice", []) == "miss"
+    async with rpc_harness(2) as harness:
+        assert [await how(harness, "eth_gasPrice", []) for _ in range(2)] == ["miss", "hit"]
+        harness.route.state.observe_heads(time.monotonic() + STALE_S + 1)
+        assert await how(harness, "eth_gasPrice", []) == "miss"
 
 
 @on_uvloop
 async def test_disabled_cache_stores_nothing_and_sends_no_header() -> None:
-    async with scene(1, cache={"enabled": False, "coalesce": False}) as found:
-        assert [await how(found, "eth_gasPrice", []) for _ in range(3)] == [""] * 3
-        assert found.count("eth_gasPrice") == 3
+    async with rpc_harness(1, cache={"enabled": False, "coalesce": False}) as harness:
+        assert [await how(harness, "eth_gasPrice", []) for _ in range(3)] == [""] * 3
+        assert harness.count("eth_gasPrice") == 3
 
 
 # Whose
@@ -180,9 +180,12 @@ async def test_disabled_cache_stores_nothing_and_sends_no_header() -> None:
 
 @on_uvloop
 async def test_answers_of_networks_and_methods_do_not_cross() -> None:
-    async with scene(1, chain=Chain(name="live")) as live, scene(1, chain=Chain(name="test"), network=TEST) as test:
+    async with (
+        rpc_harness(1, chain=Chain(name="live")) as live,
+        rpc_harness(1, chain=Chain(name="test"), network=TEST) as test,
+    ):
         urls = {LIVE: [live.upstreams[0].url], TEST: [test.upstreams[0].url]}
-        async with worker(urls) as both:
+        async with running_worker(urls) as both:
             seen = set()
             for network, method, tag in itertools.product(
                 (LIVE, TEST), ("eth_getBalance", "eth_getCode"), ("0x1", "0x2")
@@ -200,25 +203,25 @@ async def test_answers_of_networks_and_methods_do_not_cross() -> None:
 
 @on_uvloop
 async def test_identical_reads_under_way_share_one_call_and_keep_their_own_ids() -> None:
-    async with scene(2) as found:
-        for each in found.upstreams:
+    async with rpc_harness(2) as harness:
+        for each in harness.upstreams:
             each.held = {"eth_getBalance"}
         ids = [1, "two", 3.5, 10**25, None, *range(10, 40)]
         async with asyncio.TaskGroup() as group:
             asked = [
                 group.create_task(
-                    found.worker.send(rpc("eth_getBalance", [ADDRESS, "latest"], id=each), network=found.network)
+                    harness.worker.send(rpc("eth_getBalance", [ADDRESS, "latest"], id=each), network=harness.network)
                 )
                 for each in ids
                 if not isinstance(each, int) or each < 2**63
             ]
-            await until(lambda: found.count("eth_getBalance") > 0)
-            flight = next(iter(found.route.state.flights.values()))
+            await until(lambda: harness.count("eth_getBalance") > 0)
+            flight = next(iter(harness.route.state.flights.values()))
             await until(lambda: len(flight.waiters) == len(asked))
-            for each in found.upstreams:
+            for each in harness.upstreams:
                 each.gate.set()
         replies = [task.result() for task in asked]
-        assert found.count("eth_getBalance") == 1
+        assert harness.count("eth_getBalance") == 1
         assert sorted(reply.headers["x-cache"] for reply in replies) == ["join"] * (len(asked) - 1) + ["miss"]
         assert len({reply.json["result"] for reply in replies}) == 1
         assert [reply.json["id"] for reply in replies] == [each for each in ids if each != 10**25]
@@ -226,15 +229,15 @@ async def test_identical_reads_under_way_share_one_call_and_keep_their_own_ids()
 
 @on_uvloop
 async def test_caller_that_disconnects_does_not_affect_those_that_joined() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
         upstream.held = {"eth_getBalance"}
-        request = found.worker.post(rpc("eth_getBalance", [ADDRESS, "latest"]), network=found.network)
-        first, second = await found.worker.connect(), await found.worker.connect()
+        request = harness.worker.post(rpc("eth_getBalance", [ADDRESS, "latest"]), network=harness.network)
+        first, second = await harness.worker.connect(), await harness.worker.connect()
         await first.write(request)
         await until(lambda: upstream.count("eth_getBalance") == 1)
         await second.write(request)
-        await until(lambda: len(next(iter(found.route.state.flights.values())).waiters) == 2)
+        await until(lambda: len(next(iter(harness.route.state.flights.values())).waiters) == 2)
         await first.close()
         upstream.gate.set()
         assert (await second.reply()).status == 200
@@ -244,20 +247,20 @@ async def test_caller_that_disconnects_does_not_affect_those_that_joined() -> No
 
 @on_uvloop
 async def test_call_that_all_have_left_is_given_up() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
         upstream.held = {"eth_getBalance"}
-        request = found.worker.post(rpc("eth_getBalance", [ADDRESS, "latest"]), network=found.network)
-        clients = [await found.worker.connect() for _ in range(3)]
+        request = harness.worker.post(rpc("eth_getBalance", [ADDRESS, "latest"]), network=harness.network)
+        clients = [await harness.worker.connect() for _ in range(3)]
         for place, client in enumerate(clients):
             await client.write(request)
             await until(
-                lambda place=place: [len(each.waiters) for each in found.route.state.flights.values()] == [place + 1]
+                lambda place=place: [len(each.waiters) for each in harness.route.state.flights.values()] == [place + 1]
             )
         for client in clients:
             await client.close()
-        await until(lambda: not found.route.state.flights)
-        assert found.route.upstreams[0].health.inflight == 0
+        await until(lambda: not harness.route.state.flights)
+        assert harness.route.upstreams[0].health.inflight == 0
 
 
 @on_uvloop
@@ -265,10 +268,10 @@ async def test_error_reply_does_not_repeat_the_cache_header_of_the_last_reply() 
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32000, "odd")
 
-    async with scene(1) as found, await found.worker.connect() as client:
-        found.upstreams[0].answers["net_listening"] = refuse
-        known = found.worker.post(rpc("eth_chainId"), network=found.network)
-        failing = found.worker.post(rpc("net_listening"), network=found.network)
+    async with rpc_harness(1) as harness, await harness.worker.connect() as client:
+        harness.upstreams[0].answers["net_listening"] = refuse
+        known = harness.worker.post(rpc("eth_chainId"), network=harness.network)
+        failing = harness.worker.post(rpc("net_listening"), network=harness.network)
         assert [(await client.send(known)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]
         reply = await client.send(failing)
         assert "error" in reply.json
@@ -277,27 +280,27 @@ async def test_error_reply_does_not_repeat_the_cache_header_of_the_last_reply() 
 
 @on_uvloop
 async def test_answer_that_lands_after_the_head_has_moved_is_not_given_for_the_next_block() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
         upstream.held = {"eth_call"}
-        old = asyncio.get_running_loop().create_task(found.call("eth_call", [{"to": ADDRESS}, "latest"]))
+        old = asyncio.get_running_loop().create_task(harness.call("eth_call", [{"to": ADDRESS}, "latest"]))
         await until(lambda: upstream.count("eth_call") == 1)
-        await move(found)
+        await move(harness)
         upstream.gate.set()
         assert (await old).headers["x-cache"] == "miss"
-        assert [await how(found, "eth_call", [{"to": ADDRESS}, "latest"]) for _ in range(2)] == ["miss", "hit"]
+        assert [await how(harness, "eth_call", [{"to": ADDRESS}, "latest"]) for _ in range(2)] == ["miss", "hit"]
         assert upstream.count("eth_call") == 2
 
 
 @on_uvloop
 async def test_call_sent_before_the_head_moved_is_not_joined() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
         upstream.held = {"eth_call"}
-        old = asyncio.get_running_loop().create_task(found.call("eth_call", [{"to": ADDRESS}, "latest"]))
+        old = asyncio.get_running_loop().create_task(harness.call("eth_call", [{"to": ADDRESS}, "latest"]))
         await until(lambda: upstream.count("eth_call") == 1)
-        await move(found)
-        new = asyncio.get_running_loop().create_task(found.call("eth_call", [{"to": ADDRESS}, "latest"]))
+        await move(harness)
+        new = asyncio.get_running_loop().create_task(harness.call("eth_call", [{"to": ADDRESS}, "latest"]))
         await until(lambda: upstream.count("eth_call") == 2)
         upstream.gate.set()
         assert [(await each).headers["x-cache"] for each in (old, new)] == ["miss", "miss"]
@@ -306,10 +309,10 @@ async def test_call_sent_before_the_head_moved_is_not_joined() -> None:
 @on_uvloop
 async def test_large_reply_that_has_begun_is_not_joined() -> None:
     large = "0x" + "ab" * 10_000_000
-    async with scene(1) as found:
-        found.upstreams[0].answers["eth_getCode"] = lambda _: large
-        request = found.worker.post(rpc("eth_getCode", [ADDRESS, "latest"]), network=found.network)
-        async with await found.worker.connect() as slow, await found.worker.connect() as quick:
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].answers["eth_getCode"] = lambda _: large
+        request = harness.worker.post(rpc("eth_getCode", [ADDRESS, "latest"]), network=harness.network)
+        async with await harness.worker.connect() as slow, await harness.worker.connect() as quick:
             await slow.write(request)
             await slow.reader.readuntil(b"\r\n\r\n")  # The reply has begun, and the client stops reading.
             reply = await quick.send(request, within_s=20.0)
@@ -322,52 +325,52 @@ async def test_large_reply_that_has_begun_is_not_joined() -> None:
 
 @on_uvloop
 async def test_write_makes_recent_answers_doubtful_and_leaves_final_ones() -> None:
-    async with scene(1) as found:
+    async with rpc_harness(1) as harness:
         final = ("eth_getBalance", [ADDRESS, "0x1"])
         latest = ("eth_getBalance", [ADDRESS, "latest"])
-        assert [await how(found, *call) for call in (final, latest, final, latest)] == ["miss", "miss", "hit", "hit"]
-        await found.result("eth_sendRawTransaction", [RAW])
-        assert [await how(found, *call) for call in (final, latest)] == ["hit", "miss"]
+        assert [await how(harness, *call) for call in (final, latest, final, latest)] == ["miss", "miss", "hit", "hit"]
+        await harness.result("eth_sendRawTransaction", [RAW])
+        assert [await how(harness, *call) for call in (final, latest)] == ["hit", "miss"]
 
 
 @on_uvloop
 async def test_nonce_is_right_after_each_transaction() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
         upstream.answers["eth_getTransactionCount"] = lambda _: hex(upstream.count("eth_sendRawTransaction"))
         for n in range(5):
             for tag in ("latest", "pending"):
-                assert await found.result("eth_getTransactionCount", [ADDRESS, tag]) == hex(n)
-            await found.result("eth_sendRawTransaction", [hex(0x10 + n)])
+                assert await harness.result("eth_getTransactionCount", [ADDRESS, tag]) == hex(n)
+            await harness.result("eth_sendRawTransaction", [hex(0x10 + n)])
 
 
 @on_uvloop
 async def test_polling_a_filter_does_not_make_anything_doubtful() -> None:
-    async with scene(1) as found:
-        name = await found.result("eth_newBlockFilter")
-        assert await how(found, "eth_gasPrice", []) == "miss"
+    async with rpc_harness(1) as harness:
+        name = await harness.result("eth_newBlockFilter")
+        assert await how(harness, "eth_gasPrice", []) == "miss"
         for _ in range(3):
-            await found.result("eth_getFilterChanges", [name])
-            assert await how(found, "eth_gasPrice", []) == "hit"
+            await harness.result("eth_getFilterChanges", [name])
+            assert await how(harness, "eth_gasPrice", []) == "hit"
 
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_replaced_block_at_the_same_height_invalidates_replies_from_the_old_one(count: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(count) as found:
+        async with rpc_harness(count) as harness:
             calls: list[tuple[str, list[Any]]] = [
                 ("eth_getBalance", [ADDRESS, "latest"]),
                 ("eth_getBlockByNumber", ["latest", False]),
-                ("eth_getBalance", [ADDRESS, hex(found.chain.head)]),
+                ("eth_getBalance", [ADDRESS, hex(harness.chain.head)]),
             ]
-            before = [await found.result(*call) for call in calls]
-            assert [await how(found, *call) for call in calls] == ["hit"] * 3
-            await found.look()
-            assert [await how(found, *call) for call in calls] == ["hit"] * 3
-            found.chain.reorganise()
-            await found.look()
-            after = [await found.result(*call) for call in calls]
+            before = [await harness.result(*call) for call in calls]
+            assert [await how(harness, *call) for call in calls] == ["hit"] * 3
+            await harness.look()
+            assert [await how(harness, *call) for call in calls] == ["hit"] * 3
+            harness.chain.reorganise()
+            await harness.look()
+            after = [await harness.result(*call) for call in calls]
             assert all(old != new for old, new in zip(before, after, strict=True))
 
     run()
@@ -377,15 +380,15 @@ def test_replaced_block_at_the_same_height_invalidates_replies_from_the_old_one(
 def test_chain_that_was_reset_leaves_nothing_of_the_old_one(count: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(count) as found:
+        async with rpc_harness(count) as harness:
             call = ("eth_getBalance", [ADDRESS, "0x1"])
-            old = await found.result(*call)
-            assert await how(found, *call) == "hit"
-            found.chain.name, found.chain.head = "another", 80
-            await found.look()
-            assert found.route.heads.tip == 80
-            assert await how(found, *call) == "miss"
-            assert await found.result(*call) != old
+            old = await harness.result(*call)
+            assert await how(harness, *call) == "hit"
+            harness.chain.name, harness.chain.head = "another", 80
+            await harness.look()
+            assert harness.route.heads.tip == 80
+            assert await how(harness, *call) == "miss"
+            assert await harness.result(*call) != old
 
     run()
 
@@ -395,15 +398,15 @@ def test_chain_that_was_reset_leaves_nothing_of_the_old_one(count: int) -> None:
 
 @on_uvloop
 async def test_memory_is_bounded_and_answers_stay_right() -> None:
-    async with scene(1, cache={"bytes": 1 << 20}) as found:
-        found.upstreams[0].answers["eth_getStorageAt"] = lambda params: "0x" + params[1][2:].rjust(4, "0") * 1000
-        async with await found.worker.connect() as client:
+    async with rpc_harness(1, cache={"bytes": 1 << 20}) as harness:
+        harness.upstreams[0].answers["eth_getStorageAt"] = lambda params: "0x" + params[1][2:].rjust(4, "0") * 1000
+        async with await harness.worker.connect() as client:
             for n in range(1500):
                 request = rpc("eth_getStorageAt", [ADDRESS, hex(n % 900), "0x1"])
-                reply = await client.send(found.worker.post(request, network=found.network))
+                reply = await client.send(harness.worker.post(request, network=harness.network))
                 assert reply.json["result"] == "0x" + hex(n % 900)[2:].rjust(4, "0") * 1000
-        assert found.route.state.replies.bytes_used <= 1 << 20
-        assert found.route.state.replies.evictions > 0
+        assert harness.route.state.replies.bytes_used <= 1 << 20
+        assert harness.route.state.replies.evictions > 0
 
 
 @pytest.mark.parametrize(
@@ -417,19 +420,19 @@ async def test_memory_is_bounded_and_answers_stay_right() -> None:
 def test_reply_from_a_newer_block_invalidates_older_cached_replies(method: str, params: list[Any]) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(1) as found:
+        async with rpc_harness(1) as harness:
             read = ("eth_getBalance", ["0x" + "ab" * 20, "latest"])
             for expected in ("miss", "hit"):
-                assert (await found.call(*read)).headers["x-cache"] == expected
-            found.chain.head += 1
-            found.chain.mined[TX] = found.chain.head
-            assert hex(found.chain.head) in str(await found.result(method, params))
-            assert (await found.call(*read)).headers["x-cache"] == "miss"
+                assert (await harness.call(*read)).headers["x-cache"] == expected
+            harness.chain.head += 1
+            harness.chain.mined[TX] = harness.chain.head
+            assert hex(harness.chain.head) in str(await harness.result(method, params))
+            assert (await harness.call(*read)).headers["x-cache"] == "miss"
             # A block that was seen before invalidates nothing.
-            await found.look()
-            assert await found.result(method, params)
-            assert [(await found.call(*read)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]
-            assert await found.result(method, params)
-            assert (await found.call(*read)).headers["x-cache"] == "hit"
+            await harness.look()
+            assert await harness.result(method, params)
+            assert [(await harness.call(*read)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]
+            assert await harness.result(method, params)
+            assert (await harness.call(*read)).headers["x-cache"] == "hit"
 
     run()

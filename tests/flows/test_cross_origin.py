@@ -10,7 +10,7 @@ import pytest
 
 from proxy.core.access import KeyRestrictions, Limits
 from tests.http_client import Reply, request, rpc
-from tests.rpc_scene import scene
+from tests.rpc_harness import rpc_harness
 from tests.web.worker import LIVE, Worker, on_uvloop
 
 APP, OTHER = "https://app.example.com", "https://elsewhere.example"
@@ -27,12 +27,12 @@ PATHS = {
 
 @asynccontextmanager
 async def served(*origins: str) -> AsyncIterator[Worker]:
-    async with scene(1, server={"cors_origins": list(origins)}) as found:
-        page = found.worker.add_key("page")
-        found.worker.app.keyring.remove(page)
+    async with rpc_harness(1, server={"cors_origins": list(origins)}) as harness:
+        page = harness.worker.add_key("page")
+        harness.worker.app.keyring.remove(page)
         page.fence, page.locked, page.alive = KeyRestrictions((), (APP, "https://*.example.org")), True, True
-        found.worker.app.keyring.add(page)
-        yield found.worker
+        harness.worker.app.keyring.add(page)
+        yield harness.worker
 
 
 async def preflight(worker: Worker, target: str, origin: str = APP) -> Reply:

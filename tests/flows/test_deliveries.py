@@ -18,7 +18,7 @@ import pytest
 from proxy.chains.evm.watch_index import KINDS
 from proxy.commands.webhooks import fault_of
 from proxy.core import signatures
-from tests.delivery.scene import Inbox, inbox
+from tests.delivery.harness import Inbox, inbox
 from tests.flows.test_webhook_events import CHECKED
 from tests.service import ROOT, Service, finished, until
 from tests.shapes import conforms

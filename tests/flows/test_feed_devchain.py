@@ -15,7 +15,7 @@ from proxy.dev.funded_accounts import FUNDED
 from proxy.services.feed.topics import NetworkFeed, Topic
 from tests.feed_upstreams import HEADS, RecordingListener, logs_topic
 from tests.service import until
-from tests.web.worker import on_uvloop, worker
+from tests.web.worker import on_uvloop, running_worker
 
 DEV = "dev/mainnet"
 # Contract code that emits one log with topic 1, and the code that deploys it.
@@ -75,7 +75,7 @@ def test_heads_logs_and_pending_transactions_of_a_real_chain(tmp_path: Path, kin
     async def run() -> None:
         async with dev_chain(tmp_path) as chain:
             urls = [chain.url.replace("http", "ws") if kind == "ws" else chain.url for kind in kinds]
-            async with worker({DEV: urls}) as running:
+            async with running_worker({DEV: urls}) as running:
                 feed = running.app.feeds.find(DEV)
                 assert feed is not None
                 contract = (await chain.send(data=DEPLOYS))["contractAddress"]

@@ -16,7 +16,7 @@ from proxy.services.feed import pending, svm_feed
 from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
 from proxy.wire.upstream_stream import UpstreamStream
-from tests.feed_upstreams import FeedScene, FeedUpstream, feed_scene
+from tests.feed_upstreams import FeedHarness, FeedUpstream, feed_harness
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.svm_upstreams import SvmChain, SvmFeedUpstream
@@ -53,7 +53,7 @@ class PoolUpstream(FeedUpstream):
 
     def _eth_getFilterChanges(self, params: list[Any]) -> list[str]:
         if params != ["0xf1"]:
-            raise Refused(-32000, "filter not scene")
+            raise Refused(-32000, "filter not found")
         new, self.polled = self.pool[self.polled :], len(self.pool)
         return [each["hash"] for each in new]
 
@@ -62,16 +62,16 @@ class PoolUpstream(FeedUpstream):
 
 
 @asynccontextmanager
-async def pool_scene(*kinds: str) -> AsyncIterator[tuple[FeedScene, list[Any]]]:
-    async with feed_scene(kinds, kind=PoolUpstream) as scene:
-        yield scene, scene.upstreams
+async def pool_harness(*kinds: str) -> AsyncIterator[tuple[FeedHarness, list[Any]]]:
+    async with feed_harness(kinds, kind=PoolUpstream) as harness:
+        yield harness, harness.upstreams
 
 
 @on_uvloop
 async def test_pending_transactions_by_hash_and_in_full_from_one_stream() -> None:
-    async with pool_scene("ws", "http") as (scene, (first, second)):
-        hashes = [await scene.listen(HASHES) for _ in range(3)]
-        full = await scene.listen(FULL)
+    async with pool_harness("ws", "http") as (harness, (first, second)):
+        hashes = [await harness.listen(HASHES) for _ in range(3)]
+        full = await harness.listen(FULL)
         for number in range(5):
             await first.send(number)
         for listener in hashes:
@@ -80,23 +80,23 @@ async def test_pending_transactions_by_hash_and_in_full_from_one_stream() -> Non
         assert len(first.subscriptions) == 2
         assert second.calls == []
         for listener in hashes:
-            scene.feed.unsubscribe(HASHES, listener)
-        scene.feed.unsubscribe(FULL, full)
+            harness.feed.unsubscribe(HASHES, listener)
+        harness.feed.unsubscribe(FULL, full)
         await until(lambda: not first.subscriptions)
 
 
 @on_uvloop
 async def test_full_transactions_are_fetched_if_the_stream_sends_only_hashes() -> None:
-    async with pool_scene("ws") as (scene, (first,)):
+    async with pool_harness("ws") as (harness, (first,)):
         first.supports_flag = False
-        full = await scene.listen(FULL)
+        full = await harness.listen(FULL)
         await first.send(7)
         await until(lambda: full.results == [tx(7)])
 
 
 @on_uvloop
 async def test_upstream_that_refuses_the_flag_for_full_transactions_is_subscribed_for_hashes() -> None:
-    async with pool_scene("ws") as (scene, (first,)):
+    async with pool_harness("ws") as (harness, (first,)):
 
         def refuse_flag(params: list[Any]) -> str:
             if params[1:]:
@@ -104,7 +104,7 @@ async def test_upstream_that_refuses_the_flag_for_full_transactions_is_subscribe
             return "0x1"
 
         first.answers["eth_subscribe"] = refuse_flag
-        hashes, full = await scene.listen(HASHES), await scene.listen(FULL)
+        hashes, full = await harness.listen(HASHES), await harness.listen(FULL)
         await first.send(7)
         await until(lambda: full.results == [tx(7)])
         assert hashes.results == [tx(7)["hash"]]
@@ -118,9 +118,9 @@ def test_pending_transactions_are_polled_if_no_stream_reports_them(kinds: tuple[
         def refuse(_: Any) -> Any:
             raise Refused(-32601, "no such subscription")
 
-        async with pool_scene(*kinds) as (scene, (first,)):
+        async with pool_harness(*kinds) as (harness, (first,)):
             first.answers["eth_subscribe"] = refuse
-            hashes, full = await scene.listen(HASHES), await scene.listen(FULL)
+            hashes, full = await harness.listen(HASHES), await harness.listen(FULL)
             await first.send(1)
             await first.send(2)
             await until(lambda: hashes.results == [tx(1)["hash"], tx(2)["hash"]])
@@ -131,8 +131,8 @@ def test_pending_transactions_are_polled_if_no_stream_reports_them(kinds: tuple[
 
 @on_uvloop
 async def test_pending_transaction_is_sent_once_although_two_sources_report_it() -> None:
-    async with pool_scene("ws", "ws") as (scene, (first, second)):
-        listener = await scene.listen(HASHES)
+    async with pool_harness("ws", "ws") as (harness, (first, second)):
+        listener = await harness.listen(HASHES)
         await first.send(1)
         await until(lambda: len(listener.events) == 1)
         await first.kill()
@@ -147,30 +147,30 @@ async def test_pending_transaction_is_sent_once_although_two_sources_report_it()
 async def test_network_without_pending_transactions_fails_with_a_reason() -> None:
     limit, pending.READY_S = pending.READY_S, 0.5
     try:
-        async with pool_scene("http") as (scene, (first,)):
+        async with pool_harness("http") as (harness, (first,)):
 
             def refuse(_: Any) -> Any:
                 raise Refused(-32601, "no such method")
 
             first.answers["eth_newPendingTransactionFilter"] = refuse
             with pytest.raises(Unavailable, match="pending transactions"):
-                await scene.listen(HASHES)
+                await harness.listen(HASHES)
     finally:
         pending.READY_S = limit
 
 
 @on_uvloop
 async def test_syncing_is_sent_on_change_in_geths_format() -> None:
-    async with feed_scene(["http"]) as scene:
-        scene.evm.syncing._poll_s = 0.02
-        listener = await scene.listen(SYNCING)
-        upstream = scene.upstreams[0]
-        await until(lambda: scene.count("eth_syncing") > 2)
+    async with feed_harness(["http"]) as harness:
+        harness.evm.syncing._poll_s = 0.02
+        listener = await harness.listen(SYNCING)
+        upstream = harness.upstreams[0]
+        await until(lambda: harness.count("eth_syncing") > 2)
         progress = iter(range(1, 10_000))
         upstream.answers["eth_syncing"] = lambda _: {"currentBlock": hex(next(progress))}
         await until(lambda: listener.events)
-        calls = scene.count("eth_syncing")
-        await until(lambda: scene.count("eth_syncing") > calls + 2)
+        calls = harness.count("eth_syncing")
+        await until(lambda: harness.count("eth_syncing") > calls + 2)
         upstream.answers.clear()
         await until(lambda: len(listener.events) == 2)
         assert listener.results[0]["syncing"] is True
@@ -182,9 +182,9 @@ async def test_syncing_is_sent_on_change_in_geths_format() -> None:
 
 
 @asynccontextmanager
-async def solana(*kinds: str) -> AsyncIterator[tuple[FeedScene, list[Any]]]:
-    async with feed_scene(kinds, kind=SvmFeedUpstream, chain=SvmChain(), network=SOLANA) as scene:
-        yield scene, scene.upstreams
+async def solana(*kinds: str) -> AsyncIterator[tuple[FeedHarness, list[Any]]]:
+    async with feed_harness(kinds, kind=SvmFeedUpstream, chain=SvmChain(), network=SOLANA) as harness:
+        yield harness, harness.upstreams
 
 
 def svm_topic(kind: str, *params: Any) -> Topic:
@@ -198,9 +198,9 @@ SIGNATURE = svm_topic("signatureSubscribe", "sig")
 
 @on_uvloop
 async def test_solanas_subscriptions_are_made_once_and_shared() -> None:
-    async with solana("ws", "http") as (scene, (first, _)):
-        slots = [await scene.listen(SLOTS) for _ in range(4)]
-        account, other = await scene.listen(ACCOUNT), await scene.listen(svm_topic("accountSubscribe", "def"))
+    async with solana("ws", "http") as (harness, (first, _)):
+        slots = [await harness.listen(SLOTS) for _ in range(4)]
+        account, other = await harness.listen(ACCOUNT), await harness.listen(svm_topic("accountSubscribe", "def"))
         assert first.subscribed == 3
         await first.slot(40)
         await first.slot(41)
@@ -210,17 +210,17 @@ async def test_solanas_subscriptions_are_made_once_and_shared() -> None:
             assert [event.block for event in listener.events] == [40, 41]
         await until(lambda: account.results == [{"context": {"slot": 5}, "value": {"lamports": 1}}])
         assert other.events == []
-        scene.feed.unsubscribe(ACCOUNT, account)
+        harness.feed.unsubscribe(ACCOUNT, account)
         await until(lambda: len(first.subscriptions) == 2)
         for listener in slots:
-            scene.feed.unsubscribe(SLOTS, listener)
+            harness.feed.unsubscribe(SLOTS, listener)
         await until(lambda: len(first.subscriptions) == 1)
 
 
 @on_uvloop
 async def test_solanas_subscriptions_are_made_again_when_the_upstream_dies() -> None:
-    async with solana("ws", "ws") as (scene, (first, second)):
-        slots, account = await scene.listen(SLOTS), await scene.listen(ACCOUNT)
+    async with solana("ws", "ws") as (harness, (first, second)):
+        slots, account = await harness.listen(SLOTS), await harness.listen(ACCOUNT)
         await first.slot(40)
         await first.slot(41)
         await until(lambda: len(slots.events) == 2)
@@ -235,27 +235,27 @@ async def test_solanas_subscriptions_are_made_again_when_the_upstream_dies() -> 
 
 @on_uvloop
 async def test_signature_subscription_ends_with_its_notification() -> None:
-    async with solana("ws") as (scene, (first,)):
-        listeners = [await scene.listen(SIGNATURE) for _ in range(2)]
+    async with solana("ws") as (harness, (first,)):
+        listeners = [await harness.listen(SIGNATURE) for _ in range(2)]
         await first.change("signatureSubscribe", ["sig"], "receivedSignature", slot=6)
         await first.change("signatureSubscribe", ["sig"], {"err": None}, slot=7)
         for listener in listeners:
             await until(lambda listener=listener: len(listener.events) == 2)
             assert [(event.block, event.last) for event in listener.events] == [(6, False), (7, True)]
-        second = await scene.listen(SIGNATURE)
+        second = await harness.listen(SIGNATURE)
         assert first.subscribed == 2
-        scene.feed.unsubscribe(SIGNATURE, listeners[0])  # It has ended already: nothing happens.
+        harness.feed.unsubscribe(SIGNATURE, listeners[0])  # It has ended already: nothing happens.
         await first.change("signatureSubscribe", ["sig"], {"err": None}, slot=8)
         await until(lambda: second.events)
 
 
 @on_uvloop
 async def test_signature_that_landed_before_its_confirmation_leaves_no_subscription_behind() -> None:
-    async with solana("ws") as (scene, (first,)):
-        await scene.listen(SLOTS)
+    async with solana("ws") as (harness, (first,)):
+        await harness.listen(SLOTS)
         first.landed = True
         for n in range(5):
-            listener = await scene.listen(svm_topic("signatureSubscribe", f"sig{n}"))
+            listener = await harness.listen(svm_topic("signatureSubscribe", f"sig{n}"))
             await until(lambda listener=listener: [event.last for event in listener.events] == [True])
         assert streams() == ["<UpstreamStream solana/mainnet#1 open, 1 subscriptions>"]
 
@@ -267,9 +267,9 @@ def streams() -> list[str]:
 
 @on_uvloop
 async def test_solanas_subscriptions_are_made_again_concurrently() -> None:
-    async with solana("ws", "ws") as (scene, (first, second)):
+    async with solana("ws", "ws") as (harness, (first, second)):
         listeners = [
-            await scene.listen(svm_topic("accountSubscribe", f"acc{n}")) for n in range(svm_feed.CONCURRENCY + 8)
+            await harness.listen(svm_topic("accountSubscribe", f"acc{n}")) for n in range(svm_feed.CONCURRENCY + 8)
         ]
         second.waiting = []
         await first.kill()
@@ -283,8 +283,8 @@ async def test_solanas_subscriptions_are_made_again_concurrently() -> None:
 
 @on_uvloop
 async def test_slots_of_a_restarted_network_are_sent() -> None:
-    async with solana("ws") as (scene, (first,)):
-        listener = await scene.listen(SLOTS)
+    async with solana("ws") as (harness, (first,)):
+        listener = await harness.listen(SLOTS)
         for slot in (10_000, 9_999, 5, 4, 6):
             await first.slot(slot)
         await until(lambda: [each["slot"] for each in listener.results] == [10_000, 5, 6])
@@ -292,38 +292,38 @@ async def test_slots_of_a_restarted_network_are_sent() -> None:
 
 @on_uvloop
 async def test_solana_network_without_a_websocket_is_named_in_the_error() -> None:
-    async with solana("http") as (scene, _):
+    async with solana("http") as (harness, _):
         with pytest.raises(RpcError, match=r"-32601.*solana/mainnet has no upstream with a WebSocket"):
-            await scene.listen(svm_topic("voteSubscribe"))
+            await harness.listen(svm_topic("voteSubscribe"))
 
 
 @on_uvloop
 async def test_solanas_refusal_is_passed_on_and_the_next_subscription_is_tried_again() -> None:
-    async with solana("ws") as (scene, (first,)):
+    async with solana("ws") as (harness, (first,)):
 
         def refuse(_: Any) -> Any:
             raise Refused(-32602, "Invalid Request: Invalid pubkey provided")
 
         first.answers["accountSubscribe"] = refuse
         async with asyncio.TaskGroup() as group:
-            tries = [group.create_task(_error_of(scene, ACCOUNT)) for _ in range(3)]
+            tries = [group.create_task(_error_of(harness, ACCOUNT)) for _ in range(3)]
         assert all(b"Invalid pubkey" in each.result() for each in tries)
         first.answers.clear()
-        listener = await scene.listen(ACCOUNT)
+        listener = await harness.listen(ACCOUNT)
         await first.change("accountSubscribe", ["abc", {"encoding": "base64"}], 1)
         await until(lambda: listener.events)
 
 
-async def _error_of(scene: FeedScene, topic: Topic) -> bytes:
+async def _error_of(harness: FeedHarness, topic: Topic) -> bytes:
     with pytest.raises(RpcError) as refused:
-        await scene.listen(topic)
+        await harness.listen(topic)
     return refused.value.error
 
 
 @on_uvloop
 async def test_solana_has_neither_replays_nor_other_subscriptions() -> None:
-    async with solana("ws") as (scene, _):
+    async with solana("ws") as (harness, _):
         with pytest.raises(RpcError, match="fromBlock"):
-            await scene.listen(SLOTS, from_block=5)
+            await harness.listen(SLOTS, from_block=5)
         with pytest.raises(RpcError, match="shredSubscribe"):
-            await scene.listen(svm_topic("shredSubscribe"))
+            await harness.listen(svm_topic("shredSubscribe"))

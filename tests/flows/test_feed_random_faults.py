@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from proxy.services.feed.replay import NEAR
-from tests.feed_upstreams import HEADS, QUICK, FeedScene, FeedUpstream, RecordingListener, feed_scene, logs_topic
+from tests.feed_upstreams import HEADS, QUICK, FeedHarness, FeedUpstream, RecordingListener, feed_harness, logs_topic
 from tests.flows.test_feed_logs import FILTERS, expected_logs
 from tests.rpc_upstreams import Refused
 from tests.service import until
@@ -29,7 +29,7 @@ def fail(_: Any) -> Any:
 
 @dataclass
 class RandomFaults:
-    scene: FeedScene
+    harness: FeedHarness
     rng: random.Random
     group: asyncio.TaskGroup
     # Each listener with its filter, None for heads, and its first block.
@@ -45,32 +45,32 @@ class RandomFaults:
         await asyncio.sleep(self.rng.choice((0, 0, 0.005, 0.02)))
 
     async def mine(self) -> None:
-        await self.scene.chain.mine(self.rng.choice((1, 1, 1, 1, 2, 40)), logs=self.rng.randrange(3))
+        await self.harness.chain.mine(self.rng.choice((1, 1, 1, 1, 2, 40)), logs=self.rng.randrange(3))
 
     async def reorganise(self) -> None:
-        depth = min(self.rng.choice((1, 1, 2, 3, 6)), self.scene.chain.head - self.lowest)
+        depth = min(self.rng.choice((1, 1, 2, 3, 6)), self.harness.chain.head - self.lowest)
         if depth > 0:
             longer, logs = self.rng.randrange(3), self.rng.randrange(3)
-            await self.scene.chain.replace_blocks(depth, longer=longer, logs=logs, at_once=self.rng.random() < 0.5)
+            await self.harness.chain.replace_blocks(depth, longer=longer, logs=logs, at_once=self.rng.random() < 0.5)
 
     async def kill_or_revive(self) -> None:
-        upstream = self.rng.choice(self.scene.upstreams)
+        upstream = self.rng.choice(self.harness.upstreams)
         if upstream in self.dead:
             await upstream.open()
             self.dead.discard(upstream)
-        elif len(self.dead) + 1 < len(self.scene.upstreams):
+        elif len(self.dead) + 1 < len(self.harness.upstreams):
             await upstream.kill()
             self.dead.add(upstream)
 
     async def cut(self) -> None:
-        self.rng.choice(self.scene.upstreams).cut()
+        self.rng.choice(self.harness.upstreams).cut()
 
     async def mute(self) -> None:
-        upstream = self.rng.choice(self.scene.upstreams)
+        upstream = self.rng.choice(self.harness.upstreams)
         upstream.mute = not upstream.mute
 
     async def fail_logs(self) -> None:
-        answers = self.rng.choice(self.scene.upstreams).answers
+        answers = self.rng.choice(self.harness.upstreams).answers
         if answers.pop("eth_getLogs", None) is None:
             answers["eth_getLogs"] = fail
 
@@ -81,21 +81,21 @@ class RandomFaults:
         topic = HEADS if members is None else logs_topic(**members)
         if self.rng.random() < 0.5:
             # Not so far ahead of the feed that it would mean "from now on".
-            tip = self.scene.evm.walk.chain.tip
-            first = self.rng.randrange(5, max(6, min(self.scene.chain.head - 5, tip.number + NEAR if tip else 5)))
-            self.group.create_task(self.scene.feed.subscribe_from(topic, listener, first))
+            tip = self.harness.evm.walk.chain.tip
+            first = self.rng.randrange(5, max(6, min(self.harness.chain.head - 5, tip.number + NEAR if tip else 5)))
+            self.group.create_task(self.harness.feed.subscribe_from(topic, listener, first))
         else:
-            await self.scene.feed.subscribe(topic, listener)
-            tip = self.scene.evm.walk.chain.tip
-            if tip is None or tip.hash != self.scene.chain.canonical[-1]:
-                self.scene.feed.unsubscribe(topic, listener)  # Its first block is ambiguous.
+            await self.harness.feed.subscribe(topic, listener)
+            tip = self.harness.evm.walk.chain.tip
+            if tip is None or tip.hash != self.harness.chain.canonical[-1]:
+                self.harness.feed.unsubscribe(topic, listener)  # Its first block is ambiguous.
                 return
-            first = len(self.scene.chain.canonical)
+            first = len(self.harness.chain.canonical)
         self.lowest = max(self.lowest, first)
         self.listeners.append((listener, members, first))
 
     async def heal(self) -> None:
-        for upstream in self.scene.upstreams:
+        for upstream in self.harness.upstreams:
             upstream.mute = False
             upstream.answers.clear()
             if upstream in self.dead:
@@ -103,9 +103,9 @@ class RandomFaults:
 
     def is_consistent(self) -> bool:
         return all(
-            listener.heads() == self.scene.chain.canonical[first:]
+            listener.heads() == self.harness.chain.canonical[first:]
             if members is None
-            else listener.logs() == expected_logs(self.scene, first, **members)
+            else listener.logs() == expected_logs(self.harness, first, **members)
             for listener, members, first in self.listeners
         )
 
@@ -116,15 +116,15 @@ def test_listeners_hold_the_canonical_chain_after_random_faults(seed: int) -> No
     async def run() -> None:
         rng = random.Random(seed)
         kinds = (["ws", "ws", "http"], ["ws", "http"], ["http", "http"], ["ws", "ws"])[seed]
-        async with feed_scene(kinds, blocks=30, network=("dev/mainnet", QUICK)[seed % 2]) as scene:
+        async with feed_harness(kinds, blocks=30, network=("dev/mainnet", QUICK)[seed % 2]) as harness:
             async with asyncio.TaskGroup() as group:
-                faults = RandomFaults(scene, rng, group)
+                faults = RandomFaults(harness, rng, group)
                 for _ in range(STEPS):
                     await faults.step()
                 await faults.heal()
                 # Replays still running may need one more block to find the tip.
-                await scene.chain.mine()
-            await scene.chain.mine()
+                await harness.chain.mine()
+            await harness.chain.mine()
             await until(faults.is_consistent, within_s=60, every_s=0.1)
             assert faults.listeners
 

@@ -19,7 +19,7 @@ from tests.chain_upstream import ChainUpstream, LittleChain
 from tests.database import another, connected
 from tests.flows import production
 from tests.flows.production import PEPPER, Production
-from tests.follower.scene import NETWORK, everything, indexed
+from tests.follower.harness import NETWORK, everything, indexed
 from tests.rpc_upstreams import scripted
 from tests.service import Service, children, until
 

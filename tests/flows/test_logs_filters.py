@@ -13,10 +13,10 @@ from proxy.services.rpc.logs import AT_ONCE, MAX_PIECES
 from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.faults import Mode
 from tests.http_client import rpc
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import REFUSALS, Refused
 from tests.service import until
-from tests.web.worker import LIVE, TEST, on_uvloop, worker
+from tests.web.worker import LIVE, TEST, on_uvloop, running_worker
 
 FIRST, LAST = 101, 900
 
@@ -25,8 +25,8 @@ def query(first: int = FIRST, last: int | str = LAST, **more: Any) -> list[Any]:
     return [{"fromBlock": hex(first), "toBlock": last if isinstance(last, str) else hex(last), **more}]
 
 
-def expected(of: Scene, first: int = FIRST, last: int = LAST) -> list[Any]:
-    return [of.chain.log(number) for number in range(first, last + 1)]
+def expected(harness: RpcHarness, first: int = FIRST, last: int = LAST) -> list[Any]:
+    return [harness.chain.log(number) for number in range(first, last + 1)]
 
 
 # Logs
@@ -37,68 +37,68 @@ def expected(of: Scene, first: int = FIRST, last: int = LAST) -> list[Any]:
 def test_range_over_the_limit_is_split_and_joined_in_order(vendor: str, limit: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(1) as found:
-            upstream = found.upstreams[0]
+        async with rpc_harness(1) as harness:
+            upstream = harness.upstreams[0]
             upstream.max_range, upstream.refusal = limit, vendor
             first = LAST - min(800, limit * 40) + 1
-            assert await found.result("eth_getLogs", query(first)) == expected(found, first)
+            assert await harness.result("eth_getLogs", query(first)) == expected(harness, first)
             assert upstream.most_at_once <= AT_ONCE
-            assert await found.result("eth_getLogs", query(LAST - limit + 1)) == expected(found, LAST - limit + 1)
+            assert await harness.result("eth_getLogs", query(LAST - limit + 1)) == expected(harness, LAST - limit + 1)
 
     run()
 
 
 @on_uvloop
 async def test_range_is_cut_at_the_size_that_the_refusal_names() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
         upstream.max_range = 100
-        await found.result("eth_getLogs", query())
+        await harness.result("eth_getLogs", query())
         # The whole, which was refused, and eight pieces.
         assert upstream.count("eth_getLogs") == 1 + 8
 
 
 @on_uvloop
 async def test_rest_of_the_filter_goes_with_every_piece_and_open_ends_at_the_head() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
         upstream.max_range = 100
         asked = query(FIRST, "latest", address="0x" + "ab" * 20, topics=[None, ["0x1"]])
-        assert await found.result("eth_getLogs", asked) == expected(found, FIRST, found.chain.head)
+        assert await harness.result("eth_getLogs", asked) == expected(harness, FIRST, harness.chain.head)
         asked = query(FIRST, "0xffffffffffff", address="0x" + "ab" * 20, topics=[None, ["0x1"]])
-        assert await found.result("eth_getLogs", asked) == expected(found, FIRST, found.chain.head)
+        assert await harness.result("eth_getLogs", asked) == expected(harness, FIRST, harness.chain.head)
         pieces = [call.params[0] for call in upstream.calls if call.method == "eth_getLogs"]
         assert all(piece["address"] == "0x" + "ab" * 20 and piece["topics"] == [None, ["0x1"]] for piece in pieces)
 
 
 @on_uvloop
 async def test_pieces_go_to_upstreams_of_different_limits_and_each_is_cut_as_it_must_be() -> None:
-    async with scene(3) as found:
-        for upstream, limit in zip(found.upstreams, (10, 64, 200), strict=True):
+    async with rpc_harness(3) as harness:
+        for upstream, limit in zip(harness.upstreams, (10, 64, 200), strict=True):
             upstream.max_range = limit
         for _ in range(3):
-            assert await found.result("eth_getLogs", query(), Cache_Control="no-cache") == expected(found)
+            assert await harness.result("eth_getLogs", query(), Cache_Control="no-cache") == expected(harness)
 
 
 @on_uvloop
 async def test_range_over_our_own_limit_is_refused_with_one_that_works() -> None:
-    async with scene(1, rpc={"max_logs_blocks": 300}) as found:
-        found.upstreams[0].max_range = 100
-        reply = await found.call("eth_getLogs", query())
+    async with rpc_harness(1, rpc={"max_logs_blocks": 300}) as harness:
+        harness.upstreams[0].max_range = 100
+        reply = await harness.call("eth_getLogs", query())
         error = reply.json["error"]
         assert error["code"] == -32602
         assert f"this block range should work: [{hex(FIRST)}, {hex(FIRST + 299)}]" in error["message"]
         assert error["data"] == {"suggested_from": hex(FIRST), "suggested_to": hex(FIRST + 299)}
-        assert found.count("eth_getLogs") == 1
+        assert harness.count("eth_getLogs") == 1
         works = [{"fromBlock": error["data"]["suggested_from"], "toBlock": error["data"]["suggested_to"]}]
-        assert await found.result("eth_getLogs", works) == expected(found, FIRST, FIRST + 299)
+        assert await harness.result("eth_getLogs", works) == expected(harness, FIRST, FIRST + 299)
 
 
 @on_uvloop
 async def test_wide_range_that_an_upstream_gives_at_once_is_given() -> None:
-    async with scene(1, rpc={"max_logs_blocks": 10}) as found:
-        assert await found.result("eth_getLogs", query()) == expected(found)
-        assert found.count("eth_getLogs") == 1
+    async with rpc_harness(1, rpc={"max_logs_blocks": 10}) as harness:
+        assert await harness.result("eth_getLogs", query()) == expected(harness)
+        assert harness.count("eth_getLogs") == 1
 
 
 @on_uvloop
@@ -106,67 +106,67 @@ async def test_single_block_that_is_refused_is_refused() -> None:
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32005, "query returned more than 10000 results")
 
-    async with scene(1) as found:
-        found.upstreams[0].answers["eth_getLogs"] = refuse
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].answers["eth_getLogs"] = refuse
         for last in (FIRST, FIRST + 5):
-            reply = await found.call("eth_getLogs", query(FIRST, last))
+            reply = await harness.call("eth_getLogs", query(FIRST, last))
             assert reply.json["error"]["code"] == -32602, reply.json
 
 
 @on_uvloop
 async def test_range_that_would_take_too_many_pieces_is_refused_with_one_that_works() -> None:
-    async with scene(1) as found:
-        found.chain.head = 50_000
-        await found.look()
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        harness.chain.head = 50_000
+        await harness.look()
+        upstream = harness.upstreams[0]
         upstream.max_range, upstream.refusal = 1, "quicknode"
-        error = (await found.call("eth_getLogs", query(1, 40_000))).json["error"]
+        error = (await harness.call("eth_getLogs", query(1, 40_000))).json["error"]
         assert error["data"] == {"suggested_from": "0x1", "suggested_to": hex(MAX_PIECES)}
         assert upstream.count("eth_getLogs") == 1
-        assert len(await found.result("eth_getLogs", query(1, MAX_PIECES))) == MAX_PIECES
+        assert len(await harness.result("eth_getLogs", query(1, MAX_PIECES))) == MAX_PIECES
         assert upstream.most_at_once <= AT_ONCE
 
 
 @on_uvloop
 async def test_refusal_that_names_no_size_is_cut_at_ours() -> None:
-    async with scene(1, rpc={"logs_chunk_blocks": 100}) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1, rpc={"logs_chunk_blocks": 100}) as harness:
+        upstream = harness.upstreams[0]
         upstream.max_range, upstream.refusal = 100, "nameless"
-        assert await found.result("eth_getLogs", query()) == expected(found)
+        assert await harness.result("eth_getLogs", query()) == expected(harness)
         assert upstream.count("eth_getLogs") == 1 + 8
 
 
 @on_uvloop
 async def test_logs_of_too_many_bytes_are_refused_with_fewer_blocks() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
         upstream.max_range = 100
         whole = "x" * (MAX_REPLY_BYTES // 3)
         upstream.answers["eth_getLogs"] = lambda params: (
             [whole] if len(upstream._eth_getLogs(params)) > 1 else upstream._eth_getLogs(params)
         )
-        reply = await found.call("eth_getLogs", query())
+        reply = await harness.call("eth_getLogs", query())
         error = reply.json["error"]
         assert error["code"] == -32602
         assert error["data"]["suggested_from"] == hex(FIRST)
         assert FIRST + 100 < int(error["data"]["suggested_to"], 16) < FIRST + 400
         works = query(FIRST, int(error["data"]["suggested_to"], 16))
-        assert len(await found.result("eth_getLogs", works)) == 2
-        assert "logs" not in repr(found.worker.app.tasks)
+        assert len(await harness.result("eth_getLogs", works)) == 2
+        assert "logs" not in repr(harness.worker.app.tasks)
 
 
 @on_uvloop
 async def test_range_that_two_upstreams_refuse_at_once_is_cut_once() -> None:
-    async with scene(2) as found:
-        for upstream in found.upstreams:
+    async with rpc_harness(2) as harness:
+        for upstream in harness.upstreams:
             upstream.max_range, upstream.held = 100, {"eth_getLogs"}
-        asking = asyncio.get_running_loop().create_task(found.call("eth_getLogs", query()))
-        await until(lambda: all(upstream.count("eth_getLogs") for upstream in found.upstreams), every_s=0.001)
-        for upstream in found.upstreams:
+        asking = asyncio.get_running_loop().create_task(harness.call("eth_getLogs", query()))
+        await until(lambda: all(upstream.count("eth_getLogs") for upstream in harness.upstreams), every_s=0.001)
+        for upstream in harness.upstreams:
             upstream.held = set()
             upstream.gate.set()
-        assert (await asking).json["result"] == expected(found)
-        pieces = [call.params[0]["fromBlock"] for upstream in found.upstreams for call in upstream.calls
+        assert (await asking).json["result"] == expected(harness)
+        pieces = [call.params[0]["fromBlock"] for upstream in harness.upstreams for call in upstream.calls
                   if call.method == "eth_getLogs" and call.params != query()]  # fmt: skip
         # One that is late may be asked for twice: never all of them.
         assert len(set(pieces)) == 8
@@ -182,18 +182,18 @@ def test_only_eth_get_logs_is_split(method: str) -> None:
 
     @on_uvloop
     async def run() -> None:
-        async with scene(1) as found:
-            found.upstreams[0].answers[method] = refuse
-            error = (await found.call(method, query(count=2, after=1))).json["error"]
+        async with rpc_harness(1) as harness:
+            harness.upstreams[0].answers[method] = refuse
+            error = (await harness.call(method, query(count=2, after=1))).json["error"]
             assert error["code"] == -32602
             assert "limited to a 100 blocks range" in error["message"]
-            assert found.count(method) == 1
+            assert harness.count(method) == 1
 
     run()
 
 
-def failing_at(of: Scene, block: int, answer: Any) -> Any:
-    upstream = of.upstreams[0]
+def failing_at(harness: RpcHarness, block: int, answer: Any) -> Any:
+    upstream = harness.upstreams[0]
 
     def logs(params: list[Any]) -> Any:
         first, last = int(params[0]["fromBlock"], 16), int(params[0]["toBlock"], 16)
@@ -210,15 +210,15 @@ def failing_at(of: Scene, block: int, answer: Any) -> Any:
 def test_any_piece_that_fails_fails_the_whole(block: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(1) as found:
-            found.upstreams[0].max_range = 100
-            found.upstreams[0].answers["eth_getLogs"] = failing_at(found, block, Refused(-32602, "invalid address"))
-            reply = await found.call("eth_getLogs", query())
+        async with rpc_harness(1) as harness:
+            harness.upstreams[0].max_range = 100
+            harness.upstreams[0].answers["eth_getLogs"] = failing_at(harness, block, Refused(-32602, "invalid address"))
+            reply = await harness.call("eth_getLogs", query())
             assert reply.json["error"] == {"code": -32602, "message": "invalid address"}
-            found.upstreams[0].answers["eth_getLogs"] = failing_at(found, block, {"no": "array"})
-            (await found.call("eth_getLogs", query())).fault(500)
+            harness.upstreams[0].answers["eth_getLogs"] = failing_at(harness, block, {"no": "array"})
+            (await harness.call("eth_getLogs", query())).fault(500)
             # It was not tried again behind anyone's back.
-            assert "logs" not in repr(found.worker.app.tasks)
+            assert "logs" not in repr(harness.worker.app.tasks)
 
     run()
 
@@ -227,30 +227,30 @@ def test_any_piece_that_fails_fails_the_whole(block: int) -> None:
 def test_upstreams_that_fail_in_the_middle_fail_the_whole_and_it_costs_nothing(mode: Mode) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(2, faults=True) as found:
-            found.worker.add_key("small", limits=Limits(1000, 160, 0))
-            for upstream in found.upstreams:
+        async with rpc_harness(2, faults=True) as harness:
+            harness.worker.add_key("small", limits=Limits(1000, 160, 0))
+            for upstream in harness.upstreams:
                 upstream.max_range = 10
                 upstream.held = {"eth_getLogs"}
                 upstream.gate.set()
-            asking = asyncio.get_running_loop().create_task(found.call("eth_getLogs", query(), key="small"))
-            await until(lambda: found.count("eth_getLogs") > 4, every_s=0.001)
-            for proxy in found.proxies:
+            asking = asyncio.get_running_loop().create_task(harness.call("eth_getLogs", query(), key="small"))
+            await until(lambda: harness.count("eth_getLogs") > 4, every_s=0.001)
+            for proxy in harness.proxies:
                 await proxy.switch(mode)
             reply = await asking
             assert reply.status in (500, 503)
             for _ in range(4):
-                assert (await found.call("eth_getLogs", query(), key="small")).status in (500, 503)
+                assert (await harness.call("eth_getLogs", query(), key="small")).status in (500, 503)
 
     run()
 
 
 @on_uvloop
 async def test_pieces_have_the_time_that_the_whole_has() -> None:
-    async with scene(1, rpc={"call_timeout_s": 0.4}) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1, rpc={"call_timeout_s": 0.4}) as harness:
+        upstream = harness.upstreams[0]
         upstream.max_range = 1
-        reply = asyncio.get_running_loop().create_task(found.call("eth_getLogs", query()))
+        reply = asyncio.get_running_loop().create_task(harness.call("eth_getLogs", query()))
         await until(lambda: upstream.count("eth_getLogs") > 3)
         upstream.held = {"eth_getLogs"}
         (await reply).fault(504)
@@ -258,29 +258,29 @@ async def test_pieces_have_the_time_that_the_whole_has() -> None:
 
 @on_uvloop
 async def test_caller_that_leaves_stops_the_pieces() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
         upstream.max_range, upstream.held = 10, {"eth_getLogs"}
         upstream.gate.set()
-        client = await found.worker.connect()
-        await client.write(found.worker.post(rpc("eth_getLogs", query()), network=found.network))
+        client = await harness.worker.connect()
+        await client.write(harness.worker.post(rpc("eth_getLogs", query()), network=harness.network))
         await until(lambda: upstream.count("eth_getLogs") >= 3, every_s=0.001)
         upstream.gate.clear()
         await client.close()
-        await until(lambda: not found.route.state.flights)
+        await until(lambda: not harness.route.state.flights)
         upstream.gate.set()
-        await until(lambda: "logs" not in repr(found.worker.app.tasks))
+        await until(lambda: "logs" not in repr(harness.worker.app.tasks))
         assert upstream.count("eth_getLogs") < 40
 
 
 @on_uvloop
 async def test_split_logs_in_a_batch_are_in_their_place_and_final_ones_are_kept() -> None:
-    async with scene(1) as found:
-        found.upstreams[0].max_range = 100
-        reply = await found.batch(("eth_chainId", []), ("eth_getLogs", query()), ("eth_chainId", []))
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].max_range = 100
+        reply = await harness.batch(("eth_chainId", []), ("eth_getLogs", query()), ("eth_chainId", []))
         assert [item["id"] for item in reply.json] == [0, 1, 2]
-        assert reply.json[1]["result"] == expected(found)
-        assert (await found.call("eth_getLogs", query())).headers["x-cache"] == "hit"
+        assert reply.json[1]["result"] == expected(harness)
+        assert (await harness.call("eth_getLogs", query())).headers["x-cache"] == "hit"
 
 
 # Blocks that were not seen yet
@@ -291,13 +291,13 @@ async def test_split_logs_in_a_batch_are_in_their_place_and_final_ones_are_kept(
 def test_split_range_includes_blocks_that_came_after_the_last_poll(count: int, end: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(count) as found:
-            for upstream in found.upstreams:
+        async with rpc_harness(count) as harness:
+            for upstream in harness.upstreams:
                 upstream.max_range, upstream.refusal = 10, "geth"
-            found.chain.head += 3
-            first, last = found.chain.head - 24, found.chain.head
+            harness.chain.head += 3
+            first, last = harness.chain.head - 24, harness.chain.head
             asked = query(first, last if end == "number" else "latest")
-            assert await found.result("eth_getLogs", asked) == expected(found, first, last)
+            assert await harness.result("eth_getLogs", asked) == expected(harness, first, last)
 
     run()
 
@@ -309,15 +309,15 @@ def test_logs_come_from_the_upstream_that_has_the_last_block(limit: int, lead: i
 
     @on_uvloop
     async def run() -> None:
-        async with scene(2) as found:
-            for upstream in found.upstreams:
+        async with rpc_harness(2) as harness:
+            for upstream in harness.upstreams:
                 upstream.max_range = limit
-            found.chain.head += lead
-            found.upstreams[0].behind = lead
-            first, last = found.chain.head - 24, found.chain.head
+            harness.chain.head += lead
+            harness.upstreams[0].behind = lead
+            first, last = harness.chain.head - 24, harness.chain.head
             for _ in range(8):
-                assert await found.result("eth_getLogs", query(first, last), Cache_Control="no-cache") == expected(
-                    found, first, last
+                assert await harness.result("eth_getLogs", query(first, last), Cache_Control="no-cache") == expected(
+                    harness, first, last
                 )
 
     run()
@@ -325,40 +325,40 @@ def test_logs_come_from_the_upstream_that_has_the_last_block(limit: int, lead: i
 
 @on_uvloop
 async def test_split_range_fails_if_no_upstream_reports_its_head() -> None:
-    async with scene(2, rpc={"call_timeout_s": 1.0}) as found:
-        for upstream in found.upstreams:
+    async with rpc_harness(2, rpc={"call_timeout_s": 1.0}) as harness:
+        for upstream in harness.upstreams:
             upstream.max_range = 10
             upstream.held = {"eth_blockNumber", "eth_getBlockByNumber"}
-        found.chain.head += 1
-        reply = await found.call("eth_getLogs", query(found.chain.head - 24, found.chain.head))
+        harness.chain.head += 1
+        reply = await harness.call("eth_getLogs", query(harness.chain.head - 24, harness.chain.head))
         assert reply.status in (503, 504)
 
 
 @on_uvloop
 async def test_split_range_fails_if_only_an_upstream_without_its_last_block_is_left() -> None:
-    async with scene(2) as found:
-        ahead, behind = found.upstreams
+    async with rpc_harness(2) as harness:
+        ahead, behind = harness.upstreams
         behind.max_range = ahead.max_range = 10
-        found.chain.head += 1
+        harness.chain.head += 1
         behind.behind = 1
-        await found.look()
-        found.route.upstreams[0].health.cordon(cordoned=True, now=0.0)
-        fault = (await found.call("eth_getLogs", query(found.chain.head - 24, found.chain.head))).fault(503)
+        await harness.look()
+        harness.route.upstreams[0].health.cordon(cordoned=True, now=0.0)
+        fault = (await harness.call("eth_getLogs", query(harness.chain.head - 24, harness.chain.head))).fault(503)
         assert "at the moment: try again" in fault["message"]
 
 
 @on_uvloop
 async def test_split_range_fails_if_the_chain_is_reorganised_meanwhile() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
         upstream.max_range, upstream.held = 10, {"eth_getLogs"}
         upstream.gate.set()
-        first, last = found.chain.head - 99, found.chain.head
-        asking = asyncio.get_running_loop().create_task(found.call("eth_getLogs", query(first, last)))
+        first, last = harness.chain.head - 99, harness.chain.head
+        asking = asyncio.get_running_loop().create_task(harness.call("eth_getLogs", query(first, last)))
         await until(lambda: upstream.count("eth_getLogs") > 3, every_s=0.001)
         upstream.gate.clear()
-        found.chain.reorganise(3)
-        await found.look()
+        harness.chain.reorganise(3)
+        await harness.look()
         upstream.gate.set()
         assert "reorganised" in (await asking).fault(503)["message"]
 
@@ -368,23 +368,23 @@ async def test_split_range_fails_if_the_chain_is_reorganised_meanwhile() -> None
 
 @on_uvloop
 async def test_filter_sticks_to_the_upstream_that_made_it() -> None:
-    async with scene(3) as found:
+    async with rpc_harness(3) as harness:
         names = []
-        for only in found.route.upstreams:
-            for each in found.route.upstreams:
+        for only in harness.route.upstreams:
+            for each in harness.route.upstreams:
                 each.health.cordon(cordoned=each is not only, now=time.monotonic())
-            names += [await found.result("eth_newFilter", [{}]) for _ in range(4)]
-        for each in found.route.upstreams:
+            names += [await harness.result("eth_newFilter", [{}]) for _ in range(4)]
+        for each in harness.route.upstreams:
             each.health.cordon(cordoned=False, now=time.monotonic())
-        assert [upstream.count("eth_newFilter") for upstream in found.upstreams] == [4, 4, 4]
+        assert [upstream.count("eth_newFilter") for upstream in harness.upstreams] == [4, 4, 4]
         assert len(set(names)) == 12
         for _ in range(3):
-            found.chain.head += 1
+            harness.chain.head += 1
             for name in names:
-                changes = await found.result("eth_getFilterChanges", [name])
-                assert changes == [found.chain.hash_of(found.chain.head)]
-        assert [await found.result("eth_uninstallFilter", [name]) for name in names] == [True] * 12
-        reply = await found.call("eth_getFilterChanges", [names[0]])
+                changes = await harness.result("eth_getFilterChanges", [name])
+                assert changes == [harness.chain.hash_of(harness.chain.head)]
+        assert [await harness.result("eth_uninstallFilter", [name]) for name in names] == [True] * 12
+        reply = await harness.call("eth_getFilterChanges", [names[0]])
         assert reply.json["error"]["message"] == "filter not found"
 
 
@@ -395,44 +395,44 @@ def test_logs_of_a_filter_are_split_where_its_upstream_refuses_them(last: int | 
 
     @on_uvloop
     async def run() -> None:
-        async with scene(2) as found:
-            for upstream in found.upstreams:
+        async with rpc_harness(2) as harness:
+            for upstream in harness.upstreams:
                 upstream.max_range, upstream.answers["eth_getFilterLogs"] = 100, refuse
             asked = query(FIRST, last, address=["0x" + f"{n:040x}" for n in range(3)], topics=[None, ["0x" + "5" * 64]])
-            name = await found.result("eth_newFilter", asked)
-            logs = await found.result("eth_getFilterLogs", [name])
-            assert logs == expected(found, FIRST, found.chain.head if last == "latest" else LAST)
-            assert await found.result("eth_getFilterChanges", [name]) == []
-            assert await found.result("eth_uninstallFilter", [name]) is True
+            name = await harness.result("eth_newFilter", asked)
+            logs = await harness.result("eth_getFilterLogs", [name])
+            assert logs == expected(harness, FIRST, harness.chain.head if last == "latest" else LAST)
+            assert await harness.result("eth_getFilterChanges", [name]) == []
+            assert await harness.result("eth_uninstallFilter", [name]) is True
 
     run()
 
 
 @on_uvloop
 async def test_filter_with_very_many_addresses_works_without_its_params_in_the_id() -> None:
-    async with scene(1) as found:
-        name = await found.result("eth_newFilter", query(address=[f"0x{n * 7919:040x}" for n in range(1000)]))
+    async with rpc_harness(1) as harness:
+        name = await harness.result("eth_newFilter", query(address=[f"0x{n * 7919:040x}" for n in range(1000)]))
         assert len(name) < 100
-        assert await found.result("eth_getFilterChanges", [name]) == []
+        assert await harness.result("eth_getFilterChanges", [name]) == []
 
 
 @pytest.mark.parametrize("own_id", ['0x"', "0x\\", "0x\n", "0xü", "0x", "", "a b", 1, None, ["0x1"]])
 def test_invalid_filter_id_from_an_upstream_is_returned_unchanged(own_id: Any) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(1) as found:
-            found.upstreams[0].answers["eth_newBlockFilter"] = lambda _: own_id
-            assert await found.result("eth_newBlockFilter") == own_id
+        async with rpc_harness(1) as harness:
+            harness.upstreams[0].answers["eth_newBlockFilter"] = lambda _: own_id
+            assert await harness.result("eth_newBlockFilter") == own_id
 
     run()
 
 
 @on_uvloop
 async def test_filter_of_another_key_and_forged_ids_are_not_found() -> None:
-    async with scene(2) as found:
-        found.worker.add_key("other")
-        name = await found.result("eth_newBlockFilter")
-        polled = sum(upstream.count("eth_getFilterChanges") for upstream in found.upstreams)
+    async with rpc_harness(2) as harness:
+        harness.worker.add_key("other")
+        name = await harness.result("eth_newBlockFilter")
+        polled = sum(upstream.count("eth_getFilterChanges") for upstream in harness.upstreams)
         forged = [
             name[:-1] + ("0" if name[-1] != "0" else "1"),
             "0x01" + name[4:] if name[2:4] == "00" else "0x00" + name[4:],
@@ -448,21 +448,21 @@ async def test_filter_of_another_key_and_forged_ids_are_not_found() -> None:
             "é" + name,
         ]
         for each in forged:
-            reply = await found.call("eth_getFilterChanges", [each])
+            reply = await harness.call("eth_getFilterChanges", [each])
             assert reply.json["error"] == {"code": -32000, "message": "filter not found"}
         for params in ([], [1], [None], [name, name], [[name]]):
-            assert "error" in (await found.call("eth_getFilterChanges", params)).json
-        reply = await found.call("eth_getFilterChanges", [name], key="other")
+            assert "error" in (await harness.call("eth_getFilterChanges", params)).json
+        reply = await harness.call("eth_getFilterChanges", [name], key="other")
         assert reply.json["error"]["message"] == "filter not found"
-        assert sum(upstream.count("eth_getFilterChanges") for upstream in found.upstreams) == polled
-        assert await found.result("eth_getFilterChanges", [name]) == []
+        assert sum(upstream.count("eth_getFilterChanges") for upstream in harness.upstreams) == polled
+        assert await harness.result("eth_getFilterChanges", [name]) == []
 
 
 @on_uvloop
 async def test_filter_of_one_network_is_unknown_on_another() -> None:
-    async with scene(1) as found:
-        url = found.upstreams[0].url
-        async with worker({LIVE: [url], TEST: [url]}) as both:
+    async with rpc_harness(1) as harness:
+        url = harness.upstreams[0].url
+        async with running_worker({LIVE: [url], TEST: [url]}) as both:
             name = (await both.send(rpc("eth_newBlockFilter"), network=LIVE)).json["result"]
             assert "result" in (await both.send(rpc("eth_getFilterChanges", [name]), network=LIVE)).json
             assert "error" in (await both.send(rpc("eth_getFilterChanges", [name]), network=TEST)).json
@@ -470,48 +470,48 @@ async def test_filter_of_one_network_is_unknown_on_another() -> None:
 
 @on_uvloop
 async def test_filter_made_by_one_worker_is_polled_through_another() -> None:
-    async with scene(3) as found:
-        urls = [upstream.url for upstream in found.upstreams]
-        async with worker({LIVE: urls}) as one, worker({LIVE: urls}) as other:
+    async with rpc_harness(3) as harness:
+        urls = [upstream.url for upstream in harness.upstreams]
+        async with running_worker({LIVE: urls}) as one, running_worker({LIVE: urls}) as other:
             for _ in range(6):
                 name = (await one.send(rpc("eth_newBlockFilter"))).json["result"]
-                found.chain.head += 1
+                harness.chain.head += 1
                 reply = await other.send(rpc("eth_getFilterChanges", [name]))
-                assert reply.json["result"] == [found.chain.hash_of(found.chain.head)]
+                assert reply.json["result"] == [harness.chain.hash_of(harness.chain.head)]
 
 
 @on_uvloop
 async def test_filter_is_found_after_the_order_of_upstreams_changed() -> None:
-    async with scene(2) as found:
-        one, other = (upstream.url for upstream in found.upstreams)
-        async with worker({LIVE: [one]}) as before:
+    async with rpc_harness(2) as harness:
+        one, other = (upstream.url for upstream in harness.upstreams)
+        async with running_worker({LIVE: [one]}) as before:
             name = (await before.send(rpc("eth_newBlockFilter"))).json["result"]
-        found.upstreams[1]._eth_newBlockFilter([])  # Its ids count as the other's do.
-        found.chain.head += 1
-        async with worker({LIVE: [other, one]}) as moved:
+        harness.upstreams[1]._eth_newBlockFilter([])  # Its ids count as the other's do.
+        harness.chain.head += 1
+        async with running_worker({LIVE: [other, one]}) as moved:
             reply = await moved.send(rpc("eth_getFilterChanges", [name]))
-            assert reply.json["result"] == [found.chain.hash_of(found.chain.head)]
-        async with worker({LIVE: [other]}) as removed:
+            assert reply.json["result"] == [harness.chain.hash_of(harness.chain.head)]
+        async with running_worker({LIVE: [other]}) as removed:
             reply = await removed.send(rpc("eth_getFilterChanges", [name]))
             assert reply.json["error"]["message"] == "filter not found"
-        assert found.upstreams[1].count("eth_getFilterChanges") == 0
+        assert harness.upstreams[1].count("eth_getFilterChanges") == 0
 
 
 @on_uvloop
 async def test_poll_is_not_sent_to_another_upstream_when_the_filters_own_is_down() -> None:
-    async with scene(2, faults=True) as found:
-        await found.proxies[1].switch("dead")
-        name = await found.result("eth_newBlockFilter")
-        await found.proxies[1].switch("pass")
-        await found.proxies[0].switch("dead")
-        reply = await found.call("eth_getFilterChanges", [name])
+    async with rpc_harness(2, faults=True) as harness:
+        await harness.proxies[1].switch("dead")
+        name = await harness.result("eth_newBlockFilter")
+        await harness.proxies[1].switch("pass")
+        await harness.proxies[0].switch("dead")
+        reply = await harness.call("eth_getFilterChanges", [name])
         assert reply.status in (500, 503)
-        assert found.upstreams[1].count("eth_getFilterChanges") == 0
+        assert harness.upstreams[1].count("eth_getFilterChanges") == 0
 
 
 @on_uvloop
 async def test_new_filters_are_neither_kept_nor_shared() -> None:
-    async with scene(1) as found:
+    async with rpc_harness(1) as harness:
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(found.result("eth_newBlockFilter")) for _ in range(10)]
+            asked = [group.create_task(harness.result("eth_newBlockFilter")) for _ in range(10)]
         assert len({task.result() for task in asked}) == 10

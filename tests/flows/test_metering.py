@@ -14,7 +14,7 @@ import pytest
 from proxy.core.access import Limits
 from proxy.telemetry import CallCollector
 from tests.http_client import Reply, rpc
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.web.worker import TABLES, on_uvloop
@@ -30,15 +30,15 @@ def units(reply: Reply) -> int:
     return int(reply.headers["x-compute-units"])
 
 
-def tally(of: Scene, method: str) -> Any:
-    of.worker.app.usage.gather()
-    return of.worker.app.tallies.of(of.network, method)
+def tally(harness: RpcHarness, method: str) -> Any:
+    harness.worker.app.usage.gather()
+    return harness.worker.app.tallies.of(harness.network, method)
 
 
-def charged(of: Scene) -> int:
+def charged(harness: RpcHarness) -> int:
     """Return the units charged for all calls, from the metrics."""
-    of.worker.app.usage.gather()
-    plans = (*of.route.policies.values(), of.route.unknown)
+    harness.worker.app.usage.gather()
+    plans = (*harness.route.policies.values(), harness.route.unknown)
     return sum(plan.tally.units for plan in plans)
 
 
@@ -51,11 +51,11 @@ def params_of(method: str) -> list[Any]:
 
 @on_uvloop
 async def test_every_method_costs_its_listed_price() -> None:
-    async with scene(1) as found, await found.worker.connect() as client:
+    async with rpc_harness(1) as harness, await harness.worker.connect() as client:
         for name, price in EVM.items():
             kind = METHODS[name].kind
             request = rpc(name, params_of(name))
-            reply = await client.send(found.worker.post(request, network=found.network))
+            reply = await client.send(harness.worker.post(request, network=harness.network))
             assert reply.status == 200, (name, reply)
             assert units(reply) == (1 if kind == "subscription" else price), name
 
@@ -80,13 +80,13 @@ def test_read_of_old_state_costs_the_archive_price(block: Any, is_old: bool, cac
     @on_uvloop
     async def run() -> None:
         cache = {"enabled": cached, "coalesce": cached}
-        async with scene(1, cache=cache) as found:
-            found.upstreams[0].answers["eth_getBalance"] = lambda params: "0x1"
-            params = [ADDRESS, block(found.chain.head)]
+        async with rpc_harness(1, cache=cache) as harness:
+            harness.upstreams[0].answers["eth_getBalance"] = lambda params: "0x1"
+            params = [ADDRESS, block(harness.chain.head)]
             for _ in range(2):  # A cached reply costs the same.
-                reply = await found.call("eth_getBalance", params)
+                reply = await harness.call("eth_getBalance", params)
                 assert units(reply) == (ARCHIVE if is_old else EVM["eth_getBalance"])
-            reply = await found.batch(("eth_getBalance", params))
+            reply = await harness.batch(("eth_getBalance", params))
             assert units(reply) == (ARCHIVE if is_old else EVM["eth_getBalance"])
 
     run()
@@ -94,26 +94,26 @@ def test_read_of_old_state_costs_the_archive_price(block: Any, is_old: bool, cac
 
 @on_uvloop
 async def test_expensive_method_costs_no_archive_surcharge() -> None:
-    async with scene(1) as found:
+    async with rpc_harness(1) as harness:
         dear = next(name for name, price in EVM.items() if price > ARCHIVE and METHODS[name].block_at == 0)
-        assert units(await found.call(dear, ["0x1"])) == EVM[dear]
+        assert units(await harness.call(dear, ["0x1"])) == EVM[dear]
 
 
 @on_uvloop
 async def test_logs_are_priced_by_their_oldest_block() -> None:
-    async with scene(1) as found:
-        recent, old = hex(found.chain.head - 2), hex(found.chain.head - 200)
+    async with rpc_harness(1) as harness:
+        recent, old = hex(harness.chain.head - 2), hex(harness.chain.head - 200)
         for params, price in (
             ({"fromBlock": recent}, EVM["eth_getLogs"]),
             ({"fromBlock": old, "toBlock": recent}, max(EVM["eth_getLogs"], ARCHIVE)),
         ):
-            assert units(await found.call("eth_getLogs", [params])) == price
+            assert units(await harness.call("eth_getLogs", [params])) == price
 
 
 @on_uvloop
 async def test_batch_costs_the_sum_of_its_items() -> None:
-    async with scene(1) as found:
-        found.worker.add_key("reader", scopes=["rpc:read"])
+    async with rpc_harness(1) as harness:
+        harness.worker.add_key("reader", scopes=["rpc:read"])
         calls: list[Any] = [
             ("eth_getBalance", [ADDRESS, "latest"]),
             ("eth_getBalance", [ADDRESS, "0x1"]),
@@ -122,47 +122,47 @@ async def test_batch_costs_the_sum_of_its_items() -> None:
             ("eth_getBalance", [ADDRESS, "latest"]),
         ]
         whole = EVM["eth_getBalance"] * 2 + ARCHIVE + EVM["eth_chainId"] + 1
-        assert units(await found.batch(*calls)) == whole
+        assert units(await harness.batch(*calls)) == whole
         # An item outside the key's scopes is refused, which is free.
-        assert units(await found.batch(*calls, ("eth_sendRawTransaction", ["0x01"]), key="reader")) == whole
+        assert units(await harness.batch(*calls, ("eth_sendRawTransaction", ["0x01"]), key="reader")) == whole
         body = orjson.dumps([1, {"jsonrpc": "2.0", "id": 1, "method": "eth_gasPrice", "params": []}])
-        assert units(await found.worker.send(body, network=found.network)) == 1 + EVM["eth_gasPrice"]
+        assert units(await harness.worker.send(body, network=harness.network)) == 1 + EVM["eth_gasPrice"]
         notes = orjson.dumps([{"jsonrpc": "2.0", "method": "eth_gasPrice", "params": []}] * 3)
-        reply = await found.worker.send(notes, network=found.network)
+        reply = await harness.worker.send(notes, network=harness.network)
         assert (reply.status, units(reply)) == (204, 3 * EVM["eth_gasPrice"])
 
 
 @on_uvloop
 async def test_units_run_out_and_refusals_cost_nothing() -> None:
-    async with scene(1) as found:
+    async with rpc_harness(1) as harness:
         price = EVM["eth_getBalance"]
-        found.worker.add_key("poor", limits=Limits(1000, 10 * price, 0))
-        replies = [await found.call("eth_getBalance", [ADDRESS, hex(990)], key="poor") for _ in range(40)]
+        harness.worker.add_key("poor", limits=Limits(1000, 10 * price, 0))
+        replies = [await harness.call("eth_getBalance", [ADDRESS, hex(990)], key="poor") for _ in range(40)]
         given = [reply for reply in replies if reply.status == 200]
         refused = [reply for reply in replies if reply.status != 200]
         assert len(given) >= 10
         for reply in refused:
             reply.fault(429)
             assert "x-compute-units" not in reply.headers
-        assert tally(found, "eth_getBalance").units == len(given) * price
-        assert tally(found, "eth_getBalance").faults == len(refused)
+        assert tally(harness, "eth_getBalance").units == len(given) * price
+        assert tally(harness, "eth_getBalance").faults == len(refused)
 
 
 @on_uvloop
 async def test_unknown_method_costs_one_unit_and_is_counted_as_other() -> None:
-    async with scene(1) as found:
-        found.worker.add_key("poor", limits=Limits(1000, 3, 0))
-        async with await found.worker.connect() as client:
-            request = found.worker.post(rpc("eth_noSuchThing"), key="poor", network=found.network)
+    async with rpc_harness(1) as harness:
+        harness.worker.add_key("poor", limits=Limits(1000, 3, 0))
+        async with await harness.worker.connect() as client:
+            request = harness.worker.post(rpc("eth_noSuchThing"), key="poor", network=harness.network)
             replies = [await client.send(request) for _ in range(12)]
             # If a request had got two replies, the last one would be a different one.
-            last = await client.send(found.worker.post(rpc("eth_chainId", id=77), network=found.network))
+            last = await client.send(harness.worker.post(rpc("eth_chainId", id=77), network=harness.network))
             assert last.json["id"] == 77
         answered = [reply for reply in replies if reply.status == 200]
         assert {reply.status for reply in replies} == {200, 429}
         assert {reply.json["error"]["code"] for reply in answered} == {-32601}
         assert {units(reply) for reply in answered} == {1}
-        assert (tally(found, "other").errors, tally(found, "other").units) == (len(answered), len(answered))
+        assert (tally(harness, "other").errors, tally(harness, "other").units) == (len(answered), len(answered))
 
 
 @on_uvloop
@@ -170,38 +170,38 @@ async def test_chain_error_costs_the_full_price_and_an_internal_failure_nothing(
     def revert(_: list[Any]) -> Any:
         raise Refused(3, "execution reverted", data="0x08c379a0")
 
-    async with scene(2, faults=True) as found:
-        for upstream in found.upstreams:
+    async with rpc_harness(2, faults=True) as harness:
+        for upstream in harness.upstreams:
             upstream.answers["eth_call"] = revert
-        reply = await found.call("eth_call", [{}, "latest"])
+        reply = await harness.call("eth_call", [{}, "latest"])
         assert reply.json["error"] == {"code": 3, "message": "execution reverted", "data": "0x08c379a0"}
         assert units(reply) == EVM["eth_call"]
-        for proxy in found.proxies:
+        for proxy in harness.proxies:
             await proxy.switch("dead")
-        assert (await found.call("eth_call", [{}, "latest"])).status in (500, 503)
-        counts = tally(found, "eth_call")
+        assert (await harness.call("eth_call", [{}, "latest"])).status in (500, 503)
+        counts = tally(harness, "eth_call")
         assert (counts.errors, counts.faults, counts.units) == (1, 1, EVM["eth_call"])
 
 
 @on_uvloop
 async def test_interrupted_reply_costs_nothing() -> None:
-    async with scene(1, faults=True, cache={"enabled": False, "coalesce": False}) as found:
-        found.worker.add_key("poor", limits=Limits(1000, 100, 0))
-        found.upstreams[0].answers["eth_getCode"] = lambda _: "0x" + "ab" * 300_000
-        await found.proxies[0].switch("half")
-        async with await found.worker.connect() as client:
+    async with rpc_harness(1, faults=True, cache={"enabled": False, "coalesce": False}) as harness:
+        harness.worker.add_key("poor", limits=Limits(1000, 100, 0))
+        harness.upstreams[0].answers["eth_getCode"] = lambda _: "0x" + "ab" * 300_000
+        await harness.proxies[0].switch("half")
+        async with await harness.worker.connect() as client:
             await client.write(
-                found.worker.post(rpc("eth_getCode", [ADDRESS, "latest"]), key="poor", network=found.network)
+                harness.worker.post(rpc("eth_getCode", [ADDRESS, "latest"]), key="poor", network=harness.network)
             )
             assert await client.is_closed()
-        counts = tally(found, "eth_getCode")
+        counts = tally(harness, "eth_getCode")
         assert (counts.results, counts.faults, counts.units) == (0, 1, 0)
 
 
 @on_uvloop
 async def test_charged_units_equal_the_units_in_the_replies() -> None:
     chance = random.Random(7)
-    async with scene(3, faults=True) as found:
+    async with rpc_harness(3, faults=True) as harness:
         ways: list[tuple[str, list[Any]]] = [
             ("eth_getBalance", [ADDRESS, "latest"]),
             ("eth_getBalance", [ADDRESS, "0x5"]),
@@ -215,20 +215,20 @@ async def test_charged_units_equal_the_units_in_the_replies() -> None:
         async def one(n: int) -> None:
             nonlocal total
             if n % 60 == 20:
-                await found.proxies[n % 3].switch(chance.choice(["reset", "dead", "garbage"]))
+                await harness.proxies[n % 3].switch(chance.choice(["reset", "dead", "garbage"]))
             if n % 60 == 40:
-                for proxy in found.proxies:
+                for proxy in harness.proxies:
                     await proxy.switch("pass")
             picked = [chance.choice(ways) for _ in range(chance.choice((1, 1, 5)))]
             fresh = {"Cache_Control": "no-cache"} if chance.random() < 0.3 else {}
-            reply = await (found.call(*picked[0], **fresh) if len(picked) == 1 else found.batch(*picked, **fresh))
+            reply = await (harness.call(*picked[0], **fresh) if len(picked) == 1 else harness.batch(*picked, **fresh))
             total += int(reply.headers.get("x-compute-units", 0))
 
         for start in range(0, 400, 8):
             async with asyncio.TaskGroup() as group:
                 for n in range(start, start + 8):
                     group.create_task(one(n))
-        assert charged(found) == total > 0
+        assert charged(harness) == total > 0
 
 
 # Counts
@@ -236,60 +236,60 @@ async def test_charged_units_equal_the_units_in_the_replies() -> None:
 
 @on_uvloop
 async def test_calls_are_counted_by_outcome_cache_and_upstream() -> None:
-    async with scene(2) as found:
+    async with rpc_harness(2) as harness:
         call = ("eth_getBalance", [ADDRESS, "0x5"])
-        await found.call(*call)
-        await found.call(*call)
-        await found.batch(call, call, ("eth_gasPrice", []))
-        counts = tally(found, "eth_getBalance")
+        await harness.call(*call)
+        await harness.call(*call)
+        await harness.batch(call, call, ("eth_gasPrice", []))
+        counts = tally(harness, "eth_getBalance")
         assert (counts.results, counts.errors, counts.faults) == (4, 0, 0)
         assert (counts.hits, counts.joins) == (3, 0)
         assert sum(counts.buckets) == 4
-        assert tally(found, "eth_gasPrice").results == 1
-        for upstream in found.upstreams:
+        assert tally(harness, "eth_gasPrice").results == 1
+        for upstream in harness.upstreams:
             upstream.held = {"eth_getStorageAt"}
         async with asyncio.TaskGroup() as group:
             for _ in range(5):
-                group.create_task(found.call("eth_getStorageAt", [ADDRESS, "0x0", "latest"]))
-            await until(lambda: found.count("eth_getStorageAt") == 1)
-            await until(lambda: len(next(iter(found.route.state.flights.values())).waiters) == 5)
-            for upstream in found.upstreams:
+                group.create_task(harness.call("eth_getStorageAt", [ADDRESS, "0x0", "latest"]))
+            await until(lambda: harness.count("eth_getStorageAt") == 1)
+            await until(lambda: len(next(iter(harness.route.state.flights.values())).waiters) == 5)
+            for upstream in harness.upstreams:
                 upstream.gate.set()
-        assert (tally(found, "eth_getStorageAt").joins, tally(found, "eth_getStorageAt").results) == (4, 5)
-        answered = sum(good for _, _, good, *_ in found.worker.app.networks.counts())
-        assert answered == sum(len(each.calls) for each in found.upstreams) - looks(found)
+        assert (tally(harness, "eth_getStorageAt").joins, tally(harness, "eth_getStorageAt").results) == (4, 5)
+        answered = sum(good for _, _, good, *_ in harness.worker.app.networks.counts())
+        assert answered == sum(len(each.calls) for each in harness.upstreams) - looks(harness)
 
 
-def looks(of: Scene) -> int:
+def looks(harness: RpcHarness) -> int:
     """Questions of our own, which are no calls."""
-    return sum(of.count(method) for method in ("eth_blockNumber", "eth_getBlockByNumber", "eth_chainId"))
+    return sum(harness.count(method) for method in ("eth_blockNumber", "eth_getBlockByNumber", "eth_chainId"))
 
 
 def test_metric_labels_are_closed_sets(tmp_path: Path) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(2) as found:
+        async with rpc_harness(2) as harness:
             chance = random.Random(3)
-            await found.call("eth_chainId")
-            await found.call("eth_noSuchThing")
+            await harness.call("eth_chainId")
+            await harness.call("eth_noSuchThing")
 
             def series() -> set[tuple[str, ...]]:
-                found.worker.app.usage.gather()
-                found.worker.app.tallies.write(tmp_path / "calls-1.json", found.worker.app.networks.counts())
+                harness.worker.app.usage.gather()
+                harness.worker.app.tallies.write(tmp_path / "calls-1.json", harness.worker.app.networks.counts())
                 metrics = CallCollector(tmp_path).collect()
                 return {(s.name, *s.labels.values()) for metric in metrics for s in metric.samples}
 
             before = series()
             for n in range(20):
                 names = ["".join(chance.choices("abcXYZ_09", k=12)) for _ in range(100)]
-                await found.batch(*((name, [n]) for name in names))
+                await harness.batch(*((name, [n]) for name in names))
             assert series() == before
             text = "".join(" ".join(each) for each in before)
             assert "127.0.0.1" not in text
             assert {each[-1] for each in before if each[0] == "penstock_calls_total"} == {"result", "error", "fault"}
             assert {each[-1] for each in before if each[0] == "penstock_cache_total"} == {"hit", "join"}
             upstreams = {each[1:] for each in before if each[0] == "penstock_upstream_calls_total"}
-            labels = [f"{found.network}#{n}" for n in (1, 2)]
+            labels = [f"{harness.network}#{n}" for n in (1, 2)]
             assert upstreams == {(label, outcome) for label in labels for outcome in ("answered", "failed", "refused")}
 
     run()
@@ -301,21 +301,21 @@ def test_upstream_header_is_sent_only_if_configured(shown: bool, short: bool) ->
     @on_uvloop
     async def run() -> None:
         cache = {"enabled": not short, "coalesce": not short}
-        async with scene(1 if short else 2, rpc={"show_upstream": shown}, cache=cache) as found:
+        async with rpc_harness(1 if short else 2, rpc={"show_upstream": shown}, cache=cache) as harness:
             # `Expect` takes the slow path through aiohttp, which sends the same header.
             for n, headers in enumerate(({}, {"Expect": "100-continue"})):
                 params = [ADDRESS, "0x0", hex(990 + n)] if not short else [ADDRESS, "0x0", "latest"]
-                before = [each.count("eth_getStorageAt") for each in found.upstreams]
-                reply = await found.call("eth_getStorageAt", params, **headers)
-                after = [each.count("eth_getStorageAt") for each in found.upstreams]
+                before = [each.count("eth_getStorageAt") for each in harness.upstreams]
+                reply = await harness.call("eth_getStorageAt", params, **headers)
+                after = [each.count("eth_getStorageAt") for each in harness.upstreams]
                 asked = next(place for place in range(len(after)) if after[place] > before[place])
                 header = reply.headers.get("x-upstream")
-                assert header == (f"{found.network}#{asked + 1}" if shown else None)
+                assert header == (f"{harness.network}#{asked + 1}" if shown else None)
                 if not short:
-                    again = await found.call("eth_getStorageAt", params, **headers)
+                    again = await harness.call("eth_getStorageAt", params, **headers)
                     assert (again.headers["x-cache"], again.headers.get("x-upstream")) == ("hit", None)
-            batch = await found.batch(("eth_gasPrice", []), ("eth_chainId", []))
-            unknown = await found.call("eth_noSuchThing")
+            batch = await harness.batch(("eth_gasPrice", []), ("eth_chainId", []))
+            unknown = await harness.call("eth_noSuchThing")
             assert "x-upstream" not in {**batch.headers, **unknown.headers}
 
     run()
@@ -327,16 +327,16 @@ def test_rate_headers_are_current_when_the_reply_is_sent(cache: bool) -> None:
 
     @on_uvloop
     async def run() -> None:
-        async with scene(1, faults=True, cache={"enabled": cache, "coalesce": cache}) as found:
-            key = found.worker.add_key("shared", limits=Limits(10, 1000, 0))
-            found.proxies[0].delay_s = 0.3
-            await found.call("eth_call", [{"data": "0x01"}, "latest"], key="shared")
-            await found.proxies[0].switch("slow", times=1)
+        async with rpc_harness(1, faults=True, cache={"enabled": cache, "coalesce": cache}) as harness:
+            key = harness.worker.add_key("shared", limits=Limits(10, 1000, 0))
+            harness.proxies[0].delay_s = 0.3
+            await harness.call("eth_call", [{"data": "0x01"}, "latest"], key="shared")
+            await harness.proxies[0].switch("slow", times=1)
             async with asyncio.TaskGroup() as group:
-                asking = group.create_task(found.call("eth_call", [{"data": "0x02"}, "latest"], key="shared"))
-                await until(lambda: found.route.upstreams[0].health.inflight > 0, every_s=0.001)
+                asking = group.create_task(harness.call("eth_call", [{"data": "0x02"}, "latest"], key="shared"))
+                await until(lambda: harness.route.upstreams[0].health.inflight > 0, every_s=0.001)
                 # Takes hours' worth, so that it cannot refill before the reply arrives on any machine.
-                found.worker.app.admission.windows.give_back(key.rate.slot, -3600.0, 0.0)
+                harness.worker.app.admission.windows.give_back(key.rate.slot, -3600.0, 0.0)
             reply = asking.result()
             assert reply.headers["x-ratelimit-remaining"] == "0"
             assert int(reply.headers["x-ratelimit-reset"]) > time.time()
@@ -370,26 +370,26 @@ def test_surplus_params_do_not_make_an_old_block_cheap(
 ) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(1, cache={"enabled": cached, "coalesce": cached}) as found:
-            found.upstreams[0].answers[method] = lambda params: "0x1"
+        async with rpc_harness(1, cache={"enabled": cached, "coalesce": cached}) as harness:
+            harness.upstreams[0].answers[method] = lambda params: "0x1"
             price = ARCHIVE if is_old else EVM[method]
-            assert units(await found.call(method, params)) == price
-            assert units(await found.batch((method, params))) == price
+            assert units(await harness.call(method, params)) == price
+            assert units(await harness.batch((method, params))) == price
 
     run()
 
 
 @on_uvloop
 async def test_refused_items_of_a_batch_are_counted_as_faults_and_cost_nothing() -> None:
-    async with scene(1, rpc={"batch_wait_s": 0.0}) as found:
-        found.worker.add_key("small", limits=Limits(10, 10_000, 0))
+    async with rpc_harness(1, rpc={"batch_wait_s": 0.0}) as harness:
+        harness.worker.add_key("small", limits=Limits(10, 10_000, 0))
         items: list[Any] = [{"jsonrpc": "2.0", "id": 1, "method": "eth_nope"}, {"odd": 1}, 5]
-        send = found.worker.send
+        send = harness.worker.send
         assert (await send(orjson.dumps(items * 3), key="small")).status == 200
-        assert tally(found, "other").errors == 9
+        assert tally(harness, "other").errors == 9
         again = await send(orjson.dumps(items * 3), key="small")
         codes = [item["error"]["code"] for item in again.json]
         refused = codes.count(-32005)
         assert refused
         assert again.headers["x-compute-units"] == str(9 - refused)
-        assert (tally(found, "other").errors, tally(found, "other").faults) == (18 - refused, refused)
+        assert (tally(harness, "other").errors, tally(harness, "other").faults) == (18 - refused, refused)

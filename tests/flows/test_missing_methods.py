@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.feed_upstreams import feed_scene
+from tests.feed_upstreams import feed_harness
 from tests.http_client import Reply, rpc
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
 from tests.svm_upstreams import SvmChain, SvmFeedUpstream, signed_transfer
 from tests.web.worker import on_uvloop
@@ -41,50 +41,50 @@ def lacking(*_: Any) -> Any:
     raise Refused(-32601, "the method does not exist/is not available")
 
 
-async def proof(of: Scene, number: int) -> Reply:
-    return await of.call(PROOF, [ADDRESS, [], hex(number)])
+async def proof(harness: RpcHarness, number: int) -> Reply:
+    return await harness.call(PROOF, [ADDRESS, [], hex(number)])
 
 
 @on_uvloop
 async def test_calls_and_sends_never_go_to_a_websocket_upstream_of_solana() -> None:
     chain = SvmChain()
-    async with feed_scene(["ws", "http"], kind=PubSub, chain=chain, network=SOLANA) as found:
+    async with feed_harness(["ws", "http"], kind=PubSub, chain=chain, network=SOLANA) as harness:
         for n in range(30):
             raw = signed_transfer(str(chain.machine.latest_blockhash()), 1_000_000 + n)
-            reply = await found.worker.send(rpc("sendTransaction", [raw, {"encoding": "base64"}]), network=SOLANA)
+            reply = await harness.worker.send(rpc("sendTransaction", [raw, {"encoding": "base64"}]), network=SOLANA)
             assert "result" in reply.json, reply.json
-            assert (await found.worker.send(rpc("getSlot", []), network=SOLANA)).json["result"] == chain.head
-        assert [each.count("sendTransaction") for each in found.upstreams] == [0, 30]
-        route = found.worker.app.networks.routes[SOLANA]
+            assert (await harness.worker.send(rpc("getSlot", []), network=SOLANA)).json["result"] == chain.head
+        assert [each.count("sendTransaction") for each in harness.upstreams] == [0, 30]
+        route = harness.worker.app.networks.routes[SOLANA]
         assert [each.label for each in route.streams] == [f"{SOLANA}#1"]
         assert [each.label for each in route.upstreams] == [f"{SOLANA}#2"]
 
 
 @on_uvloop
 async def test_upstream_without_a_method_is_asked_once_and_not_favoured() -> None:
-    async with scene(2) as found:
-        found.upstreams[0].answers[PROOF] = lacking
-        health = found.route.upstreams[0].health
+    async with rpc_harness(2) as harness:
+        harness.upstreams[0].answers[PROOF] = lacking
+        health = harness.route.upstreams[0].health
         before = health.latency_s, health.good
         for n in range(40):
-            assert "result" in (await proof(found, n)).json
-        assert found.upstreams[0].count(PROOF) == 1
+            assert "result" in (await proof(harness, n)).json
+        assert harness.upstreams[0].count(PROOF) == 1
         assert (health.latency_s, health.good, health.bad) == (*before, 0)
         for n in range(40):
-            await found.look()  # Otherwise its latency stays as it was at the start, above that of the other.
-            await found.result("eth_getBalance", [ADDRESS, hex(n)])
-        assert found.upstreams[0].count("eth_getBalance") > 0
+            await harness.look()  # Otherwise its latency stays as it was at the start, above that of the other.
+            await harness.result("eth_getBalance", [ADDRESS, hex(n)])
+        assert harness.upstreams[0].count("eth_getBalance") > 0
 
 
 @on_uvloop
 async def test_method_that_every_upstream_lacks_is_an_error_each_time() -> None:
-    async with scene(2) as found:
-        for each in found.upstreams:
+    async with rpc_harness(2) as harness:
+        for each in harness.upstreams:
             each.answers[PROOF] = lacking
         for n in range(4):
-            assert (await proof(found, n)).json["error"]["code"] == -32601
-        found.upstreams[1].answers.clear()
-        assert "result" in (await proof(found, 5)).json
+            assert (await proof(harness, n)).json["error"]["code"] == -32601
+        harness.upstreams[1].answers.clear()
+        assert "result" in (await proof(harness, 5)).json
 
 
 @pytest.mark.parametrize(
@@ -94,11 +94,11 @@ async def test_method_that_every_upstream_lacks_is_an_error_each_time() -> None:
 def test_write_that_an_upstream_does_not_know_goes_to_another(method: str, params: list[Any]) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(3) as found:
-            for each in found.upstreams[:2]:
+        async with rpc_harness(3) as harness:
+            for each in harness.upstreams[:2]:
                 each.answers[method] = lacking
-            assert "result" in (await found.call(method, params)).json
-            assert found.upstreams[2].count(method) == 1
+            assert "result" in (await harness.call(method, params)).json
+            assert harness.upstreams[2].count(method) == 1
 
     run()
 
@@ -118,11 +118,11 @@ def test_most_useful_error_is_passed_on(
     @on_uvloop
     async def run() -> None:
         options = [{"tier": tier} for tier in order]
-        async with scene(2, network=SOLANA, chain=SvmChain(), kind=SvmFeedUpstream, options=options) as found:
-            found.upstreams[0].answers["getBlock"] = refused(*useful)
-            found.upstreams[1].answers["getBlock"] = refused(*other)
-            reply = await found.call("getBlock", [5])
+        async with rpc_harness(2, network=SOLANA, chain=SvmChain(), kind=SvmFeedUpstream, options=options) as harness:
+            harness.upstreams[0].answers["getBlock"] = refused(*useful)
+            harness.upstreams[1].answers["getBlock"] = refused(*other)
+            reply = await harness.call("getBlock", [5])
             assert (reply.json["error"]["code"], reply.json["error"]["message"]) == useful
-            assert [each.count("getBlock") for each in found.upstreams] == [1, 1]
+            assert [each.count("getBlock") for each in harness.upstreams] == [1, 1]
 
     run()

@@ -13,7 +13,7 @@ from proxy.chains.registry import Network
 from proxy.errors import Fault, InternalError, Unavailable
 from proxy.services.multicall import MOST, Multicall
 from tests.contract_upstreams import CALL_GAS, Machine, Reverted, answering, burning
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
 from tests.web.worker import TABLES, on_uvloop
 
@@ -35,12 +35,14 @@ def numbers(found: list[bytes | None]) -> list[int | None]:
 
 
 @asynccontextmanager
-async def reading(machine: Machine, count: int = 1, **options: Any) -> AsyncIterator[tuple[Scene, Multicall, Network]]:
-    async with scene(count, **options) as found:
-        for each in found.upstreams:
+async def reading(
+    machine: Machine, count: int = 1, **options: Any
+) -> AsyncIterator[tuple[RpcHarness, Multicall, Network]]:
+    async with rpc_harness(count, **options) as harness:
+        for each in harness.upstreams:
             each.answers["eth_call"] = machine.call
         assert ETHEREUM is not None
-        yield found, found.worker.app.data.multicall, ETHEREUM
+        yield harness, harness.worker.app.data.multicall, ETHEREUM
 
 
 def machine_with(count: int) -> Machine:
@@ -53,9 +55,9 @@ def machine_with(count: int) -> Machine:
 @on_uvloop
 async def test_five_hundred_contracts_are_read_by_one_call_at_one_block() -> None:
     machine = machine_with(500)
-    async with reading(machine) as (found, multicall, network):
+    async with reading(machine) as (harness, multicall, network):
         assert numbers(await multicall.read(network, calls(500))) == list(range(1, 501))
-        assert (machine.sizes, machine.blocks) == ([500], [hex(found.chain.head)])
+        assert (machine.sizes, machine.blocks) == ([500], [hex(harness.chain.head)])
 
 
 @on_uvloop
@@ -128,11 +130,11 @@ async def test_contract_that_returns_megabytes_fails_alone() -> None:
 async def test_without_multicall_single_calls_are_batched_into_few_requests() -> None:
     machine = machine_with(60)
     machine.has_multicall = False
-    async with reading(machine) as (found, multicall, network):
+    async with reading(machine) as (harness, multicall, network):
         assert numbers(await multicall.read(network, calls(60))) == list(range(1, 61))
-        before = found.upstreams[0].requests
+        before = harness.upstreams[0].requests
         assert numbers(await multicall.read(network, calls(60), block=999)) == list(range(1, 61))
-        assert found.upstreams[0].requests - before == 3  # Multicall3 is not looked for again
+        assert harness.upstreams[0].requests - before == 3  # Multicall3 is not looked for again
 
 
 def refuse(code: int, message: str) -> Callable[[list[Any]], Any]:
@@ -156,8 +158,8 @@ def test_unreadable_network_is_an_error_and_not_an_empty_result(code: int, messa
     @on_uvloop
     async def run() -> None:
         machine = machine_with(5)
-        async with reading(machine) as (found, multicall, network):
-            found.upstreams[0].answers["eth_call"] = refuse(code, message)
+        async with reading(machine) as (harness, multicall, network):
+            harness.upstreams[0].answers["eth_call"] = refuse(code, message)
             for count in (5, MOST + 10):
                 with pytest.raises(Unavailable):
                     await multicall.read(network, calls(count))
@@ -170,8 +172,8 @@ def test_unreadable_network_is_an_error_and_not_an_empty_result(code: int, messa
 
 @on_uvloop
 async def test_dead_upstream_is_an_error_and_not_an_empty_result() -> None:
-    async with reading(Machine(), faults=True) as (found, multicall, network):
-        await found.proxies[0].switch("dead")
+    async with reading(Machine(), faults=True) as (harness, multicall, network):
+        await harness.proxies[0].switch("dead")
         with pytest.raises(Fault) as raised:
             await multicall.read(network, calls(5))
         assert isinstance(raised.value, InternalError)
@@ -180,10 +182,10 @@ async def test_dead_upstream_is_an_error_and_not_an_empty_result() -> None:
 @on_uvloop
 async def test_upstream_behind_the_block_is_not_used() -> None:
     machine = machine_with(5)
-    async with reading(machine, 2) as (found, multicall, network):
-        behind = found.upstreams[0]
+    async with reading(machine, 2) as (harness, multicall, network):
+        behind = harness.upstreams[0]
         behind.behind = 1
         behind.answers["eth_call"] = refuse(-32000, "header not found")
-        await found.look()
+        await harness.look()
         for _ in range(4):
             assert numbers(await multicall.read(network, calls(5))) == [1, 2, 3, 4, 5]

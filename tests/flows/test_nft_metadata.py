@@ -30,7 +30,7 @@ LIMIT = 8192
 
 
 @dataclass
-class Stage:
+class NftHarness:
     """A running service whose gateways are a local site. 127.0.0.1 is the only local address it may connect to."""
 
     service: Service
@@ -73,7 +73,7 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage]:
+async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NftHarness]:
     async with pages() as site, listener("127.0.0.2") as local:
         env = {
             "PENSTOCK_EGRESS__ALLOW": '["127.0.0.1/32"]',
@@ -91,7 +91,7 @@ async def stage(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stage
         pictures = next(each["address"] for each in service.ready["nfts"] if each["kind"] == "erc721")
         try:
             contract = w3.eth.contract(pictures, abi=[*MINT, OWNER_OF])
-            yield Stage(service, site, local, contract, (await w3.eth.accounts)[0])
+            yield NftHarness(service, site, local, contract, (await w3.eth.accounts)[0])
         finally:
             await w3.provider.disconnect()
             await service_room.stop(service)
@@ -104,13 +104,13 @@ def data_uri(members: Mapping[str, Any]) -> str:
 # Contracts of the development chain
 
 
-async def test_every_token_is_returned_with_its_owner(stage: Stage) -> None:
+async def test_every_token_is_returned_with_its_owner(harness: NftHarness) -> None:
     """The owner is read from the chain whatever the URI is. A URI that cannot be fetched is not an error."""
     statuses = {}
-    for token in stage.collection("erc721")["tokens"]:
-        found = await stage.nft(stage.pictures.address, token["token_id"])
-        assert found["owner"] == await stage.pictures.functions.ownerOf(int(token["token_id"])).call()
-        assert (found["contract"], found["token_id"]) == (stage.pictures.address, token["token_id"])
+    for token in harness.collection("erc721")["tokens"]:
+        found = await harness.nft(harness.pictures.address, token["token_id"])
+        assert found["owner"] == await harness.pictures.functions.ownerOf(int(token["token_id"])).call()
+        assert (found["contract"], found["token_id"]) == (harness.pictures.address, token["token_id"])
         assert found["standard"] == "ERC721"
         statuses[token["uri"][:8]] = found["fetch_status"]
     assert statuses == {
@@ -123,33 +123,33 @@ async def test_every_token_is_returned_with_its_owner(stage: Stage) -> None:
     }
 
 
-async def test_metadata_on_the_chain_is_read(stage: Stage) -> None:
-    found = await stage.nft(stage.pictures.address, 1)
+async def test_metadata_on_the_chain_is_read(harness: NftHarness) -> None:
+    found = await harness.nft(harness.pictures.address, 1)
     assert (found["name"], found["description"]) == ("A Pipe", "A line from left to right.")
     assert found["image_url"].startswith("data:image/svg+xml;base64,")
     assert found["image_gateway_url"] is None
     assert found["traits"] == [{"trait_type": "Colour", "value": "blue"}, {"trait_type": "Width", "value": "8"}]
 
 
-async def test_collection_from_before_erc165_has_owners_and_no_metadata(stage: Stage) -> None:
-    old = stage.collection("erc721-old")
-    found = await stage.nft(old["address"], 2)
+async def test_collection_from_before_erc165_has_owners_and_no_metadata(harness: NftHarness) -> None:
+    old = harness.collection("erc721-old")
+    found = await harness.nft(old["address"], 2)
     assert (found["standard"], found["fetch_status"], found["token_uri"]) == ("ERC721", "none", None)
     assert found["owner"] is not None
 
 
-async def test_token_id_is_filled_into_the_uri(stage: Stage) -> None:
-    items = stage.collection("erc1155", 1)
+async def test_token_id_is_filled_into_the_uri(harness: NftHarness) -> None:
+    items = harness.collection("erc1155", 1)
 
     async def read() -> dict[str, Any]:
-        return await stage.nft(items["address"], hex(314592))
+        return await harness.nft(items["address"], hex(314592))
 
     found = await read()
     assert (found["standard"], found["token_id"]) == ("ERC1155", "314592")
     assert found["name"] == f"Item {314592:064x}"
     assert found["traits"] == [{"trait_type": "weight", "value": "2"}]
     # The only holder comes from the index, once that has reached the block.
-    alice = stage.service.ready["ens"]["names"]["alice.eth"]
+    alice = harness.service.ready["ens"]["names"]["alice.eth"]
 
     async def has_owner() -> bool:
         return bool((await read())["owner"] == alice)
@@ -157,28 +157,28 @@ async def test_token_id_is_filled_into_the_uri(stage: Stage) -> None:
     await until(has_owner, within_s=30.0)
 
 
-async def test_token_of_many_holders_has_no_owner(stage: Stage) -> None:
-    stage.site.put(f"/gate/ipfs/{CID}/{1:064x}.json", b'{"name": "One"}')
-    items = stage.collection("erc1155")
+async def test_token_of_many_holders_has_no_owner(harness: NftHarness) -> None:
+    harness.site.put(f"/gate/ipfs/{CID}/{1:064x}.json", b'{"name": "One"}')
+    items = harness.collection("erc1155")
 
     async def is_indexed() -> bool:
-        return (await stage.get(items["address"], 99))[0] == 404
+        return (await harness.get(items["address"], 99))[0] == 404
 
     await until(is_indexed, within_s=30.0)  # only with an index it is known that there is no such token
-    found = await stage.nft(items["address"], 1, "?refresh=true")
+    found = await harness.nft(items["address"], 1, "?refresh=true")
     assert (found["name"], found["owner"], found["fetch_status"]) == ("One", None, "ok")
 
 
 @pytest.mark.parametrize("token_id", ["8", "999999", str(2**256 - 1), hex(2**256 - 1)])
-async def test_token_that_does_not_exist_is_404(stage: Stage, token_id: str) -> None:
+async def test_token_that_does_not_exist_is_404(harness: NftHarness, token_id: str) -> None:
     """Token 8 was burned."""
-    status, body = await stage.get(stage.pictures.address, token_id)
+    status, body = await harness.get(harness.pictures.address, token_id)
     assert (status, body["error"]["code"]) == (404, "not_found")
 
 
-async def test_address_without_an_nft_contract_is_404(stage: Stage) -> None:
-    for contract in (stage.service.ready["tokens"][0]["address"], "0x" + "11" * 20, stage.minter):
-        assert (await stage.get(contract, 1))[0] == 404
+async def test_address_without_an_nft_contract_is_404(harness: NftHarness) -> None:
+    for contract in (harness.service.ready["tokens"][0]["address"], "0x" + "11" * 20, harness.minter):
+        assert (await harness.get(contract, 1))[0] == 404
 
 
 @pytest.mark.parametrize(
@@ -186,9 +186,9 @@ async def test_address_without_an_nft_contract_is_404(stage: Stage) -> None:
     [("x/1", "contract"), ("0x12/1", "contract"), ("{c}/x", "token_id"), ("{c}/-1", "token_id"),
      ("{c}/" + str(2**256), "token_id"), ("{c}/1?refresh=maybe", "refresh"), ("{c}/1?fresh=true", "fresh")],
 )  # fmt: skip
-async def test_error_names_the_invalid_parameter(stage: Stage, path: str, parameter: str) -> None:
-    whole = f"/v1/nfts/dev/metadata/{path.format(c=stage.pictures.address)}"
-    response = await stage.service.get(whole, **{"X-API-Key": stage.service.keys["enterprise"]})
+async def test_error_names_the_invalid_parameter(harness: NftHarness, path: str, parameter: str) -> None:
+    whole = f"/v1/nfts/dev/metadata/{path.format(c=harness.pictures.address)}"
+    response = await harness.service.get(whole, **{"X-API-Key": harness.service.keys["enterprise"]})
     body = await response.json()
     assert response.status == 400
     assert f"'{parameter}'" in body["error"]["message"]
@@ -197,50 +197,52 @@ async def test_error_names_the_invalid_parameter(stage: Stage, path: str, parame
 # Gateways and the cache
 
 
-async def test_ipfs_is_read_through_the_configured_gateway(stage: Stage) -> None:
-    stage.site.put(f"/gate/ipfs/{CID}/own.json", orjson.dumps({"name": "Own", "image": f"ipfs://ipfs/{CID}/own 1.png"}))
-    found = await stage.minted(f"ipfs://{CID}/own.json")
+async def test_ipfs_is_read_through_the_configured_gateway(harness: NftHarness) -> None:
+    harness.site.put(
+        f"/gate/ipfs/{CID}/own.json", orjson.dumps({"name": "Own", "image": f"ipfs://ipfs/{CID}/own 1.png"})
+    )
+    found = await harness.minted(f"ipfs://{CID}/own.json")
     assert found["name"] == "Own"
     assert found["image_url"] == f"ipfs://{CID}/own%201.png"
-    assert found["image_gateway_url"] == stage.site.url(f"/gate/ipfs/{CID}/own%201.png")
+    assert found["image_gateway_url"] == harness.site.url(f"/gate/ipfs/{CID}/own%201.png")
 
 
-async def test_foreign_gateway_is_replaced_by_the_configured_one(stage: Stage) -> None:
-    stage.site.put(f"/gate/ipfs/{CID}/theirs.json", b'{"name": "Theirs"}')
-    found = await stage.minted(f"https://gateway.example.com/ipfs/{CID}/theirs.json")
+async def test_foreign_gateway_is_replaced_by_the_configured_one(harness: NftHarness) -> None:
+    harness.site.put(f"/gate/ipfs/{CID}/theirs.json", b'{"name": "Theirs"}')
+    found = await harness.minted(f"https://gateway.example.com/ipfs/{CID}/theirs.json")
     assert (found["name"], found["fetch_status"]) == ("Theirs", "ok")
 
 
-async def test_arweave_is_read_through_the_configured_gateway(stage: Stage) -> None:
-    stage.site.put(f"/weave/{TX}/w.json", orjson.dumps({"name": "Woven", "image": f"ar://{TX}/w.png"}))
-    found = await stage.minted(f"ar://{TX}/w.json")
-    assert (found["name"], found["image_gateway_url"]) == ("Woven", stage.site.url(f"/weave/{TX}/w.png"))
+async def test_arweave_is_read_through_the_configured_gateway(harness: NftHarness) -> None:
+    harness.site.put(f"/weave/{TX}/w.json", orjson.dumps({"name": "Woven", "image": f"ar://{TX}/w.png"}))
+    found = await harness.minted(f"ar://{TX}/w.json")
+    assert (found["name"], found["image_gateway_url"]) == ("Woven", harness.site.url(f"/weave/{TX}/w.png"))
 
 
-async def test_uri_of_an_image_is_shown_as_the_image(stage: Stage) -> None:
-    url = stage.site.put("/big.png", b"\x89PNG" + b"x" * (2 * LIMIT), media_type="image/png")
-    found = await stage.minted(url)
+async def test_uri_of_an_image_is_shown_as_the_image(harness: NftHarness) -> None:
+    url = harness.site.put("/big.png", b"\x89PNG" + b"x" * (2 * LIMIT), media_type="image/png")
+    found = await harness.minted(url)
     assert (found["image_url"], found["image_gateway_url"], found["fetch_status"]) == (url, url, "ok")
-    inline = await stage.minted("data:image/svg+xml;utf8,<svg fill='#06c'/>")
+    inline = await harness.minted("data:image/svg+xml;utf8,<svg fill='#06c'/>")
     assert inline["image_url"] == "data:image/svg+xml;utf8,%3Csvg%20fill='%2306c'/%3E"
 
 
-async def test_document_is_cached_until_a_refresh_or_a_new_uri(stage: Stage) -> None:
-    url = stage.site.put("/kept.json", b'{"name": "First"}')
-    token_id = await stage.mint(url)
+async def test_document_is_cached_until_a_refresh_or_a_new_uri(harness: NftHarness) -> None:
+    url = harness.site.put("/kept.json", b'{"name": "First"}')
+    token_id = await harness.mint(url)
 
     async def name(query: str = "") -> str:
-        return str((await stage.nft(stage.pictures.address, token_id, query))["name"])
+        return str((await harness.nft(harness.pictures.address, token_id, query))["name"])
 
     assert await name() == "First"
-    stage.site.put("/kept.json", b'{"name": "Second"}')
+    harness.site.put("/kept.json", b'{"name": "Second"}')
     assert await name() == await name("?refresh=false") == "First"
-    assert stage.site.requested.count("/kept.json") == 1
+    assert harness.site.requested.count("/kept.json") == 1
     assert await name("?refresh=true") == "Second"
     assert await name() == "Second"
-    moved = stage.site.put("/moved.json", b'{"name": "Third"}')
-    sent = await stage.pictures.functions.repaint(token_id, moved).transact({"from": stage.minter})
-    await stage.pictures.w3.eth.wait_for_transaction_receipt(sent, timeout=60)
+    moved = harness.site.put("/moved.json", b'{"name": "Third"}')
+    sent = await harness.pictures.functions.repaint(token_id, moved).transact({"from": harness.minter})
+    await harness.pictures.w3.eth.wait_for_transaction_receipt(sent, timeout=60)
 
     async def is_third() -> bool:
         return await name() == "Third"
@@ -248,29 +250,29 @@ async def test_document_is_cached_until_a_refresh_or_a_new_uri(stage: Stage) -> 
     await until(is_third)
 
 
-async def test_failed_document_is_fetched_again(stage: Stage) -> None:
-    token_id = await stage.mint(stage.site.url("/later.json"))
-    assert (await stage.nft(stage.pictures.address, token_id))["fetch_status"] == "not_found"
-    stage.site.put("/later.json", b'{"name": "Here"}')
-    found = await stage.nft(stage.pictures.address, token_id)
+async def test_failed_document_is_fetched_again(harness: NftHarness) -> None:
+    token_id = await harness.mint(harness.site.url("/later.json"))
+    assert (await harness.nft(harness.pictures.address, token_id))["fetch_status"] == "not_found"
+    harness.site.put("/later.json", b'{"name": "Here"}')
+    found = await harness.nft(harness.pictures.address, token_id)
     assert (found["name"], found["fetch_status"]) == ("Here", "ok")
 
 
-async def test_concurrent_requests_share_one_fetch(stage: Stage) -> None:
+async def test_concurrent_requests_share_one_fetch(harness: NftHarness) -> None:
     gate = asyncio.Event()
 
     async def page(request: web.Request) -> web.Response:
         await gate.wait()
         return web.json_response({"name": "Slow"})
 
-    stage.site.pages["/slow.json"] = page
-    token_id = await stage.mint(stage.site.url("/slow.json"))
+    harness.site.pages["/slow.json"] = page
+    token_id = await harness.mint(harness.site.url("/slow.json"))
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(stage.nft(stage.pictures.address, token_id)) for _ in range(8)]
-        await until(lambda: "/slow.json" in stage.site.requested)
+        tasks = [group.create_task(harness.nft(harness.pictures.address, token_id)) for _ in range(8)]
+        await until(lambda: "/slow.json" in harness.site.requested)
         gate.set()
     assert {task.result()["name"] for task in tasks} == {"Slow"}
-    assert stage.site.requested.count("/slow.json") == 1
+    assert harness.site.requested.count("/slow.json") == 1
 
 
 # Untrusted documents
@@ -285,21 +287,21 @@ async def test_concurrent_requests_share_one_fetch(stage: Stage) -> None:
         *("http://127.0.0.1@127.0.0.2:{port}/", "http://127.0.0.1:{port}\\@127.0.0.2:{port}/", "http://[64:ff9b::7f00:2]:{port}/"),
     ],
 )  # fmt: skip
-async def test_uri_never_reaches_a_local_listener(stage: Stage, url: str) -> None:
-    found = await stage.minted(url.format(port=stage.local.port))
+async def test_uri_never_reaches_a_local_listener(harness: NftHarness, url: str) -> None:
+    found = await harness.minted(url.format(port=harness.local.port))
     assert (found["fetch_status"], found["name"], found["traits"]) == ("refused", None, [])
-    assert stage.local.connections == 0
+    assert harness.local.connections == 0
 
 
-async def test_redirect_never_reaches_a_local_listener(stage: Stage) -> None:
-    to = f"http://127.0.0.2:{stage.local.port}/"
+async def test_redirect_never_reaches_a_local_listener(harness: NftHarness) -> None:
+    to = f"http://127.0.0.2:{harness.local.port}/"
     for uri in (
-        stage.site.move("/away", to),
-        stage.site.move("/twice", stage.site.url("/away")),
-        stage.site.move(f"/gate/ipfs/{CID}/away", to) and f"ipfs://{CID}/away",
+        harness.site.move("/away", to),
+        harness.site.move("/twice", harness.site.url("/away")),
+        harness.site.move(f"/gate/ipfs/{CID}/away", to) and f"ipfs://{CID}/away",
     ):
-        assert (await stage.minted(uri))["fetch_status"] == "refused"
-    assert stage.local.connections == 0
+        assert (await harness.minted(uri))["fetch_status"] == "refused"
+    assert harness.local.connections == 0
 
 
 async def _drip(request: web.Request) -> web.StreamResponse:
@@ -312,8 +314,8 @@ async def _drip(request: web.Request) -> web.StreamResponse:
     return response
 
 
-async def test_harmful_documents_are_abandoned_with_the_reason(stage: Stage) -> None:
-    site = stage.site
+async def test_harmful_documents_are_abandoned_with_the_reason(harness: NftHarness) -> None:
+    site = harness.site
     site.pages["/drip"] = _drip
     uris = {
         "timeout": site.url("/drip"),
@@ -331,24 +333,24 @@ async def test_harmful_documents_are_abandoned_with_the_reason(stage: Stage) -> 
         "file:///etc/passwd": "invalid",
     }
     for status, uri in [*uris.items(), *((status, uri) for uri, status in more.items())]:
-        found = await stage.minted(uri)
+        found = await harness.minted(uri)
         assert (found["fetch_status"], found["name"], found["image_url"], found["traits"]) == (
             status,
             None,
             None,
             [],
         ), uri[:80]
-        assert found["owner"] == stage.minter
+        assert found["owner"] == harness.minter
 
 
-async def test_strange_texts_are_cleaned(stage: Stage) -> None:
+async def test_strange_texts_are_cleaned(harness: NftHarness) -> None:
     document = (
         b'{"name": "<script>alert(1)</script>\\u0000\\u202e\\ud800", "image": "javascript:alert(1)", "description": NaN,'
         b'"attributes": [{"trait_type": "\\u001b[31mRed", "value": 1e999}, {"trait_type": "Long", "value": "'
         + b"y" * 5_000
         + b'"}]}'
     )
-    found = await stage.minted(stage.site.put("/strange", document))
+    found = await harness.minted(harness.site.put("/strange", document))
     assert found["name"] == "<script>alert(1)</script>"
     assert (found["image_url"], found["description"]) == (None, None)
     assert found["traits"] == [

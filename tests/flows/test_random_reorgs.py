@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.http_client import rpc
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, value_of
 from tests.web.worker import ChunkedClient, on_uvloop
 
@@ -51,13 +51,13 @@ def block_far_ahead(upstream: ScriptedUpstream, params: list[Any]) -> Any:
 class Chaos:
     """The chain, one bad upstream, and the reads."""
 
-    def __init__(self, found: Scene, kind: str) -> None:
-        self.scene = found
-        self.chain = found.chain
+    def __init__(self, harness: RpcHarness, kind: str) -> None:
+        self.harness = harness
+        self.chain = harness.chain
         self.kind = kind
-        self.chance = random.Random(f"{SEED} {kind} {len(found.upstreams)}")
-        self.node = found.upstreams[-1]
-        self.bad = found.upstreams[0]
+        self.chance = random.Random(f"{SEED} {kind} {len(harness.upstreams)}")
+        self.node = harness.upstreams[-1]
+        self.bad = harness.upstreams[0]
         self.counts: Counter[str] = Counter()
         self.wrong: list[Any] = []
         if kind == "lies_hash":
@@ -106,7 +106,9 @@ class Chaos:
     async def read(self, client: ChunkedClient, *, settled: bool) -> None:
         method, params = self.call()
         headers = {"Cache_Control": "no-cache"} if self.chance.random() < 0.2 else {}
-        reply = await client.send(self.scene.worker.post(rpc(method, params), network=self.scene.network, **headers))
+        reply = await client.send(
+            self.harness.worker.post(rpc(method, params), network=self.harness.network, **headers)
+        )
         try:
             expected = getattr(self.node, f"_{method}")(params)
         except Refused:
@@ -122,12 +124,12 @@ class Chaos:
             self.counts["young"] += 1
 
     async def run(self, reads: int) -> None:
-        clients = [await self.scene.worker.connect() for _ in range(CLIENTS)]
+        clients = [await self.harness.worker.connect() for _ in range(CLIENTS)]
         try:
             while self.counts.total() < reads and not self.wrong:
                 self.step()
                 await self._reads(clients, READS_PER_STEP // 3, settled=False)
-                await self.scene.look()
+                await self.harness.look()
                 await self._reads(clients, READS_PER_STEP, settled=True)
         finally:
             for client in clients:
@@ -145,9 +147,9 @@ class Chaos:
 def test_every_read_equals_the_nodes_after_one_poll(count: int, kind: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(count, chain=Chain(head=1000)) as found:
-            chaos = Chaos(found, kind)
-            await found.look()
+        async with rpc_harness(count, chain=Chain(head=1000)) as harness:
+            chaos = Chaos(harness, kind)
+            await harness.look()
             await chaos.run(READS)
             print(f"{count} upstreams, one {kind}: {dict(chaos.counts)}, {len(chaos.wrong)} wrong")
             assert chaos.wrong == []

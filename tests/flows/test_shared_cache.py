@@ -13,7 +13,7 @@ import pytest
 
 from proxy.store.cache import LOOK_S, QUEUE, SharedReplies
 from tests.redis_server import RedisServer, redis_server, require_redis
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain
 from tests.service import until
 from tests.web.worker import TEST, on_uvloop
@@ -29,20 +29,22 @@ def _redis() -> None:
 
 
 @asynccontextmanager
-async def hosts(redis: RedisServer, *networks: str | None, chain: Chain | None = None) -> AsyncIterator[list[Scene]]:
+async def hosts(
+    redis: RedisServer, *networks: str | None, chain: Chain | None = None
+) -> AsyncIterator[list[RpcHarness]]:
     """A worker each, of one chain, with nothing in common but the Redis."""
     chain = chain or Chain()
     async with AsyncExitStack() as stack:
         found = []
         for network in networks:
             options: dict[str, Any] = {"network": network} if network else {}
-            started = scene(1, chain=chain, cache={"redis_url": redis.url}, **options)
+            started = rpc_harness(1, chain=chain, cache={"redis_url": redis.url}, **options)
             found.append(await stack.enter_async_context(started))
         yield found
 
 
-async def how(of: Scene, method: str, params: list[Any], **options: Any) -> str:
-    reply = await of.call(method, params, **options)
+async def how(harness: RpcHarness, method: str, params: list[Any], **options: Any) -> str:
+    reply = await harness.call(method, params, **options)
     assert reply.status == 200, reply
     assert "result" in reply.json
     return reply.headers.get("x-cache", "")
@@ -169,11 +171,11 @@ def test_redis_that_hangs_costs_one_look_and_not_every_call(tmp_path: Path) -> N
     run()
 
 
-async def _time_calls(of: Scene, first: int, count: int) -> list[float]:
+async def _time_calls(harness: RpcHarness, first: int, count: int) -> list[float]:
     took = []
     for number in range(first, first + count):
         began = time.monotonic()
-        assert await how(of, "eth_getBalance", [ADDRESS, hex(number)]) == "miss"
+        assert await how(harness, "eth_getBalance", [ADDRESS, hex(number)]) == "miss"
         took.append(time.monotonic() - began)
     return took
 

@@ -19,14 +19,14 @@ from eth_abi import encode
 
 from proxy.chains.evm import abi, address, factories, user_operation
 from proxy.settings import load_tables
-from tests.bundler_scene import ScriptedBundler
+from tests.bundler_harness import ScriptedBundler
 from tests.client_scripts import run_script
 from tests.database import connected
 from tests.dev.onchain import read, rpc
 from tests.http_client import request
 from tests.rpc_upstreams import Chain, scripted
 from tests.service import Service, until
-from tests.web.worker import worker
+from tests.web.worker import running_worker
 
 # An operation waits for the bundler's next bundle, and the machine may be busy.
 WITHIN_S = 60.0
@@ -246,7 +246,7 @@ async def test_receipt_missing_at_the_bundler_is_read_from_the_chain(bundled: Se
     async with AsyncExitStack() as stack:
         (empty,) = await stack.enter_async_context(scripted(1, Chain(), ScriptedBundler))
         running = await stack.enter_async_context(
-            worker(
+            running_worker(
                 {"dev/mainnet": [bundled.ready["upstream_url"]]},
                 bundlers=[{"network": "dev/mainnet", "url": empty.url}],
             )

@@ -23,14 +23,14 @@ from tests.http_client import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.service import SOON_S, until
 from tests.sockets import HEADS, RawSocket, ScriptedFeed, bare, connected, head, heads, replace_feed
-from tests.web.worker import LIVE, PLENTY, Worker, on_uvloop, worker
+from tests.web.worker import LIVE, PLENTY, Worker, on_uvloop, running_worker
 
 SUBSCRIBE = rpc("eth_subscribe", ["newHeads"])
 
 
 @asynccontextmanager
 async def served(network: str = LIVE, **sections: Any) -> AsyncIterator[tuple[Worker, ScriptedFeed, ScriptedUpstream]]:
-    async with scripted(1, Chain()) as (upstream,), worker({network: [upstream.url]}, **sections) as running:
+    async with scripted(1, Chain()) as (upstream,), running_worker({network: [upstream.url]}, **sections) as running:
         yield running, replace_feed(running, network), upstream
 
 

@@ -20,14 +20,14 @@ from tests.http_client import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted, value_of
 from tests.service import until
 from tests.sockets import RawSocket, bare, connected, handshake, refused, replace_feed
-from tests.web.worker import LIVE, TEST, Worker, on_uvloop, worker
+from tests.web.worker import LIVE, TEST, Worker, on_uvloop, running_worker
 
 BALANCE = ("0x" + "11" * 20, "0x1")
 
 
 @asynccontextmanager
 async def served(**sections: Any) -> AsyncIterator[tuple[Worker, ScriptedUpstream]]:
-    async with scripted(1, Chain()) as (upstream,), worker(upstream.url, **sections) as running:
+    async with scripted(1, Chain()) as (upstream,), running_worker(upstream.url, **sections) as running:
         yield running, upstream
 
 

@@ -12,7 +12,7 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from tests.http_client import Reply, request
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.shapes import conforms
 from tests.spl import TOKEN_2022, Bank
 from tests.svm_upstreams import SvmChain, SvmUpstream
@@ -24,13 +24,13 @@ OTHER = Keypair.from_seed(bytes([8] * 32)).pubkey()
 
 
 class Solana:
-    def __init__(self, found: Scene, bank: Bank) -> None:
-        self.scene = found
+    def __init__(self, harness: RpcHarness, bank: Bank) -> None:
+        self.harness = harness
         self.bank = bank
 
     async def get(self, path: str) -> Reply:
-        async with await self.scene.worker.connect() as client:
-            return await client.send(request("GET", f"/v1{path}", key=self.scene.worker.keys["main"]))
+        async with await self.harness.worker.connect() as client:
+            return await client.send(request("GET", f"/v1{path}", key=self.harness.worker.keys["main"]))
 
     async def balances(self, owner: Any = OWNER, query: str = "") -> Any:
         reply = await self.get(f"/tokens/solana/balances/{owner}{query}")
@@ -46,14 +46,14 @@ class Solana:
 @asynccontextmanager
 async def solana(**sections: Any) -> AsyncIterator[Solana]:
     chain = SvmChain()
-    async with scene(1, chain=chain, kind=SvmUpstream, network=NETWORK, **sections) as found:
-        yield Solana(found, Bank(chain.machine))
+    async with rpc_harness(1, chain=chain, kind=SvmUpstream, network=NETWORK, **sections) as harness:
+        yield Solana(harness, Bank(chain.machine))
 
 
 @on_uvloop
 async def test_balances_of_both_programs_are_listed_with_their_names() -> None:
-    async with solana() as found:
-        bank = found.bank
+    async with solana() as api:
+        bank = api.bank
         dollar, bare = bank.new_mint(6), bank.new_mint(9)
         new = bank.new_named_mint(2, "New Coin\u202e", "NEW")
         bank.name(dollar, "Dollar", "USD")
@@ -61,10 +61,10 @@ async def test_balances_of_both_programs_are_listed_with_their_names() -> None:
         bank.give(bare, OWNER, 2**64 - 1)
         bank.give(new, OWNER, 12_345, TOKEN_2022)
         bank.give(dollar, OTHER, 7)
-        listed = await found.balances()
+        listed = await api.balances()
         assert listed["address"] == str(OWNER)
         assert listed["total"] == 3
-        assert listed["as_of_block"] == found.scene.chain.head + 32
+        assert listed["as_of_block"] == api.harness.chain.head + 32
         shown = [
             (t["contract"], t["name"], t["symbol"], t["decimals"], t["formatted_balance"]) for t in listed["tokens"]
         ]
@@ -77,23 +77,23 @@ async def test_balances_of_both_programs_are_listed_with_their_names() -> None:
 
 @on_uvloop
 async def test_accounts_of_one_mint_are_summed_and_empty_ones_left_out() -> None:
-    async with solana() as found:
-        mint, empty = found.bank.new_mint(0), found.bank.new_mint(0)
+    async with solana() as api:
+        mint, empty = api.bank.new_mint(0), api.bank.new_mint(0)
         for amount in (1, 20, 0, 300):
-            found.bank.give(mint, OWNER, amount)
-        found.bank.give(empty, OWNER, 0)
-        listed = await found.balances()
+            api.bank.give(mint, OWNER, amount)
+        api.bank.give(empty, OWNER, 0)
+        listed = await api.balances()
         assert [(t["contract"], t["balance"]) for t in listed["tokens"]] == [(str(mint), "321")]
 
 
 @on_uvloop
 async def test_nft_is_not_listed_as_a_balance() -> None:
-    async with solana() as found:
-        nft, coin = found.bank.new_mint(0), found.bank.new_mint(0)
-        found.bank.give(nft, OWNER, 1)
-        found.bank.give(coin, OWNER, 1)
-        found.bank.give(coin, OTHER, 1)
-        assert [t["contract"] for t in (await found.balances())["tokens"]] == [str(coin)]
+    async with solana() as api:
+        nft, coin = api.bank.new_mint(0), api.bank.new_mint(0)
+        api.bank.give(nft, OWNER, 1)
+        api.bank.give(coin, OWNER, 1)
+        api.bank.give(coin, OTHER, 1)
+        assert [t["contract"] for t in (await api.balances())["tokens"]] == [str(coin)]
 
 
 @on_uvloop
@@ -104,22 +104,22 @@ async def test_most_valuable_token_comes_first() -> None:
         {"network": NETWORK, "contract": str(cheap), "usd": "0.5"},
         {"network": NETWORK, "contract": str(dear), "usd": "1000.123456789"},
     ]
-    async with solana(prices={"fixed": fixed}) as found:
-        assert (found.bank.new_mint(6), found.bank.new_mint(6)) == (cheap, dear)  # derived from the same seeds
-        found.bank.give(cheap, OWNER, 10**6)
-        found.bank.give(dear, OWNER, 10**6)
-        tokens = (await found.balances())["tokens"]
+    async with solana(prices={"fixed": fixed}) as api:
+        assert (api.bank.new_mint(6), api.bank.new_mint(6)) == (cheap, dear)  # derived from the same seeds
+        api.bank.give(cheap, OWNER, 10**6)
+        api.bank.give(dear, OWNER, 10**6)
+        tokens = (await api.balances())["tokens"]
         assert [(t["contract"], t["usd_value"]) for t in tokens] == [(str(dear), "1000.12345679"), (str(cheap), "0.50")]
-        assert (await found.metadata(dear))["market_cap_usd"] == "1000.12345679"
+        assert (await api.metadata(dear))["market_cap_usd"] == "1000.12345679"
 
 
 @on_uvloop
 async def test_metadata_combines_the_mint_and_the_metadata_program() -> None:
-    async with solana() as found:
-        mint = found.bank.new_mint(6)
-        found.bank.name(mint, "Dollar", "USD")
-        found.bank.give(mint, OTHER, 25_000_001)
-        assert await found.metadata(mint) == {
+    async with solana() as api:
+        mint = api.bank.new_mint(6)
+        api.bank.name(mint, "Dollar", "USD")
+        api.bank.give(mint, OTHER, 25_000_001)
+        assert await api.metadata(mint) == {
             "contract": str(mint),
             "chain": "solana",
             "name": "Dollar",
@@ -130,56 +130,56 @@ async def test_metadata_combines_the_mint_and_the_metadata_program() -> None:
             "price_usd": None,
             "market_cap_usd": None,
             "logo_url": None,
-            "as_of_block": found.scene.chain.head + 32,
+            "as_of_block": api.harness.chain.head + 32,
         }
 
 
 @on_uvloop
 async def test_name_in_the_mint_takes_precedence() -> None:
-    async with solana() as found:
-        mint = found.bank.new_named_mint(3, "New Coin", "NEW")
-        found.bank.name(mint, "Another", "ELSE")
-        shown = await found.metadata(mint)
+    async with solana() as api:
+        mint = api.bank.new_named_mint(3, "New Coin", "NEW")
+        api.bank.name(mint, "Another", "ELSE")
+        shown = await api.metadata(mint)
         assert (shown["name"], shown["symbol"], shown["decimals"]) == ("New Coin", "NEW", 3)
 
 
 @on_uvloop
 async def test_metadata_of_another_mint_is_ignored() -> None:
-    async with solana() as found:
-        mint = found.bank.new_mint(6)
-        found.bank.name(mint, "Dollar", "USD", about=OTHER)
-        shown = await found.metadata(mint)
+    async with solana() as api:
+        mint = api.bank.new_mint(6)
+        api.bank.name(mint, "Dollar", "USD", about=OTHER)
+        shown = await api.metadata(mint)
         assert (shown["name"], shown["symbol"]) == (None, None)
 
 
 @on_uvloop
 async def test_list_is_paged() -> None:
-    async with solana() as found:
-        mints = sorted(str(found.bank.new_mint(0)) for _ in range(5))
+    async with solana() as api:
+        mints = sorted(str(api.bank.new_mint(0)) for _ in range(5))
         for mint in mints:
-            found.bank.give(Pubkey.from_string(mint), OWNER, 2)
-        pages = [await found.balances(query=f"?page={n}&limit=2") for n in (1, 2, 3, 4)]
+            api.bank.give(Pubkey.from_string(mint), OWNER, 2)
+        pages = [await api.balances(query=f"?page={n}&limit=2") for n in (1, 2, 3, 4)]
         assert [[t["contract"] for t in page["tokens"]] for page in pages] == [mints[:2], mints[2:4], mints[4:], []]
         assert {page["total"] for page in pages} == {5}
 
 
 @on_uvloop
 async def test_owner_of_nothing_has_an_empty_list_and_other_accounts_are_no_mints() -> None:
-    async with solana() as found:
-        assert (await found.balances(OTHER))["tokens"] == []
-        account = found.bank.give(found.bank.new_mint(0), OWNER, 5)
+    async with solana() as api:
+        assert (await api.balances(OTHER))["tokens"] == []
+        account = api.bank.give(api.bank.new_mint(0), OWNER, 5)
         for address in (OTHER, account, OWNER):
-            (await found.get(f"/tokens/solana/metadata/{address}")).fault(404)
+            (await api.get(f"/tokens/solana/metadata/{address}")).fault(404)
 
 
 @pytest.mark.parametrize("address", ["0x" + "11" * 20, "1" * 31, "z" * 44, "name.eth"])
 def test_error_names_the_invalid_address_parameter(address: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with solana() as found:
-            error = (await found.get(f"/tokens/solana/balances/{address}")).fault(400)
+        async with solana() as api:
+            error = (await api.get(f"/tokens/solana/balances/{address}")).fault(400)
             assert "'address'" in error["message"]
-            error = (await found.get(f"/tokens/solana/metadata/{address}")).fault(400)
+            error = (await api.get(f"/tokens/solana/metadata/{address}")).fault(400)
             assert "'contract'" in error["message"]
 
     run()
@@ -187,22 +187,22 @@ def test_error_names_the_invalid_address_parameter(address: str) -> None:
 
 @on_uvloop
 async def test_many_mints_are_read_in_several_calls() -> None:
-    async with solana() as found:
+    async with solana() as api:
         for _ in range(60):
-            found.bank.give(found.bank.new_mint(1), OWNER, 5)
-        assert (await found.balances())["total"] == 60
-        assert found.scene.count("getMultipleAccounts") == 2  # two accounts per mint, at most a hundred per call
+            api.bank.give(api.bank.new_mint(1), OWNER, 5)
+        assert (await api.balances())["total"] == 60
+        assert api.harness.count("getMultipleAccounts") == 2  # two accounts per mint, at most a hundred per call
 
 
 @on_uvloop
 async def test_malformed_result_is_an_error_and_not_an_empty_list() -> None:
-    async with solana() as found:
-        found.bank.give(found.bank.new_mint(1), OWNER, 5)
-        upstream = found.scene.upstreams[0]
+    async with solana() as api:
+        api.bank.give(api.bank.new_mint(1), OWNER, 5)
+        upstream = api.harness.upstreams[0]
         results: tuple[Any, ...] = (None, [], {"context": {"slot": 5}})
         for result in results:
             upstream.answers["getTokenAccountsByOwner"] = partial(lambda result, _: result, result)
-            (await found.get(f"/tokens/solana/balances/{OWNER}")).fault(503)
+            (await api.get(f"/tokens/solana/balances/{OWNER}")).fault(503)
         del upstream.answers["getTokenAccountsByOwner"]
         upstream.answers["getMultipleAccounts"] = lambda _: {"context": {"slot": 5}, "value": []}
-        (await found.get(f"/tokens/solana/balances/{OWNER}")).fault(503)
+        (await api.get(f"/tokens/solana/balances/{OWNER}")).fault(503)

@@ -18,7 +18,7 @@ from proxy.services.tokens import evm_tokens, token_contracts
 from tests.contract_upstreams import CALL_GAS, Contract, Machine, Reverted, answering, burning
 from tests.database import connected, database, server
 from tests.http_client import Reply, request
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.shapes import conforms
@@ -34,14 +34,14 @@ def contract(number: int) -> bytes:
 
 
 class Reads:
-    def __init__(self, found: Scene, machine: Machine, connection: asyncpg.Connection[asyncpg.Record]) -> None:
-        self.scene = found
+    def __init__(self, harness: RpcHarness, machine: Machine, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        self.harness = harness
         self.machine = machine
         self.database = connection
 
     async def get(self, path: str) -> Reply:
-        async with await self.scene.worker.connect() as client:
-            return await client.send(request("GET", f"/v1{path}", key=self.scene.worker.keys["main"]))
+        async with await self.harness.worker.connect() as client:
+            return await client.send(request("GET", f"/v1{path}", key=self.harness.worker.keys["main"]))
 
     async def balances(self, holder: bytes = HOLDER, query: str = "?limit=100", network: str = "ethereum") -> Any:
         reply = await self.get(f"/tokens/{network}/balances/{checksum(holder)}{query}")
@@ -51,7 +51,7 @@ class Reads:
     @property
     def requests(self) -> int:
         """Requests to the upstream so far. No head tracker runs here, so all of them are for reads."""
-        return self.scene.upstreams[0].requests
+        return self.harness.upstreams[0].requests
 
     async def hold(self, contracts: Iterable[bytes], holder: bytes = HOLDER, *, amount: int = 1) -> None:
         rows = [(1, holder, each, amount) for each in contracts]
@@ -62,8 +62,8 @@ class Reads:
 
     async def move(self, block: int) -> None:
         """Move chain and index to this block, and wait until replies are of it."""
-        self.scene.chain.head = block
-        await self.scene.look()
+        self.harness.chain.head = block
+        await self.harness.look()
         await self.index(block)
 
         async def is_there() -> bool:
@@ -76,45 +76,45 @@ class Reads:
 async def reads(url: str, *, indexed: int | None = 1000, **sections: Any) -> AsyncIterator[Reads]:
     """A worker on this database, with its network indexed up to a block."""
     machine = Machine()
-    async with connected(url) as connection, scene(1, network=LIVE, database={"url": url}, **sections) as found:
-        found.upstreams[0].answers["eth_call"] = machine.call
-        await found.worker.app.pool.open()
+    async with connected(url) as connection, rpc_harness(1, network=LIVE, database={"url": url}, **sections) as harness:
+        harness.upstreams[0].answers["eth_call"] = machine.call
+        await harness.worker.app.pool.open()
         if indexed is not None:
             await connection.execute(
                 "insert into followed_networks (network, first_block, block, block_hash) values ($1, 0, $2, '')",
                 LIVE,
                 indexed,
             )
-        yield Reads(found, machine, connection)
+        yield Reads(harness, machine, connection)
 
 
 def test_five_hundred_tokens_cost_two_upstream_calls_and_then_one(database: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with reads(database) as found:
+        async with reads(database) as api:
             for n in range(500):
-                found.machine.token(contract(n), n + 1, f"Coin {n}", f"C{n:03}", n % 30)
-            await found.hold(map(contract, range(500)))
-            before = found.requests
-            first = await found.balances()
+                api.machine.token(contract(n), n + 1, f"Coin {n}", f"C{n:03}", n % 30)
+            await api.hold(map(contract, range(500)))
+            before = api.requests
+            first = await api.balances()
             assert first["total"] == 500
             assert [t["symbol"] for t in first["tokens"]] == [f"C{n:03}" for n in range(100)]
-            assert found.requests - before == 2
-            assert found.machine.sizes == [500, 1500]
-            assert set(found.machine.blocks) == {hex(1000)}
+            assert api.requests - before == 2
+            assert api.machine.sizes == [500, 1500]
+            assert set(api.machine.blocks) == {hex(1000)}
             for page in range(1, 6):
-                assert len((await found.balances(query=f"?limit=100&page={page}"))["tokens"]) == 100
-            assert found.requests - before == 2  # all pages are cut from one list
-            found.scene.chain.head += 1
-            await found.scene.look()
-            await found.index(1001)
-            before = found.requests
+                assert len((await api.balances(query=f"?limit=100&page={page}"))["tokens"]) == 100
+            assert api.requests - before == 2  # all pages are cut from one list
+            api.harness.chain.head += 1
+            await api.harness.look()
+            await api.index(1001)
+            before = api.requests
 
             async def is_newer() -> bool:
-                return bool((await found.balances())["as_of_block"] == 1001)
+                return bool((await api.balances())["as_of_block"] == 1001)
 
             await until(is_newer)
-            assert found.requests - before == 1  # names are cached by now
+            assert api.requests - before == 1  # names are cached by now
 
     run()
 
@@ -122,11 +122,11 @@ def test_five_hundred_tokens_cost_two_upstream_calls_and_then_one(database: str)
 def test_balances_are_read_at_the_block_of_the_index(database: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with reads(database, indexed=950) as found:
-            found.machine.token(contract(1), 5)
-            await found.hold([contract(1)])
-            assert (await found.balances())["as_of_block"] == 950
-            assert set(found.machine.blocks) == {hex(950)}
+        async with reads(database, indexed=950) as api:
+            api.machine.token(contract(1), 5)
+            await api.hold([contract(1)])
+            assert (await api.balances())["as_of_block"] == 950
+            assert set(api.machine.blocks) == {hex(950)}
 
     run()
 
@@ -137,10 +137,10 @@ def test_pruned_block_is_an_error_and_not_an_empty_list(database: str) -> None:
         def pruned(_: list[Any]) -> Any:
             raise Refused(-32000, "missing trie node 1234 (path )")
 
-        async with reads(database, indexed=10) as found:
-            await found.hold([contract(1)])
-            found.scene.upstreams[0].answers["eth_call"] = pruned
-            (await found.get(f"/tokens/ethereum/balances/{checksum(HOLDER)}")).fault(503)
+        async with reads(database, indexed=10) as api:
+            await api.hold([contract(1)])
+            api.harness.upstreams[0].answers["eth_call"] = pruned
+            (await api.get(f"/tokens/ethereum/balances/{checksum(HOLDER)}")).fault(503)
 
     run()
 
@@ -148,11 +148,11 @@ def test_pruned_block_is_an_error_and_not_an_empty_list(database: str) -> None:
 def test_network_without_an_index_is_an_error_and_not_an_empty_list(database: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with reads(database, indexed=None) as found:
+        async with reads(database, indexed=None) as api:
             for path in (f"/tokens/ethereum/balances/{checksum(HOLDER)}", f"/nfts/ethereum/owned/{checksum(HOLDER)}"):
-                assert "not indexed" in (await found.get(path)).fault(503)["message"]
-        async with reads(database, indexed=None, follower={"networks": ["dev/mainnet"]}) as found:
-            assert "not configured to be followed" in (await found.get(path)).fault(404)["message"]
+                assert "not indexed" in (await api.get(path)).fault(503)["message"]
+        async with reads(database, indexed=None, follower={"networks": ["dev/mainnet"]}) as api:
+            assert "not configured to be followed" in (await api.get(path)).fault(404)["message"]
 
     run()
 
@@ -160,19 +160,19 @@ def test_network_without_an_index_is_an_error_and_not_an_empty_list(database: st
 def test_hundred_concurrent_requests_share_one_read(database: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with reads(database) as found:
+        async with reads(database) as api:
             for n in range(3):
-                found.machine.token(contract(n), n + 1)
-            await found.hold(map(contract, range(3)))
+                api.machine.token(contract(n), n + 1)
+            await api.hold(map(contract, range(3)))
             for path, calls in (
                 (f"/tokens/ethereum/balances/{checksum(HOLDER)}", 2),
                 (f"/tokens/ethereum/metadata/{checksum(contract(1))}", 1),
             ):
-                before = found.requests
-                replies = await asyncio.gather(*(found.get(path) for _ in range(100)))
+                before = api.requests
+                replies = await asyncio.gather(*(api.get(path) for _ in range(100)))
                 assert {reply.status for reply in replies} == {200}
                 assert len({reply.body for reply in replies}) == 1
-                assert found.requests - before == calls
+                assert api.requests - before == calls
 
     run()
 
@@ -182,25 +182,25 @@ def test_hostile_tokens_do_not_affect_others(database: str) -> None:
 
     @on_uvloop
     async def run() -> None:
-        async with reads(database) as found:
+        async with reads(database) as api:
             for n in range(8):
-                found.machine.token(contract(n), 10**18, f"Coin {n}", f"C{n}")
+                api.machine.token(contract(n), 10**18, f"Coin {n}", f"C{n}")
             balance = abi.word_of(7)
-            found.machine.contracts[contract(0)] = burning
-            found.machine.contracts[contract(1)] = answering({})
-            found.machine.contracts[contract(2)] = answering(
+            api.machine.contracts[contract(0)] = burning
+            api.machine.contracts[contract(1)] = answering({})
+            api.machine.contracts[contract(2)] = answering(
                 {abi.selector("balanceOf(address)"): balance, abi.selector("decimals()"): abi.word_of(256)}
             )
             long = bytes(eth_abi.encode(["string"], ["<script>" * 100_000]))
-            found.machine.contracts[contract(3)] = answering(
+            api.machine.contracts[contract(3)] = answering(
                 {
                     abi.selector("balanceOf(address)"): balance,
                     abi.selector("name()"): long,
                     abi.selector("symbol()"): Reverted(b"no"),
                 }
             )
-            await found.hold(map(contract, range(8)))
-            listed = (await found.balances())["tokens"]
+            await api.hold(map(contract, range(8)))
+            listed = (await api.balances())["tokens"]
             assert [t["symbol"] for t in listed] == ["C4", "C5", "C6", "C7", None, None]
             odd, long_one = listed[4:]
             assert (odd["decimals"], odd["formatted_balance"], odd["balance"]) == (None, None, "7")
@@ -214,7 +214,7 @@ def test_cached_tokens_of_two_networks_are_separate(database: str) -> None:
     async def run() -> None:
         async with reads(database) as one:
             one.machine.token(contract(1), 5, "One", "ONE")
-            cache = one.scene.worker.app.data.cache
+            cache = one.harness.worker.app.data.cache
             await cache.put(
                 "ethereum/sepolia", "token", {contract(1).hex(): {"contract": "0x", "name": "Other"}}, ttl_s=60
             )
@@ -232,15 +232,15 @@ def test_truncated_list_leaves_out_zero_balances_first(database: str, monkeypatc
 
     @on_uvloop
     async def run() -> None:
-        async with reads(database) as found:
+        async with reads(database) as api:
             for n in range(8):
-                found.machine.token(contract(n), 5, symbol=f"C{n}")
-            await found.hold(map(contract, range(4)), amount=0)
-            listed = await found.balances()
+                api.machine.token(contract(n), 5, symbol=f"C{n}")
+            await api.hold(map(contract, range(4)), amount=0)
+            listed = await api.balances()
             assert ([t["symbol"] for t in listed["tokens"]], "truncated" in listed) == (["C0", "C1", "C2", "C3"], False)
-            await found.hold(map(contract, range(4, 7)))
-            await found.move(1001)
-            listed = await found.balances()
+            await api.hold(map(contract, range(4, 7)))
+            await api.move(1001)
+            listed = await api.balances()
             assert [t["symbol"] for t in listed["tokens"]] == ["C0", "C4", "C5", "C6"]
             assert (listed["total"], listed["truncated"]) == (4, True)
 
@@ -250,16 +250,16 @@ def test_truncated_list_leaves_out_zero_balances_first(database: str, monkeypatc
 def test_cached_list_of_a_replaced_block_is_not_served(database: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with reads(database) as found:
-            found.machine.token(contract(1), 5)
-            await found.hold([contract(1)])
-            found.machine.token(contract(2), 7)
-            assert (await found.balances())["total"] == 1
-            await found.hold([contract(2)])
-            await found.database.execute("update followed_networks set block_hash = $1", b"\x07" * 32)
+        async with reads(database) as api:
+            api.machine.token(contract(1), 5)
+            await api.hold([contract(1)])
+            api.machine.token(contract(2), 7)
+            assert (await api.balances())["total"] == 1
+            await api.hold([contract(2)])
+            await api.database.execute("update followed_networks set block_hash = $1", b"\x07" * 32)
 
             async def is_new() -> bool:
-                return bool((await found.balances())["total"] == 2)
+                return bool((await api.balances())["total"] == 2)
 
             await until(is_new, within_s=8.0)
 
@@ -271,18 +271,18 @@ def test_token_without_decimals_is_read_again_soon(database: str, monkeypatch: p
 
     @on_uvloop
     async def run() -> None:
-        async with reads(database) as found:
+        async with reads(database) as api:
             symbol = bytes(eth_abi.encode(["string"], ["C"]))
             answers: dict[bytes, Any] = {
                 abi.selector("balanceOf(address)"): abi.word_of(5),
                 abi.selector("symbol()"): symbol,
             }
-            found.machine.contracts[contract(1)] = answering(answers)
-            await found.hold([contract(1)])
-            assert (await found.balances())["tokens"][0]["decimals"] is None
+            api.machine.contracts[contract(1)] = answering(answers)
+            await api.hold([contract(1)])
+            assert (await api.balances())["tokens"][0]["decimals"] is None
             answers[abi.selector("decimals()")] = abi.word_of(6)
-            await found.move(1001)
-            assert (await found.balances())["tokens"][0]["decimals"] == 6
+            await api.move(1001)
+            assert (await api.balances())["tokens"][0]["decimals"] == 6
 
     run()
 
@@ -292,21 +292,21 @@ def test_ens_name_is_accepted_for_a_contract(database: str) -> None:
 
     @on_uvloop
     async def run() -> None:
-        async with reads(database) as found:
-            registry = found.scene.route.network.facts.ens
+        async with reads(database) as api:
+            registry = api.harness.route.network.facts.ens
             assert registry is not None
             node, token = ens.namehash("token.example.eth"), abi.word_of(int.from_bytes(contract(1), "big"))
             resolved = abi.word_of(int.from_bytes(resolver, "big"))
-            found.machine.contracts[bytes.fromhex(registry[2:])] = when(ens.ask_registry(node), resolved)
-            found.machine.contracts[resolver] = when(ens.ask_resolver(node), token)
-            found.machine.token(contract(1), 5, "One", "ONE")
-            shown = conforms((await found.get("/tokens/ethereum/metadata/token.example.eth")).json, "TokenMetadata")
+            api.machine.contracts[bytes.fromhex(registry[2:])] = when(ens.ask_registry(node), resolved)
+            api.machine.contracts[resolver] = when(ens.ask_resolver(node), token)
+            api.machine.token(contract(1), 5, "One", "ONE")
+            shown = conforms((await api.get("/tokens/ethereum/metadata/token.example.eth")).json, "TokenMetadata")
             assert (shown["name"], shown["contract"]) == ("One", checksum(contract(1)))
-            collection_of(found.machine, "", supply=abi.word_of(1))
-            shown = conforms((await found.get("/nfts/ethereum/collection/token.example.eth")).json, "NftCollection")
+            collection_of(api.machine, "", supply=abi.word_of(1))
+            shown = conforms((await api.get("/nfts/ethereum/collection/token.example.eth")).json, "NftCollection")
             assert (shown["name"], shown["contract"]) == ("Valves", checksum(contract(1)))
             for path in ("/tokens/ethereum/metadata/unknown.eth", "/nfts/ethereum/metadata/unknown.eth/1"):
-                assert "'contract'" in (await found.get(path)).fault(404)["message"]
+                assert "'contract'" in (await api.get(path)).fault(404)["message"]
 
     run()
 
@@ -328,13 +328,13 @@ def test_logo_comes_from_the_token_lists(database: str) -> None:
         (chain_id, listed), logo = next(iter(TABLES.logos.items()))
         assert chain_id == 1
         token, other = bytes.fromhex(listed[2:]), contract(1)
-        async with reads(database) as found:
-            found.machine.token(token, 5)
-            found.machine.token(other, 5)
-            await found.hold([token, other])
-            logos = {item["contract"]: item["logo_url"] for item in (await found.balances())["tokens"]}
+        async with reads(database) as api:
+            api.machine.token(token, 5)
+            api.machine.token(other, 5)
+            await api.hold([token, other])
+            logos = {item["contract"]: item["logo_url"] for item in (await api.balances())["tokens"]}
             assert logos == {checksum(token): logo, checksum(other): None}
-            metadata = conforms((await found.get(f"/tokens/ethereum/metadata/{listed}")).json, "TokenMetadata")
+            metadata = conforms((await api.get(f"/tokens/ethereum/metadata/{listed}")).json, "TokenMetadata")
             assert metadata["logo_url"] == logo
 
     run()
@@ -343,9 +343,9 @@ def test_logo_comes_from_the_token_lists(database: str) -> None:
 def test_unavailable_database_is_a_503(database: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(1, network=LIVE) as found, await found.worker.connect() as client:
+        async with rpc_harness(1, network=LIVE) as harness, await harness.worker.connect() as client:
             path = f"/v1/tokens/ethereum/balances/{checksum(HOLDER)}"
-            (await client.send(request("GET", path, key=found.worker.keys["main"]))).fault(503)
+            (await client.send(request("GET", path, key=harness.worker.keys["main"]))).fault(503)
 
     run()
 
@@ -417,10 +417,10 @@ def test_collection_has_the_texts_of_its_document_and_the_marketplaces_floor_pri
         fixed = {"sources": ["fixed"], "fixed": [{"network": LIVE, "contract": "", "usd": "2000"}]}
         async with (
             marketplace(reply_to) as url,
-            reads(database, prices=fixed, nfts={"floor_url": f"{url}/{{chain_id}}/{{contract}}"}) as found,
+            reads(database, prices=fixed, nfts={"floor_url": f"{url}/{{chain_id}}/{{contract}}"}) as api,
         ):
-            collection_of(found.machine, DOCUMENT, supply=abi.word_of(2**53 - 1))
-            reply = await found.get(f"/nfts/ethereum/collection/{checksum(contract(1))}")
+            collection_of(api.machine, DOCUMENT, supply=abi.word_of(2**53 - 1))
+            reply = await api.get(f"/nfts/ethereum/collection/{checksum(contract(1))}")
             assert conforms(reply.json, "NftCollection") == {
                 "contract": checksum(contract(1)),
                 "chain": "ethereum",
@@ -443,9 +443,9 @@ def test_collection_has_the_texts_of_its_document_and_the_marketplaces_floor_pri
 def test_supply_too_large_for_a_json_number_is_null(database: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with reads(database) as found:
-            collection_of(found.machine, "", supply=abi.word_of(2**256 - 1))
-            reply = await found.get(f"/nfts/ethereum/collection/{checksum(contract(1))}")
+        async with reads(database) as api:
+            collection_of(api.machine, "", supply=abi.word_of(2**256 - 1))
+            reply = await api.get(f"/nfts/ethereum/collection/{checksum(contract(1))}")
             assert conforms(reply.json, "NftCollection")["total_supply"] is None
 
     run()

@@ -13,7 +13,7 @@ import pytest
 from proxy.__main__ import main
 from proxy.core.fleet import state_of
 from proxy.services.rpc.tracker import Tracker, start_tracking
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, scripted
 from tests.service import until
 from tests.svm_upstreams import SvmChain, SvmUpstream
@@ -24,14 +24,14 @@ TX = "0x" + "cd" * 32
 FINALITY = 64
 
 
-def states(of: Scene) -> list[str]:
+def states(harness: RpcHarness) -> list[str]:
     now = time.monotonic()
-    return [state_of(upstream.health, now) for upstream in of.route.upstreams]
+    return [state_of(upstream.health, now) for upstream in harness.route.upstreams]
 
 
-def fork(of: Scene, upstream: ScriptedUpstream, depth: int) -> Chain:
+def fork(harness: RpcHarness, upstream: ScriptedUpstream, depth: int) -> Chain:
     """Put one upstream on another branch, which begins so many blocks ago."""
-    chain = of.chain
+    chain = harness.chain
     upstream.chain = Chain(chain.head, chain.name, chain.identity, {chain.head - depth + 1: 1})
     return upstream.chain
 
@@ -45,22 +45,22 @@ def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
 ) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(count) as found:
-            stray = found.upstreams[0]
+        async with rpc_harness(count) as harness:
+            stray = harness.upstreams[0]
             stray.answers["eth_chainId"] = lambda _: "0x539"
             for _ in range(2):
-                found.tracker = Tracker(found.route)
-                await found.look()
-            assert states(found) == ["wrong_chain"] + ["up"] * (count - 1)
+                harness.tracker = Tracker(harness.route)
+                await harness.look()
+            assert states(harness) == ["wrong_chain"] + ["up"] * (count - 1)
             for _ in range(10):
-                reply = await found.call("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")
+                reply = await harness.call("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")
                 assert reply.status == (200 if count > 1 else 503)
             assert stray.count("eth_getBalance") == 0
-            assert found.route.heads.tip == found.chain.head
+            assert harness.route.heads.tip == harness.chain.head
             del stray.answers["eth_chainId"]
-            await found.look()
-            assert states(found) == ["up"] * count
-            assert (await found.call("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")).status == 200
+            await harness.look()
+            assert states(harness) == ["up"] * count
+            assert (await harness.call("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")).status == 200
 
     with caplog.at_level(logging.INFO, logger="penstock.heads"):
         run()
@@ -69,18 +69,18 @@ def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
 
 @on_uvloop
 async def test_upstream_gets_no_call_before_it_has_named_its_chain() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
         upstream.held = {"eth_chainId"}
         async with asyncio.TaskGroup() as group:
-            starting = group.create_task(start_tracking([found.tracker], found.worker.app.tasks))
+            starting = group.create_task(start_tracking([harness.tracker], harness.worker.app.tasks))
             await until(lambda: upstream.count("eth_chainId") > 1)
-            assert states(found) == ["unchecked"]
-            assert (await found.call("eth_gasPrice")).status == 503
+            assert states(harness) == ["unchecked"]
+            assert (await harness.call("eth_gasPrice")).status == 503
             assert not starting.done()
             upstream.gate.set()
-        assert states(found) == ["up"]
-        assert (await found.call("eth_gasPrice")).status == 200
+        assert states(harness) == ["up"]
+        assert (await harness.call("eth_gasPrice")).status == 200
 
 
 @on_uvloop
@@ -88,24 +88,24 @@ async def test_upstream_that_does_not_name_its_chain_is_used() -> None:
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32601, "the method eth_chainId does not exist")
 
-    async with scene(1) as found:
-        found.upstreams[0].answers["eth_chainId"] = refuse
-        found.tracker.withhold()
-        await found.look()
-        assert states(found) == ["up"]
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].answers["eth_chainId"] = refuse
+        harness.tracker.withhold()
+        await harness.look()
+        assert states(harness) == ["up"]
 
 
 @on_uvloop
 async def test_solana_upstream_of_another_cluster_gets_no_calls() -> None:
-    async with scene(2, network="solana/devnet", chain=SvmChain(), kind=SvmUpstream) as found:
-        stray = found.upstreams[0]
+    async with rpc_harness(2, network="solana/devnet", chain=SvmChain(), kind=SvmUpstream) as harness:
+        stray = harness.upstreams[0]
         stray.answers["getGenesisHash"] = lambda _: "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d"
-        found.tracker = Tracker(found.route)
-        await found.look()
-        assert states(found) == ["wrong_chain", "up"]
+        harness.tracker = Tracker(harness.route)
+        await harness.look()
+        assert states(harness) == ["wrong_chain", "up"]
         before = stray.count("getBlockHeight")
         for _ in range(6):
-            await found.result("getBlockHeight", Cache_Control="no-cache")
+            await harness.result("getBlockHeight", Cache_Control="no-cache")
         assert stray.count("getBlockHeight") == before
 
 
@@ -138,11 +138,11 @@ def test_check_connect_fails_for_an_upstream_of_another_chain(
 # Another branch
 
 
-async def hashes_at(of: Scene, heights: range) -> list[set[str]]:
+async def hashes_at(harness: RpcHarness, heights: range) -> list[set[str]]:
     """The hashes that clients get for each height in several reads."""
     return [
         {
-            (await of.result("eth_getBlockByNumber", [hex(height), False], Cache_Control="no-cache"))["hash"]
+            (await harness.result("eth_getBlockByNumber", [hex(height), False], Cache_Control="no-cache"))["hash"]
             for _ in range(4)
         }
         for height in heights
@@ -154,20 +154,20 @@ async def hashes_at(of: Scene, heights: range) -> list[set[str]]:
 def test_upstream_on_another_branch_than_the_two_others_gets_no_calls(depth: int, place: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(3) as found:
-            forked = fork(found, found.upstreams[place], depth)
-            await found.look()
-            assert states(found) == ["forked" if index == place else "up" for index in range(3)]
-            heights = range(found.chain.head - 5, found.chain.head + 1)
-            assert await hashes_at(found, heights) == [{found.chain.hash_of(height)} for height in heights]
+        async with rpc_harness(3) as harness:
+            forked = fork(harness, harness.upstreams[place], depth)
+            await harness.look()
+            assert states(harness) == ["forked" if index == place else "up" for index in range(3)]
+            heights = range(harness.chain.head - 5, harness.chain.head + 1)
+            assert await hashes_at(harness, heights) == [{harness.chain.hash_of(height)} for height in heights]
             # It stays out while both branches grow, at its own pace, and comes back when it is on ours.
             forked.head += 1
-            found.chain.head += 1
-            await found.look()
-            assert states(found)[place] == "forked"
-            found.upstreams[place].chain = found.chain
-            await found.look()
-            assert states(found) == ["up"] * 3
+            harness.chain.head += 1
+            await harness.look()
+            assert states(harness)[place] == "forked"
+            harness.upstreams[place].chain = harness.chain
+            await harness.look()
+            assert states(harness) == ["up"] * 3
 
     run()
 
@@ -178,80 +178,80 @@ def test_one_of_two_that_finality_contradicts_gets_no_calls(place: int) -> None:
 
     @on_uvloop
     async def run() -> None:
-        async with scene(2) as found:
-            fork(found, found.upstreams[place], FINALITY + 10).head += 1
-            await found.look()
-            assert states(found) == ["forked" if index == place else "up" for index in range(2)]
+        async with rpc_harness(2) as harness:
+            fork(harness, harness.upstreams[place], FINALITY + 10).head += 1
+            await harness.look()
+            assert states(harness) == ["forked" if index == place else "up" for index in range(2)]
             # Nor does it when it is the only one left.
-            found.upstreams[1 - place].held = {"eth_getBlockByNumber", "eth_chainId"}
-            await found.look()
-            assert states(found)[place] == "forked"
-            found.upstreams[1 - place].gate.set()
+            harness.upstreams[1 - place].held = {"eth_getBlockByNumber", "eth_chainId"}
+            await harness.look()
+            assert states(harness)[place] == "forked"
+            harness.upstreams[1 - place].gate.set()
 
     run()
 
 
 @on_uvloop
 async def test_of_two_short_branches_the_longer_is_used_and_the_other_when_it_is_left_alone() -> None:
-    async with scene(2) as found:
-        fork(found, found.upstreams[1], 2).head += 1
-        await found.look()
-        assert states(found) == ["forked", "up"]
-        found.upstreams[1].held = {"eth_getBlockByNumber", "eth_chainId"}
-        await found.look()
-        await found.look()
-        assert states(found)[0] == "up"
-        found.upstreams[1].gate.set()
+    async with rpc_harness(2) as harness:
+        fork(harness, harness.upstreams[1], 2).head += 1
+        await harness.look()
+        assert states(harness) == ["forked", "up"]
+        harness.upstreams[1].held = {"eth_getBlockByNumber", "eth_chainId"}
+        await harness.look()
+        await harness.look()
+        assert states(harness)[0] == "up"
+        harness.upstreams[1].gate.set()
 
 
 @on_uvloop
 async def test_replies_of_an_upstream_that_turns_out_to_be_on_another_branch_are_discarded() -> None:
-    async with scene(3) as found:
-        fork(found, found.upstreams[0], 100)
-        heights = range(found.chain.head - 95, found.chain.head - 70)
+    async with rpc_harness(3) as harness:
+        fork(harness, harness.upstreams[0], 100)
+        heights = range(harness.chain.head - 95, harness.chain.head - 70)
 
         async def wrong() -> int:
-            hashes = [(await found.result("eth_getBlockByNumber", [hex(n), False]))["hash"] for n in heights]
-            return sum(a != found.chain.hash_of(n) for n, a in zip(heights, hashes, strict=True))
+            hashes = [(await harness.result("eth_getBlockByNumber", [hex(n), False]))["hash"] for n in heights]
+            return sum(a != harness.chain.hash_of(n) for n, a in zip(heights, hashes, strict=True))
 
         assert await wrong() > 0
-        await found.look()
+        await harness.look()
         assert await wrong() == 0
 
 
 @on_uvloop
 async def test_upstream_that_is_behind_is_compared_at_its_own_height() -> None:
-    async with scene(3, rpc={"lag_s": 600}) as found:
-        fork(found, found.upstreams[1], 30)
-        found.upstreams[1].behind = found.upstreams[2].behind = 10
-        found.chain.head += 1
-        await found.look()
-        assert states(found) == ["up", "forked", "up"]
+    async with rpc_harness(3, rpc={"lag_s": 600}) as harness:
+        fork(harness, harness.upstreams[1], 30)
+        harness.upstreams[1].behind = harness.upstreams[2].behind = 10
+        harness.chain.head += 1
+        await harness.look()
+        assert states(harness) == ["up", "forked", "up"]
 
 
 # Reorganisations
 
 
-def reads(of: Scene) -> list[tuple[str, list[Any]]]:
+def reads(harness: RpcHarness) -> list[tuple[str, list[Any]]]:
     return [
         ("eth_getBalance", [ADDRESS, "latest"]),
         ("eth_getTransactionReceipt", [TX]),
         ("eth_getBlockByNumber", ["latest", False]),
-        ("eth_getBlockByNumber", [hex(of.chain.head), False]),
-        ("eth_getLogs", [{"fromBlock": hex(of.chain.head - 2)}]),
+        ("eth_getBlockByNumber", [hex(harness.chain.head), False]),
+        ("eth_getLogs", [{"fromBlock": hex(harness.chain.head - 2)}]),
         ("eth_blockNumber", []),
     ]
 
 
-async def check(of: Scene, calls: list[tuple[str, list[Any]]]) -> None:
+async def check(harness: RpcHarness, calls: list[tuple[str, list[Any]]]) -> None:
     """Compare each read with what the node itself replies."""
     for method, params in calls:
-        node = getattr(of.upstreams[0], f"_{method}")
+        node = getattr(harness.upstreams[0], f"_{method}")
         try:
             expected = node(params)
         except Refused:
             continue
-        assert await of.result(method, params) == expected, (method, params)
+        assert await harness.result(method, params) == expected, (method, params)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -260,17 +260,17 @@ async def check(of: Scene, calls: list[tuple[str, list[Any]]]) -> None:
 def test_nothing_from_before_a_reorganisation_is_returned_after_one_look(count: int, depth: int, lower: bool) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(count) as found:
-            found.chain.mined[TX] = found.chain.head
-            calls = reads(found)
+        async with rpc_harness(count) as harness:
+            harness.chain.mined[TX] = harness.chain.head
+            calls = reads(harness)
             for _ in range(2):
-                await check(found, calls)
-            found.chain.reorganise(depth)
+                await check(harness, calls)
+            harness.chain.reorganise(depth)
             if lower:
-                found.chain.head -= depth
-            found.chain.mined.clear()
-            await found.look()
-            await check(found, calls)
+                harness.chain.head -= depth
+            harness.chain.mined.clear()
+            await harness.look()
+            await check(harness, calls)
 
     run()
 
@@ -280,59 +280,59 @@ def test_nothing_from_before_a_reorganisation_is_returned_after_one_look(count: 
 def test_replies_read_before_the_hash_of_their_block_was_seen_are_discarded_with_it(count: int, reader: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(count) as found:
-            found.chain.head += 1
-            found.chain.mined[TX] = found.chain.head
+        async with rpc_harness(count) as harness:
+            harness.chain.head += 1
+            harness.chain.mined[TX] = harness.chain.head
             # A client learns of the new block before the tracker does.
-            await found.call(reader, [TX] if "Receipt" in reader else [], Cache_Control="no-cache")
-            calls = reads(found)
-            await check(found, calls)
-            found.chain.reorganise(1)
-            await found.look()
-            await check(found, calls)
+            await harness.call(reader, [TX] if "Receipt" in reader else [], Cache_Control="no-cache")
+            calls = reads(harness)
+            await check(harness, calls)
+            harness.chain.reorganise(1)
+            await harness.look()
+            await check(harness, calls)
 
     run()
 
 
 @on_uvloop
 async def test_tip_that_goes_back_is_seen_by_the_other_workers() -> None:
-    async with scene(2) as found:
-        state = found.route.state
-        state.shared_head.publish(found.chain.head - 2, 7, is_lower=True)
-        await found.call("eth_gasPrice")
-        assert state.heads.tip == found.chain.head - 2
-        state.shared_head.publish(found.chain.head - 3)
-        await found.call("eth_gasPrice")
-        assert state.heads.tip == found.chain.head - 2
+    async with rpc_harness(2) as harness:
+        state = harness.route.state
+        state.shared_head.publish(harness.chain.head - 2, 7, is_lower=True)
+        await harness.call("eth_gasPrice")
+        assert state.heads.tip == harness.chain.head - 2
+        state.shared_head.publish(harness.chain.head - 3)
+        await harness.call("eth_gasPrice")
+        assert state.heads.tip == harness.chain.head - 2
 
 
 @on_uvloop
 async def test_new_block_discards_recent_replies_once() -> None:
-    async with scene(3) as found:
-        found.chain.head += 1
-        await found.look()
-        moves = found.route.state.replies.moves
+    async with rpc_harness(3) as harness:
+        harness.chain.head += 1
+        await harness.look()
+        moves = harness.route.state.replies.moves
         for _ in range(3):
-            await found.look()
-        assert found.route.state.replies.moves == moves
+            await harness.look()
+        assert harness.route.state.replies.moves == moves
 
 
 @on_uvloop
 async def test_hash_that_another_worker_has_seen_discards_nothing_again() -> None:
-    async with scene(1) as found:
-        state, shared = found.route.state, found.route.state.shared_head
-        found.chain.head += 1
-        await found.look()
+    async with rpc_harness(1) as harness:
+        state, shared = harness.route.state, harness.route.state.shared_head
+        harness.chain.head += 1
+        await harness.look()
         seen = (shared.tip, shared.mark)
-        found.chain.head += 1
-        await found.look()
+        harness.chain.head += 1
+        await harness.look()
         moves = state.replies.moves
-        assert (shared.tip, bool(shared.mark)) == (found.chain.head, True)
+        assert (shared.tip, bool(shared.mark)) == (harness.chain.head, True)
         assert seen[1] != shared.mark
         # As another worker would: it takes over the tip and its mark, and then sees the same block.
-        shared.publish(found.chain.head, shared.mark)
+        shared.publish(harness.chain.head, shared.mark)
         state.catch_up()
-        await found.look()
+        await harness.look()
         assert state.replies.moves == moves + 1
 
 
@@ -341,13 +341,13 @@ async def test_hash_that_another_worker_has_seen_discards_nothing_again() -> Non
 
 @on_uvloop
 async def test_network_in_use_is_polled_every_second_and_an_idle_one_twice_per_block() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
-        assert "every 6 s" in repr(found.tracker)
-        found.watch()
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
+        assert "every 6 s" in repr(harness.tracker)
+        harness.watch()
         await until(lambda: upstream.count("eth_getBlockByNumber") > 1)
-        await found.result("eth_gasPrice")
-        assert "every 1 s" in repr(found.tracker)
+        await harness.result("eth_gasPrice")
+        assert "every 1 s" in repr(harness.tracker)
         before, began = upstream.count("eth_getBlockByNumber"), time.monotonic()
         await until(lambda: upstream.count("eth_getBlockByNumber") >= before + 4)
         assert time.monotonic() - began < 12.0, "an idle network would have taken 18 s or more"
@@ -355,11 +355,11 @@ async def test_network_in_use_is_polled_every_second_and_an_idle_one_twice_per_b
 
 @on_uvloop
 async def test_upstream_that_hangs_does_not_delay_the_next_poll_of_the_others() -> None:
-    async with scene(2) as found:
-        hanging, other = found.upstreams
+    async with rpc_harness(2) as harness:
+        hanging, other = harness.upstreams
         hanging.held = {"eth_getBlockByNumber"}
-        await found.result("eth_gasPrice")
-        found.watch()
+        await harness.result("eth_gasPrice")
+        harness.watch()
         before = other.count("eth_getBlockByNumber")
         await until(lambda: other.count("eth_getBlockByNumber") >= before + 3)
         assert hanging.count("eth_getBlockByNumber") <= other.count("eth_getBlockByNumber") - before

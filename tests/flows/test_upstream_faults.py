@@ -16,7 +16,7 @@ from proxy.core.routing import FAILURES_IN_A_ROW, HEDGE_CEILING_S
 from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.faults import Mode
 from tests.http_client import Reply
-from tests.rpc_scene import Load, Scene, scene
+from tests.rpc_harness import Load, RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused, ScriptedUpstream, value_of
 from tests.service import until
 from tests.web.worker import on_uvloop
@@ -26,26 +26,26 @@ FAULTS: tuple[Mode, ...] = ("dead", "black_hole", "slow", "reset", "garbage", "h
 ADDRESS = "0x" + "ab" * 20
 
 
-def requests(of: Scene) -> int:
+def requests(harness: RpcHarness) -> int:
     """Reads that were sent to upstreams, with those that never got through."""
-    return sum(proxy.methods["eth_call"] for proxy in of.proxies)
+    return sum(proxy.methods["eth_call"] for proxy in harness.proxies)
 
 
 async def trouble(mode: Mode) -> tuple[Load, float, int]:
     """A load during which the first of three upstreams fails; the requests sent upstream per call of it; and the calls sent to
     the failing upstream from then on."""
-    async with scene(3, faults=True) as found:
-        await found.load(HEALTHY)
-        before = requests(found)
+    async with rpc_harness(3, faults=True) as harness:
+        await harness.load(HEALTHY)
+        before = requests(harness)
         async with asyncio.TaskGroup() as group:
-            loading = group.create_task(found.load(FAULTY))
-            await until(lambda: requests(found) - before > FAULTY // 20, every_s=0.001)
-            await found.proxies[0].switch(mode)
-            since = found.proxies[0].methods["eth_call"]
-            await found.look()
+            loading = group.create_task(harness.load(FAULTY))
+            await until(lambda: requests(harness) - before > FAULTY // 20, every_s=0.001)
+            await harness.proxies[0].switch(mode)
+            since = harness.proxies[0].methods["eth_call"]
+            await harness.look()
         load = loading.result()
         # A dead upstream refuses connections: calls to it never leave the worker and are not counted.
-        return load, (requests(found) - before) / FAULTY, found.proxies[0].methods["eth_call"] - since
+        return load, (requests(harness) - before) / FAULTY, harness.proxies[0].methods["eth_call"] - since
 
 
 @pytest.mark.parametrize("mode", FAULTS)
@@ -68,19 +68,19 @@ def test_reads_go_on_while_one_of_three_upstreams_fails(mode: Mode) -> None:
 def test_upstream_that_is_well_again_is_used_again(mode: Mode) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(3, faults=True) as found:
-            await found.load(100)
-            await found.proxies[0].switch(mode)
-            await found.load(200)
-            assert found.route.upstreams[0].health.pause_s
-            await found.proxies[0].switch("pass")
-            before = found.upstreams[0].count("eth_call")
+        async with rpc_harness(3, faults=True) as harness:
+            await harness.load(100)
+            await harness.proxies[0].switch(mode)
+            await harness.load(200)
+            assert harness.route.upstreams[0].health.pause_s
+            await harness.proxies[0].switch("pass")
+            before = harness.upstreams[0].count("eth_call")
 
             async def is_back() -> bool:
-                await found.look()
-                load = await found.load(20, at_once=4)
+                await harness.look()
+                load = await harness.load(20, at_once=4)
                 assert not load.failed
-                return found.upstreams[0].count("eth_call") > before + 20
+                return harness.upstreams[0].count("eth_call") > before + 20
 
             await until(is_back)
 
@@ -90,15 +90,15 @@ def test_upstream_that_is_well_again_is_used_again(mode: Mode) -> None:
 @on_uvloop
 async def test_two_of_three_that_are_silent_are_passed_by_within_one_call() -> None:
     # In the order of their tiers, so that the two are asked before the third.
-    async with scene(3, faults=True, options=[{"tier": tier} for tier in range(3)]) as found:
-        await found.load(100)
-        for proxy in found.proxies[:2]:
+    async with rpc_harness(3, faults=True, options=[{"tier": tier} for tier in range(3)]) as harness:
+        await harness.load(100)
+        for proxy in harness.proxies[:2]:
             await proxy.switch("black_hole")
-        load = await found.load(40, at_once=1)
+        load = await harness.load(40, at_once=1)
         assert not load.failed
         assert not load.wrong
         assert load.calls == 40
-        assert all(proxy.methods["eth_call"] for proxy in found.proxies)
+        assert all(proxy.methods["eth_call"] for proxy in harness.proxies)
         assert max(load.took_s) < HEDGE_CEILING_S
 
 
@@ -117,40 +117,40 @@ def check_refusals(replies: list[Reply], took_s: list[float]) -> None:
 
 @on_uvloop
 async def test_all_dead_is_answered_at_once_costs_nothing_and_heals() -> None:
-    async with scene(3, faults=True) as found:
+    async with rpc_harness(3, faults=True) as harness:
         # Fewer units and requests than what follows would cost, if it cost anything.
-        found.worker.add_key("small", limits=Limits(20, 200, 0))
-        await found.load(50)
-        for proxy in found.proxies:
+        harness.worker.add_key("small", limits=Limits(20, 200, 0))
+        await harness.load(50)
+        for proxy in harness.proxies:
             await proxy.switch("dead")
-        await found.load(3 * FAILURES_IN_A_ROW)
+        await harness.load(3 * FAILURES_IN_A_ROW)
         replies, took_s = [], []
         for _ in range(200):
             began = time.monotonic()
-            replies.append(await found.call("eth_call", [{"to": ADDRESS}, "latest"], key="small"))
+            replies.append(await harness.call("eth_call", [{"to": ADDRESS}, "latest"], key="small"))
             took_s.append(time.monotonic() - began)
         check_refusals(replies, took_s)
         # Failed calls of free methods do not use up the request limit either.
-        free = [await found.call("eth_chainId", key="small") for _ in range(60)]
+        free = [await harness.call("eth_chainId", key="small") for _ in range(60)]
         assert {reply.status for reply in free} <= {500, 503}
-        for proxy in found.proxies:
+        for proxy in harness.proxies:
             await proxy.switch("pass")
 
         async def is_well() -> bool:
-            await found.look()
-            return (await found.call("eth_call", [{"to": ADDRESS}, "latest"], key="small")).status == 200
+            await harness.look()
+            return (await harness.call("eth_call", [{"to": ADDRESS}, "latest"], key="small")).status == 200
 
         await until(is_well)
 
 
 @on_uvloop
 async def test_all_dead_inside_a_batch_is_an_error_for_each_item_and_costs_nothing() -> None:
-    async with scene(2, faults=True) as found:
-        found.worker.add_key("small", limits=Limits(1000, 200, 0))
-        for proxy in found.proxies:
+    async with rpc_harness(2, faults=True) as harness:
+        harness.worker.add_key("small", limits=Limits(1000, 200, 0))
+        for proxy in harness.proxies:
             await proxy.switch("dead")
         for _ in range(20):
-            reply = await found.batch(*[("eth_getBalance", [ADDRESS, "latest"])] * 20, key="small")
+            reply = await harness.batch(*[("eth_getBalance", [ADDRESS, "latest"])] * 20, key="small")
             assert reply.status == 200
             assert [item["error"]["code"] for item in reply.json] == [-32603] * 20
             assert reply.headers["x-compute-units"] == "0"
@@ -158,35 +158,36 @@ async def test_all_dead_inside_a_batch_is_an_error_for_each_item_and_costs_nothi
 
 @on_uvloop
 async def test_silence_of_all_is_answered_when_the_time_is_up_and_then_at_once() -> None:
-    async with scene(2, faults=True, rpc={"call_timeout_s": 0.3}) as found:
-        found.worker.add_key("small", limits=Limits(1000, 200, 0))
-        for proxy in found.proxies:
+    async with rpc_harness(2, faults=True, rpc={"call_timeout_s": 0.3}) as harness:
+        harness.worker.add_key("small", limits=Limits(1000, 200, 0))
+        for proxy in harness.proxies:
             await proxy.switch("black_hole")
         async with asyncio.TaskGroup() as group:
             asked = [
-                group.create_task(found.call("eth_call", [{"data": hex(n)}, "latest"], key="small")) for n in range(20)
+                group.create_task(harness.call("eth_call", [{"data": hex(n)}, "latest"], key="small"))
+                for n in range(20)
             ]
         assert {task.result().status for task in asked} == {504}
         # Calls of one client alone close no upstream to the others: that takes a probe that fails too.
-        await found.look()
+        await harness.look()
         began = time.monotonic()
-        reply = await found.call("eth_call", [{}, "latest"], key="small")
+        reply = await harness.call("eth_call", [{}, "latest"], key="small")
         assert (reply.status, time.monotonic() - began < 0.1) == (503, True)
         assert reply.headers["retry-after"] == "1"
 
 
 @on_uvloop
 async def test_calls_that_time_out_on_every_upstream_open_no_circuit_breaker() -> None:
-    async with scene(2, rpc={"call_timeout_s": 0.5}) as found:
-        for upstream in found.upstreams:
+    async with rpc_harness(2, rpc={"call_timeout_s": 0.5}) as harness:
+        for upstream in harness.upstreams:
             upstream.held = {"debug_traceTransaction"}
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(found.call("debug_traceTransaction", [f"0x{n:064x}"])) for n in range(20)]
+            asked = [group.create_task(harness.call("debug_traceTransaction", [f"0x{n:064x}"])) for n in range(20)]
             await asyncio.sleep(0.1)
-            await found.look()
+            await harness.look()
         assert {task.result().status for task in asked} == {504}
         params = [{}, "latest"]
-        assert await found.result("eth_call", params) == value_of("eth_call", params)
+        assert await harness.result("eth_call", params) == value_of("eth_call", params)
 
 
 # A single upstream
@@ -200,25 +201,25 @@ def test_read_on_the_only_upstream_is_sent_again_when_its_connection_breaks(mode
     @on_uvloop
     async def run() -> None:
         cache = {"enabled": not short, "coalesce": not short}
-        async with scene(1, faults=True, cache=cache) as found:
-            found.proxies[0].reset_after = 0
+        async with rpc_harness(1, faults=True, cache=cache) as harness:
+            harness.proxies[0].reset_after = 0
             for n in range(10):
                 params = [{"data": hex(n)}, "latest"]
-                await found.proxies[0].switch(mode, times=1)
-                assert await found.result("eth_call", params) == value_of("eth_call", params)
-            assert requests(found) == 20
+                await harness.proxies[0].switch(mode, times=1)
+                assert await harness.result("eth_call", params) == value_of("eth_call", params)
+            assert requests(harness) == 20
 
     run()
 
 
 @on_uvloop
 async def test_retries_on_the_only_upstream_stay_within_the_budget() -> None:
-    async with scene(1, faults=True) as found:
-        await found.proxies[0].switch("reset")
-        await found.look()
-        load = await found.load(500)
+    async with rpc_harness(1, faults=True) as harness:
+        await harness.proxies[0].switch("reset")
+        await harness.look()
+        load = await harness.load(500)
         assert len(load.failed) == 500
-        assert requests(found) < 3 * FAILURES_IN_A_ROW + 16 * 3
+        assert requests(harness) < 3 * FAILURES_IN_A_ROW + 16 * 3
 
 
 # Limits and errors that upstreams report
@@ -230,22 +231,22 @@ def test_upstream_gets_no_calls_until_its_retry_after_has_passed(together: bool,
     @on_uvloop
     async def run() -> None:
         # In the order of their tiers, so that the limited one is asked first, however fast the other is.
-        async with scene(2, options=[{"tier": tier} for tier in range(2)]) as found:
-            limited = found.upstreams[0]
+        async with rpc_harness(2, options=[{"tier": tier} for tier in range(2)]) as harness:
+            limited = harness.upstreams[0]
             limited.limited, limited.limited_by = 1_000_000, status
             limited.retry_after = "30" if together else formatdate(time.time() + 30, usegmt=True)
             asked = limited.requests
             for n in range(0, 80, 2):
                 calls = [("eth_call", [{"data": hex(n + more)}, "latest"]) for more in range(2)]
                 if together:
-                    assert all("result" in item for item in (await found.batch(*calls)).json)
+                    assert all("result" in item for item in (await harness.batch(*calls)).json)
                 else:
-                    await found.result(*calls[0])
+                    await harness.result(*calls[0])
             assert limited.requests <= asked + 1
-            health = found.route.upstreams[0].health
+            health = harness.route.upstreams[0].health
             assert (health.bad, health.pause_s) == (0, 0.0)
             assert health.rests_until - time.monotonic() > 25.0
-            await found.look()
+            await harness.look()
             assert limited.requests <= asked + 1
 
     run()
@@ -253,11 +254,11 @@ def test_upstream_gets_no_calls_until_its_retry_after_has_passed(together: bool,
 
 @on_uvloop
 async def test_own_limit_of_an_upstream_is_kept() -> None:
-    async with scene(2, options=[{"requests_per_second": 10.0}]) as found:
+    async with rpc_harness(2, options=[{"requests_per_second": 10.0}]) as harness:
         began = time.monotonic()
-        load = await found.load(400)
+        load = await harness.load(400)
         assert not load.failed
-        assert 0 < found.upstreams[0].count("eth_call") <= 10 + 10 * (time.monotonic() - began) + 1
+        assert 0 < harness.upstreams[0].count("eth_call") <= 10 + 10 * (time.monotonic() - began) + 1
 
 
 @pytest.mark.parametrize(
@@ -270,11 +271,11 @@ def test_error_that_is_specific_to_an_upstream_is_retried_on_another(code: int, 
 
     @on_uvloop
     async def run() -> None:
-        async with scene(2) as found:
-            found.upstreams[0].answers["eth_getProof"] = refuse
+        async with rpc_harness(2) as harness:
+            harness.upstreams[0].answers["eth_getProof"] = refuse
             for n in range(20):
-                assert await found.result("eth_getProof", [ADDRESS, [], hex(n)])
-            assert (found.route.upstreams[0].health.bad > 0) is blamed
+                assert await harness.result("eth_getProof", [ADDRESS, [], hex(n)])
+            assert (harness.route.upstreams[0].health.bad > 0) is blamed
 
     run()
 
@@ -289,13 +290,15 @@ def test_call_that_no_upstream_can_answer_takes_none_from_other_callers(code: in
 
     @on_uvloop
     async def run() -> None:
-        async with scene(count) as found:
-            for upstream in found.upstreams:
+        async with rpc_harness(count) as harness:
+            for upstream in harness.upstreams:
                 upstream.answers["eth_call"] = refuse
             for n in range(30):
-                assert (await found.call("eth_call", [{"data": hex(n)}, "latest"])).json["error"]["message"] == message
-            assert await found.result("eth_getBalance", [ADDRESS, "latest"])
-            assert not any(each.health.pause_s for each in found.route.upstreams)
+                assert (await harness.call("eth_call", [{"data": hex(n)}, "latest"])).json["error"][
+                    "message"
+                ] == message
+            assert await harness.result("eth_getBalance", [ADDRESS, "latest"])
+            assert not any(each.health.pause_s for each in harness.route.upstreams)
 
     run()
 
@@ -313,15 +316,15 @@ class Picky(ScriptedUpstream):
 def test_request_that_every_upstream_refuses_takes_none_from_other_callers(together: bool) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(3, kind=Picky) as found:
+        async with rpc_harness(3, kind=Picky) as harness:
             for n in range(0, 40, 2):
                 calls = [("eth_call", [{"data": f"select 1 {n + more}"}, "latest"]) for more in range(2)]
                 if together:
-                    assert all("error" in item for item in (await found.batch(*calls)).json)
+                    assert all("error" in item for item in (await harness.batch(*calls)).json)
                 else:
-                    (await found.call(*calls[0])).fault(500)
-            assert await found.result("eth_getBalance", [ADDRESS, "latest"])
-            assert not any(each.health.pause_s for each in found.route.upstreams)
+                    (await harness.call(*calls[0])).fault(500)
+            assert await harness.result("eth_getBalance", [ADDRESS, "latest"])
+            assert not any(each.health.pause_s for each in harness.route.upstreams)
 
     run()
 
@@ -332,16 +335,16 @@ def test_result_that_is_too_large_takes_no_upstream_from_other_callers(together:
 
     @on_uvloop
     async def run() -> None:
-        async with scene(2) as found:
-            for upstream in found.upstreams:
+        async with rpc_harness(2) as harness:
+            for upstream in harness.upstreams:
                 upstream.answers["eth_getTransactionReceipt"] = lambda _: whole
             for n in range(3 if together else 6):
                 # A result that names a block is read before it is passed on, and so is held whole.
                 numbers = range(0, 20 if together else 10, 10)
                 calls = [("eth_getTransactionReceipt", [f"0x{n + more:064x}"]) for more in numbers]
-                assert all("error" in item for item in (await found.batch(*calls)).json)
-            assert await found.result("eth_getBalance", [ADDRESS, "latest"])
-            assert not any(each.health.pause_s for each in found.route.upstreams)
+                assert all("error" in item for item in (await harness.batch(*calls)).json)
+            assert await harness.result("eth_getBalance", [ADDRESS, "latest"])
+            assert not any(each.health.pause_s for each in harness.route.upstreams)
 
     run()
 
@@ -351,13 +354,13 @@ async def test_upstream_that_alone_has_trouble_with_every_call_is_left_alone() -
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32603, "Internal error")
 
-    async with scene(3) as found:
-        found.upstreams[0].answers["eth_call"] = refuse
-        load = await found.load(200)
+    async with rpc_harness(3) as harness:
+        harness.upstreams[0].answers["eth_call"] = refuse
+        load = await harness.load(200)
         assert not load.failed
-        health = found.route.upstreams[0].health
+        health = harness.route.upstreams[0].health
         assert health.pause_s
-        assert found.upstreams[0].count("eth_call") == health.bad < 30
+        assert harness.upstreams[0].count("eth_call") == health.bad < 30
 
 
 @on_uvloop
@@ -367,11 +370,11 @@ async def test_error_from_one_upstream_is_returned_when_the_others_fail() -> Non
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32000, "missing trie node 00ff")
 
-    async with scene(2, faults=True) as found:
-        found.upstreams[0].answers["eth_getProof"] = refuse
-        await found.proxies[1].switch("reset")
+    async with rpc_harness(2, faults=True) as harness:
+        harness.upstreams[0].answers["eth_getProof"] = refuse
+        await harness.proxies[1].switch("reset")
         for n in range(3):
-            reply = await found.call("eth_getProof", [ADDRESS, [], hex(n)])
+            reply = await harness.call("eth_getProof", [ADDRESS, [], hex(n)])
             assert reply.status == 200
             assert reply.json["error"] == {"code": -32014, "message": "missing trie node 00ff"}
 
@@ -381,31 +384,31 @@ async def test_error_from_one_upstream_is_returned_when_the_others_fail() -> Non
 
 @on_uvloop
 async def test_batch_goes_out_as_one_request_and_each_item_has_its_own_answer() -> None:
-    async with scene(2) as found:
-        before = sum(each.requests for each in found.upstreams)
+    async with rpc_harness(2) as harness:
+        before = sum(each.requests for each in harness.upstreams)
         calls = [("eth_getBalance", [ADDRESS, hex(n)]) for n in range(20)]
-        reply = await found.batch(*calls)
+        reply = await harness.batch(*calls)
         assert [item["id"] for item in reply.json] == list(range(20))
-        hashes = [found.chain.hash_of(n) for n in range(20)]
+        hashes = [harness.chain.hash_of(n) for n in range(20)]
         assert [item["result"] for item in reply.json] == [value_of("balance", ADDRESS, each) for each in hashes]
-        assert sum(each.requests for each in found.upstreams) - before == 20  # old state: each as an archive read
-        recent = [("eth_getBalance", [ADDRESS, hex(found.chain.head - n)]) for n in range(20)]
-        reply = await found.batch(*recent)
+        assert sum(each.requests for each in harness.upstreams) - before == 20  # old state: each as an archive read
+        recent = [("eth_getBalance", [ADDRESS, hex(harness.chain.head - n)]) for n in range(20)]
+        reply = await harness.batch(*recent)
         assert all("result" in item for item in reply.json)
-        assert sum(each.requests for each in found.upstreams) - before == 21
+        assert sum(each.requests for each in harness.upstreams) - before == 21
 
 
 @pytest.mark.parametrize(("takes", "left"), [(0, 1), (3, 3)])
 def test_upstream_that_refuses_a_batch_is_not_blamed_and_gets_smaller_ones(takes: int, left: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(1) as found:
-            found.upstreams[0].batch = takes
+        async with rpc_harness(1) as harness:
+            harness.upstreams[0].batch = takes
             for turn in range(6):
                 calls = [("eth_call", [{"data": hex(turn * 100 + n)}, "latest"]) for n in range(12)]
-                reply = await found.batch(*calls)
+                reply = await harness.batch(*calls)
                 assert [item["result"] for item in reply.json] == [value_of("eth_call", each) for _, each in calls]
-            upstream = found.route.upstreams[0]
+            upstream = harness.route.upstreams[0]
             assert upstream.batches.of("acc_1") == left
             assert upstream.health.bad == 0
             # Larger batches are tried again later.
@@ -417,27 +420,27 @@ def test_upstream_that_refuses_a_batch_is_not_blamed_and_gets_smaller_ones(takes
 
 @on_uvloop
 async def test_batch_respects_the_deny_list_of_each_upstream() -> None:
-    async with scene(2, options=[{"deny": ["eth_getBalance"]}, {"deny": ["eth_call"]}]) as found:
+    async with rpc_harness(2, options=[{"deny": ["eth_getBalance"]}, {"deny": ["eth_call"]}]) as harness:
         for n in range(20):
-            reply = await found.batch(
+            reply = await harness.batch(
                 *(("eth_call", [{"data": hex(n * 10 + k)}, "latest"]) for k in range(3)),
-                *(("eth_getBalance", [ADDRESS, hex(found.chain.head - k)]) for k in range(3)),
+                *(("eth_getBalance", [ADDRESS, hex(harness.chain.head - k)]) for k in range(3)),
             )
             assert all("result" in item for item in reply.json)
-        assert found.upstreams[0].count("eth_getBalance") == 0
-        assert found.upstreams[1].count("eth_call") == 0
+        assert harness.upstreams[0].count("eth_getBalance") == 0
+        assert harness.upstreams[1].count("eth_call") == 0
 
 
 @pytest.mark.parametrize("mode", ["black_hole", "reset", "garbage", "half"])
 def test_items_of_a_broken_batch_are_retried_one_by_one_on_another_upstream(mode: Mode) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(2, faults=True) as found:
-            await found.load(100)
-            await found.proxies[0].switch(mode)
+        async with rpc_harness(2, faults=True) as harness:
+            await harness.load(100)
+            await harness.proxies[0].switch(mode)
             for turn in range(8):
                 calls = [("eth_call", [{"data": hex(turn * 100 + n), "to": mode}, "latest"]) for n in range(10)]
-                reply = await found.batch(*calls)
+                reply = await harness.batch(*calls)
                 assert [item.get("result") for item in reply.json] == [value_of("eth_call", each) for _, each in calls]
 
     run()
@@ -447,14 +450,14 @@ def test_items_of_a_broken_batch_are_retried_one_by_one_on_another_upstream(mode
 def test_call_that_hangs_on_all_upstreams_is_sent_again_when_one_is_back(count: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(count, faults=True) as found, asyncio.TaskGroup() as group:
-            for proxy in found.proxies:
+        async with rpc_harness(count, faults=True) as harness, asyncio.TaskGroup() as group:
+            for proxy in harness.proxies:
                 await proxy.switch("black_hole")
-            asked = group.create_task(found.call("eth_estimateGas", [{"to": ADDRESS}]))
-            await until(lambda: all(proxy.methods["eth_estimateGas"] for proxy in found.proxies))
-            await found.look()
-            await found.proxies[-1].switch("pass")
-            await found.look()
+            asked = group.create_task(harness.call("eth_estimateGas", [{"to": ADDRESS}]))
+            await until(lambda: all(proxy.methods["eth_estimateGas"] for proxy in harness.proxies))
+            await harness.look()
+            await harness.proxies[-1].switch("pass")
+            await harness.look()
             assert (await asked).status == 200
 
     run()

@@ -16,10 +16,10 @@ from aiohttp import web
 from proxy.services.rpc.tracker import PATIENCE_S, Tracker
 from tests.faults import Mode
 from tests.http_client import rpc
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, scripted
 from tests.service import until
-from tests.web.worker import LIVE, on_uvloop, worker
+from tests.web.worker import LIVE, on_uvloop, running_worker
 
 SEED = 4711
 NO_CACHE: Mapping[str, Any] = {"enabled": False, "coalesce": False}
@@ -37,14 +37,14 @@ def block_ahead(upstream: ScriptedUpstream, lead: int, params: list[Any]) -> dic
     return {**(block or {}), "number": hex(upstream.head + lead)} if params[0] == "latest" else block
 
 
-async def heads_seen(of: Scene, rounds: int, **headers: str) -> list[int]:
+async def heads_seen(harness: RpcHarness, rounds: int, **headers: str) -> list[int]:
     """Heads that one caller reads on one connection, by two methods in turn."""
     heads: list[int] = []
     ways: Sequence[tuple[str, list[Any]]] = (("eth_blockNumber", []), ("eth_getBlockByNumber", ["latest", False]))
-    async with await of.worker.connect() as client:
+    async with await harness.worker.connect() as client:
         for n in range(rounds):
             method, params = ways[n % 2]
-            reply = await client.send(of.worker.post(rpc(method, params), network=of.network, **headers))
+            reply = await client.send(harness.worker.post(rpc(method, params), network=harness.network, **headers))
             if reply.status == 503:  # A refusal is allowed, an older head is not.
                 continue
             result = reply.json["result"]
@@ -58,26 +58,26 @@ def test_head_never_goes_backwards_while_upstreams_advance_out_of_step(cached: b
     async def run() -> None:
         chance = random.Random(SEED)
         # Blocks come far faster here than on the network that this is taken for: it is one that is used to quick ones.
-        async with scene(3, network=QUICK, cache={} if cached else NO_CACHE) as found:
+        async with rpc_harness(3, network=QUICK, cache={} if cached else NO_CACHE) as harness:
             stop = asyncio.Event()
             reached: dict[int, int] = {}
 
             async def advance() -> None:
                 while not stop.is_set():
                     if chance.random() < 0.3:
-                        found.chain.head += 1
-                    for each in found.upstreams:
+                        harness.chain.head += 1
+                    for each in harness.upstreams:
                         # A node that is behind stays there or catches up: its own head does not go back.
-                        lead = found.chain.head - reached.get(each.port, 0)
+                        lead = harness.chain.head - reached.get(each.port, 0)
                         each.behind = max(0, min(2, lead, each.behind + chance.choice((-1, 0, 1))))
                         reached[each.port] = each.head
                     if chance.random() < 0.3:
-                        await found.look()
+                        await harness.look()
                     await asyncio.sleep(0.002)
 
             async with asyncio.TaskGroup() as group:
                 moving = group.create_task(advance())
-                asking = [group.create_task(heads_seen(found, 700)) for _ in range(3)]
+                asking = [group.create_task(heads_seen(harness, 700)) for _ in range(3)]
                 await asyncio.wait(asking)
                 stop.set()
                 await moving
@@ -95,21 +95,21 @@ def test_head_never_goes_backwards_while_upstreams_advance_out_of_step(cached: b
 def test_wrong_head_of_one_upstream_is_ignored(mode: Mode, count: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(count, faults=True, cache=NO_CACHE) as found:
-            await found.proxies[0].switch(mode)
+        async with rpc_harness(count, faults=True, cache=NO_CACHE) as harness:
+            await harness.proxies[0].switch(mode)
             for _ in range(12):
-                found.chain.head += 1
-                await found.look()
-                heads = await heads_seen(found, 20)
-                assert set(heads) == {found.chain.head}
-            health = found.route.upstreams[0].health
+                harness.chain.head += 1
+                await harness.look()
+                heads = await heads_seen(harness, 20)
+                assert set(heads) == {harness.chain.head}
+            health = harness.route.upstreams[0].health
             assert health.lagging
-            before = found.upstreams[0].count("eth_call")
-            load = await found.load(60)
+            before = harness.upstreams[0].count("eth_call")
+            load = await harness.load(60)
             assert not load.failed
-            assert found.upstreams[0].count("eth_call") == before
-            await found.proxies[0].switch("pass")
-            await found.look()
+            assert harness.upstreams[0].count("eth_call") == before
+            await harness.proxies[0].switch("pass")
+            await harness.look()
             assert not health.lagging
 
     run()
@@ -117,11 +117,11 @@ def test_wrong_head_of_one_upstream_is_ignored(mode: Mode, count: int) -> None:
 
 @on_uvloop
 async def test_wrong_head_in_the_first_reply_is_corrected() -> None:
-    async with scene(3, faults=True, cache=NO_CACHE) as found:
-        await found.proxies[0].switch("high_head")
+    async with rpc_harness(3, faults=True, cache=NO_CACHE) as harness:
+        await harness.proxies[0].switch("high_head")
         for _ in range(30):
-            assert await heads_seen(found, 2) == [found.chain.head] * 2
-        assert found.route.heads.tip == found.chain.head
+            assert await heads_seen(harness, 2) == [harness.chain.head] * 2
+        assert harness.route.heads.tip == harness.chain.head
 
 
 @pytest.mark.parametrize("digits", [16, 70, 700])
@@ -132,16 +132,16 @@ def test_head_that_no_block_can_have_is_answered_and_changes_nothing(count: int,
 
     @on_uvloop
     async def run() -> None:
-        async with scene(count, cache=NO_CACHE) as found:
-            liar, tip = found.upstreams[0], found.route.heads.tip
+        async with rpc_harness(count, cache=NO_CACHE) as harness:
+            liar, tip = harness.upstreams[0], harness.route.heads.tip
             liar.answers["eth_blockNumber"] = lambda _: claimed
             liar.answers["eth_getBlockByNumber"] = lambda _: {"number": claimed, "hash": TX}
             for _ in range(4):
-                assert (await found.call("eth_blockNumber")).status == 200
-                assert (await found.call("eth_getBlockByNumber", ["latest", False])).status == 200
-                await found.look()
-            assert found.route.heads.tip == tip
-            assert found.route.state.shared_head.tip == tip
+                assert (await harness.call("eth_blockNumber")).status == 200
+                assert (await harness.call("eth_getBlockByNumber", ["latest", False])).status == 200
+                await harness.look()
+            assert harness.route.heads.tip == tip
+            assert harness.route.state.shared_head.tip == tip
 
     run()
 
@@ -154,7 +154,10 @@ def test_quickest_of_all_is_not_believed_alone_at_the_start(count: int, lead: in
             upstreams[0].answers["eth_getBlockByNumber"] = partial(block_ahead, upstreams[0], lead)
             for slow in upstreams[1:]:
                 slow.held = {"eth_getBlockByNumber"}
-            async with worker({LIVE: [each.url for each in upstreams]}) as running, asyncio.TaskGroup() as group:
+            async with (
+                running_worker({LIVE: [each.url for each in upstreams]}) as running,
+                asyncio.TaskGroup() as group,
+            ):
                 route = running.app.networks.routes[LIVE]
                 looking = group.create_task(Tracker(route).look())
                 await asyncio.wait([looking], timeout=2 * PATIENCE_S)
@@ -169,35 +172,35 @@ def test_quickest_of_all_is_not_believed_alone_at_the_start(count: int, lead: in
 
 @on_uvloop
 async def test_liar_that_is_a_little_ahead_does_not_drive_the_honest_out() -> None:
-    async with scene(3, cache=NO_CACHE) as found:
-        liar = found.upstreams[0]
+    async with rpc_harness(3, cache=NO_CACHE) as harness:
+        liar = harness.upstreams[0]
         liar.answers["eth_getBlockByNumber"] = partial(block_ahead, liar, 10)
-        liar.answers["eth_blockNumber"] = lambda _: hex(found.chain.head + 10)
+        liar.answers["eth_blockNumber"] = lambda _: hex(harness.chain.head + 10)
         for _ in range(10):
-            found.chain.head += 1
-            await found.look()
-            assert set(await heads_seen(found, 10)) == {found.chain.head}
-        assert [each.health.lagging for each in found.route.upstreams] == [True, False, False]
+            harness.chain.head += 1
+            await harness.look()
+            assert set(await heads_seen(harness, 10)) == {harness.chain.head}
+        assert [each.health.lagging for each in harness.route.upstreams] == [True, False, False]
 
 
-async def check_older_block_is_never_returned(found: Scene) -> None:
-    found.chain.head += 1
-    await found.look()
+async def check_older_block_is_never_returned(harness: RpcHarness) -> None:
+    harness.chain.head += 1
+    await harness.look()
     # From here on one upstream is a block behind, and this has not been noticed yet.
-    found.upstreams[0].behind = 1
+    harness.upstreams[0].behind = 1
     for _ in range(12):
-        block = await found.result("eth_getBlockByNumber", ["latest", False], Cache_Control="no-cache")
-        assert int(block["number"], 16) == found.chain.head
+        block = await harness.result("eth_getBlockByNumber", ["latest", False], Cache_Control="no-cache")
+        assert int(block["number"], 16) == harness.chain.head
 
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_large_block_is_compared_with_the_head_before_it_is_returned(cached: bool) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(2, cache={"enabled": cached, "coalesce": cached}) as found:
-            for upstream in found.upstreams:
+        async with rpc_harness(2, cache={"enabled": cached, "coalesce": cached}) as harness:
+            for upstream in harness.upstreams:
                 upstream.answers["eth_getBlockByNumber"] = partial(large_block, upstream)
-            await check_older_block_is_never_returned(found)
+            await check_older_block_is_never_returned(harness)
 
     run()
 
@@ -215,37 +218,37 @@ class Pretty(ScriptedUpstream):
 def test_block_is_compared_with_the_head_however_its_json_is_written(cached: bool) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(2, kind=Pretty, cache={"enabled": cached, "coalesce": cached}) as found:
-            await check_older_block_is_never_returned(found)
+        async with rpc_harness(2, kind=Pretty, cache={"enabled": cached, "coalesce": cached}) as harness:
+            await check_older_block_is_never_returned(harness)
 
     run()
 
 
 @on_uvloop
 async def test_newer_head_published_by_another_worker_is_not_overwritten() -> None:
-    async with scene(3) as found:
-        newer = found.chain.head + 3
-        for upstream in found.upstreams:
+    async with rpc_harness(3) as harness:
+        newer = harness.chain.head + 3
+        for upstream in harness.upstreams:
             upstream.held = {"eth_sendRawTransaction"}
         async with asyncio.TaskGroup() as group:
-            group.create_task(found.result("eth_sendRawTransaction", ["0xf86c" + "07" * 20]))
-            await until(lambda: found.count("eth_sendRawTransaction") == 1, every_s=0.001)
-            found.route.state.shared_head.publish(newer)
+            group.create_task(harness.result("eth_sendRawTransaction", ["0xf86c" + "07" * 20]))
+            await until(lambda: harness.count("eth_sendRawTransaction") == 1, every_s=0.001)
+            harness.route.state.shared_head.publish(newer)
             # A write is published to the other workers too.
-            for upstream in found.upstreams:
+            for upstream in harness.upstreams:
                 upstream.gate.set()
-        assert found.route.state.shared_head.tip == newer
-        assert found.route.heads.tip == newer
+        assert harness.route.state.shared_head.tip == newer
+        assert harness.route.heads.tip == newer
 
 
 @on_uvloop
 async def test_silent_upstream_does_not_delay_the_heads_of_the_others() -> None:
-    async with scene(3, faults=True) as found:
-        await found.proxies[0].switch("black_hole")
-        found.chain.head += 1
+    async with rpc_harness(3, faults=True) as harness:
+        await harness.proxies[0].switch("black_hole")
+        harness.chain.head += 1
         async with asyncio.TaskGroup() as group:
-            looking = group.create_task(found.look())
-            await until(lambda: found.route.heads.tip == found.chain.head, within_s=2.0)
+            looking = group.create_task(harness.look())
+            await until(lambda: harness.route.heads.tip == harness.chain.head, within_s=2.0)
             assert not looking.done()
             looking.cancel()
 
@@ -253,8 +256,8 @@ async def test_silent_upstream_does_not_delay_the_heads_of_the_others() -> None:
 # Empty answers
 
 
-def calls_that_may_be_empty(of: Scene) -> list[tuple[str, list[Any]]]:
-    head = hex(of.chain.head)
+def calls_that_may_be_empty(harness: RpcHarness) -> list[tuple[str, list[Any]]]:
+    head = hex(harness.chain.head)
     return [
         ("eth_getBlockByNumber", [head, False]),
         ("eth_getTransactionReceipt", [TX]),
@@ -267,13 +270,13 @@ def calls_that_may_be_empty(of: Scene) -> list[tuple[str, list[Any]]]:
 def test_empty_reply_of_a_lagging_upstream_is_retried_on_another(place: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(2, cache=NO_CACHE) as found:
-            found.chain.mined[TX] = found.chain.head
-            found.upstreams[0].behind = 1
-            await found.look()
-            method, params = calls_that_may_be_empty(found)[place]
+        async with rpc_harness(2, cache=NO_CACHE) as harness:
+            harness.chain.mined[TX] = harness.chain.head
+            harness.upstreams[0].behind = 1
+            await harness.look()
+            method, params = calls_that_may_be_empty(harness)[place]
             for _ in range(12):
-                assert await found.result(method, params)
+                assert await harness.result(method, params)
 
     run()
 
@@ -281,35 +284,35 @@ def test_empty_reply_of_a_lagging_upstream_is_retried_on_another(place: int) -> 
 @on_uvloop
 async def test_part_of_the_logs_is_not_taken_for_all_of_them() -> None:
     """An upstream that does not have the last block yet omits its logs without an error."""
-    async with scene(2, cache=NO_CACHE) as found:
-        found.upstreams[0].behind = 1
-        await found.look()
-        for last in ("latest", hex(found.chain.head)):
+    async with rpc_harness(2, cache=NO_CACHE) as harness:
+        harness.upstreams[0].behind = 1
+        await harness.look()
+        for last in ("latest", hex(harness.chain.head)):
             for _ in range(10):
-                query = {"fromBlock": hex(found.chain.head - 9), "toBlock": last}
-                assert len(await found.result("eth_getLogs", [query])) == 10
+                query = {"fromBlock": hex(harness.chain.head - 9), "toBlock": last}
+                assert len(await harness.result("eth_getLogs", [query])) == 10
 
 
 @on_uvloop
 async def test_reply_that_is_empty_on_every_upstream_is_returned() -> None:
-    async with scene(3, cache=NO_CACHE) as found:
-        found.upstreams[0].behind = found.upstreams[1].behind = 1
-        await found.look()
+    async with rpc_harness(3, cache=NO_CACHE) as harness:
+        harness.upstreams[0].behind = harness.upstreams[1].behind = 1
+        await harness.look()
         for _ in range(10):
-            assert await found.result("eth_getTransactionReceipt", [TX]) is None
-        assert all(each.health.bad == 0 for each in found.route.upstreams)
+            assert await harness.result("eth_getTransactionReceipt", [TX]) is None
+        assert all(each.health.bad == 0 for each in harness.route.upstreams)
 
 
 @pytest.mark.parametrize("mode", ["reset", "black_hole", "dead"])
 def test_empty_reply_is_returned_when_no_other_upstream_works(mode: Mode) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(2, faults=True, cache=NO_CACHE, rpc={"call_timeout_s": 0.5}) as found:
-            await found.load(100)
-            found.upstreams[0].behind = 1
-            await found.look()
-            await found.proxies[1].switch(mode)
-            assert await found.result("eth_getTransactionReceipt", [TX]) is None
+        async with rpc_harness(2, faults=True, cache=NO_CACHE, rpc={"call_timeout_s": 0.5}) as harness:
+            await harness.load(100)
+            harness.upstreams[0].behind = 1
+            await harness.look()
+            await harness.proxies[1].switch(mode)
+            assert await harness.result("eth_getTransactionReceipt", [TX]) is None
 
     run()
 
@@ -319,11 +322,11 @@ async def test_pruned_upstream_gets_calls_for_old_state_only_if_no_other_works()
     def pruned(params: list[Any]) -> Any:
         raise Refused(-32000, "missing trie node")
 
-    async with scene(2, faults=True, cache=NO_CACHE, options=[{"archive": False}]) as found:
-        found.upstreams[0].answers["eth_getBalance"] = pruned
+    async with rpc_harness(2, faults=True, cache=NO_CACHE, options=[{"archive": False}]) as harness:
+        harness.upstreams[0].answers["eth_getBalance"] = pruned
         for n in range(1, 20):
-            await found.result("eth_getBalance", [TX[:42], hex(n)])
-        assert found.upstreams[0].count("eth_getBalance") == 0
-        await found.proxies[1].switch("dead")
-        reply = await found.call("eth_getBalance", [TX[:42], "0x1"])
+            await harness.result("eth_getBalance", [TX[:42], hex(n)])
+        assert harness.upstreams[0].count("eth_getBalance") == 0
+        await harness.proxies[1].switch("dead")
+        reply = await harness.call("eth_getBalance", [TX[:42], "0x1"])
         assert reply.json["error"]["code"] == -32014

@@ -14,7 +14,7 @@ from proxy.wire.websocket_upstream import WebSocketUpstream
 from tests.http_client import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, tx_hash, value_of
 from tests.service import until
-from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
 
 SEND = "eth_sendRawTransaction"
 RAW = "0xf86c" + "07" * 20
@@ -61,14 +61,16 @@ class SocketServer(ScriptedUpstream):
 
 
 @asynccontextmanager
-async def socket_scene(**sections: Mapping[str, Any]) -> AsyncIterator[tuple[Worker, SocketServer, WebSocketUpstream]]:
+async def socket_harness(
+    **sections: Mapping[str, Any],
+) -> AsyncIterator[tuple[Worker, SocketServer, WebSocketUpstream]]:
     server = SocketServer(Chain())
     await server.open()
     try:
-        async with worker({LIVE: [server.ws]}, **sections) as found:
-            upstream = found.app.networks.routes[LIVE].upstreams[0]
+        async with running_worker({LIVE: [server.ws]}, **sections) as worker:
+            upstream = worker.app.networks.routes[LIVE].upstreams[0]
             assert isinstance(upstream, WebSocketUpstream)
-            yield found, server, upstream
+            yield worker, server, upstream
     finally:
         server.cut()
         await server.close()
@@ -81,9 +83,9 @@ def call(n: int) -> tuple[bytes, str]:
 
 @on_uvloop
 async def test_calls_share_one_socket_and_each_has_its_own_answer() -> None:
-    async with socket_scene(**NO_CACHE) as (found, server, upstream):
+    async with socket_harness(**NO_CACHE) as (worker, server, upstream):
         async with asyncio.TaskGroup() as group:
-            asked = [(group.create_task(found.send(body)), result) for body, result in map(call, range(40))]
+            asked = [(group.create_task(worker.send(body)), result) for body, result in map(call, range(40))]
         assert all(task.result().json["result"] == result for task, result in asked)
         assert server.opened == 1
         assert not upstream._pending
@@ -91,23 +93,23 @@ async def test_calls_share_one_socket_and_each_has_its_own_answer() -> None:
 
 @on_uvloop
 async def test_call_that_is_late_is_given_up_and_leaves_nothing_behind() -> None:
-    async with socket_scene(rpc={"call_timeout_s": 0.2}, **NO_CACHE) as (found, server, upstream):
+    async with socket_harness(rpc={"call_timeout_s": 0.2}, **NO_CACHE) as (worker, server, upstream):
         server.held = {"eth_call"}
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(found.send(call(n)[0])) for n in range(10)]
+            asked = [group.create_task(worker.send(call(n)[0])) for n in range(10)]
         assert {task.result().status for task in asked} == {504}
         assert (len(upstream._pending), len(upstream._client._queue), upstream.health.inflight) == (0, 0, 0)
         # Late replies are discarded.
         server.gate.set()
-        assert (await found.send(rpc("eth_chainId"))).status in (200, 503)
+        assert (await worker.send(rpc("eth_chainId"))).status in (200, 503)
 
 
 @on_uvloop
 async def test_client_that_leaves_takes_its_call_back() -> None:
-    async with socket_scene(**NO_CACHE) as (found, server, upstream):
+    async with socket_harness(**NO_CACHE) as (worker, server, upstream):
         server.held = {"eth_call"}
-        client = await found.connect()
-        await client.write(found.post(call(1)[0]))
+        client = await worker.connect()
+        await client.write(worker.post(call(1)[0]))
         await until(lambda: server.count("eth_call") == 1, every_s=0.001)
         await client.close()
         await until(lambda: not upstream._pending)
@@ -116,13 +118,13 @@ async def test_client_that_leaves_takes_its_call_back() -> None:
 
 @on_uvloop
 async def test_reads_on_a_lost_socket_are_sent_again_on_another() -> None:
-    async with socket_scene(**NO_CACHE) as (found, server, upstream):
+    async with socket_harness(**NO_CACHE) as (worker, server, upstream):
         server.held = {"eth_call"}
-        found.app.networks.routes[LIVE].dispatcher.budget.earn()
+        worker.app.networks.routes[LIVE].dispatcher.budget.earn()
         for turn in range(3):
             async with asyncio.TaskGroup() as group:
                 body, result = call(turn)
-                asking = group.create_task(found.send(body))
+                asking = group.create_task(worker.send(body))
                 await until(lambda turn=turn: server.count("eth_call") == 2 * turn + 1, every_s=0.001)
                 server.cut()
                 await until(lambda turn=turn: server.count("eth_call") == 2 * turn + 2, every_s=0.001)
@@ -130,44 +132,44 @@ async def test_reads_on_a_lost_socket_are_sent_again_on_another() -> None:
             server.gate.clear()
             assert asking.result().json["result"] == result
             for _ in range(20):
-                found.app.networks.routes[LIVE].dispatcher.budget.earn()
+                worker.app.networks.routes[LIVE].dispatcher.budget.earn()
         assert not upstream._pending
         assert server.opened == 4
 
 
 @on_uvloop
 async def test_transaction_on_a_socket_that_is_lost_is_not_sent_again() -> None:
-    async with socket_scene() as (found, server, upstream):
-        assert (await found.send(rpc(SEND, [RAW]))).json["result"] == tx_hash(RAW)
+    async with socket_harness() as (worker, server, upstream):
+        assert (await worker.send(rpc(SEND, [RAW]))).json["result"] == tx_hash(RAW)
         # It is known by now.
-        assert (await found.send(rpc(SEND, [RAW]))).json["result"] == tx_hash(RAW)
+        assert (await worker.send(rpc(SEND, [RAW]))).json["result"] == tx_hash(RAW)
         server.held = {SEND}
         async with asyncio.TaskGroup() as group:
-            asking = group.create_task(found.send(rpc(SEND, [RAW])))
+            asking = group.create_task(worker.send(rpc(SEND, [RAW])))
             await until(lambda: server.count(SEND) == 3, every_s=0.001)
             server.cut()
         asking.result().fault(500)
         server.gate.set()
-        assert (await found.send(rpc("eth_chainId"))).status == 200
+        assert (await worker.send(rpc("eth_chainId"))).status == 200
         assert server.count(SEND) == 3
         assert not upstream._pending
 
 
-async def _batch(found: Worker, turn: int) -> None:
+async def _batch(worker: Worker, turn: int) -> None:
     calls = [call(turn * 100 + n) for n in range(12)]
-    reply = await found.send(b"[" + b",".join(body for body, _ in calls) + b"]")
+    reply = await worker.send(b"[" + b",".join(body for body, _ in calls) + b"]")
     assert [item["result"] for item in reply.json] == [result for _, result in calls]
 
 
 @on_uvloop
 async def test_batch_goes_out_in_one_message_and_one_that_is_refused_in_smaller_ones() -> None:
     for sections in ({}, NO_CACHE):
-        async with socket_scene(**sections) as (found, server, upstream):
-            await _batch(found, 0)
+        async with socket_harness(**sections) as (worker, server, upstream):
+            await _batch(worker, 0)
             assert upstream.batches.of("acc_1") == 20
             server.batch = 3
             for turn in range(1, 5):
-                await _batch(found, turn)
+                await _batch(worker, turn)
             assert upstream.batches.of("acc_1") == 3
             assert upstream.health.bad == 0
             assert (len(upstream._pending), upstream.health.inflight) == (0, 0)

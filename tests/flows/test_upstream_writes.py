@@ -11,7 +11,7 @@ import pytest
 from proxy.core.access import Limits
 from proxy.core.routing import WRITE_FAILURES_IN_A_ROW
 from tests.faults import Mode
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.web.worker import on_uvloop
@@ -38,16 +38,16 @@ def refusing(code: int, message: str) -> Any:
     return refuse
 
 
-def sent(of: Scene) -> list[int]:
+def sent(harness: RpcHarness) -> list[int]:
     """How many times each upstream was sent the transaction, whether or not it got through."""
-    return [each.methods[SEND] for each in of.proxies] or [each.count(SEND) for each in of.upstreams]
+    return [each.methods[SEND] for each in harness.proxies] or [each.count(SEND) for each in harness.upstreams]
 
 
 @on_uvloop
 async def test_write_is_sent_to_one_upstream_once() -> None:
-    async with scene(3) as found:
-        assert await found.result(SEND, [RAW]) == HASH
-        assert sorted(sent(found)) == [0, 0, 1]
+    async with rpc_harness(3) as harness:
+        assert await harness.result(SEND, [RAW]) == HASH
+        assert sorted(sent(harness)) == [0, 0, 1]
 
 
 @pytest.mark.parametrize(("raw", "tx_hash"), [LEGACY, DYNAMIC])
@@ -55,106 +55,106 @@ async def test_write_is_sent_to_one_upstream_once() -> None:
 def test_transaction_that_is_known_already_is_a_success_with_its_hash(raw: str, tx_hash: str, words: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(2) as found:
-            for each in found.upstreams:
+        async with rpc_harness(2) as harness:
+            for each in harness.upstreams:
                 each.answers[SEND] = refusing(-32000, words)
-            assert await found.result(SEND, [raw]) == tx_hash
-            assert sum(sent(found)) == 1
+            assert await harness.result(SEND, [raw]) == tx_hash
+            assert sum(sent(harness)) == 1
 
     run()
 
 
 @on_uvloop
 async def test_sending_the_same_again_is_as_good_as_the_first_time() -> None:
-    async with scene(1) as found:
-        assert [await found.result(SEND, [RAW]) for _ in range(3)] == [HASH] * 3
-        assert sent(found) == [3]
+    async with rpc_harness(1) as harness:
+        assert [await harness.result(SEND, [RAW]) for _ in range(3)] == [HASH] * 3
+        assert sent(harness) == [3]
 
 
 @pytest.mark.parametrize("words", ["nonce too low", "replacement transaction underpriced", "insufficient funds"])
 def test_refusal_is_returned_and_not_retried_on_another_upstream(words: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(3) as found:
-            for each in found.upstreams:
+        async with rpc_harness(3) as harness:
+            for each in harness.upstreams:
                 each.answers[SEND] = refusing(-32000, words)
-            reply = await found.call(SEND, [RAW])
+            reply = await harness.call(SEND, [RAW])
             assert reply.json["error"] == {"code": -32000, "message": words}
-            assert sum(sent(found)) == 1
+            assert sum(sent(harness)) == 1
 
     run()
 
 
 @on_uvloop
 async def test_write_is_not_retried_after_a_time_out() -> None:
-    async with scene(3, faults=True, rpc={"call_timeout_s": 0.3}) as found:
-        found.worker.add_key("small", limits=Limits(1000, 60, 0))
-        for proxy in found.proxies:
+    async with rpc_harness(3, faults=True, rpc={"call_timeout_s": 0.3}) as harness:
+        harness.worker.add_key("small", limits=Limits(1000, 60, 0))
+        for proxy in harness.proxies:
             await proxy.switch("black_hole")
-        reply = await found.call(SEND, [RAW], key="small")
+        reply = await harness.call(SEND, [RAW], key="small")
         reply.fault(504)
-        assert sorted(sent(found)) == [0, 0, 1]
+        assert sorted(sent(harness)) == [0, 0, 1]
 
 
 @pytest.mark.parametrize("mode", ["reset", "half", "garbage"])
 def test_write_that_may_have_landed_is_not_sent_again(mode: Mode) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(3, faults=True) as found:
-            for proxy in found.proxies:
+        async with rpc_harness(3, faults=True) as harness:
+            for proxy in harness.proxies:
                 await proxy.switch(mode)
-            (await found.call(SEND, [RAW])).fault(500)
-            assert sorted(sent(found)) == [0, 0, 1]
+            (await harness.call(SEND, [RAW])).fault(500)
+            assert sorted(sent(harness)) == [0, 0, 1]
 
     run()
 
 
 @on_uvloop
 async def test_write_is_never_hedged() -> None:
-    async with scene(3, faults=True) as found:
-        await found.load(200)
-        for proxy in found.proxies:
+    async with rpc_harness(3, faults=True) as harness:
+        await harness.load(200)
+        for proxy in harness.proxies:
             proxy.delay_s = 0.4
             await proxy.switch("slow")
-        assert await found.result(SEND, [RAW]) == HASH
-        assert sorted(sent(found)) == [0, 0, 1]
+        assert await harness.result(SEND, [RAW]) == HASH
+        assert sorted(sent(harness)) == [0, 0, 1]
 
 
 @on_uvloop
 async def test_write_that_never_left_us_is_sent_to_another_upstream() -> None:
-    async with scene(3, faults=True) as found:
-        for proxy in found.proxies[:2]:
+    async with rpc_harness(3, faults=True) as harness:
+        for proxy in harness.proxies[:2]:
             await proxy.switch("dead")
         for _ in range(6):
-            assert await found.result(SEND, [RAW]) == HASH
-        assert sent(found) == [0, 0, 6]
+            assert await harness.result(SEND, [RAW]) == HASH
+        assert sent(harness) == [0, 0, 6]
 
 
 @on_uvloop
 async def test_write_of_a_caller_that_left_goes_on_to_its_end() -> None:
-    async with scene(1) as found:
-        upstream = found.upstreams[0]
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
         upstream.held = {SEND}
-        client = await found.worker.connect()
+        client = await harness.worker.connect()
         body = b'{"jsonrpc":"2.0","id":1,"method":"%b","params":["%b"]}' % (SEND.encode(), RAW.encode())
-        await client.write(found.worker.post(body, network=found.network))
+        await client.write(harness.worker.post(body, network=harness.network))
         await until(lambda: upstream.count(SEND) == 1)
         await client.close()
         upstream.gate.set()
-        await until(lambda: found.route.upstreams[0].health.inflight == 0)
-        assert found.route.upstreams[0].health.good >= 1
-        assert await found.result(SEND, [RAW]) == HASH
+        await until(lambda: harness.route.upstreams[0].health.inflight == 0)
+        assert harness.route.upstreams[0].health.good >= 1
+        assert await harness.result(SEND, [RAW]) == HASH
 
 
 @on_uvloop
 async def test_read_only_key_may_not_write_alone_or_in_a_batch() -> None:
-    async with scene(1) as found:
-        found.worker.add_key("reader", scopes=["rpc:read"])
-        (await found.call(SEND, [RAW], key="reader")).fault(403)
-        reply = await found.batch((SEND, [RAW]), ("eth_chainId", []), key="reader")
+    async with rpc_harness(1) as harness:
+        harness.worker.add_key("reader", scopes=["rpc:read"])
+        (await harness.call(SEND, [RAW], key="reader")).fault(403)
+        reply = await harness.batch((SEND, [RAW]), ("eth_chainId", []), key="reader")
         assert reply.json[0]["error"]["code"] == -32016
         assert "result" in reply.json[1]
-        assert sent(found) == [0]
+        assert sent(harness) == [0]
 
 
 # To several
@@ -164,10 +164,10 @@ async def test_read_only_key_may_not_write_alone_or_in_a_batch() -> None:
 def test_broadcast_sends_to_so_many_upstreams_once_each(broadcast: int, count: int, times: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(count, rpc={"broadcast": broadcast}) as found:
-            assert await found.result(SEND, [RAW]) == HASH
-            await until(lambda: sum(sent(found)) == times)
-            assert max(sent(found)) == 1
+        async with rpc_harness(count, rpc={"broadcast": broadcast}) as harness:
+            assert await harness.result(SEND, [RAW]) == HASH
+            await until(lambda: sum(sent(harness)) == times)
+            assert max(sent(harness)) == 1
 
     run()
 
@@ -176,30 +176,30 @@ def test_broadcast_sends_to_so_many_upstreams_once_each(broadcast: int, count: i
 def test_first_success_of_a_broadcast_wins_even_if_the_others_fail(mode: Mode) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(3, faults=True, rpc={"broadcast": 3}) as found:
-            for proxy in found.proxies[1:]:
+        async with rpc_harness(3, faults=True, rpc={"broadcast": 3}) as harness:
+            for proxy in harness.proxies[1:]:
                 await proxy.switch(mode)
-            assert await found.result(SEND, [RAW]) == HASH
-            assert found.upstreams[0].count(SEND) == 1
+            assert await harness.result(SEND, [RAW]) == HASH
+            assert harness.upstreams[0].count(SEND) == 1
 
     run()
 
 
 @on_uvloop
 async def test_refusal_of_one_does_not_outrun_the_success_of_another() -> None:
-    async with scene(3, rpc={"broadcast": 3}) as found:
-        for each in found.upstreams[:2]:
+    async with rpc_harness(3, rpc={"broadcast": 3}) as harness:
+        for each in harness.upstreams[:2]:
             each.answers[SEND] = refusing(-32000, "nonce too low")
-        found.upstreams[2].held = {SEND}
-        asking = found.worker.send(
+        harness.upstreams[2].held = {SEND}
+        asking = harness.worker.send(
             b'{"jsonrpc":"2.0","id":1,"method":"%b","params":["%b"]}' % (SEND.encode(), RAW.encode()),
-            network=found.network,
+            network=harness.network,
         )
 
         async def release() -> None:
-            await until(lambda: sent(found) == [1, 1, 1])
-            await until(lambda: sum(each.health.inflight for each in found.route.upstreams) == 1)
-            found.upstreams[2].gate.set()
+            await until(lambda: sent(harness) == [1, 1, 1])
+            await until(lambda: sum(each.health.inflight for each in harness.route.upstreams) == 1)
+            harness.upstreams[2].gate.set()
 
         reply, _ = await asyncio.gather(asking, release())
         assert reply.json["result"] == HASH
@@ -207,23 +207,23 @@ async def test_refusal_of_one_does_not_outrun_the_success_of_another() -> None:
 
 @on_uvloop
 async def test_broadcast_that_all_refuse_is_refused_and_one_that_all_fail_costs_nothing() -> None:
-    async with scene(2, faults=True, rpc={"broadcast": 2}) as found:
-        found.worker.add_key("small", limits=Limits(1000, 60, 0))
-        for each in found.upstreams:
+    async with rpc_harness(2, faults=True, rpc={"broadcast": 2}) as harness:
+        harness.worker.add_key("small", limits=Limits(1000, 60, 0))
+        for each in harness.upstreams:
             each.answers[SEND] = refusing(-32000, "nonce too low")
-        assert (await found.call(SEND, [RAW])).json["error"]["message"] == "nonce too low"
-        for proxy in found.proxies:
+        assert (await harness.call(SEND, [RAW])).json["error"]["message"] == "nonce too low"
+        for proxy in harness.proxies:
             await proxy.switch("reset")
         for _ in range(10):
-            reply = await found.call(SEND, [RAW], key="small")
+            reply = await harness.call(SEND, [RAW], key="small")
             assert reply.status in (500, 503)
             reply.fault(reply.status)
 
 
 @on_uvloop
 async def test_broadcast_in_a_batch_answers_in_its_place() -> None:
-    async with scene(2, rpc={"broadcast": 2}) as found:
-        reply = await found.batch(("eth_chainId", []), (SEND, [RAW]), ("eth_chainId", []))
+    async with rpc_harness(2, rpc={"broadcast": 2}) as harness:
+        reply = await harness.batch(("eth_chainId", []), (SEND, [RAW]), ("eth_chainId", []))
         assert [item["id"] for item in reply.json] == [0, 1, 2]
         assert reply.json[1]["result"] == HASH
 
@@ -237,20 +237,20 @@ FIRST_TIER: list[Mapping[str, Any]] = [{"tier": 0}, {"tier": 1}]
 def test_write_that_is_answered_429_goes_to_another_upstream(method: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(2, options=FIRST_TIER) as found:
-            found.upstreams[0].limited = 1
-            assert await found.result(method, [RAW])
-            assert [each.count(method) for each in found.upstreams] == [0, 1]
+        async with rpc_harness(2, options=FIRST_TIER) as harness:
+            harness.upstreams[0].limited = 1
+            assert await harness.result(method, [RAW])
+            assert [each.count(method) for each in harness.upstreams] == [0, 1]
 
     run()
 
 
 @on_uvloop
 async def test_private_write_that_is_answered_429_is_shown_to_no_other_upstream() -> None:
-    async with scene(2, options=FIRST_TIER) as found:
-        found.upstreams[0].limited = 1
-        (await found.call("eth_sendPrivateTransaction", [{"tx": RAW}])).fault(500)
-        assert found.count("eth_sendPrivateTransaction") == 0
+    async with rpc_harness(2, options=FIRST_TIER) as harness:
+        harness.upstreams[0].limited = 1
+        (await harness.call("eth_sendPrivateTransaction", [{"tx": RAW}])).fault(500)
+        assert harness.count("eth_sendPrivateTransaction") == 0
 
 
 @pytest.mark.parametrize("status", [500, 502, 504])
@@ -259,15 +259,15 @@ def test_upstream_that_replies_to_writes_with_5xx_gets_no_more_after_a_few(statu
 
     @on_uvloop
     async def run() -> None:
-        async with scene(2, options=FIRST_TIER) as found:
-            bad = found.upstreams[0]
+        async with rpc_harness(2, options=FIRST_TIER) as harness:
+            bad = harness.upstreams[0]
             bad.limited_by, bad.retry_after = status, None
             failed = 0
             for _ in range(30):
                 bad.limited = 1
-                failed += (await found.call(SEND, [RAW])).status != 200
+                failed += (await harness.call(SEND, [RAW])).status != 200
                 bad.limited = 0
-                await found.result("eth_gasPrice", Cache_Control="no-cache")
+                await harness.result("eth_gasPrice", Cache_Control="no-cache")
             assert 0 < failed <= 2 * WRITE_FAILURES_IN_A_ROW
             assert bad.count("eth_gasPrice") == 30
 

@@ -11,7 +11,7 @@ import pytest
 
 from proxy.chains.evm import operations
 from proxy.services.rpc.tracker import Tracker
-from tests.bundler_scene import BundlerScene, bundler_scene
+from tests.bundler_harness import BundlerHarness, bundler_harness
 from tests.database import connected, database, server
 from tests.http_client import Reply, request
 from tests.rpc_upstreams import Refused
@@ -24,8 +24,8 @@ TX = "0x" + "dd" * 32
 HEAD = 1_000_000
 
 
-class WalletScene:
-    def __init__(self, under: BundlerScene) -> None:
+class WalletHarness:
+    def __init__(self, under: BundlerHarness) -> None:
         self.under = under
         self.chain = under.chain
         self.chain.chain.head = HEAD
@@ -97,13 +97,13 @@ class WalletScene:
 
 
 @asynccontextmanager
-async def wallet_scene(database: str, **sections: Any) -> AsyncIterator[WalletScene]:
+async def wallet_harness(database: str, **sections: Any) -> AsyncIterator[WalletHarness]:
     async with connected(database) as connection:
         for number in (1, 2):
             query = "insert into accounts (id, name, email, plan) values ($1, 'A', 'a@b', 'free')"
             await connection.execute(query, f"acc_{number}")
-    async with bundler_scene(database, **sections) as found:
-        yield WalletScene(found)
+    async with bundler_harness(database, **sections) as harness:
+        yield WalletHarness(harness)
 
 
 DEPLOYED = {"status": "deployed", "nonce": 5, "deployed_at": "2026-01-16T09:25:23Z", "deploy_tx": TX}
@@ -115,93 +115,93 @@ def state_of(wallet: dict[str, Any], names: Sequence[str] = tuple(DEPLOYED)) -> 
 
 @on_uvloop
 async def test_wallet_is_counterfactual_until_it_has_code(database: str) -> None:
-    async with wallet_scene(database) as found:
-        made = await found.create()
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
         assert made["status"] == "counterfactual"
-        assert state_of(await found.read(made["address"])) == {"status": "counterfactual", "nonce": 5}
+        assert state_of(await harness.read(made["address"])) == {"status": "counterfactual", "nonce": 5}
 
 
 @on_uvloop
 async def test_recent_deployment_is_found_by_its_event_and_recorded(database: str) -> None:
-    async with wallet_scene(database) as found:
-        made = await found.create()
-        found.deployed[made["address"]] = HEAD - 100
-        assert state_of(await found.read(made["address"])) == DEPLOYED
-        assert await found.listed() == ["deployed"]
-        found.chain.calls.clear()
-        assert state_of(await found.read(made["address"])) == DEPLOYED
-        assert found.chain.count("eth_getLogs") == 0
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
+        harness.deployed[made["address"]] = HEAD - 100
+        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        assert await harness.listed() == ["deployed"]
+        harness.chain.calls.clear()
+        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        assert harness.chain.count("eth_getLogs") == 0
 
 
 @on_uvloop
 async def test_old_deployment_is_found_by_bisection(database: str) -> None:
-    async with wallet_scene(database) as found:
-        made = await found.create()
-        found.deployed[made["address"]] = 12_345
-        assert state_of(await found.read(made["address"])) == DEPLOYED
-        assert found.chain.count("eth_getCode") < 25
-        assert found.chain.count("eth_getLogs") == 2
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
+        harness.deployed[made["address"]] = 12_345
+        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        assert harness.chain.count("eth_getCode") < 25
+        assert harness.chain.count("eth_getLogs") == 2
 
 
 @on_uvloop
 async def test_deployment_is_null_if_no_upstream_has_state_that_old(database: str) -> None:
-    async with wallet_scene(database) as found:
-        made = await found.create()
-        found.deployed[made["address"]] = 12_345
-        found.oldest_state = HEAD - 127
-        wallet = await found.read(made["address"])
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
+        harness.deployed[made["address"]] = 12_345
+        harness.oldest_state = HEAD - 127
+        wallet = await harness.read(made["address"])
         assert state_of(wallet) == {"status": "deployed", "nonce": 5, "deployed_at": None, "deploy_tx": None}
 
 
 @on_uvloop
 async def test_dropped_deployment_is_removed_by_a_read(database: str) -> None:
-    async with wallet_scene(database) as found:
-        made = await found.create()
-        found.deployed[made["address"]] = HEAD - 1
-        await found.read(made["address"])
-        found.reorganise()
-        assert state_of(await found.read(made["address"])) == {"status": "counterfactual", "nonce": 5}
-        assert await found.listed() == ["counterfactual"]
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
+        harness.deployed[made["address"]] = HEAD - 1
+        await harness.read(made["address"])
+        harness.reorganise()
+        assert state_of(await harness.read(made["address"])) == {"status": "counterfactual", "nonce": 5}
+        assert await harness.listed() == ["counterfactual"]
 
 
 @on_uvloop
 async def test_dropped_deployment_is_removed_by_a_list(database: str) -> None:
-    async with wallet_scene(database) as found:
-        made = await found.create()
-        found.deployed[made["address"]] = HEAD - 1
-        await found.read(made["address"])
-        found.reorganise()
-        assert await found.listed() == ["counterfactual"]
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
+        harness.deployed[made["address"]] = HEAD - 1
+        await harness.read(made["address"])
+        harness.reorganise()
+        assert await harness.listed() == ["counterfactual"]
         async with connected(database) as connection:
             assert await connection.fetchval("select deploy_block from wallets") is None
 
 
 @on_uvloop
 async def test_lagging_upstream_does_not_remove_a_deployment(database: str) -> None:
-    async with wallet_scene(database) as found:
-        made = await found.create()
-        found.deployed[made["address"]] = HEAD - 1
-        assert state_of(await found.read(made["address"])) == DEPLOYED
-        found.chain.behind = 10
-        assert state_of(await found.read(made["address"])) == DEPLOYED
-        assert await found.listed() == ["deployed"]
-        found.chain.behind = 0
-        found.chain.calls.clear()
-        assert state_of(await found.read(made["address"])) == DEPLOYED
-        assert found.chain.count("eth_getLogs") == 0
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
+        harness.deployed[made["address"]] = HEAD - 1
+        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        harness.chain.behind = 10
+        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        assert await harness.listed() == ["deployed"]
+        harness.chain.behind = 0
+        harness.chain.calls.clear()
+        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        assert harness.chain.count("eth_getLogs") == 0
 
 
 @on_uvloop
 async def test_deployed_wallet_is_never_reported_as_counterfactual(database: str) -> None:
-    async with wallet_scene(database) as found:
-        made = await found.create()
-        await found.create(salt="2")
-        found.deployed[made["address"]] = HEAD - 100
-        assert await found.listed() == ["counterfactual", "deployed"]
-        assert (await found.create(200))["status"] == "deployed"
-        found.under.worker.add_key("other")
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
+        await harness.create(salt="2")
+        harness.deployed[made["address"]] = HEAD - 100
+        assert await harness.listed() == ["counterfactual", "deployed"]
+        assert (await harness.create(200))["status"] == "deployed"
+        harness.under.worker.add_key("other")
         body = {"owner": OWNER, "chain": "ethereum"}
-        assert (await found.send("POST", "/wallets/create", body, key="other")).json["status"] == "deployed"
+        assert (await harness.send("POST", "/wallets/create", body, key="other")).json["status"] == "deployed"
 
 
 @pytest.mark.parametrize("failure", ["error", "null", "closed"])
@@ -211,53 +211,53 @@ async def test_list_and_creation_return_the_recorded_state_if_the_chain_fails(da
         if failure == "error":
             raise Refused(-32000, "no code today")
 
-    async with wallet_scene(database) as found:
-        made = await found.create()
-        found.deployed[made["address"]] = HEAD - 100
-        await found.read(made["address"])
-        found.chain.answers["eth_getCode"] = fail
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
+        harness.deployed[made["address"]] = HEAD - 100
+        await harness.read(made["address"])
+        harness.chain.answers["eth_getCode"] = fail
         if failure == "closed":
-            await found.chain.close()
-        assert (await found.create(salt="2"))["status"] == "counterfactual"
-        assert await found.listed() == ["counterfactual", "deployed"]
+            await harness.chain.close()
+        assert (await harness.create(salt="2"))["status"] == "counterfactual"
+        assert await harness.listed() == ["counterfactual", "deployed"]
 
 
 @on_uvloop
 async def test_list_does_not_check_final_deployments(database: str) -> None:
-    async with wallet_scene(database) as found:
+    async with wallet_harness(database) as harness:
         for salt in ("1", "2", "3"):
-            made = await found.create(salt=salt)
-            found.deployed[made["address"]] = HEAD - 1000
-            await found.read(made["address"])
-        await found.create(salt="4")
-        await Tracker(found.under.worker.app.networks.routes[LIVE]).look()
-        found.chain.calls.clear()
-        assert await found.listed() == ["counterfactual", "deployed", "deployed", "deployed"]
-        assert found.chain.count("eth_getCode") == 1
+            made = await harness.create(salt=salt)
+            harness.deployed[made["address"]] = HEAD - 1000
+            await harness.read(made["address"])
+        await harness.create(salt="4")
+        await Tracker(harness.under.worker.app.networks.routes[LIVE]).look()
+        harness.chain.calls.clear()
+        assert await harness.listed() == ["counterfactual", "deployed", "deployed", "deployed"]
+        assert harness.chain.count("eth_getCode") == 1
 
 
 @on_uvloop
 async def test_wallet_of_a_removed_version_is_listed_but_not_readable(database: str) -> None:
-    async with wallet_scene(database) as found:
-        made = await found.create()
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
         async with connected(database) as connection:
             await connection.execute("update wallets set version = '0.5'")
-        (await found.send("GET", f"/wallets/{made['address']}")).fault(404)
-        assert await found.listed() == ["counterfactual"]
+        (await harness.send("GET", f"/wallets/{made['address']}")).fault(404)
+        assert await harness.listed() == ["counterfactual"]
 
 
 @on_uvloop
 async def test_missing_deployment_time_is_added_by_a_read(database: str) -> None:
-    async with wallet_scene(database) as found:
-        made = await found.create()
-        found.deployed[made["address"]] = 12_345
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
+        harness.deployed[made["address"]] = 12_345
         async with connected(database) as connection:
             await connection.execute(
                 "update wallets set deploy_tx = $1, deploy_block = 12345, deploy_block_hash = $1", b"\xdd" * 32
             )
-        assert await found.listed() == ["deployed"]
-        assert state_of(await found.read(made["address"])) == DEPLOYED
-        assert found.chain.count("eth_getLogs") == 1
+        assert await harness.listed() == ["deployed"]
+        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        assert harness.chain.count("eth_getLogs") == 1
 
 
 @pytest.mark.parametrize("result", ["refused", None, "0xzz"])
@@ -268,10 +268,10 @@ async def test_unreadable_code_is_an_error(database: str, result: str | None) ->
             raise Refused(-32000, "no code today")
         return result
 
-    async with wallet_scene(database) as found:
-        made = await found.create()
-        found.chain.answers["eth_getCode"] = odd
-        reply = await found.send("GET", f"/wallets/{made['address']}")
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
+        harness.chain.answers["eth_getCode"] = odd
+        reply = await harness.send("GET", f"/wallets/{made['address']}")
         assert reply.fault(500)["message"] == "the code at an address on ethereum/mainnet cannot be read"
 
 
@@ -283,33 +283,33 @@ async def test_unreadable_nonce_is_an_error(database: str, result: str | None) -
             raise Refused(3, "execution reverted")
         return result
 
-    async with wallet_scene(database) as found:
-        made = await found.create()
-        found.chain.answers["eth_call"] = odd
-        reply = await found.send("GET", f"/wallets/{made['address']}")
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
+        harness.chain.answers["eth_call"] = odd
+        reply = await harness.send("GET", f"/wallets/{made['address']}")
         assert reply.fault(500)["message"] == "the nonce of a wallet on ethereum/mainnet cannot be read"
 
 
 @on_uvloop
 async def test_plan_limits_the_number_of_wallets(database: str) -> None:
-    async with wallet_scene(database) as found:
-        found.under.worker.app.smart_wallets.wallets._most = {"enterprise": 2}
+    async with wallet_harness(database) as harness:
+        harness.under.worker.app.smart_wallets.wallets._most = {"enterprise": 2}
         for salt in ("1", "2"):
-            await found.create(salt=salt)
-        full = await found.send("POST", "/wallets/create", {"owner": OWNER, "chain": "ethereum", "salt": "3"})
+            await harness.create(salt=salt)
+        full = await harness.send("POST", "/wallets/create", {"owner": OWNER, "chain": "ethereum", "salt": "3"})
         assert full.fault(403)["message"] == "this account's plan allows 2 wallets, and all of them exist already"
-        await found.create(200, salt="2")
+        await harness.create(200, salt="2")
 
 
 @on_uvloop
 async def test_wallet_of_another_key_is_not_found(database: str) -> None:
-    async with wallet_scene(database) as found:
-        made = await found.create()
-        found.under.worker.add_key("other")
-        foreign = await found.send("GET", f"/wallets/{made['address']}", key="other")
-        absent = await found.send("GET", f"/wallets/{OWNER}")
+    async with wallet_harness(database) as harness:
+        made = await harness.create()
+        harness.under.worker.add_key("other")
+        foreign = await harness.send("GET", f"/wallets/{made['address']}", key="other")
+        absent = await harness.send("GET", f"/wallets/{OWNER}")
         assert foreign.fault(404) == absent.fault(404)
-        assert (await found.send("GET", "/wallets", key="other")).json == {"wallets": [], "page": 1, "total": 0}
+        assert (await harness.send("GET", "/wallets", key="other")).json == {"wallets": [], "page": 1, "total": 0}
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ async def test_wallet_of_another_key_is_not_found(database: str) -> None:
 )
 @on_uvloop
 async def test_error_names_the_invalid_field(database: str, body: dict[str, Any], message: str | None) -> None:
-    async with wallet_scene(database) as found:
-        reply = await found.send("POST", "/wallets/create", body)
+    async with wallet_harness(database) as harness:
+        reply = await harness.send("POST", "/wallets/create", body)
         assert message is None or reply.fault(400)["message"] == message
         assert reply.status == 400

@@ -13,7 +13,7 @@ import pytest
 from eth_account import Account
 from web3 import Web3
 
-from tests.delivery.scene import Inbox, inbox
+from tests.delivery.harness import Inbox, inbox
 from tests.dev.onchain import Reverted, rpc
 from tests.service import Service, until
 from tests.shapes import conforms

@@ -23,7 +23,7 @@ from tests.database import another
 from tests.flows import production
 from tests.flows.production import Production, settings_text
 from tests.flows.upstream import Upstream
-from tests.follower.scene import NETWORK, everything
+from tests.follower.harness import NETWORK, everything
 from tests.http_client import HttpClient, fresh_call, post
 from tests.rpc_upstreams import scripted
 from tests.service import command, is_running, until

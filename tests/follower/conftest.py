@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.database import database, empty_database, pool, server
-from tests.follower.stage import Stage, staged
+from tests.follower.event_harness import EventHarness, event_harness
 
 __all__ = ("database", "empty_database", "pool", "server")
 
 
 @pytest.fixture
-async def stage(database: str) -> AsyncIterator[Stage]:
-    async with staged(database) as found:
-        yield found
+async def harness(database: str) -> AsyncIterator[EventHarness]:
+    async with event_harness(database) as harness:
+        yield harness

@@ -24,7 +24,7 @@ from proxy.store.pool import DatabaseConnection
 from proxy.tasks import Tasks
 from tests.chain_upstream import LittleChain, address
 from tests.database import connected
-from tests.follower.scene import NETWORK, PEPPER, Scene, everything, scene
+from tests.follower.harness import NETWORK, PEPPER, FollowerHarness, everything, follower_harness
 from tests.service import command, until
 
 COIN, ART = address(100), address(101)
@@ -38,70 +38,72 @@ def old_chain() -> LittleChain:
 
 
 @asynccontextmanager
-async def followed(database: str, start: int = START) -> AsyncIterator[Scene]:
+async def followed(database: str, start: int = START) -> AsyncIterator[FollowerHarness]:
     """A network that is followed from block 90 of 100."""
-    async with scene(database, chain=old_chain(), start={NETWORK: start}) as stage:
-        async with stage.leading(start=start) as (follower, term):
+    async with follower_harness(database, chain=old_chain(), start={NETWORK: start}) as harness:
+        async with harness.leading(start=start) as (follower, term):
             await follower.step(term)
-        yield stage
+        yield harness
 
 
-def backfill(stage: Scene, contract: bytes = b"") -> Backfill:
+def backfill(harness: FollowerHarness, contract: bytes = b"") -> Backfill:
     from proxy.chains.evm.facts import TOPICS
     from proxy.services.follower.block_reader import BlockReader
 
-    reader = BlockReader(stage.route, topics=TOPICS, contract="0x" + contract.hex() if contract else "")
-    return Backfill(reader, stage.running.blocks, START, contract)
+    reader = BlockReader(harness.route, topics=TOPICS, contract="0x" + contract.hex() if contract else "")
+    return Backfill(reader, harness.running.blocks, START, contract)
 
 
-async def fill(stage: Scene, first: int, last: int | None = None, contract: bytes = b"") -> BackfillProgress:
-    return await backfill(stage, contract).run(first, last, lambda progress: None)
+async def fill(
+    harness: FollowerHarness, first: int, last: int | None = None, contract: bytes = b""
+) -> BackfillProgress:
+    return await backfill(harness, contract).run(first, last, lambda progress: None)
 
 
 async def test_backfill_adds_the_blocks_before_the_followers_first(database: str) -> None:
-    async with followed(database) as stage:
-        assert await stage.is_complete(START)
-        done = await fill(stage, 0)
+    async with followed(database) as harness:
+        assert await harness.is_complete(START)
+        done = await fill(harness, 0)
         assert (done.total, done.done, done.last) == (START, START, START - 1)
-        assert await stage.is_complete(0)
+        assert await harness.is_complete(0)
 
 
 async def test_second_backfill_has_nothing_to_do(database: str) -> None:
-    async with followed(database) as stage:
-        await fill(stage, 0)
-        again = await fill(stage, 0)
-        one = await fill(stage, 0, None, COIN)
-        beyond = await fill(stage, START, 1000)
+    async with followed(database) as harness:
+        await fill(harness, 0)
+        again = await fill(harness, 0)
+        one = await fill(harness, 0, None, COIN)
+        beyond = await fill(harness, START, 1000)
         assert [done.total for done in (again, one, beyond)] == [0, 0, 0]
-        assert await stage.is_complete(0)
+        assert await harness.is_complete(0)
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_overlapping_backfills_count_each_block_once(database: str, seed: int) -> None:
     """Ranges in any order, for all contracts and for single ones."""
     rng = random.Random(seed)
-    async with followed(database) as stage:
+    async with followed(database) as harness:
         for _ in range(8):
             first = rng.randrange(0, START)
             last = rng.choice((None, first, first + rng.randrange(40)))
-            await fill(stage, first, last, rng.choice((b"", COIN, ART)))
-        await fill(stage, 0)
-        assert await stage.is_complete(0)
+            await fill(harness, first, last, rng.choice((b"", COIN, ART)))
+        await fill(harness, 0)
+        assert await harness.is_complete(0)
 
 
 async def test_backfill_of_one_contract_adds_only_its_events(database: str) -> None:
-    async with followed(database) as stage:
-        await fill(stage, 0, None, COIN)
-        whole, late = stage.chain.holdings(0), stage.chain.holdings(START)
-        assert await stage.indexed() == {
+    async with followed(database) as harness:
+        await fill(harness, 0, None, COIN)
+        whole, late = harness.chain.holdings(0), harness.chain.holdings(START)
+        assert await harness.indexed() == {
             **{key: amount for key, amount in whole.items() if key[1] == COIN},
             **{key: amount for key, amount in late.items() if key[1] != COIN},
         }
 
 
 async def test_interrupted_backfill_resumes_where_it_stopped(database: str) -> None:
-    async with followed(database) as stage:
-        stage.upstream.max_range = 3
+    async with followed(database) as harness:
+        harness.upstream.max_range = 3
         for stop_after in (5, 11, 40):
             seen: list[int] = []
 
@@ -111,57 +113,57 @@ async def test_interrupted_backfill_resumes_where_it_stopped(database: str) -> N
                     raise ReadFailed("stopped here")
 
             with pytest.raises(ReadFailed):
-                await backfill(stage).run(0, None, report)
+                await backfill(harness).run(0, None, report)
             assert seen == sorted(set(seen))
-        done = await fill(stage, 0)
+        done = await fill(harness, 0)
         assert 0 < done.total < START - 50
-        assert await stage.is_complete(0)
+        assert await harness.is_complete(0)
 
 
 async def test_backfill_beside_a_running_follower(database: str) -> None:
     """Both write the same rows: there is no deadlock, and nothing is lost."""
-    async with followed(database) as stage:
-        stage.upstream.max_range = 2
+    async with followed(database) as harness:
+        harness.upstream.max_range = 2
         tasks = Tasks()
-        tasks.start("follower", stage.follower(start=START).run)
+        tasks.start("follower", harness.follower(start=START).run)
         async with asyncio.TaskGroup() as group:
-            group.create_task(fill(stage, 0))
+            group.create_task(fill(harness, 0))
             for _ in range(10):
-                stage.chain.mine(*everything())
+                harness.chain.mine(*everything())
                 await asyncio.sleep(0.03)
-        await until(lambda: stage.is_complete(0), within_s=40.0)
+        await until(lambda: harness.is_complete(0), within_s=40.0)
         await tasks.close()
 
 
 async def test_only_one_backfill_of_a_network_runs_at_a_time(database: str) -> None:
-    async with followed(database) as stage, stage.running.blocks.backfill(NETWORK):
+    async with followed(database) as harness, harness.running.blocks.backfill(NETWORK):
         with pytest.raises(InvalidRequest, match="another back-fill"):
-            await fill(stage, 0)
+            await fill(harness, 0)
 
 
 async def test_backfill_of_a_new_network_sets_the_first_block_of_its_follower(database: str) -> None:
-    async with scene(database, chain=old_chain()) as stage:
-        await fill(stage, 0)
-        assert await stage.cursor() == (START - 1, stage.chain.blocks[START - 1].hash)
-        async with stage.leading(start=0) as (follower, term):
+    async with follower_harness(database, chain=old_chain()) as harness:
+        await fill(harness, 0)
+        assert await harness.cursor() == (START - 1, harness.chain.blocks[START - 1].hash)
+        async with harness.leading(start=0) as (follower, term):
             await follower.step(term)
-        assert await stage.is_complete(0)
+        assert await harness.is_complete(0)
 
 
 # The command
 
 
-def settings_file(stage: Scene, path: Path) -> str:
+def settings_file(harness: FollowerHarness, path: Path) -> str:
     path.write_text(f"""
 [database]
-url = "{stage.database}"
+url = "{harness.database}"
 [keys]
 pepper = "{PEPPER}"
 [follower.start]
 "{NETWORK}" = {START}
 [[upstreams]]
 network = "{NETWORK}"
-url = "{stage.upstream.url}"
+url = "{harness.upstream.url}"
 """)
     return str(path)
 
@@ -172,8 +174,8 @@ async def index(*arguments: str) -> tuple[int, str]:
 
 
 async def test_command_fills_reports_and_has_nothing_to_do_afterwards(database: str, tmp_path: Path) -> None:
-    async with followed(database) as stage:
-        arguments = ("--config", settings_file(stage, tmp_path / "penstock.toml"), "--chain", NETWORK, "--from", "0")
+    async with followed(database) as harness:
+        arguments = ("--config", settings_file(harness, tmp_path / "penstock.toml"), "--chain", NETWORK, "--from", "0")
         code, output = await index(*arguments, "--to", "49")
         assert (code, re.findall(r"50 blocks of dev/testnet indexed", output)) == (
             0,
@@ -181,20 +183,20 @@ async def test_command_fills_reports_and_has_nothing_to_do_afterwards(database: 
         )
         code, output = await index(*arguments)
         assert (code, "40 blocks" in output) == (0, True), output
-        assert await stage.is_complete(0)
+        assert await harness.is_complete(0)
         code, output = await index(*arguments, "--contract", "0x" + COIN.hex())
         assert (code, output.startswith("nothing to do")) == (0, True), output
-        assert await stage.is_complete(0)
+        assert await harness.is_complete(0)
 
 
 async def test_command_deletes_the_whole_index(database: str, tmp_path: Path) -> None:
-    async with followed(database) as stage:
+    async with followed(database) as harness:
         code, output = await index(
-            "--config", settings_file(stage, tmp_path / "penstock.toml"), "--chain", NETWORK, "--forget"
+            "--config", settings_file(harness, tmp_path / "penstock.toml"), "--chain", NETWORK, "--forget"
         )
         assert code == 0, output
-        assert await stage.indexed() == {}
-        assert await stage.cursor() is None
+        assert await harness.indexed() == {}
+        assert await harness.cursor() is None
 
 
 class SlowSink(HoldingsSink):
@@ -205,26 +207,26 @@ class SlowSink(HoldingsSink):
 
 
 async def test_deleting_the_index_has_no_statement_timeout(database: str) -> None:
-    async with followed(database) as stage:
-        stage.running.sinks.append(SlowSink())
-        stage.running.blocks = BlockStore(stage.running.pool, statement_s=0.3)
-        async with stage.running.blocks.backfill(NETWORK) as term:
+    async with followed(database) as harness:
+        harness.running.sinks.append(SlowSink())
+        harness.running.blocks = BlockStore(harness.running.pool, statement_s=0.3)
+        async with harness.running.blocks.backfill(NETWORK) as term:
             with pytest.raises(Unavailable):
-                await forget(term, stage.running.sinks)
-        assert await stage.cursor() is not None
-        await forget_all(stage.running, stage.route)
-        assert await stage.cursor() is None
+                await forget(term, harness.running.sinks)
+        assert await harness.cursor() is not None
+        await forget_all(harness.running, harness.route)
+        assert await harness.cursor() is None
 
 
 async def test_deleting_the_index_deletes_undelivered_events(database: str) -> None:
-    async with followed(database) as stage, connected(database) as connection:
+    async with followed(database) as harness, connected(database) as connection:
         await connection.execute(
             "insert into events (id, webhook_id, network, type, block, body, after_block) values"
             " ('evt_later', 'wh', $1, 'token_transfer', 95, '', 105),"
             " ('evt_delivered', 'wh', $1, 'token_transfer', 95, '', null)",
             NETWORK,
         )
-        await forget_all(stage.running, stage.route)
+        await forget_all(harness.running, harness.route)
         assert [row["id"] for row in await connection.fetch("select id from events")] == ["evt_delivered"]
 
 
@@ -245,8 +247,8 @@ async def test_command_names_the_invalid_argument(
 ) -> None:
     from proxy.__main__ import main
 
-    async with scene(database) as stage:
-        config = settings_file(stage, tmp_path / "penstock.toml")
+    async with follower_harness(database) as harness:
+        config = settings_file(harness, tmp_path / "penstock.toml")
         try:
             code = await asyncio.to_thread(main, ["index", "--config", config, *arguments])
         except SystemExit as exc:

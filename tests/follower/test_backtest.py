@@ -9,52 +9,54 @@ import pytest
 from proxy.errors import InvalidRequest, Unavailable
 from proxy.services.webhooks import backtest
 from proxy.services.webhooks.backtest import Backtest, BacktestResult
-from tests.follower.scene import TABLES
-from tests.follower.stage import A, B, Stage, with_transaction
+from tests.follower.event_harness import A, B, EventHarness, with_transaction
+from tests.follower.harness import TABLES
 from tests.rpc_upstreams import Refused
 
 CONFIG = {"addresses": ["0x" + B.hex()]}
 
 
-def backtest_of(stage: Stage) -> tuple[Backtest, Any]:
-    return Backtest(stage.scene.running.internal_calls), stage.scene.route.network
+def backtest_of(harness: EventHarness) -> tuple[Backtest, Any]:
+    return Backtest(harness.inner.running.internal_calls), harness.inner.route.network
 
 
-async def test_internal_transfers_are_counted_from_traces(stage: Stage) -> None:
-    stage.scene.chain.mine([], [], [])
-    busy = stage.scene.chain.blocks[2].hash
+async def test_internal_transfers_are_counted_from_traces(harness: EventHarness) -> None:
+    harness.inner.chain.mine([], [], [])
+    busy = harness.inner.chain.blocks[2].hash
     call = {"type": "CALL", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x5"}
     tree = {"txHash": "0x" + "79" * 32, "result": {**call, "calls": [call, call, {**call, "error": "reverted"}]}}
-    answers = stage.scene.upstream.answers
+    answers = harness.inner.upstream.answers
     answers["debug_traceBlockByHash"] = lambda params: [tree] if params[0] == busy else []
-    tested, network = backtest_of(stage)
+    tested, network = backtest_of(harness)
     assert await tested.run(network, "INTERNAL_TRANSFER", CONFIG, first=1, last=3) == BacktestResult(1, 3, 2, 1)
     with pytest.raises(InvalidRequest, match="50 blocks"):
         await tested.run(network, "INTERNAL_TRANSFER", CONFIG, first=0, last=50)
 
 
-async def test_network_without_traces_is_unavailable(stage: Stage) -> None:
+async def test_network_without_traces_is_unavailable(harness: EventHarness) -> None:
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32000, "missing trie node")
 
-    stage.scene.upstream.answers["debug_traceBlockByHash"] = refuse
-    tested, network = backtest_of(stage)
+    harness.inner.upstream.answers["debug_traceBlockByHash"] = refuse
+    tested, network = backtest_of(harness)
     with pytest.raises(Unavailable, match="has traces of block"):
         await tested.run(network, "INTERNAL_TRANSFER", CONFIG, first=0, last=0)
 
 
-async def test_backtest_that_needs_too_many_receipts_is_refused(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_backtest_that_needs_too_many_receipts_is_refused(
+    harness: EventHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backtest, "MAX_RECEIPTS", 3)
-    with_transaction(stage, "0x" + "77" * 32)
-    stage.scene.chain.mine([], [], [], [])
+    with_transaction(harness, "0x" + "77" * 32)
+    harness.inner.chain.mine([], [], [], [])
     requested: list[str] = []
 
     def receipt(params: list[Any]) -> dict[str, str]:
         requested.append(params[0])
         return {"status": "0x1"}
 
-    stage.scene.upstream.answers["eth_getTransactionReceipt"] = receipt
-    tested, network = backtest_of(stage)
+    harness.inner.upstream.answers["eth_getTransactionReceipt"] = receipt
+    tested, network = backtest_of(harness)
     assert (await tested.run(network, "ADDRESS_ACTIVITY", CONFIG, first=1, last=3)).events == 3
     requested.clear()
     with pytest.raises(InvalidRequest, match="to_block: more than 3 transactions match"):
@@ -62,8 +64,8 @@ async def test_backtest_that_needs_too_many_receipts_is_refused(stage: Stage, mo
     assert requested == []
 
 
-async def test_chain_of_another_family_is_refused_without_a_call(stage: Stage) -> None:
-    tested, _ = backtest_of(stage)
+async def test_chain_of_another_family_is_refused_without_a_call(harness: EventHarness) -> None:
+    tested, _ = backtest_of(harness)
     other = next(network for network in TABLES.chains.networks() if network.family != "evm")
     with pytest.raises(InvalidRequest, match="chain: webhooks are not available"):
         await tested.run(other, "token_transfer", CONFIG, first=0, last=0)

@@ -22,7 +22,7 @@ from proxy.tasks import Tasks
 from tests import database as database_room
 from tests.chain_upstream import ZERO, Event, address, erc20, erc721
 from tests.database import Server, connected
-from tests.follower.scene import NETWORK, Scene, scene, settings_of
+from tests.follower.harness import NETWORK, FollowerHarness, follower_harness, settings_of
 from tests.service import ROOT, until
 from tests.store.cable import Cable
 
@@ -31,8 +31,8 @@ FOLLOWER_PROCESS = ROOT / "tests" / "follower" / "follower_process.py"
 
 
 @contextmanager
-def follower(stage: Scene, *, kill_in: int = 0, database: str = "") -> Iterator[subprocess.Popen[bytes]]:
-    tree = settings_of(database or stage.database, [stage.upstream.url], keep_blocks=64)
+def follower(harness: FollowerHarness, *, kill_in: int = 0, database: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    tree = settings_of(database or harness.database, [harness.upstream.url], keep_blocks=64)
     process = subprocess.Popen(
         [sys.executable, str(FOLLOWER_PROCESS), orjson.dumps(tree).decode(), str(kill_in)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -56,18 +56,18 @@ def some_events(rng: random.Random) -> list[Event]:
     ]
 
 
-def change(stage: Scene, rng: random.Random) -> None:
+def change(harness: FollowerHarness, rng: random.Random) -> None:
     """Extend the chain, sometimes after a reorganisation."""
-    if rng.random() < 0.3 and stage.chain.head > 8:
+    if rng.random() < 0.3 and harness.chain.head > 8:
         depth = rng.randrange(1, 6)
-        stage.chain.drop(depth)
-        stage.chain.mine(*(some_events(rng) for _ in range(depth)))
-    stage.chain.mine(*(some_events(rng) for _ in range(rng.randrange(1, 5))))
+        harness.chain.drop(depth)
+        harness.chain.mine(*(some_events(rng) for _ in range(depth)))
+    harness.chain.mine(*(some_events(rng) for _ in range(rng.randrange(1, 5))))
 
 
-async def leader(stage: Scene) -> int | None:
+async def leader(harness: FollowerHarness) -> int | None:
     """The session that holds the network's lock."""
-    async with connected(stage.database) as connection:
+    async with connected(harness.database) as connection:
         found = await connection.fetchval(
             "select pid from pg_locks where locktype = 'advisory' and granted and objsubid = 2"
             " and database = (select oid from pg_database where datname = current_database())"
@@ -79,65 +79,65 @@ async def leader(stage: Scene) -> int | None:
 async def test_kill_inside_transactions_loses_nothing_and_doubles_nothing(database: str, seed: int) -> None:
     """SIGKILL right before the commit, repeatedly, while the chain grows and forks."""
     rng = random.Random(seed)
-    async with scene(database) as stage:
+    async with follower_harness(database) as harness:
         for _ in range(4):
-            change(stage, rng)
-            with follower(stage, kill_in=rng.randrange(1, 4)) as doomed:
+            change(harness, rng)
+            with follower(harness, kill_in=rng.randrange(1, 4)) as doomed:
                 while doomed.poll() is None:
-                    change(stage, rng)
+                    change(harness, rng)
                     await asyncio.sleep(0.15)
                 assert doomed.returncode == -signal.SIGKILL
-            found = await stage.cursor()
-            assert found is None or found[0] <= stage.chain.head
-        with follower(stage):
-            await until(stage.is_complete, within_s=40.0)
+            found = await harness.cursor()
+            assert found is None or found[0] <= harness.chain.head
+        with follower(harness):
+            await until(harness.is_complete, within_s=40.0)
 
 
 async def test_kill_at_any_moment(database: str) -> None:
     rng = random.Random(7)
-    async with scene(database) as stage:
-        stage.chain.mine(*(some_events(rng) for _ in range(300)))
+    async with follower_harness(database) as harness:
+        harness.chain.mine(*(some_events(rng) for _ in range(300)))
         for _ in range(4):
-            with follower(stage) as process:
+            with follower(harness) as process:
                 assert process.stdout is not None
                 await asyncio.to_thread(process.stdout.readline)
-                change(stage, rng)
+                change(harness, rng)
                 await asyncio.sleep(rng.random() * 0.4)
-        with follower(stage):
-            await until(stage.is_complete, within_s=40.0)
+        with follower(harness):
+            await until(harness.is_complete, within_s=40.0)
 
 
 async def test_second_follower_takes_over_when_the_leader_dies(database: str) -> None:
     rng = random.Random(3)
-    async with scene(database) as stage:
-        stage.chain.mine(*(some_events(rng) for _ in range(20)))
-        with follower(stage) as first, follower(stage):
-            await until(stage.is_complete, within_s=40.0)
-            before = await leader(stage)
+    async with follower_harness(database) as harness:
+        harness.chain.mine(*(some_events(rng) for _ in range(20)))
+        with follower(harness) as first, follower(harness):
+            await until(harness.is_complete, within_s=40.0)
+            before = await leader(harness)
             assert before is not None
             first.kill()
-            change(stage, rng)
-            await until(stage.is_complete, within_s=40.0)
-            assert await leader(stage) is not None
+            change(harness, rng)
+            await until(harness.is_complete, within_s=40.0)
+            assert await leader(harness) is not None
 
 
 async def test_follower_that_hangs_is_replaced_and_writes_nothing_when_it_resumes(database: str) -> None:
     rng = random.Random(4)
-    async with scene(database) as stage:
-        stage.chain.mine(*(some_events(rng) for _ in range(20)))
-        with follower(stage) as first:
-            await until(stage.is_complete, within_s=40.0)
-            held = await leader(stage)
+    async with follower_harness(database) as harness:
+        harness.chain.mine(*(some_events(rng) for _ in range(20)))
+        with follower(harness) as first:
+            await until(harness.is_complete, within_s=40.0)
+            held = await leader(harness)
             first.send_signal(signal.SIGSTOP)
-            with follower(stage):
-                change(stage, rng)
-                await until(stage.is_complete, within_s=40.0)
-                assert await leader(stage) not in (None, held)
+            with follower(harness):
+                change(harness, rng)
+                await until(harness.is_complete, within_s=40.0)
+                assert await leader(harness) not in (None, held)
                 first.send_signal(signal.SIGCONT)
                 for _ in range(5):
-                    change(stage, rng)
+                    change(harness, rng)
                     await asyncio.sleep(0.1)
-                await until(stage.is_complete, within_s=40.0)
+                await until(harness.is_complete, within_s=40.0)
                 assert first.poll() is None, "it competes for the leadership again"
 
 
@@ -154,31 +154,31 @@ async def test_follower_whose_database_goes_silent_is_replaced(server: Server, d
     """The connection stays open without traffic: waiting followers end the silent session, and only one writes."""
     rng = random.Random(5)
     name = urlsplit(database).path.removeprefix("/")
-    async with through_cable(server, name) as (cable, url), scene(database) as stage:
-        stage.chain.mine(*(some_events(rng) for _ in range(10)))
-        with follower(stage, database=url):
-            await until(stage.is_complete, within_s=40.0)
+    async with through_cable(server, name) as (cable, url), follower_harness(database) as harness:
+        harness.chain.mine(*(some_events(rng) for _ in range(10)))
+        with follower(harness, database=url):
+            await until(harness.is_complete, within_s=40.0)
             cable.muted = True
-            with follower(stage):
-                change(stage, rng)
-                await until(stage.is_complete, within_s=40.0)
+            with follower(harness):
+                change(harness, rng)
+                await until(harness.is_complete, within_s=40.0)
                 cable.muted = False
-                change(stage, rng)
-                await until(stage.is_complete, within_s=40.0)
+                change(harness, rng)
+                await until(harness.is_complete, within_s=40.0)
 
 
 async def test_follower_recovers_from_a_lost_database_connection(server: Server, database: str) -> None:
     rng = random.Random(6)
     name = urlsplit(database).path.removeprefix("/")
-    async with through_cable(server, name) as (cable, url), scene(database) as stage:
-        stage.chain.mine(*(some_events(rng) for _ in range(10)))
-        with follower(stage, database=url) as process:
+    async with through_cable(server, name) as (cable, url), follower_harness(database) as harness:
+        harness.chain.mine(*(some_events(rng) for _ in range(10)))
+        with follower(harness, database=url) as process:
             for _ in range(3):
-                await until(stage.is_complete, within_s=40.0)
+                await until(harness.is_complete, within_s=40.0)
                 await cable.cut()
-                change(stage, rng)
+                change(harness, rng)
                 await cable.plug()
-            await until(stage.is_complete, within_s=40.0)
+            await until(harness.is_complete, within_s=40.0)
             assert process.poll() is None
 
 
@@ -187,33 +187,33 @@ async def test_follower_recovers_after_postgres_was_killed() -> None:
     async with database_room.running() as own:
         async with connected(own.postgres.url) as connection:
             await migrate.migrate(connection)
-        async with scene(own.postgres.url) as stage:
-            stage.chain.mine(*(some_events(rng) for _ in range(50)))
-            with follower(stage) as process:
+        async with follower_harness(own.postgres.url) as harness:
+            harness.chain.mine(*(some_events(rng) for _ in range(50)))
+            with follower(harness) as process:
                 for _ in range(2):
-                    await until(stage.is_complete, within_s=40.0)
-                    change(stage, rng)
+                    await until(harness.is_complete, within_s=40.0)
+                    change(harness, rng)
                     assert own.postgres.child.process is not None
                     own.postgres.child.process.send_signal(signal.SIGKILL)
                     await own.postgres.child.process.wait()
-                    change(stage, rng)
+                    change(harness, rng)
                     await own.postgres.start()
-                await until(stage.is_complete, within_s=40.0)
+                await until(harness.is_complete, within_s=40.0)
                 assert process.poll() is None
 
 
 async def test_cancelled_loop_leaves_complete_blocks(database: str) -> None:
     rng = random.Random(9)
-    async with scene(database) as stage:
-        stage.chain.mine(*(some_events(rng) for _ in range(400)))
+    async with follower_harness(database) as harness:
+        harness.chain.mine(*(some_events(rng) for _ in range(400)))
         for _ in range(5):
             tasks = Tasks()
-            tasks.start("follower", stage.follower(keep=64).run)
+            tasks.start("follower", harness.follower(keep=64).run)
             await asyncio.sleep(rng.random() * 0.3)
             await tasks.close()
-            change(stage, rng)
+            change(harness, rng)
         tasks = Tasks()
-        tasks.start("follower", stage.follower(keep=64).run)
-        await until(stage.is_complete, within_s=40.0)
+        tasks.start("follower", harness.follower(keep=64).run)
+        await until(harness.is_complete, within_s=40.0)
         await tasks.close()
-        assert NETWORK in repr(stage.route)
+        assert NETWORK in repr(harness.route)

@@ -9,14 +9,14 @@ import pytest
 
 from proxy.errors import Unavailable
 from tests.chain_upstream import erc721
-from tests.follower.stage import ART, A, B, C, Stage
+from tests.follower.event_harness import ART, A, B, C, EventHarness
 from tests.rpc_upstreams import Refused
 from tests.service import until
 
 
-def tag_blocks(stage: Stage, **named: int) -> list[str]:
+def tag_blocks(harness: EventHarness, **named: int) -> list[str]:
     """Make the upstream return these blocks for the tags and refuse other tags. Returns the list of requested tags."""
-    upstream, requested = stage.scene.upstream, []
+    upstream, requested = harness.inner.upstream, []
 
     def block(params: list[Any]) -> Any:
         tag = params[0]
@@ -35,80 +35,80 @@ def tag_blocks(stage: Stage, **named: int) -> list[str]:
     ("config", "depth"),
     [({"confirmations": 1}, 0), ({"confirmations": 3}, 2), ({"finality": "safe"}, 2), ({"finality": "finalized"}, 4)],
 )
-async def test_event_waits_for_the_configured_depth(stage: Stage, config: dict[str, Any], depth: int) -> None:
+async def test_event_waits_for_the_configured_depth(harness: EventHarness, config: dict[str, Any], depth: int) -> None:
     """The network is final after four blocks, and its upstreams do not support the tags."""
-    tag_blocks(stage)
-    await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()], **config)
-    await stage.mine([erc721(ART, A, B, 1)])
+    tag_blocks(harness)
+    await harness.webhook("nft_transfer", contracts=["0x" + ART.hex()], **config)
+    await harness.mine([erc721(ART, A, B, 1)])
     for _ in range(depth):
-        await stage.events.finality.release()
-        assert await stage.bodies() == []
-        await stage.mine([])
-    await stage.events.finality.release()
-    (body,) = await stage.bodies()
+        await harness.events.finality.release()
+        assert await harness.bodies() == []
+        await harness.mine([])
+    await harness.events.finality.release()
+    (body,) = await harness.bodies()
     assert body["data"]["block_number"] == 1
-    await stage.mine([], [])
-    await stage.events.finality.release()
-    assert len(await stage.bodies()) == 1
+    await harness.mine([], [])
+    await harness.events.finality.release()
+    assert len(await harness.bodies()) == 1
 
 
-async def test_event_waits_for_the_tag_if_the_upstream_supports_it(stage: Stage) -> None:
+async def test_event_waits_for_the_tag_if_the_upstream_supports_it(harness: EventHarness) -> None:
     """The tag decides, not the depth."""
     for each in ("safe", "finalized"):
-        await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()], finality=each)
-    tag_blocks(stage, safe=0, finalized=0)
-    await stage.mine([erc721(ART, A, B, 1)], [erc721(ART, B, C, 1)], *[[]] * 8)
-    await stage.events.finality.release()
-    assert await stage.bodies() == []
+        await harness.webhook("nft_transfer", contracts=["0x" + ART.hex()], finality=each)
+    tag_blocks(harness, safe=0, finalized=0)
+    await harness.mine([erc721(ART, A, B, 1)], [erc721(ART, B, C, 1)], *[[]] * 8)
+    await harness.events.finality.release()
+    assert await harness.bodies() == []
     for blocks, bodies in (({"safe": 1, "finalized": 0}, [1]), ({"safe": 2, "finalized": 1}, [1, 1, 2])):
-        tag_blocks(stage, **blocks)
-        await stage.mine([])
-        await stage.events.finality.release()
-        assert sorted(each["data"]["block_number"] for each in await stage.bodies()) == bodies
+        tag_blocks(harness, **blocks)
+        await harness.mine([])
+        await harness.events.finality.release()
+        assert sorted(each["data"]["block_number"] for each in await harness.bodies()) == bodies
 
 
-async def test_tag_is_queried_once_per_head_and_only_while_events_wait(stage: Stage) -> None:
-    requested = tag_blocks(stage, safe=0)
-    await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()], finality="safe")
-    await stage.mine([])
-    await stage.events.finality.release()
+async def test_tag_is_queried_once_per_head_and_only_while_events_wait(harness: EventHarness) -> None:
+    requested = tag_blocks(harness, safe=0)
+    await harness.webhook("nft_transfer", contracts=["0x" + ART.hex()], finality="safe")
+    await harness.mine([])
+    await harness.events.finality.release()
     assert requested == []
-    await stage.mine([erc721(ART, A, B, 1)])
+    await harness.mine([erc721(ART, A, B, 1)])
     for _ in range(3):
-        await stage.events.finality.release()
+        await harness.events.finality.release()
     assert requested == ["safe"]
-    await stage.mine([])
-    await stage.events.finality.release()
+    await harness.mine([])
+    await harness.events.finality.release()
     assert requested == ["safe"] * 2
 
 
-async def test_events_wait_while_upstreams_fail(stage: Stage) -> None:
-    await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()], finality="safe")
-    await stage.mine([erc721(ART, A, B, 1)], *[[]] * 8)
+async def test_events_wait_while_upstreams_fail(harness: EventHarness) -> None:
+    await harness.webhook("nft_transfer", contracts=["0x" + ART.hex()], finality="safe")
+    await harness.mine([erc721(ART, A, B, 1)], *[[]] * 8)
 
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32005, "rate limit exceeded")
 
-    stage.scene.upstream.answers["eth_getBlockByNumber"] = refuse
+    harness.inner.upstream.answers["eth_getBlockByNumber"] = refuse
     with pytest.raises(Unavailable):
-        await stage.events.finality.release()
-    assert await stage.bodies() == []
-    tag_blocks(stage, safe=1)
-    await until(lambda: is_released(stage))
+        await harness.events.finality.release()
+    assert await harness.bodies() == []
+    tag_blocks(harness, safe=1)
+    await until(lambda: is_released(harness))
 
 
-async def is_released(stage: Stage) -> bool:
+async def is_released(harness: EventHarness) -> bool:
     """Failed upstreams are not called for a moment."""
     with contextlib.suppress(Unavailable):
-        await stage.events.finality.release()
-    return len(await stage.bodies()) == 1
+        await harness.events.finality.release()
+    return len(await harness.bodies()) == 1
 
 
-async def test_waiting_event_of_a_dropped_block_is_never_delivered(stage: Stage) -> None:
-    await stage.webhook("nft_transfer", contracts=["0x" + ART.hex()], confirmations=3)
-    await stage.mine([], [erc721(ART, A, B, 1)])
-    stage.scene.chain.drop(1)
-    await stage.mine([erc721(ART, A, C, 1)], [], [])
-    await stage.step()
-    (body,) = await stage.bodies()
+async def test_waiting_event_of_a_dropped_block_is_never_delivered(harness: EventHarness) -> None:
+    await harness.webhook("nft_transfer", contracts=["0x" + ART.hex()], confirmations=3)
+    await harness.mine([], [erc721(ART, A, B, 1)])
+    harness.inner.chain.drop(1)
+    await harness.mine([erc721(ART, A, C, 1)], [], [])
+    await harness.step()
+    (body,) = await harness.bodies()
     assert body["data"]["to"].lower() == "0x" + C.hex()

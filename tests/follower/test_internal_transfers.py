@@ -9,16 +9,16 @@ import pytest
 from proxy.services.events import internal_transfers
 from proxy.services.rpc import traces
 from proxy.store import events as store
-from tests.follower.scene import NETWORK
-from tests.follower.stage import A, B, Stage, with_transaction
+from tests.follower.event_harness import A, B, EventHarness, with_transaction
+from tests.follower.harness import NETWORK
 from tests.rpc_upstreams import Refused
 
 
-async def test_block_dropped_before_it_is_traced_makes_no_events(stage: Stage) -> None:
-    await stage.step()
-    await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
-    await stage.mine([], [])
-    first, second = (block.hash for block in stage.scene.chain.blocks[1:])
+async def test_block_dropped_before_it_is_traced_makes_no_events(harness: EventHarness) -> None:
+    await harness.step()
+    await harness.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
+    await harness.mine([], [])
+    first, second = (block.hash for block in harness.inner.chain.blocks[1:])
     requested: list[str] = []
 
     def trace(params: list[Any]) -> Any:
@@ -26,75 +26,75 @@ async def test_block_dropped_before_it_is_traced_makes_no_events(stage: Stage) -
         call = {"type": "CALL", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x5"}
         return [{"txHash": "0x" + "79" * 32, "result": {**call, "calls": [call]}}]
 
-    stage.scene.upstream.answers["debug_traceBlockByHash"] = trace
-    async with stage.scene.running.pool.connection() as connection:
+    harness.inner.upstream.answers["debug_traceBlockByHash"] = trace
+    async with harness.inner.running.pool.connection() as connection:
         jobs = await store.jobs(connection, NETWORK, limit=10)
-    calls = await stage.events.internal_transfers._traces.calls(jobs[1].block, jobs[1].hash)
-    stage.scene.chain.drop(1)
-    await stage.mine([], [])
-    await stage.step()
-    await stage.events.internal_transfers._write(jobs[1], calls)
-    assert await stage.bodies() == []
-    assert await stage.events.internal_transfers.trace()
+    calls = await harness.events.internal_transfers._traces.calls(jobs[1].block, jobs[1].hash)
+    harness.inner.chain.drop(1)
+    await harness.mine([], [])
+    await harness.step()
+    await harness.events.internal_transfers._write(jobs[1], calls)
+    assert await harness.bodies() == []
+    assert await harness.events.internal_transfers.trace()
     assert {first} < {*requested}
-    bodies = await stage.bodies()
-    assert second not in {block.hash for block in stage.scene.chain.blocks}
+    bodies = await harness.bodies()
+    assert second not in {block.hash for block in harness.inner.chain.blocks}
     assert sorted(each["data"]["blockNumber"] for each in bodies) == [1, 2, 3]
     assert bodies[0]["data"]["traceAddress"] == [0]
 
 
-async def test_event_of_a_trace_is_corrected_when_its_block_is_dropped(stage: Stage) -> None:
-    await stage.step()
-    await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
+async def test_event_of_a_trace_is_corrected_when_its_block_is_dropped(harness: EventHarness) -> None:
+    await harness.step()
+    await harness.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
     call = {"type": "CALL", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x5"}
-    stage.scene.upstream.answers["debug_traceBlockByHash"] = lambda _: [
+    harness.inner.upstream.answers["debug_traceBlockByHash"] = lambda _: [
         {"txHash": "0x" + "79" * 32, "result": {**call, "calls": [call]}}
     ]
-    await stage.mine([], [])
-    await stage.events.internal_transfers.trace()
-    await stage.deliver()
-    stage.scene.chain.drop(1)
-    await stage.mine([], [])
-    await stage.step()
-    assert [each["type"] for each in await stage.bodies()] == ["CORRECTION"]
+    await harness.mine([], [])
+    await harness.events.internal_transfers.trace()
+    await harness.deliver()
+    harness.inner.chain.drop(1)
+    await harness.mine([], [])
+    await harness.step()
+    assert [each["type"] for each in await harness.bodies()] == ["CORRECTION"]
 
 
 async def test_upstream_that_cannot_trace_blocks_is_called_with_another_method(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    harness: EventHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await stage.step()
-    await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
-    await stage.mine([])
+    await harness.step()
+    await harness.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
+    await harness.mine([])
 
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32601, "the method does not exist/is not available")
 
-    answers = stage.scene.upstream.answers
+    answers = harness.inner.upstream.answers
     answers["debug_traceBlockByHash"] = refuse
     answers["trace_block"] = lambda _: [
         {
             "type": "call",
             "traceAddress": [0],
             "transactionHash": "0x" + "79" * 32,
-            "blockHash": stage.scene.chain.blocks[1].hash,
+            "blockHash": harness.inner.chain.blocks[1].hash,
             "action": {"callType": "call", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x9"},
         }
     ]
-    assert await stage.events.internal_transfers.trace()
-    (body,) = await stage.bodies()
+    assert await harness.events.internal_transfers.trace()
+    (body,) = await harness.bodies()
     assert body["data"]["value"] == "9"
-    assert repr(stage.events.internal_transfers).endswith("by _by_list>>")
+    assert repr(harness.events.internal_transfers).endswith("by _by_list>>")
     # An upstream that supports it has come: it is found once the chosen method has expired.
     monkeypatch.setattr(traces, "KEEP_S", -1.0)
     answers["debug_traceBlockByHash"] = lambda _: []
-    await stage.mine([])
-    assert await stage.events.internal_transfers.trace()
-    assert repr(stage.events.internal_transfers).endswith("by _by_tracer>>")
+    await harness.mine([])
+    assert await harness.events.internal_transfers.trace()
+    assert repr(harness.events.internal_transfers).endswith("by _by_tracer>>")
 
 
-async def tries(stage: Stage) -> list[int]:
+async def tries(harness: EventHarness) -> list[int]:
     """The failed attempts of each trace job."""
-    return [row["tries"] for row in await stage.rows("select tries from trace_jobs order by block")]
+    return [row["tries"] for row in await harness.rows("select tries from trace_jobs order by block")]
 
 
 @pytest.mark.parametrize(
@@ -109,31 +109,31 @@ async def tries(stage: Stage) -> list[int]:
     ids=lambda each: str(each)[:40],
 )
 async def test_attempts_count_for_missing_traces_and_not_for_failing_upstreams(
-    stage: Stage, reply: Any, counted: int
+    harness: EventHarness, reply: Any, counted: int
 ) -> None:
-    await stage.step()
-    await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
-    await stage.mine([])
+    await harness.step()
+    await harness.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
+    await harness.mine([])
 
     def trace(_: list[Any]) -> Any:
         if isinstance(reply, Refused):
             raise reply
         return reply
 
-    answers = stage.scene.upstream.answers
+    answers = harness.inner.upstream.answers
     answers |= dict.fromkeys(("debug_traceBlockByHash", "trace_block", "debug_traceTransaction"), trace)
-    with_transaction(stage, "0x" + "77" * 32)
+    with_transaction(harness, "0x" + "77" * 32)
     answers["eth_getBlockByHash"] = lambda params: {"hash": params[0], "transactions": ["0x" + "77" * 32]}
-    assert not await stage.events.internal_transfers.trace()
-    assert await tries(stage) == [counted]
+    assert not await harness.events.internal_transfers.trace()
+    assert await tries(harness) == [counted]
 
 
-async def test_job_is_dropped_after_too_many_attempts(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_job_is_dropped_after_too_many_attempts(harness: EventHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(internal_transfers, "TRIES", 2)
-    await stage.step()
-    await stage.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
-    await stage.mine([])
-    stage.scene.upstream.answers["debug_traceBlockByHash"] = lambda _: 5
+    await harness.step()
+    await harness.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
+    await harness.mine([])
+    harness.inner.upstream.answers["debug_traceBlockByHash"] = lambda _: 5
     for expected in ([1], [2], []):
-        await stage.events.internal_transfers.trace()
-        assert await tries(stage) == expected
+        await harness.events.internal_transfers.trace()
+        assert await tries(harness) == expected

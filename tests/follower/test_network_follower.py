@@ -31,7 +31,20 @@ from tests.chain_upstream import (
     word,
 )
 from tests.database import connected
-from tests.follower.scene import ART, COIN, GAME, HUGE, NETWORK, WETH, A, B, C, Scene, everything, scene
+from tests.follower.harness import (
+    ART,
+    COIN,
+    GAME,
+    HUGE,
+    NETWORK,
+    WETH,
+    A,
+    B,
+    C,
+    FollowerHarness,
+    everything,
+    follower_harness,
+)
 from tests.rpc_upstreams import REFUSALS
 from tests.service import until
 
@@ -67,11 +80,11 @@ class BlockRecorder:
 
 
 async def test_index_matches_the_chain_for_every_kind_of_token(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (follower, term):
-        stage.chain.mine(*everything())
+    async with follower_harness(database) as harness, harness.leading() as (follower, term):
+        harness.chain.mine(*everything())
         await follower.step(term)
-        assert await stage.is_complete()
-        assert await stage.indexed() == {
+        assert await harness.is_complete()
+        assert await harness.indexed() == {
             (A, COIN): 700,
             (B, COIN): 200,
             (A, ART, HUGE.to_bytes(32, "big")): 1,
@@ -88,103 +101,103 @@ def word_of(number: int) -> bytes:
 async def test_new_network_starts_at_its_newest_final_block(database: str) -> None:
     chain = LittleChain()
     chain.mine(*([erc20(COIN, ZERO, A, 1)] for _ in range(200)))
-    async with scene(database, chain=chain) as stage, stage.leading(start=None) as (follower, term):
+    async with follower_harness(database, chain=chain) as harness, harness.leading(start=None) as (follower, term):
         await follower.step(term)
-        finality = stage.route.network.facts.finality_blocks
-        found = await stage.holdings.as_of(NETWORK)
+        finality = harness.route.network.facts.finality_blocks
+        found = await harness.holdings.as_of(NETWORK)
         assert found is not None
         assert (found.first_block, found.block) == (200 - finality + 1, 200)
-        assert await stage.indexed() == {(A, COIN): finality}
+        assert await harness.indexed() == {(A, COIN): finality}
 
 
 @pytest.mark.parametrize("depth", [1, 2, 7, 16])
 async def test_dropped_blocks_are_undone(database: str, depth: int) -> None:
-    async with scene(database) as stage, stage.leading() as (follower, term):
-        stage.chain.mine(*everything(), *everything(), *everything(), *everything())
+    async with follower_harness(database) as harness, harness.leading() as (follower, term):
+        harness.chain.mine(*everything(), *everything(), *everything(), *everything())
         await follower.step(term)
-        stage.chain.drop(depth)
-        stage.chain.mine(*([erc20(COIN, ZERO, C, n + 1), erc721(ART, ZERO, C, 77 + n)] for n in range(depth + 1)))
+        harness.chain.drop(depth)
+        harness.chain.mine(*([erc20(COIN, ZERO, C, n + 1), erc721(ART, ZERO, C, 77 + n)] for n in range(depth + 1)))
         await follower.step(term)
         assert follower.cursor.number == 20 - depth
         await follower.step(term)
-        assert await stage.is_complete()
+        assert await harness.is_complete()
 
 
 async def test_shortened_chain_is_followed(database: str) -> None:
     """A different block at a lower height must be reported twice. A truncated chain must be reported `patience` times."""
-    async with scene(database) as stage, stage.leading() as (follower, term):
-        stage.chain.mine(*everything(), *everything())
+    async with follower_harness(database) as harness, harness.leading() as (follower, term):
+        harness.chain.mine(*everything(), *everything())
         await follower.step(term)
-        stage.chain.drop(4)
-        stage.chain.mine([erc20(COIN, ZERO, C, 1)])
+        harness.chain.drop(4)
+        harness.chain.mine([erc20(COIN, ZERO, C, 1)])
         await follower.step(term)
         assert follower.cursor.number == 10, "one report may come from an upstream on an abandoned fork"
         await follower.step(term)
         await follower.step(term)
-        assert await stage.is_complete()
+        assert await harness.is_complete()
         follower.patience = 20
-        stage.chain.drop(3)
+        harness.chain.drop(3)
         for _ in range(follower.patience):
             await follower.step(term)
         assert follower.cursor.number == 7, "the upstream may only be behind"
         await follower.step(term)
         await follower.step(term)
-        assert await stage.is_complete()
+        assert await harness.is_complete()
 
 
 async def test_chain_counts_as_shortened_after_ten_minutes_at_least(database: str) -> None:
-    async with scene(database) as stage:
-        follower = stage.follower()
+    async with follower_harness(database) as harness:
+        follower = harness.follower()
         assert follower.patience * follower._poll_s >= 590
-        assert stage.follower(renews=True).patience < follower.patience
+        assert harness.follower(renews=True).patience < follower.patience
 
 
 async def test_upstream_that_is_behind_undoes_nothing(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (follower, term):
-        stage.chain.mine(*everything(), *everything())
+    async with follower_harness(database) as harness, harness.leading() as (follower, term):
+        harness.chain.mine(*everything(), *everything())
         await follower.step(term)
-        stage.upstream.behind = 3
+        harness.upstream.behind = 3
         for _ in range(5):
             await follower.step(term)
-        assert await stage.is_complete()
+        assert await harness.is_complete()
 
 
 async def test_chain_can_be_replaced_down_to_its_first_block(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (follower, term):
-        stage.chain.mine(*everything())
+    async with follower_harness(database) as harness, harness.leading() as (follower, term):
+        harness.chain.mine(*everything())
         await follower.step(term)
         fresh = LittleChain()
-        stage.chain.blocks[:] = fresh.blocks
-        stage.chain.mine(*(everything() * 2))
+        harness.chain.blocks[:] = fresh.blocks
+        harness.chain.mine(*(everything() * 2))
         await follower.step(term)
         await follower.step(term)
-        assert await stage.is_complete()
+        assert await harness.is_complete()
 
 
 async def test_reorganisation_deeper_than_can_be_undone_stops_the_network(database: str) -> None:
-    async with scene(database) as stage, stage.leading(keep=4) as (follower, term):
-        stage.chain.mine(*(everything() * 12))
+    async with follower_harness(database) as harness, harness.leading(keep=4) as (follower, term):
+        harness.chain.mine(*(everything() * 12))
         await follower.step(term)
-        before = await stage.indexed()
-        stage.chain.drop(40)
-        stage.chain.mine(*(everything() * 10))
+        before = await harness.indexed()
+        harness.chain.drop(40)
+        harness.chain.mine(*(everything() * 10))
         with pytest.raises(NoCommonBlock, match="--forget"):
             await follower.step(term)
-        assert await stage.indexed() == before, "data that cannot be undone must stay"
+        assert await harness.indexed() == before, "data that cannot be undone must stay"
 
 
 async def test_stopped_network_is_reported_in_fault_and_metrics(database: str) -> None:
-    async with scene(database) as stage:
-        follower = stage.follower(keep=4)
-        stage.chain.mine(*(everything() * 12))
+    async with follower_harness(database) as harness:
+        follower = harness.follower(keep=4)
+        harness.chain.mine(*(everything() * 12))
         tasks = Tasks()
         tasks.start("follower", follower.run)
-        await until(stage.is_complete, within_s=40.0)
-        stage.chain.drop(40)
-        stage.chain.mine(*(everything() * 10))
+        await until(harness.is_complete, within_s=40.0)
+        harness.chain.drop(40)
+        harness.chain.mine(*(everything() * 10))
 
         async def stopped() -> bool:
-            found = await stage.holdings.as_of(NETWORK)
+            found = await harness.holdings.as_of(NETWORK)
             return found is not None and found.fault is not None and "--forget" in found.fault
 
         await until(stopped, within_s=40.0)
@@ -196,56 +209,56 @@ async def test_stopped_network_is_followed_again_once_its_index_is_deleted(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network_follower, "STOPPED_S", 0.2)
-    async with scene(database) as stage:
-        follower = stage.follower(keep=4)
-        stage.chain.mine(*(everything() * 12))
+    async with follower_harness(database) as harness:
+        follower = harness.follower(keep=4)
+        harness.chain.mine(*(everything() * 12))
         tasks = Tasks()
         tasks.start("follower", follower.run)
-        await until(stage.is_complete, within_s=40.0)
-        stage.chain.drop(40)
-        stage.chain.mine(*(everything() * 10))
+        await until(harness.is_complete, within_s=40.0)
+        harness.chain.drop(40)
+        harness.chain.mine(*(everything() * 10))
         await until(lambda: telemetry.follower_stopped.labels(NETWORK)._value.get() == 1, within_s=40.0)
-        async with stage.running.blocks.backfill(NETWORK) as term:
-            await forget(term, stage.running.sinks)
-        await until(stage.is_complete, within_s=40.0)
-        found = await stage.holdings.as_of(NETWORK)
+        async with harness.running.blocks.backfill(NETWORK) as term:
+            await forget(term, harness.running.sinks)
+        await until(harness.is_complete, within_s=40.0)
+        found = await harness.holdings.as_of(NETWORK)
         assert found is not None
         assert found.fault is None
         await tasks.close()
 
 
 async def test_development_service_resets_the_index_instead(database: str) -> None:
-    async with scene(database) as stage, stage.leading(keep=4, renews=True) as (follower, term):
-        stage.chain.mine(*(everything() * 12))
+    async with follower_harness(database) as harness, harness.leading(keep=4, renews=True) as (follower, term):
+        harness.chain.mine(*(everything() * 12))
         await follower.step(term)
-        stage.chain.blocks[:] = LittleChain().blocks
-        stage.chain.mine(*everything())
+        harness.chain.blocks[:] = LittleChain().blocks
+        harness.chain.mine(*everything())
         for _ in range(2):
             try:
                 await follower.step(term)
             except NoCommonBlock as exc:
                 await follower._stop(term, str(exc))
         await follower.step(term)
-        assert await stage.is_complete()
+        assert await harness.is_complete()
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
 async def test_far_head_is_reached_in_ranges_despite_refusals(database: str, refusal: str) -> None:
     chain = LittleChain()
     chain.mine(*(everything() * 24))
-    async with scene(database, chain=chain) as stage, stage.leading(keep=10) as (follower, term):
-        stage.upstream.max_range, stage.upstream.refusal = 5, refusal
+    async with follower_harness(database, chain=chain) as harness, harness.leading(keep=10) as (follower, term):
+        harness.upstream.max_range, harness.upstream.refusal = 5, refusal
         await follower.step(term)
-        assert await stage.is_complete()
-        requested = [call.params[0] for call in stage.upstream.calls if call.method == "eth_getLogs"]
+        assert await harness.is_complete()
+        requested = [call.params[0] for call in harness.upstream.calls if call.method == "eth_getLogs"]
         ranges = [params for params in requested if "fromBlock" in params]
         assert 110 // 5 <= len(ranges) <= 110 // 2 + 8
         assert len(requested) - len(ranges) == 10 or all("blockHash" in params for params in requested[-10:])
-        stage.chain.drop(10)
-        stage.chain.mine(*(everything() * 3))
+        harness.chain.drop(10)
+        harness.chain.mine(*(everything() * 3))
         await follower.step(term)
         await follower.step(term)
-        assert await stage.is_complete()
+        assert await harness.is_complete()
 
 
 async def test_ranges_grow_while_logs_are_few_and_shrink_when_there_are_too_many(database: str) -> None:
@@ -253,12 +266,12 @@ async def test_ranges_grow_while_logs_are_few_and_shrink_when_there_are_too_many
     chain.mine(
         *([] for _ in range(2000)), *([erc20(COIN, ZERO, A, 1)] * 9 for _ in range(40)), *([] for _ in range(10))
     )
-    async with scene(database, chain=chain) as stage, stage.leading(keep=10) as (follower, term):
-        stage.upstream.max_logs = 50
+    async with follower_harness(database, chain=chain) as harness, harness.leading(keep=10) as (follower, term):
+        harness.upstream.max_logs = 50
         await follower.step(term)
-        assert await stage.is_complete()
+        assert await harness.is_complete()
         ranges = [
-            call for call in stage.upstream.calls if call.method == "eth_getLogs" and "fromBlock" in call.params[0]
+            call for call in harness.upstream.calls if call.method == "eth_getLogs" and "fromBlock" in call.params[0]
         ]
         assert len(ranges) < 80
 
@@ -266,18 +279,18 @@ async def test_ranges_grow_while_logs_are_few_and_shrink_when_there_are_too_many
 async def test_sink_of_single_blocks_gets_each_once_in_order_and_each_removal(database: str) -> None:
     recorder = BlockRecorder()
     await recorder.create(database)
-    async with scene(database) as stage, stage.leading(recorder, keep=8) as (follower, term):
-        stage.chain.mine(*(everything() * 8))
+    async with follower_harness(database) as harness, harness.leading(recorder, keep=8) as (follower, term):
+        harness.chain.mine(*(everything() * 8))
         await follower.step(term)
         for depth in (1, 5, 8):
-            stage.chain.drop(depth)
-            stage.chain.mine(*(everything() * 2))
+            harness.chain.drop(depth)
+            harness.chain.mine(*(everything() * 2))
             await follower.step(term)
             await follower.step(term)
-            assert await stage.is_complete()
+            assert await harness.is_complete()
             async with connected(database) as connection:
                 rows = await connection.fetch("select block, hash from recorded_blocks order by block")
-            assert [("0x" + row["hash"].hex()) for row in rows] == [block.hash for block in stage.chain.blocks]
+            assert [("0x" + row["hash"].hex()) for row in rows] == [block.hash for block in harness.chain.blocks]
 
 
 class FailingSink(BlockRecorder):
@@ -294,15 +307,15 @@ class FailingSink(BlockRecorder):
 async def test_failing_sink_rolls_back_the_whole_block(database: str) -> None:
     sink = FailingSink()
     await sink.create(database)
-    async with scene(database) as stage, stage.leading(sink) as (follower, term):
-        stage.chain.mine(*everything())
+    async with follower_harness(database) as harness, harness.leading(sink) as (follower, term):
+        harness.chain.mine(*everything())
         with pytest.raises(asyncpg.IntegrityConstraintViolationError):
             await follower.step(term)
-        assert await stage.indexed() == {}
-        assert (await stage.cursor() or (0,))[0] == -1
+        assert await harness.indexed() == {}
+        assert (await harness.cursor() or (0,))[0] == -1
         sink.fails = False
         await follower.step(term)
-        assert await stage.is_complete()
+        assert await harness.is_complete()
 
 
 def malformed_logs() -> list[Event]:
@@ -330,81 +343,85 @@ def malformed_logs() -> list[Event]:
 
 
 async def test_malformed_logs_are_skipped(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (follower, term):
-        stage.chain.mine(malformed_logs(), [*malformed_logs(), erc20(COIN, ZERO, A, 3)])
+    async with follower_harness(database) as harness, harness.leading() as (follower, term):
+        harness.chain.mine(malformed_logs(), [*malformed_logs(), erc20(COIN, ZERO, A, 3)])
         await follower.step(term)
-        assert await stage.indexed() == {(A, COIN): 3}
+        assert await harness.indexed() == {(A, COIN): 3}
 
 
 async def test_amounts_beyond_256_bits_and_below_zero_are_kept_exactly(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (follower, term):
-        stage.chain.mine([erc20(COIN, ZERO, A, HUGE)], [erc20(COIN, ZERO, A, HUGE), erc20(COIN, B, C, 10**77)])
-        stage.chain.mine([erc1155(GAME, ZERO, A, HUGE, HUGE), erc1155(GAME, ZERO, A, HUGE, HUGE)])
+    async with follower_harness(database) as harness, harness.leading() as (follower, term):
+        harness.chain.mine([erc20(COIN, ZERO, A, HUGE)], [erc20(COIN, ZERO, A, HUGE), erc20(COIN, B, C, 10**77)])
+        harness.chain.mine([erc1155(GAME, ZERO, A, HUGE, HUGE), erc1155(GAME, ZERO, A, HUGE, HUGE)])
         await follower.step(term)
-        assert await stage.is_complete()
-        stage.chain.drop(2)
-        stage.chain.mine([], [], [])
+        assert await harness.is_complete()
+        harness.chain.drop(2)
+        harness.chain.mine([], [], [])
         await follower.step(term)
         await follower.step(term)
-        assert await stage.indexed() == {(A, COIN): HUGE}
+        assert await harness.indexed() == {(A, COIN): HUGE}
 
 
 async def test_wrapped_coin_that_emits_a_transfer_as_well_is_counted_once(database: str) -> None:
     """Both logs are in the same transaction and have its hash."""
-    async with scene(database) as stage, stage.leading() as (follower, term):
+    async with follower_harness(database) as harness, harness.leading() as (follower, term):
         both = [erc20(WETH, ZERO, A, 9), deposit(WETH, A, 9)]
-        stage.chain.mine(both, [deposit(WETH, A, 4)])
-        logs = stage.chain.blocks[1].logs()
+        harness.chain.mine(both, [deposit(WETH, A, 4)])
+        logs = harness.chain.blocks[1].logs()
         for log in logs:
             log["transactionHash"] = "0x" + "77" * 32
-        others = stage.chain.blocks[2].logs()
-        found = {stage.chain.blocks[1].hash: logs, stage.chain.blocks[2].hash: others}
-        stage.upstream.answers["eth_getLogs"] = lambda params: found.get(params[0]["blockHash"], [])
+        others = harness.chain.blocks[2].logs()
+        found = {harness.chain.blocks[1].hash: logs, harness.chain.blocks[2].hash: others}
+        harness.upstream.answers["eth_getLogs"] = lambda params: found.get(params[0]["blockHash"], [])
         await follower.step(term)
-        assert await stage.indexed() == {(A, WETH): 13}
+        assert await harness.indexed() == {(A, WETH): 13}
 
 
 async def test_two_writers_cannot_both_write_a_block(database: str) -> None:
     """Even without the lock: a transaction that expects another cursor changes nothing."""
-    async with scene(database) as stage, stage.leading() as (one, term):
-        stage.chain.mine(*everything())
-        other = stage.follower()
+    async with follower_harness(database) as harness, harness.leading() as (one, term):
+        harness.chain.mine(*everything())
+        other = harness.follower()
         await one.step(term)
         await other.step(term)
-        stage.chain.mine(*everything())
+        harness.chain.mine(*everything())
         await one.step(term)
         with pytest.raises(LeadershipLost):
             await other.step(term)
-        assert await stage.is_complete()
+        assert await harness.is_complete()
 
 
 async def test_each_commit_sends_a_notification(database: str) -> None:
-    async with scene(database) as stage, stage.leading() as (follower, term), connected(database) as connection:
+    async with (
+        follower_harness(database) as harness,
+        harness.leading() as (follower, term),
+        connected(database) as connection,
+    ):
         received: list[object] = []
         await connection.add_listener("penstock_blocks", lambda *given: received.append(given[3]))
-        stage.chain.mine(*everything())
+        harness.chain.mine(*everything())
         await follower.step(term)
         await connection.execute("select 1")
         assert received[-1] == f"{NETWORK} 5"
 
 
 async def test_index_completes_with_one_upstream_dead_and_one_behind(database: str) -> None:
-    async with scene(database, upstreams=3) as stage, stage.leading() as (follower, term):
-        stage.upstreams[2].behind = 2
-        await stage.upstreams[1].close()
-        stage.chain.mine(*(everything() * 4))
-        await _until_complete(stage, follower, term)
-        stage.chain.drop(3)
-        stage.chain.mine(*(everything() * 2))
-        await _until_complete(stage, follower, term)
+    async with follower_harness(database, upstreams=3) as harness, harness.leading() as (follower, term):
+        harness.upstreams[2].behind = 2
+        await harness.upstreams[1].close()
+        harness.chain.mine(*(everything() * 4))
+        await _until_complete(harness, follower, term)
+        harness.chain.drop(3)
+        harness.chain.mine(*(everything() * 2))
+        await _until_complete(harness, follower, term)
 
 
-async def _until_complete(stage: Scene, follower: object, term: object, steps: int = 60) -> None:
+async def _until_complete(harness: FollowerHarness, follower: object, term: object, steps: int = 60) -> None:
     for _ in range(steps):
         try:
             await follower.step(term)  # type: ignore[attr-defined]
         except ReadFailed:
             await asyncio.sleep(0.1)
-        if await stage.is_complete():
+        if await harness.is_complete():
             return
     raise AssertionError("the index never matched the chain")

@@ -18,7 +18,7 @@ from tests.chain_upstream import (
     erc1155_batch,
     withdrawal,
 )
-from tests.follower.scene import Scene, scene
+from tests.follower.harness import FollowerHarness, follower_harness
 
 KEEP = 12
 HOLDERS = [ZERO, *(address(n) for n in range(5))]
@@ -45,39 +45,39 @@ def event(rng: random.Random) -> Event:
             return withdrawal(contract, sender, amount)
 
 
-def mine(stage: Scene, rng: random.Random, most: int) -> None:
-    stage.chain.mine(*([event(rng) for _ in range(rng.randrange(5))] for _ in range(rng.randrange(1, most))))
+def mine(harness: FollowerHarness, rng: random.Random, most: int) -> None:
+    harness.chain.mine(*([event(rng) for _ in range(rng.randrange(5))] for _ in range(rng.randrange(1, most))))
 
 
 @pytest.mark.parametrize("seed", range(10))
 async def test_index_equals_a_replay_of_the_canonical_chain(database: str, seed: int) -> None:
     rng = random.Random(seed)
-    async with scene(database) as stage, stage.leading(keep=KEEP) as (follower, term):
-        stage.upstream.max_range = rng.choice((0, 1, 3))
-        mine(stage, rng, 60)
+    async with follower_harness(database) as harness, harness.leading(keep=KEEP) as (follower, term):
+        harness.upstream.max_range = rng.choice((0, 1, 3))
+        mine(harness, rng, 60)
         for _ in range(12):
             written = max(follower.cursor.number, 0)
             depth = rng.randrange(0, KEEP)
             # Blocks indexed in ranges cannot be undone, only the last `KEEP` can.
-            if depth and stage.chain.head > 40 and stage.chain.head - depth >= written - KEEP + 1:
-                stage.chain.drop(depth)
-            mine(stage, rng, 20)
+            if depth and harness.chain.head > 40 and harness.chain.head - depth >= written - KEEP + 1:
+                harness.chain.drop(depth)
+            mine(harness, rng, 20)
             try:
                 await follower.step(term)
             except ReadFailed:
                 pass
-            assert await _agrees(stage)
+            assert await _agrees(harness)
         for _ in range(3):
             await follower.step(term)
-        assert await stage.is_complete()
+        assert await harness.is_complete()
 
 
-async def _agrees(stage: Scene) -> bool:
+async def _agrees(harness: FollowerHarness) -> bool:
     """If the cursor is on the canonical chain, the index equals that chain up to the cursor."""
-    found = await stage.cursor()
+    found = await harness.cursor()
     if found is None:
         return True
     number, block_hash = found
-    if number < 0 or stage.chain.blocks[min(number, stage.chain.head)].hash != block_hash:
+    if number < 0 or harness.chain.blocks[min(number, harness.chain.head)].hash != block_hash:
         return True
-    return await stage.indexed() == stage.chain.holdings(0, number)
+    return await harness.indexed() == harness.chain.holdings(0, number)

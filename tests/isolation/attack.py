@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from tests.http_client import HttpClient, request
-from tests.rpc_scene import Load, Scene
+from tests.rpc_harness import Load, RpcHarness
 from tests.rpc_upstreams import value_of
 from tests.sockets import RawSocket, bare
 from tests.web.worker import LIVE, Worker
@@ -46,9 +46,9 @@ async def beside(attack: Callable[[], Awaitable[None]], *, at_once: int = 1) -> 
             ended = True
 
 
-async def steady_load(scene: Scene, calls: int, *, at_once: int = 4) -> Load:
+async def steady_load(harness: RpcHarness, calls: int, *, at_once: int = 4) -> Load:
     """The good client's traffic; it fails where one call fails, is wrong or stalls."""
-    load = await scene.load(calls, at_once=at_once)
+    load = await harness.load(calls, at_once=at_once)
     assert not load.failed, (load, load.failed[0].status, load.failed[0].body)
     assert not load.wrong, load
     assert max(load.took_s) < STALL_S, load

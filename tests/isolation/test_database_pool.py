@@ -13,7 +13,7 @@ import pytest
 
 from tests.database import connected, database, server
 from tests.http_client import HttpClient, Reply, request
-from tests.web.worker import LIVE, Worker, worker
+from tests.web.worker import LIVE, Worker, running_worker
 
 __all__ = ("database", "server")
 
@@ -25,43 +25,43 @@ CALLS = 60
 @asynccontextmanager
 async def service(url: str) -> AsyncIterator[Worker]:
     """A worker whose keys have accounts in the database: `main` and `attacker`."""
-    async with worker({LIVE: ["http://127.0.0.1:1"]}, database={"url": url}) as found:
-        found.add_key("attacker")
+    async with running_worker({LIVE: ["http://127.0.0.1:1"]}, database={"url": url}) as worker:
+        worker.add_key("attacker")
         async with connected(url) as connection:
             row = "insert into accounts (id, name, email, plan) values ($1, $1, $1, 'enterprise')"
             await connection.executemany(row, [("acc_1",), ("acc_2",)])
-        await found.app.pool.open()
-        yield found
+        await worker.app.pool.open()
+        yield worker
 
 
-async def send(found: Worker, path: str, *, key: str, body: bytes = b"") -> Reply:
-    async with await HttpClient.open(found.port) as client:
-        return await client.send(request("POST" if body else "GET", path, body, key=found.keys[key]))
+async def send(worker: Worker, path: str, *, key: str, body: bytes = b"") -> Reply:
+    async with await HttpClient.open(worker.port) as client:
+        return await client.send(request("POST" if body else "GET", path, body, key=worker.keys[key]))
 
 
-async def calls_beside(found: Worker, path: str, *attack: str) -> tuple[Counter[int], list[Reply]]:
+async def calls_beside(worker: Worker, path: str, *attack: str) -> tuple[Counter[int], list[Reply]]:
     """The statuses of the good account's calls, one after the other, and the replies to the flood beside them."""
     seen: Counter[int] = Counter()
     async with asyncio.TaskGroup() as group:
-        flood = [group.create_task(send(found, each, key="attacker")) for each in attack for _ in range(FLOOD)]
+        flood = [group.create_task(send(worker, each, key="attacker")) for each in attack for _ in range(FLOOD)]
         await asyncio.sleep(0.05)
         for _ in range(CALLS):
-            seen[(await send(found, path, key="main")).status] += 1
+            seen[(await send(worker, path, key="main")).status] += 1
     return seen, [each.result() for each in flood]
 
 
 async def test_flood_of_one_account_does_not_fail_another(database: str) -> None:
-    async with service(database) as found:
-        seen, flood = await calls_beside(found, "/v1/wallets", "/v1/wallets", "/v1/webhooks")
+    async with service(database) as worker:
+        seen, flood = await calls_beside(worker, "/v1/wallets", "/v1/wallets", "/v1/webhooks")
         assert seen == {200: CALLS}
         assert {reply.status for reply in flood} <= {200, 429}
 
 
 async def test_slow_statements_of_one_account_do_not_fail_another(database: str) -> None:
     """The attacker's statements wait for a lock. They end after their time, and others still find connections."""
-    async with service(database) as found, connected(database) as connection, connection.transaction():
+    async with service(database) as worker, connected(database) as connection, connection.transaction():
         await connection.execute("lock table webhooks in access exclusive mode")
-        seen, flood = await calls_beside(found, "/v1/wallets", "/v1/webhooks")
+        seen, flood = await calls_beside(worker, "/v1/wallets", "/v1/webhooks")
         assert seen == {200: CALLS}
         assert {reply.status for reply in flood} == {429, 503}
         refused = next(reply for reply in flood if reply.status == 429)
@@ -77,17 +77,17 @@ async def test_slow_statements_of_one_account_do_not_fail_another(database: str)
 
 async def test_sign_in_flood_does_not_fail_an_account(database: str) -> None:
     """A request without a key counts for its address."""
-    async with service(database) as found:
+    async with service(database) as worker:
         body = orjson.dumps({"email": "a@example.com", "password": "not the password"})
 
         async def sign_in() -> int:
-            async with await HttpClient.open(found.port) as client:
+            async with await HttpClient.open(worker.port) as client:
                 return (await client.send(request("POST", "/v1/account/sign-in", body))).status
 
         async with asyncio.TaskGroup() as group:
             flood = [group.create_task(sign_in()) for _ in range(FLOOD // 2)]
             await asyncio.sleep(0.05)
-            seen = Counter([(await send(found, "/v1/wallets", key="main")).status for _ in range(CALLS)])
+            seen = Counter([(await send(worker, "/v1/wallets", key="main")).status for _ in range(CALLS)])
         assert seen == {200: CALLS}
         assert 500 not in {each.result() for each in flood}
         assert 503 not in {each.result() for each in flood}
@@ -98,13 +98,13 @@ async def test_read_only_database_is_a_503_without_a_traceback(database: str, ca
         name = await connection.fetchval("select current_database()")
         await connection.execute(f"alter database {name} set default_transaction_read_only = on")
     caplog.set_level(logging.INFO)
-    async with worker({LIVE: ["http://127.0.0.1:1"]}, database={"url": database}) as found:
-        await found.app.pool.open()
+    async with running_worker({LIVE: ["http://127.0.0.1:1"]}, database={"url": database}) as worker:
+        await worker.app.pool.open()
         body = orjson.dumps({"owner": "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed", "chain": "ethereum"})
         for _ in range(5):
-            reply = await send(found, "/v1/wallets/create", key="main", body=body)
+            reply = await send(worker, "/v1/wallets/create", key="main", body=body)
             assert reply.fault(503)["message"] == "the database cannot do this at the moment; try again later"
-        assert (await send(found, "/v1/wallets", key="main")).status == 200
+        assert (await send(worker, "/v1/wallets", key="main")).status == 200
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert [record.getMessage() for record in errors] == ["the database refuses statements"]
     assert not any(record.exc_info for record in caplog.records)

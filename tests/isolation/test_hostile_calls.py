@@ -13,15 +13,15 @@ import pytest
 
 from proxy.dev.funded_accounts import FUNDED
 from proxy.services.rpc.tracker import Tracker
-from tests.bundler_scene import ENTRY_POINTS, ENTRY_POINTS_METHOD, ScriptedBundler
+from tests.bundler_harness import ENTRY_POINTS, ENTRY_POINTS_METHOD, ScriptedBundler
 from tests.flows.test_feed_devchain import DEV, dev_chain
 from tests.http_client import request, rpc
 from tests.isolation.attack import GoodCall, beside, good_traffic
 from tests.isolation.upstreams import KINDS, HostileAwareUpstream, StrictUpstream
-from tests.rpc_scene import scene
+from tests.rpc_harness import rpc_harness
 from tests.rpc_upstreams import Chain, scripted
 from tests.sockets import bare
-from tests.web.worker import LIVE, on_uvloop, worker
+from tests.web.worker import LIVE, on_uvloop, running_worker
 
 # Good calls in each of the 26 cases.
 CALLS = 400
@@ -52,20 +52,20 @@ def test_hostile_calls_of_one_key_fail_no_call_of_another(kind: type[HostileAwar
     @on_uvloop
     async def run() -> None:
         rng = random.Random(f"{kind.__name__} {count}")
-        async with scene(count, kind=kind) as found:
-            found.worker.add_key("attacker")
+        async with rpc_harness(count, kind=kind) as harness:
+            harness.worker.add_key("attacker")
 
             async def attack() -> None:
-                async with await found.worker.connect() as client:
+                async with await harness.worker.connect() as client:
                     for _ in range(20):
-                        await client.send(found.worker.post(hostile_call(rng), key="attacker"))
+                        await client.send(harness.worker.post(hostile_call(rng), key="attacker"))
 
             async with beside(attack, at_once=2):
-                await good_traffic(found.worker, CALLS)
+                await good_traffic(harness.worker, CALLS)
             if count == 1:
                 assert (
-                    found.route.upstreams[0].health.takes_calls_softly(0.0)
-                    or not found.route.upstreams[0].health.pause_s
+                    harness.route.upstreams[0].health.takes_calls_softly(0.0)
+                    or not harness.route.upstreams[0].health.pause_s
                 )
 
     run()
@@ -76,17 +76,17 @@ def test_hostile_batches_of_one_key_fail_no_call_of_another(kind: type[HostileAw
     @on_uvloop
     async def run() -> None:
         rng = random.Random(kind.__name__)
-        async with scene(2, kind=kind, options=[{"batch": 20}] * 2) as found:
-            found.worker.add_key("attacker")
+        async with rpc_harness(2, kind=kind, options=[{"batch": 20}] * 2) as harness:
+            harness.worker.add_key("attacker")
 
             async def attack() -> None:
-                async with await found.worker.connect() as client:
+                async with await harness.worker.connect() as client:
                     for _ in range(5):
                         items = b",".join(hostile_call(rng) for _ in range(20))
-                        await client.send(found.worker.post(b"[" + items + b"]", key="attacker"))
+                        await client.send(harness.worker.post(b"[" + items + b"]", key="attacker"))
 
             async with beside(attack, at_once=2):
-                await good_traffic(found.worker, CALLS)
+                await good_traffic(harness.worker, CALLS)
 
     run()
 
@@ -96,18 +96,18 @@ def test_hostile_calls_on_a_socket_fail_no_call_of_another(kind: type[HostileAwa
     @on_uvloop
     async def run() -> None:
         rng = random.Random(kind.__name__)
-        async with scene(1, kind=kind) as found:
-            found.worker.add_key("attacker")
+        async with rpc_harness(1, kind=kind) as harness:
+            harness.worker.add_key("attacker")
 
             async def attack() -> None:
-                async with bare(found.worker, key="attacker") as socket:
+                async with bare(harness.worker, key="attacker") as socket:
                     for _ in range(20):
                         call = orjson.loads(hostile_call(rng))
                         socket.write(orjson.dumps({**call, "id": 1}))
                         await socket.json()
 
             async with beside(attack, at_once=2):
-                await good_traffic(found.worker, CALLS)
+                await good_traffic(harness.worker, CALLS)
 
     run()
 
@@ -123,7 +123,7 @@ async def test_hostile_calls_to_a_bundler_fail_no_call_of_another() -> None:
         (chain,) = await stack.enter_async_context(scripted(1, Chain()))
         (bundler,) = await stack.enter_async_context(scripted(1, Chain(), StrictBundler))
         bundlers = [{"network": LIVE, "url": bundler.url}]
-        running = await stack.enter_async_context(worker({LIVE: [chain.url]}, bundlers=bundlers))
+        running = await stack.enter_async_context(running_worker({LIVE: [chain.url]}, bundlers=bundlers))
         running.add_key("attacker")
         methods = (ENTRY_POINTS_METHOD, "eth_getUserOperationReceipt", "eth_estimateUserOperationGas")
 
@@ -146,7 +146,7 @@ async def test_hostile_calls_to_a_bundler_fail_no_call_of_another() -> None:
 @on_uvloop
 async def test_hostile_calls_to_a_real_node_fail_no_call_of_another(tmp_path: Path) -> None:
     rng = random.Random(17)
-    async with dev_chain(tmp_path) as chain, worker({DEV: [chain.url]}) as running:
+    async with dev_chain(tmp_path) as chain, running_worker({DEV: [chain.url]}) as running:
         running.add_key("attacker")
         await chain.send(to=FUNDED.address)
         await Tracker(running.app.networks.routes[DEV]).look()
@@ -171,17 +171,17 @@ def test_params_that_are_no_array_are_refused_before_anything_is_sent(params: st
     @on_uvloop
     async def run() -> None:
         call = f'{{"jsonrpc":"2.0","id":7,"method":"eth_chainId","params":{params}}}'.encode()
-        async with scene(1) as found:
-            asked = found.asked
-            single = await found.worker.send(call)
+        async with rpc_harness(1) as harness:
+            asked = harness.asked
+            single = await harness.worker.send(call)
             assert single.fault(400)["details"] == {"rpc_code": -32600}
-            (item,) = (await found.worker.send(b"[" + call + b"]")).json
+            (item,) = (await harness.worker.send(b"[" + call + b"]")).json
             assert (item["id"], item["error"]["code"]) == (7, -32600)
-            async with bare(found.worker) as socket:
+            async with bare(harness.worker) as socket:
                 socket.write(call)
                 reply = await socket.json()
                 assert (reply["id"], reply["error"]["code"]) == (7, -32600)
-            assert found.asked == asked
+            assert harness.asked == asked
 
     run()
 
@@ -199,32 +199,32 @@ def test_repeated_members_are_refused_before_anything_is_sent(text: str) -> None
     async def run() -> None:
         call = text.encode()
         large = call.replace(b"[]", b'["%b"]' % (b"ab" * 20_000))
-        async with scene(1) as found:
-            asked = found.asked
+        async with rpc_harness(1) as harness:
+            asked = harness.asked
             for body in (call, large):
-                assert (await found.worker.send(body)).fault(400)["details"] == {"rpc_code": -32600}
-                (item,) = (await found.worker.send(b"[" + body + b"]")).json
+                assert (await harness.worker.send(body)).fault(400)["details"] == {"rpc_code": -32600}
+                (item,) = (await harness.worker.send(b"[" + body + b"]")).json
                 assert (item["id"], item["error"]["code"]) == (None, -32600)
-                async with bare(found.worker) as socket:
+                async with bare(harness.worker) as socket:
                     socket.write(body)
                     assert (await socket.json())["error"]["code"] == -32600
-            assert found.asked == asked
+            assert harness.asked == asked
 
     run()
 
 
 @on_uvloop
 async def test_null_params_are_sent_as_an_empty_array() -> None:
-    async with scene(1) as found:
-        reply = await found.worker.send(b'{"jsonrpc":"2.0","id":7,"method":"net_version","params":null}')
+    async with rpc_harness(1) as harness:
+        reply = await harness.worker.send(b'{"jsonrpc":"2.0","id":7,"method":"net_version","params":null}')
         assert reply.status == 200
-        assert [call.params for call in found.upstreams[0].calls if call.method == "net_version"][-1] == []
+        assert [call.params for call in harness.upstreams[0].calls if call.method == "net_version"][-1] == []
 
 
 @on_uvloop
 async def test_error_without_an_id_reaches_the_caller_under_the_callers_id() -> None:
-    async with scene(1, kind=StrictUpstream) as found:
-        reply = await found.worker.send(rpc("eth_getBalance", [1]))
+    async with rpc_harness(1, kind=StrictUpstream) as harness:
+        reply = await harness.worker.send(rpc("eth_getBalance", [1]))
         assert reply.json["error"] == {"code": -32600, "message": "the upstream rejected the call as invalid"}
         assert reply.json["id"] == 1
-        assert not found.route.upstreams[0].health.bad
+        assert not harness.route.upstreams[0].health.bad

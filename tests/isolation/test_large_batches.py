@@ -17,7 +17,7 @@ from tests.http_client import HttpClient, rpc
 from tests.service import until
 from tests.sockets import bare
 from tests.web.test_front_backpressure import MB, resident_bytes, settled, slow_client
-from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import PIECE, Exchange, Scripted, head_of
 
 # 40 × 20 MB: what the worker may hold of it, and what the rest of this process may need besides.
@@ -80,15 +80,15 @@ def sized(size: int, after_ms: int = 0, **members: Any) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def large_scene(
+async def large_harness(
     upstream: SizedUpstream | None = None, *, batch: int = 20, **sections: Any
 ) -> AsyncIterator[tuple[Worker, Scripted]]:
     async with Scripted(upstream or SizedUpstream()) as server:
         given = {"url": server.url, "batch": batch}
-        async with worker({LIVE: [given]}, **NO_CACHE, **sections) as found:
-            found.add_key("attacker")
-            yield found, server
-            await until(lambda: not found.app.held_replies.total)
+        async with running_worker({LIVE: [given]}, **NO_CACHE, **sections) as worker:
+            worker.add_key("attacker")
+            yield worker, server
+            await until(lambda: not worker.app.held_replies.total)
 
 
 async def squeezed_reply(client: HttpClient) -> Any:
@@ -105,12 +105,12 @@ async def squeezed_reply(client: HttpClient) -> Any:
     return orjson.loads(kept), size
 
 
-async def good_calls(found: Worker, ended: asyncio.Event) -> int:
+async def good_calls(worker: Worker, ended: asyncio.Event) -> int:
     count = 0
-    async with await found.connect() as client:
+    async with await worker.connect() as client:
         while not ended.is_set():
             # The upstream, which sends 800 MB, shares the loop with the worker.
-            reply = await client.send(found.post(rpc("net_listening", [3])), within_s=30.0)
+            reply = await client.send(worker.post(rpc("net_listening", [3])), within_s=30.0)
             assert reply.json["result"] == "aaa", reply
             count += 1
             await asyncio.sleep(0.002)
@@ -122,14 +122,14 @@ async def good_calls(found: Worker, ended: asyncio.Event) -> int:
 def test_huge_batch_is_answered_within_its_bounds_beside_other_calls(has_length: bool, batch: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with large_scene(SizedUpstream(has_length=has_length), batch=batch) as (found, _):
+        async with large_harness(SizedUpstream(has_length=has_length), batch=batch) as (worker, _):
             calls = [sized(20_000_000) for _ in range(40)]
             ended = asyncio.Event()
             before, most = resident_bytes(), 0
-            async with asyncio.TaskGroup() as group, await found.connect() as client:
-                good = group.create_task(good_calls(found, ended))
+            async with asyncio.TaskGroup() as group, await worker.connect() as client:
+                good = group.create_task(good_calls(worker, ended))
                 reply = group.create_task(squeezed_reply(client))
-                await client.write(found.post(orjson.dumps(calls), key="attacker"))
+                await client.write(worker.post(orjson.dumps(calls), key="attacker"))
                 while not reply.done():
                     await asyncio.sleep(0.01)
                     most = max(most, resident_bytes() - before)
@@ -154,7 +154,7 @@ def test_items_of_a_large_batch_come_in_order_and_whole(seed: int, has_length: b
     @on_uvloop
     async def run() -> None:
         rng = random.Random(seed)
-        async with large_scene(SizedUpstream(has_length=has_length), batch=batch) as (found, _):
+        async with large_harness(SizedUpstream(has_length=has_length), batch=batch) as (worker, _):
             for _ in range(3):
                 sizes = [rng.choice((0, 1, 100, 70_000, 300_000, 1_500_000)) for _ in range(rng.randrange(1, 25))]
                 calls: list[Any] = [sized(size, rng.choice((0, 0, 5, 30))) for size in sizes]
@@ -163,9 +163,9 @@ def test_items_of_a_large_batch_come_in_order_and_whole(seed: int, has_length: b
                 expected.insert(calls.index(7), None)
                 if rng.random() < 0.5:
                     calls.append({"jsonrpc": "2.0", "method": METHOD, "params": [1_200_000]})
-                reply = await found.send(orjson.dumps(calls), key="attacker")
+                reply = await worker.send(orjson.dumps(calls), key="attacker")
                 assert [item.get("result") for item in reply.json] == expected
-                async with bare(found, key="attacker") as socket:
+                async with bare(worker, key="attacker") as socket:
                     socket.write(orjson.dumps(calls))
                     assert [item.get("result") for item in await socket.json()] == expected
 
@@ -174,12 +174,12 @@ def test_items_of_a_large_batch_come_in_order_and_whole(seed: int, has_length: b
 
 @on_uvloop
 async def test_client_that_reads_slowly_gets_all_and_costs_no_more_memory() -> None:
-    async with large_scene() as (found, upstream):
-        client = await slow_client(found)
+    async with large_harness() as (worker, upstream):
+        client = await slow_client(worker)
         loop = asyncio.get_running_loop()
         calls = [sized(4_000_000) for _ in range(12)]
         before = resident_bytes()
-        await loop.sock_sendall(client, found.post(orjson.dumps(calls), key="attacker"))
+        await loop.sock_sendall(client, worker.post(orjson.dumps(calls), key="attacker"))
         await settled(upstream)
         assert resident_bytes() - before < BOUND + SLACK
         kept, letters = b"", 0
@@ -194,18 +194,18 @@ async def test_client_that_reads_slowly_gets_all_and_costs_no_more_memory() -> N
 
 @on_uvloop
 async def test_results_beyond_what_a_key_or_the_worker_may_hold_are_refused() -> None:
-    async with large_scene(batch=1, **SHORT) as (found, _):
+    async with large_harness(batch=1, **SHORT) as (worker, _):
         # The first is slow, so the others wait for it: 4 MB of them fit, and the batch's own bound comes later.
         calls = [sized(10, 300), *(sized(1_500_000) for _ in range(4))]
-        items = (await found.send(orjson.dumps(calls), key="attacker")).json
+        items = (await worker.send(orjson.dumps(calls), key="attacker")).json
         assert [len(item["result"]) for item in items if "result" in item] == [10, 1_500_000, 1_500_000]
         assert {item["error"]["code"] for item in items if "error" in item} == {-32005}
         # Another key has its own share.
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(found.send(orjson.dumps(calls[:3]), key=key)) for key in ("main", "attacker")]
+            asked = [group.create_task(worker.send(orjson.dumps(calls[:3]), key=key)) for key in ("main", "attacker")]
         assert all("result" in item for each in asked for item in each.result().json)
         # The bound of the batch.
-        items = (await found.send(orjson.dumps([sized(3_500_000, n * 20) for n in range(4)]))).json
+        items = (await worker.send(orjson.dumps([sized(3_500_000, n * 20) for n in range(4)]))).json
         assert ["result" in item for item in items] == [True, True, False, False]
         assert "8 MiB" in items[2]["error"]["message"]
 
@@ -214,7 +214,7 @@ async def test_results_beyond_what_a_key_or_the_worker_may_hold_are_refused() ->
 def test_large_results_on_a_socket_are_bounded(together: bool) -> None:
     @on_uvloop
     async def run() -> None:
-        async with large_scene(batch=1, **SHORT) as (found, _), bare(found, key="attacker") as socket:
+        async with large_harness(batch=1, **SHORT) as (worker, _), bare(worker, key="attacker") as socket:
             calls = [sized(1_500_000) for _ in range(6)]
             if together:
                 socket.write(orjson.dumps(calls))
@@ -235,11 +235,11 @@ def test_large_results_on_a_socket_are_bounded(together: bool) -> None:
 def test_memory_of_a_client_that_does_not_read_its_socket_stays_bounded(has_left: bool) -> None:
     @on_uvloop
     async def run() -> None:
-        async with large_scene(batch=1, **SHORT) as (found, upstream):
-            memory = found.app.held_replies
+        async with large_harness(batch=1, **SHORT) as (worker, upstream):
+            memory = worker.app.held_replies
             async with contextlib.AsyncExitStack() as stack:
                 sockets = [
-                    await stack.enter_async_context(bare(found, key="attacker", small_buffer=True)) for _ in range(8)
+                    await stack.enter_async_context(bare(worker, key="attacker", small_buffer=True)) for _ in range(8)
                 ]
                 for socket in sockets:
                     socket.write(orjson.dumps([sized(1_500_000), sized(1_500_000)]))
@@ -256,10 +256,10 @@ def test_memory_of_a_client_that_does_not_read_its_socket_stays_bounded(has_left
 
 @on_uvloop
 async def test_large_batch_that_aiohttp_serves_is_bounded_too() -> None:
-    async with large_scene(batch=1, **SHORT) as (found, _), await found.connect() as client:
+    async with large_harness(batch=1, **SHORT) as (worker, _), await worker.connect() as client:
         for calls in ([sized(10, 300), *(sized(1_500_000) for _ in range(4))], sized(5_000_000), sized(3_000_000)):
             body = orjson.dumps(calls)
-            head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nHost: p\r\nX-API-Key: {found.keys['attacker']}\r\n".encode()
+            head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nHost: p\r\nX-API-Key: {worker.keys['attacker']}\r\n".encode()
             reply = await client.send(
                 head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
             )
@@ -274,11 +274,11 @@ def test_result_that_breaks_off_is_an_error_or_ends_the_connection(first_ms: int
     @on_uvloop
     async def run() -> None:
         async with (
-            large_scene(SizedUpstream(breaks_at=3_000_000), batch=1) as (found, _),
-            await found.connect() as client,
+            large_harness(SizedUpstream(breaks_at=3_000_000), batch=1) as (worker, _),
+            await worker.connect() as client,
         ):
             calls = [sized(10, first_ms), sized(5_000_000), sized(10)]
-            await client.write(found.post(orjson.dumps(calls), key="attacker"))
+            await client.write(worker.post(orjson.dumps(calls), key="attacker"))
             if first_ms:
                 items, _size = await squeezed_reply(client)
                 assert ["result" in item for item in items] == [True, False, True]
@@ -291,25 +291,25 @@ def test_result_that_breaks_off_is_an_error_or_ends_the_connection(first_ms: int
 
 @on_uvloop
 async def test_client_that_leaves_a_large_batch_leaves_nothing_behind() -> None:
-    async with large_scene(batch=1) as (found, _):
-        memory = found.app.held_replies
-        async with await found.connect() as client:
+    async with large_harness(batch=1) as (worker, _):
+        memory = worker.app.held_replies
+        async with await worker.connect() as client:
             await client.write(
-                found.post(orjson.dumps([sized(10, 5000), *(sized(5_000_000) for _ in range(5))]), key="attacker")
+                worker.post(orjson.dumps([sized(10, 5000), *(sized(5_000_000) for _ in range(5))]), key="attacker")
             )
             await until(lambda: memory.total > 20 * MB)
             client.writer.transport.abort()
         await until(lambda: not memory.total)
-        assert found.app.networks.routes[LIVE].upstreams[0].health.inflight == 0
+        assert worker.app.networks.routes[LIVE].upstreams[0].health.inflight == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, 50_000])
 def test_batch_of_small_results_is_one_reply_with_a_length(size: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with large_scene() as (found, upstream):
+        async with large_harness() as (worker, upstream):
             calls: Sequence[Any] = [sized(size) for _ in range(5)]
-            reply = await found.send(orjson.dumps(calls))
+            reply = await worker.send(orjson.dumps(calls))
             assert "content-length" in reply.headers
             assert [len(item["result"]) for item in reply.json] == [size] * 5
             assert len(upstream.bodies) == 1

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 from tests.http_client import HttpClient, Reply, rpc
 from tests.isolation.limited_upstream import CAPACITY, LimitedUpstream
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.service import until
 from tests.web.worker import NO_CACHE, on_uvloop
 
@@ -25,8 +25,8 @@ _serial = itertools.count()
 class Flood:
     """Calls at a steady rate, and their replies."""
 
-    def __init__(self, found: Scene, key: str) -> None:
-        self._scene = found
+    def __init__(self, harness: RpcHarness, key: str) -> None:
+        self._harness = harness
         self._key = key
         self.replies: list[Reply] = []
         self.ended = asyncio.Event()
@@ -37,16 +37,16 @@ class Flood:
 
     async def send(self, offset_s: float) -> None:
         await asyncio.sleep(offset_s)
-        async with await self._scene.worker.connect() as client:
+        async with await self._harness.worker.connect() as client:
             while not self.ended.is_set():
                 due = time.monotonic() + EVERY_S
-                self.replies.append(await send_call(self._scene, client, self._key))
+                self.replies.append(await send_call(self._harness, client, self._key))
                 await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 
 @asynccontextmanager
-async def flood_of(found: Scene, key: str = "main", *, clients: int = CLIENTS) -> AsyncIterator[Flood]:
-    flood = Flood(found, key)
+async def flood_of(harness: RpcHarness, key: str = "main", *, clients: int = CLIENTS) -> AsyncIterator[Flood]:
+    flood = Flood(harness, key)
     async with asyncio.TaskGroup() as group:
         for number in range(clients):
             group.create_task(flood.send(EVERY_S * number / clients))
@@ -54,14 +54,14 @@ async def flood_of(found: Scene, key: str = "main", *, clients: int = CLIENTS) -
         flood.ended.set()
 
 
-async def send_call(found: Scene, client: HttpClient, key: str = "main", method: str = "eth_call") -> Reply:
+async def send_call(harness: RpcHarness, client: HttpClient, key: str = "main", method: str = "eth_call") -> Reply:
     """Ask something that was never asked before."""
     params = [{"to": "0x" + "11" * 20, "data": hex(next(_serial))}, "latest"]
-    return await client.send(found.worker.post(rpc(method, params), key=key, network=found.network))
+    return await client.send(harness.worker.post(rpc(method, params), key=key, network=harness.network))
 
 
-def limited(connections: int = CAPACITY, *, call_timeout_s: float = 5.0) -> AbstractAsyncContextManager[Scene]:
-    return scene(
+def limited(connections: int = CAPACITY, *, call_timeout_s: float = 5.0) -> AbstractAsyncContextManager[RpcHarness]:
+    return rpc_harness(
         1,
         kind=LimitedUpstream,
         options=[{"connections": connections}],
@@ -70,8 +70,8 @@ def limited(connections: int = CAPACITY, *, call_timeout_s: float = 5.0) -> Abst
     )
 
 
-def upstream_of(found: Scene) -> LimitedUpstream:
-    upstream = found.upstreams[0]
+def upstream_of(harness: RpcHarness) -> LimitedUpstream:
+    upstream = harness.upstreams[0]
     assert isinstance(upstream, LimitedUpstream)
     return upstream
 
@@ -83,14 +83,14 @@ def probes_at(upstream: LimitedUpstream) -> int:
 
 @on_uvloop
 async def test_overloaded_upstream_stays_busy_with_calls_that_are_answered() -> None:
-    async with limited() as found:
-        upstream, health = upstream_of(found), found.route.upstreams[0].health
+    async with limited() as harness:
+        upstream, health = upstream_of(harness), harness.route.upstreams[0].health
         probes = probes_at(upstream)
         began = time.monotonic()
-        async with flood_of(found) as flood:
+        async with flood_of(harness) as flood:
             for _ in range(6):
                 await asyncio.sleep(0.5)
-                await found.look()
+                await harness.look()
                 assert not health.silent
                 assert not health.pause_s, "no breaker opens on an upstream that answers"
             busy_share = upstream.busy_s / CAPACITY / (time.monotonic() - began)
@@ -106,80 +106,80 @@ async def test_overloaded_upstream_stays_busy_with_calls_that_are_answered() -> 
 @on_uvloop
 async def test_upstream_that_takes_fewer_calls_than_its_limit_is_given_fewer() -> None:
     """The operator allows four times what it can work on at a time."""
-    async with limited(4 * CAPACITY) as found:
-        upstream = upstream_of(found)
-        async with flood_of(found) as flood:
+    async with limited(4 * CAPACITY) as harness:
+        upstream = upstream_of(harness)
+        async with flood_of(harness) as flood:
             await until(lambda: upstream.most_in_flight > 2 * CAPACITY)
             await until(lambda: upstream.in_flight <= 2 * CAPACITY, within_s=20.0)
         assert set(flood.counts) <= {200, 503}
-        assert not found.route.upstreams[0].health.pause_s
+        assert not harness.route.upstreams[0].health.pause_s
 
 
 @on_uvloop
 async def test_flood_of_one_account_fails_no_call_of_another() -> None:
-    async with limited() as found, await found.worker.connect() as client:
-        found.worker.add_key("flooding")
-        async with flood_of(found, "flooding") as flood:
+    async with limited() as harness, await harness.worker.connect() as client:
+        harness.worker.add_key("flooding")
+        async with flood_of(harness, "flooding") as flood:
             await until(lambda: flood.counts[503] > 0)
             for _ in range(15):
-                reply = await send_call(found, client)
+                reply = await send_call(harness, client)
                 assert reply.status == 200, reply.body
 
 
 @on_uvloop
 async def test_account_whose_calls_hang_leaves_connections_to_others() -> None:
     async with AsyncExitStack() as stack:
-        found = await stack.enter_async_context(limited(call_timeout_s=20.0))
-        upstream, health = upstream_of(found), found.route.upstreams[0].health
+        harness = await stack.enter_async_context(limited(call_timeout_s=20.0))
+        upstream, health = upstream_of(harness), harness.route.upstreams[0].health
         upstream.held = {"eth_estimateGas"}
-        found.worker.add_key("hanging")
-        hanging = [await stack.enter_async_context(await found.worker.connect()) for _ in range(2 * CAPACITY)]
+        harness.worker.add_key("hanging")
+        hanging = [await stack.enter_async_context(await harness.worker.connect()) for _ in range(2 * CAPACITY)]
         async with asyncio.TaskGroup() as group:
-            asked = [group.create_task(send_call(found, each, "hanging", "eth_estimateGas")) for each in hanging]
+            asked = [group.create_task(send_call(harness, each, "hanging", "eth_estimateGas")) for each in hanging]
             await until(lambda: health.inflight + sum(each.done() for each in asked) == len(asked))
-            async with await found.worker.connect() as client:
+            async with await harness.worker.connect() as client:
                 for _ in range(10):
-                    reply = await send_call(found, client)
+                    reply = await send_call(harness, client)
                     assert reply.status == 200, reply.body
-            await found.look()
+            await harness.look()
             assert not health.silent
             upstream.gate.set()
 
 
 @on_uvloop
 async def test_calls_whose_client_left_count_against_the_limit() -> None:
-    async with limited(4, call_timeout_s=10.0) as found:
-        upstream = upstream_of(found)
-        async with await found.worker.connect() as client:
+    async with limited(4, call_timeout_s=10.0) as harness:
+        upstream = upstream_of(harness)
+        async with await harness.worker.connect() as client:
             for _ in range(20):  # enough for the usual latency to be known
-                assert (await send_call(found, client)).status == 200
+                assert (await send_call(harness, client)).status == 200
 
         async def leave() -> None:
-            async with await found.worker.connect() as client:
+            async with await harness.worker.connect() as client:
                 params = [{"to": "0x" + "22" * 20, "data": hex(next(_serial))}, "latest"]
-                await client.write(found.worker.post(rpc("eth_call", params), network=found.network))
+                await client.write(harness.worker.post(rpc("eth_call", params), network=harness.network))
                 await asyncio.sleep(0.01)
 
         for _ in range(5):
             await asyncio.gather(*[leave() for _ in range(10)])
         assert upstream.most_in_flight <= 4
         await until(lambda: not upstream.in_flight)
-        async with await found.worker.connect() as client:
-            assert (await send_call(found, client)).status == 200
+        async with await harness.worker.connect() as client:
+            assert (await send_call(harness, client)).status == 200
 
 
 @on_uvloop
 async def test_upstream_that_answers_others_is_slow_and_not_broken() -> None:
     """Calls of several accounts time out, each beside calls that are answered."""
-    async with limited(64, call_timeout_s=0.3) as found, await found.worker.connect() as client:
-        upstream = upstream_of(found)
+    async with limited(64, call_timeout_s=0.3) as harness, await harness.worker.connect() as client:
+        upstream = upstream_of(harness)
         upstream.held = {"eth_estimateGas"}
         upstream.service_s = 0.01
         for name in map(str, range(8)):
-            found.worker.add_key(name)
-            async with await found.worker.connect() as slow, asyncio.TaskGroup() as group:
-                asked = group.create_task(send_call(found, slow, name, "eth_estimateGas"))
+            harness.worker.add_key(name)
+            async with await harness.worker.connect() as slow, asyncio.TaskGroup() as group:
+                asked = group.create_task(send_call(harness, slow, name, "eth_estimateGas"))
                 while not asked.done():
-                    assert (await send_call(found, client)).status == 200
+                    assert (await send_call(harness, client)).status == 200
             assert asked.result().status == 504
-        assert not found.route.upstreams[0].health.pause_s
+        assert not harness.route.upstreams[0].health.pause_s

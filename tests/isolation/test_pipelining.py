@@ -10,7 +10,7 @@ from proxy.core.access import Limits
 from proxy.web.front.front_connection import MAX_AHEAD, FrontConnection
 from tests.http_client import rpc
 from tests.isolation.attack import beside, steady_load
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.web.worker import on_uvloop
 
 CALLS = 200
@@ -25,8 +25,8 @@ BODIES = {
 }
 
 
-def bytes_ahead(found: Scene) -> int:
-    fronts = [each for each in found.worker.app.limiter.connections if isinstance(each, FrontConnection)]
+def bytes_ahead(harness: RpcHarness) -> int:
+    fronts = [each for each in harness.worker.app.limiter.connections if isinstance(each, FrontConnection)]
     return max([front.bytes_ahead for front in fronts], default=0)
 
 
@@ -35,19 +35,19 @@ def test_requests_with_immediate_replies_are_read_no_further_ahead_than_others(k
     @on_uvloop
     async def run() -> None:
         most = 0
-        async with scene(1) as found:
-            found.worker.add_key("attacker", limits=Limits(1, 10, 0))
-            request = found.worker.post(BODIES[kind], key="attacker")
+        async with rpc_harness(1) as harness:
+            harness.worker.add_key("attacker", limits=Limits(1, 10, 0))
+            request = harness.worker.post(BODIES[kind], key="attacker")
 
             async def attack() -> None:
                 nonlocal most
-                async with await found.worker.connect() as client, asyncio.TaskGroup() as group:
+                async with await harness.worker.connect() as client, asyncio.TaskGroup() as group:
                     sending = group.create_task(client.write(request * REQUESTS))
                     while await client.reader.read(1 << 20) and not sending.done():
-                        most = max(most, bytes_ahead(found))
+                        most = max(most, bytes_ahead(harness))
 
             async with beside(attack):
-                await steady_load(found, CALLS)
+                await steady_load(harness, CALLS)
         assert 0 < most <= MAX_AHEAD + ONE_READ
 
     run()
@@ -56,11 +56,11 @@ def test_requests_with_immediate_replies_are_read_no_further_ahead_than_others(k
 @on_uvloop
 async def test_one_turn_serves_few_requests_of_a_connection() -> None:
     """However often the transport delivers: the chains of turns that serve them do not multiply."""
-    async with scene(1) as found, await found.worker.connect() as client:
-        await client.send(found.worker.post(rpc("eth_nope")))
-        front = found.worker.only_connection
+    async with rpc_harness(1) as harness, await harness.worker.connect() as client:
+        await client.send(harness.worker.post(rpc("eth_nope")))
+        front = harness.worker.only_connection
         assert isinstance(front, FrontConnection)
-        request = found.worker.post(rpc("eth_nope"))
+        request = harness.worker.post(rpc("eth_nope"))
         for _ in range(20):
             front.data_received(request * 10)
         before = front.bytes_ahead

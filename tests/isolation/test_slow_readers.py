@@ -10,7 +10,7 @@ import pytest
 
 from tests.http_client import rpc
 from tests.service import until
-from tests.web.worker import NO_CACHE, Worker, on_uvloop, worker
+from tests.web.worker import NO_CACHE, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import Exchange, Script, Scripted, huge, stub
 
 MB = 1 << 20
@@ -30,20 +30,20 @@ def mostly_small(*, has_length: bool) -> Script:
     return act
 
 
-async def slow_reader(found: Worker, number: int) -> socket.socket:
+async def slow_reader(worker: Worker, number: int) -> socket.socket:
     """A client that asks for a large reply. It has a small receive buffer, so that little of the reply is in the kernel."""
     loop = asyncio.get_running_loop()
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
-    await loop.sock_connect(client, ("127.0.0.1", found.port))
-    await loop.sock_sendall(client, found.post(rpc(SLOW_METHOD, [number]), key="slow"))
+    await loop.sock_connect(client, ("127.0.0.1", worker.port))
+    await loop.sock_sendall(client, worker.post(rpc(SLOW_METHOD, [number]), key="slow"))
     return client
 
 
-def unread(found: Worker) -> list[int]:
+def unread(worker: Worker) -> list[int]:
     """Bytes of replies in our memory, by connection."""
-    transports = [each.transport for each in found.app.limiter.connections]
+    transports = [each.transport for each in worker.app.limiter.connections]
     return [each.get_write_buffer_size() for each in transports if each is not None]
 
 
@@ -54,30 +54,30 @@ def test_slow_readers_take_no_upstream_from_others(has_length: bool) -> None:
         held_bytes = 32 * MB
         async with AsyncExitStack() as stack:
             upstream = await stack.enter_async_context(Scripted(mostly_small(has_length=has_length)))
-            found = await stack.enter_async_context(
-                worker(upstream.url, server={"max_held_bytes": held_bytes}, **NO_CACHE)
+            worker = await stack.enter_async_context(
+                running_worker(upstream.url, server={"max_held_bytes": held_bytes}, **NO_CACHE)
             )
-            found.add_key("slow")
-            readers = [await slow_reader(found, number) for number in range(READERS)]
+            worker.add_key("slow")
+            readers = [await slow_reader(worker, number) for number in range(READERS)]
             for each in readers:
                 stack.callback(each.close)
-            await until(lambda: sum(size > 0 for size in unread(found)) > 50)
+            await until(lambda: sum(size > 0 for size in unread(worker)) > 50)
             most = 0
 
             async def make_calls(number: int) -> None:
                 nonlocal most
-                async with await found.connect() as client:
+                async with await worker.connect() as client:
                     for round_ in range(40):
-                        reply = await client.send(found.post(rpc("eth_getBalance", [f"{number} {round_}"])))
+                        reply = await client.send(worker.post(rpc("eth_getBalance", [f"{number} {round_}"])))
                         assert reply.status == 200, (number, round_, reply.body)
-                        most = max(most, sum(unread(found)))
+                        most = max(most, sum(unread(worker)))
                         await asyncio.sleep(0.1)
 
             async with asyncio.TaskGroup() as group:
                 for number in range(4):
                     group.create_task(make_calls(number))
             assert most < held_bytes + READERS * MB
-            assert found.app.front.held.total <= held_bytes
+            assert worker.app.front.held.total <= held_bytes
 
     run()
 
@@ -86,36 +86,36 @@ def test_slow_readers_take_no_upstream_from_others(has_length: bool) -> None:
 async def test_reply_that_is_held_for_its_reader_arrives_whole() -> None:
     async with (
         Scripted(mostly_small(has_length=True)) as upstream,
-        worker({"ethereum/mainnet": [{"url": upstream.url, "connections": 1}]}, **NO_CACHE) as found,
+        running_worker({"ethereum/mainnet": [{"url": upstream.url, "connections": 1}]}, **NO_CACHE) as worker,
     ):
-        found.add_key("slow")
-        client = await slow_reader(found, 1)
-        await until(lambda: sum(unread(found)) > 0)
+        worker.add_key("slow")
+        client = await slow_reader(worker, 1)
+        await until(lambda: sum(unread(worker)) > 0)
 
         async def is_answered() -> bool:
-            return (await found.send(rpc("eth_getBalance", ["other"]))).status == 200
+            return (await worker.send(rpc("eth_getBalance", ["other"]))).status == 200
 
         await until(is_answered)
-        assert found.app.front.held.total > REPLY // 2
+        assert worker.app.front.held.total > REPLY // 2
         loop, got = asyncio.get_running_loop(), 0
         while got < REPLY:
             part = await loop.sock_recv(client, MB)
             assert part
             got += len(part)
-        await until(lambda: not found.app.front.held.total)
+        await until(lambda: not worker.app.front.held.total)
         client.close()
 
 
 @on_uvloop
 async def test_reader_below_the_minimum_rate_is_dropped() -> None:
     settings = {"write_timeout_s": 1.0, "min_read_rate": 100_000}
-    async with Scripted(huge(REPLY)) as upstream, worker(upstream.url, server=settings, **NO_CACHE) as found:
-        found.add_key("slow")
-        client = await slow_reader(found, 1)
+    async with Scripted(huge(REPLY)) as upstream, running_worker(upstream.url, server=settings, **NO_CACHE) as worker:
+        worker.add_key("slow")
+        client = await slow_reader(worker, 1)
 
         async def is_dropped() -> bool:
             await asyncio.get_running_loop().sock_recv(client, 300)
-            return not found.app.limiter.connections
+            return not worker.app.limiter.connections
 
         await until(is_dropped, every_s=0.1)
         client.close()

@@ -9,7 +9,7 @@ import pytest
 from proxy.web.websocket import frames
 from proxy.web.websocket.client_socket import FRAMES_PER_TURN, ClientSocket
 from tests.isolation.attack import beside, steady_load
-from tests.rpc_scene import scene
+from tests.rpc_harness import rpc_harness
 from tests.service import until
 from tests.sockets import bare
 from tests.web.worker import on_uvloop
@@ -24,17 +24,17 @@ FLOOD = EMPTY * 40_000
 
 @on_uvloop
 async def test_empty_fragments_end_the_socket_that_sends_them() -> None:
-    async with scene(1) as found:
-        found.worker.add_key("attacker")
+    async with rpc_harness(1) as harness:
+        harness.worker.add_key("attacker")
         closed = []
 
         async def attack() -> None:
-            async with bare(found.worker, key="attacker") as socket:
+            async with bare(harness.worker, key="attacker") as socket:
                 socket.writer.write(FIRST + FLOOD)
                 closed.append(await socket.close_code())
 
         async with beside(attack, at_once=2):
-            await steady_load(found, CALLS)
+            await steady_load(harness, CALLS)
             await until(lambda: bool(closed))
         assert set(closed) == {frames.POLICY}
 
@@ -45,11 +45,11 @@ def test_control_frames_leave_room_for_others(frame: bytes) -> None:
 
     @on_uvloop
     async def run() -> None:
-        async with scene(1) as found:
-            found.worker.add_key("attacker")
+        async with rpc_harness(1) as harness:
+            harness.worker.add_key("attacker")
 
             async def attack() -> None:
-                async with bare(found.worker, key="attacker") as socket:
+                async with bare(harness.worker, key="attacker") as socket:
 
                     async def read() -> None:
                         while await socket.reader.read(1 << 16):
@@ -63,15 +63,15 @@ def test_control_frames_leave_room_for_others(frame: bytes) -> None:
                         reading.cancel()
 
             async with beside(attack, at_once=2):
-                await steady_load(found, CALLS)
+                await steady_load(harness, CALLS)
 
     run()
 
 
 @on_uvloop
 async def test_one_turn_reads_a_bounded_number_of_frames() -> None:
-    async with scene(1) as found, bare(found.worker) as client:
-        socket = found.worker.only_connection
+    async with rpc_harness(1) as harness, bare(harness.worker) as client:
+        socket = harness.worker.only_connection
         assert isinstance(socket, ClientSocket)
         mask = b"\0\0\0\0"
         last = bytes((0x80, 0x80 | len(CALL))) + mask + CALL

@@ -10,9 +10,9 @@ import pytest
 from proxy.web.front.connection_limiter import MAX_UNWANTED_BYTES, PARSE_BYTES_PER_TURN, HandlerConnection
 from tests.http_client import Closed, rpc
 from tests.isolation.attack import beside, steady_load
-from tests.rpc_scene import scene
+from tests.rpc_harness import rpc_harness
 from tests.service import until
-from tests.web.worker import LIVE, on_uvloop, worker
+from tests.web.worker import LIVE, on_uvloop, running_worker
 
 CALLS = 200
 CHUNK = b"1\r\nx\r\n"
@@ -25,12 +25,12 @@ HEALTH = b"GET /healthz HTTP/1.1\r\n" + CHUNKED
 
 @on_uvloop
 async def test_tiny_chunks_of_an_unexpected_body_end_their_connection_and_nobody_elses() -> None:
-    async with scene(1) as found:
+    async with rpc_harness(1) as harness:
         ended = 0
 
         async def attack() -> None:
             nonlocal ended
-            async with await found.worker.connect() as client:
+            async with await harness.worker.connect() as client:
                 assert (await client.send(HEALTH)).status == 200
                 sent = 0
                 try:
@@ -43,33 +43,33 @@ async def test_tiny_chunks_of_an_unexpected_body_end_their_connection_and_nobody
                 ended += 1
 
         async with beside(attack, at_once=3):
-            await steady_load(found, CALLS)
+            await steady_load(harness, CALLS)
             await until(lambda: ended)
 
 
 @on_uvloop
 async def test_large_call_in_tiny_chunks_is_refused_and_delays_no_other() -> None:
-    async with scene(1) as found:
-        found.worker.add_key("attacker")
-        head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nX-API-Key: {found.worker.keys['attacker']}\r\n".encode()
+    async with rpc_harness(1) as harness:
+        harness.worker.add_key("attacker")
+        head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nX-API-Key: {harness.worker.keys['attacker']}\r\n".encode()
         refused = 0
 
         async def attack() -> None:
             nonlocal refused
-            async with await found.worker.connect() as client:
+            async with await harness.worker.connect() as client:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(_send(client.writer, head + CHUNKED + CHUNK * 100_000, 0))
                     (await client.reply()).fault(400)
                 refused += 1
 
         async with beside(attack, at_once=3):
-            await steady_load(found, CALLS)
+            await steady_load(harness, CALLS)
             await until(lambda: refused)
 
 
 @on_uvloop
 async def test_small_unexpected_body_is_skipped_and_the_connection_kept() -> None:
-    async with worker("http://127.0.0.1:1/") as found, await found.connect() as client:
+    async with running_worker("http://127.0.0.1:1/") as worker, await worker.connect() as client:
         for chunks in (0, 1, 1000):
             assert (await client.send(HEALTH + CHUNK * chunks + LAST)).status == 200
 
@@ -78,12 +78,12 @@ async def test_small_unexpected_body_is_skipped_and_the_connection_kept() -> Non
 def test_body_in_many_chunks_is_read_whole(cut: int) -> None:
     @on_uvloop
     async def run() -> None:
-        async with scene(1) as found, await found.worker.connect() as client:
+        async with rpc_harness(1) as harness, await harness.worker.connect() as client:
             # Longer than one share of a turn, and longer than one read of the transport.
             call = rpc("eth_call", [{"to": "0x" + "11" * 20, "data": "0x" + "ab" * 50_000}, "latest"])
             parts = [call[at : at + CHUNK_BYTES] for at in range(0, len(call), CHUNK_BYTES)]
             body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + LAST
-            head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nX-API-Key: {found.worker.keys['main']}\r\n".encode()
+            head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nX-API-Key: {harness.worker.keys['main']}\r\n".encode()
             request = head + b"Content-Type: application/json\r\n" + CHUNKED + body
             assert len(request) > 10 * PARSE_BYTES_PER_TURN
             for _ in range(2):
@@ -104,9 +104,9 @@ async def _send(writer: asyncio.StreamWriter, data: bytes, cut: int) -> None:
 
 @on_uvloop
 async def test_one_turn_parses_a_bounded_number_of_bytes() -> None:
-    async with worker("http://127.0.0.1:1/") as found, await found.connect() as client:
+    async with running_worker("http://127.0.0.1:1/") as worker, await worker.connect() as client:
         assert (await client.send(HEALTH + LAST)).status == 200
-        connection = found.only_connection
+        connection = worker.only_connection
         assert isinstance(connection, HandlerConnection)
         get = b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n"
         requests = 20 * PARSE_BYTES_PER_TURN // len(get)
@@ -118,17 +118,17 @@ async def test_one_turn_parses_a_bounded_number_of_bytes() -> None:
 
 @on_uvloop
 async def test_client_that_leaves_at_once_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    async with worker("http://127.0.0.1:1/") as found:
+    async with running_worker("http://127.0.0.1:1/") as worker:
         for _ in range(20):
-            async with await found.connect() as client:
+            async with await worker.connect() as client:
                 client.writer.write(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
                 client.writer.transport.abort()
-        front = await found.connect()
+        front = await worker.connect()
         await asyncio.sleep(0.05)
         # The connection is handed over and lost in one turn of the loop.
-        protocol = found.only_connection
+        protocol = worker.only_connection
         protocol.data_received(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
-        handler = found.only_connection
+        handler = worker.only_connection
         assert isinstance(handler, HandlerConnection)
         handler.connection_lost(None)
         await asyncio.sleep(0.01)

@@ -11,11 +11,11 @@ import orjson
 import pytest
 from aiohttp import web
 
-from tests.bundler_scene import ENTRY_POINTS_METHOD
+from tests.bundler_harness import ENTRY_POINTS_METHOD
 from tests.http_client import Reply, request, rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.sockets import bare
-from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
 
 PASSWORD, PATH_KEY, QUERY_KEY, HEADER_KEY = "pa55-w0rd!", "pathKEY0123456789", "querykeyABC123", "headertoken998877"
 HOST = "127.0.0.1"
@@ -117,7 +117,7 @@ async def leaky(kind: type[LeakyUpstream]) -> AsyncIterator[tuple[Worker, LeakyU
         upstream: LeakyUpstream = upstreams[0]  # type: ignore[assignment]
         given = {"url": upstream.secret_url, "headers": {"Authorization": f"Bearer {HEADER_KEY}"}}
         bundlers = [{"network": LIVE, **given}]
-        yield await stack.enter_async_context(worker({LIVE: [given]}, bundlers=bundlers, **NO_CACHE)), upstream
+        yield await stack.enter_async_context(running_worker({LIVE: [given]}, bundlers=bundlers, **NO_CACHE)), upstream
 
 
 def bodies() -> list[tuple[int, bytes]]:

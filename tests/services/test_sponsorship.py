@@ -30,7 +30,7 @@ from proxy.store.policies import Policy, PolicyStore
 from proxy.store.pool import Pool
 from proxy.store.wallets import Wallet, WalletStore
 from tests.database import database, pool, server
-from tests.rpc_scene import Scene, scene
+from tests.rpc_harness import RpcHarness, rpc_harness
 
 __all__ = ("database", "pool", "server")
 
@@ -49,9 +49,9 @@ class FixedCoinPrice:
 class Sponsor:
     """A SponsorService on a network with one upstream, on which the fast gas price is six gwei."""
 
-    def __init__(self, found: Scene, pool: Pool, account: str) -> None:
-        self.scene = found
-        self.network = found.route.network
+    def __init__(self, harness: RpcHarness, pool: Pool, account: str) -> None:
+        self.harness = harness
+        self.network = harness.route.network
         self.ledger = LedgerStore(pool)
         self.policies = PolicyService(PolicyStore(pool), self.ledger, most={"free": 9})
         self.now = NOW
@@ -67,7 +67,7 @@ class Sponsor:
             )
             for version in ("0.7", "0.8")
         ]  # fmt: skip
-        app = found.worker.app
+        app = harness.worker.app
         internal_calls = InternalCalls(app.rpc.forwarder, app.networks)
         self.service = SponsorService(
             self.policies, self.ledger, Paymasters(payers),
@@ -131,9 +131,9 @@ def history(params: list[Any]) -> dict[str, Any]:
 async def sponsor(pool: Pool) -> AsyncIterator[Sponsor]:
     keys = KeyStore(pool, pepper="p" * 32, plans={"free": 10})
     account = (await keys.create_account(name="x", email="x@example.com", plan="free"))["id"]
-    async with scene(1, cache={"enabled": False, "coalesce": False}) as found:
-        found.upstreams[0].answers["eth_feeHistory"] = history
-        yield Sponsor(found, pool, account)
+    async with rpc_harness(1, cache={"enabled": False, "coalesce": False}) as harness:
+        harness.upstreams[0].answers["eth_feeHistory"] = history
+        yield Sponsor(harness, pool, account)
 
 
 def until_of(data: bytes) -> int:
@@ -160,7 +160,7 @@ async def test_fee_above_twice_the_fast_price_is_refused_whatever_the_policy_is(
 
 async def test_small_fee_is_sponsored_while_gas_prices_are_unknown(sponsor: Sponsor) -> None:
     policy = await sponsor.make()
-    sponsor.scene.upstreams[0].answers["eth_feeHistory"] = lambda params: "nonsense"
+    sponsor.harness.upstreams[0].answers["eth_feeHistory"] = lambda params: "nonsense"
     assert await sponsor.request(policy)
     with pytest.raises(Unavailable, match="gas prices"):
         await sponsor.request(policy, maxFeePerGas=hex(GWEI + 1))
@@ -188,7 +188,7 @@ async def test_account_is_refused_once_its_plans_daily_limit_is_spent(sponsor: S
 
 async def test_nothing_is_signed_while_the_head_of_the_chain_is_unknown(sponsor: Sponsor) -> None:
     policy = await sponsor.make()
-    heads = sponsor.scene.route.heads
+    heads = sponsor.harness.route.heads
     agreed, heads.agreed = heads.agreed, 0
     assert heads.final == -1
     with pytest.raises(Unavailable, match="head of"):
@@ -201,7 +201,7 @@ async def test_nothing_is_signed_while_the_head_of_the_chain_is_unknown(sponsor:
 async def test_recorded_hash_of_a_delegated_account_covers_its_delegate(sponsor: Sponsor, pool: Pool) -> None:
     policy = await sponsor.make()
     delegate = DELEGATES[0]
-    sponsor.scene.upstreams[0].answers["eth_getCode"] = lambda params: "0xef0100" + delegate[2:]
+    sponsor.harness.upstreams[0].answers["eth_getCode"] = lambda params: "0xef0100" + delegate[2:]
     delegated = {"factory": user_operation.MARKER_7702, "sender": "0x" + "51" * 20, "paymasterPostOpGasLimit": "0x0"}
     first = await sponsor.request(policy, "0.8", **delegated)
     # The paymaster's hash does not cover the delegate: after a change of delegate the same signature is returned, although the
@@ -291,7 +291,7 @@ def accounts(sponsor: Sponsor) -> dict[str, str]:
         reported = found.get(params[0]["to"])
         return "0x" if reported is None else "0x" + reported[2:].lower().rjust(64, "0")
 
-    sponsor.scene.upstreams[0].answers["eth_call"] = entry_point
+    sponsor.harness.upstreams[0].answers["eth_call"] = entry_point
     return found
 
 
@@ -351,8 +351,8 @@ async def test_wallet_of_an_entry_point_without_a_paymaster_is_not_sponsored_by_
 async def test_signature_holds_in_the_latest_block_however_old_that_is(
     sponsor: Sponsor, age_s: int, back_s: int
 ) -> None:
-    block = {**sponsor.scene.chain.block(1000), "timestamp": hex(int(NOW) - age_s)}
-    sponsor.scene.upstreams[0].answers["eth_getBlockByNumber"] = lambda _: block
+    block = {**sponsor.harness.chain.block(1000), "timestamp": hex(int(NOW) - age_s)}
+    sponsor.harness.upstreams[0].answers["eth_getBlockByNumber"] = lambda _: block
     data = await sponsor.request(await sponsor.make(), "0.8")
     assert after_of(data) == NOW - back_s
     assert NOW < until_of(data) <= NOW + 270

@@ -21,7 +21,7 @@ from proxy.store.blocks import BlockMark, Followed
 from proxy.store.operations import OperationStore, SentOperation
 from proxy.store.pool import Pool
 from proxy.store.wallets import Deployment, Wallet, WalletStore
-from tests.bundler_scene import EP07, OPERATION, SENDER
+from tests.bundler_harness import EP07, OPERATION, SENDER
 from tests.service import until
 
 NOW = datetime.datetime(2026, 1, 15, 9, 30, tzinfo=datetime.UTC)

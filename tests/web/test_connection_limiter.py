@@ -9,7 +9,7 @@ import pytest
 from proxy.settings import ServerSettings, load
 from proxy.web.front.connection_limiter import MAX_LINE_BYTES, ConnectionLimiter
 from tests.http_client import request
-from tests.web.worker import PEPPER, on_uvloop, worker
+from tests.web.worker import PEPPER, on_uvloop, running_worker
 
 NOWHERE = "http://127.0.0.1:1/"
 DATABASE = {"database": {"url": "postgresql://nobody@127.0.0.1:1/nothing"}, "keys": {"pepper": PEPPER}}
@@ -21,10 +21,10 @@ def limits(*trusted: str) -> ServerSettings:
 
 @on_uvloop
 async def test_full_worker_refuses_connections_without_blaming_the_address() -> None:
-    async with worker(NOWHERE, server={"max_connections": 2}) as found:
-        clients = [await found.connect() for _ in range(2)]
+    async with running_worker(NOWHERE, server={"max_connections": 2}) as worker:
+        clients = [await worker.connect() for _ in range(2)]
         assert (await clients[0].send(request("GET", "/healthz"))).status == 200
-        async with await found.connect() as one_more:
+        async with await worker.connect() as one_more:
             reply = await one_more.reply(5)
             assert "address" not in reply.fault(503)["message"]
             assert int(reply.headers["retry-after"]) >= 1
@@ -37,15 +37,15 @@ async def test_full_worker_refuses_connections_without_blaming_the_address() -> 
 @pytest.mark.parametrize("target", ["/healthz", "/v1/wallets?page=0", "/v1/nope"])
 @on_uvloop
 async def test_requests_of_a_handed_over_connection_are_limited_too(target: str) -> None:
-    async with worker(NOWHERE, server={"keepalive_requests": 3}) as found, await found.connect() as client:
-        replies = [await client.send(request("GET", target, key=found.keys["main"])) for _ in range(3)]
+    async with running_worker(NOWHERE, server={"keepalive_requests": 3}) as worker, await worker.connect() as client:
+        replies = [await client.send(request("GET", target, key=worker.keys["main"])) for _ in range(3)]
         assert [each.closes for each in replies] == [False, False, True]
         assert await client.is_closed(5)
 
 
 @on_uvloop
 async def test_error_about_a_long_header_line_does_not_repeat_it() -> None:
-    async with worker(NOWHERE) as found, await found.connect() as client:
+    async with running_worker(NOWHERE) as worker, await worker.connect() as client:
         reply = await client.send(request("GET", "/healthz", X_A="canary" * MAX_LINE_BYTES))
         assert str(MAX_LINE_BYTES) in reply.fault(431)["message"]
         assert b"canary" not in reply.body
@@ -83,7 +83,7 @@ async def test_connections_of_one_ipv6_network_are_limited_together() -> None:
 @on_uvloop
 async def test_failed_authentications_of_one_ipv6_network_are_limited_together() -> None:
     keys, server = {"auth_failures_per_minute": 3}, {"trusted_proxies": ["127.0.0.1/32"]}
-    async with worker(NOWHERE, keys=keys, server=server) as found, await found.connect() as client:
+    async with running_worker(NOWHERE, keys=keys, server=server) as worker, await worker.connect() as client:
         addresses = [f"2001:db8::{n}" for n in range(1, 5)] + ["2001:db8:0:1::1"]
         asked = [request("GET", "/v1/wallets", X_Forwarded_For=address) for address in addresses]
         assert [(await client.send(each)).status for each in asked] == [401, 401, 401, 429, 401]

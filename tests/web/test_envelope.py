@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from proxy.core import jsonrpc
 from proxy.core.jsonrpc import MalformedCall
-from tests.web.worker import NO_CACHE, Worker, on_uvloop, worker
+from tests.web.worker import NO_CACHE, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import Exchange, Scripted, go_decode, http
 
 WAYS = pytest.mark.parametrize("way", ["hot", "short", "aiohttp"])
@@ -46,9 +46,9 @@ def _answer(call: dict[str, Any]) -> bytes:
 @asynccontextmanager
 async def go(way: str = "hot") -> AsyncIterator[tuple[Worker, GoUpstream]]:
     upstream = GoUpstream()
-    async with upstream, worker(upstream.url, **(NO_CACHE if way == "short" else {})) as found:
-        found.headers = {"TE": "trailers"} if way == "aiohttp" else {}
-        yield found, upstream
+    async with upstream, running_worker(upstream.url, **(NO_CACHE if way == "short" else {})) as worker:
+        worker.headers = {"TE": "trailers"} if way == "aiohttp" else {}
+        yield worker, upstream
 
 
 # https://www.jsonrpc.org/specification, section 7, with methods that exist here

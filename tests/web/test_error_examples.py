@@ -9,7 +9,7 @@ import orjson
 from proxy.core.access import Limits
 from proxy.settings import SCHEMAS
 from tests.http_client import request, rpc
-from tests.web.worker import LIVE, TEST, Worker, on_uvloop, worker
+from tests.web.worker import LIVE, TEST, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import Scripted, stub
 
 RESPONSES = orjson.loads((SCHEMAS / "components" / "responses.json").read_bytes())
@@ -55,11 +55,11 @@ def example(name: str) -> Any:
     return RESPONSES[response]["content"]["application/json"]["examples"][which]["value"]
 
 
-async def last_reply(found: Worker, case: Case) -> Any:
-    key = found.keys.get(case.key, "svc_live_unknown") if case.key else None
+async def last_reply(worker: Worker, case: Case) -> Any:
+    key = worker.keys.get(case.key, "svc_live_unknown") if case.key else None
     method = "GET" if case.body is None else "POST"
     sent = request(method, case.target, case.body or b"", key=key, Content_Type=case.type)
-    async with await found.connect() as client:
+    async with await worker.connect() as client:
         replies = [await client.send(sent) for _ in range(case.times)]
     return replies[-1].json
 
@@ -69,14 +69,14 @@ async def test_errors_are_their_examples() -> None:
     results = {"eth_gasPrice": "0x1"}
     async with (
         Scripted(stub(results)) as upstream,
-        worker({LIVE: [NOWHERE], TEST: [upstream.url]}) as found,
+        running_worker({LIVE: [NOWHERE], TEST: [upstream.url]}) as worker,
     ):
         for name, options in KEYS.items():
-            found.add_key(name, **options)
-        for each in found.app.networks.routes[LIVE].upstreams:
+            worker.add_key(name, **options)
+        for each in worker.app.networks.routes[LIVE].upstreams:
             each.health.cordon(cordoned=True, now=0.0)
         wrong = {
-            name: reply for name, case in CASES.items() if (reply := await last_reply(found, case)) != example(name)
+            name: reply for name, case in CASES.items() if (reply := await last_reply(worker, case)) != example(name)
         }
         assert not wrong
-        assert await last_reply(found, Case(CALLS, rpc("eth_nothing"))) == FAILURE
+        assert await last_reply(worker, Case(CALLS, rpc("eth_nothing"))) == FAILURE

@@ -19,7 +19,7 @@ from proxy.core.access import Limits
 from proxy.services.rpc.tracker import Tracker
 from tests.http_client import HttpClient, Reply, rpc
 from tests.service import until
-from tests.web.worker import LIVE, NO_CACHE, TEST, Worker, on_uvloop, worker
+from tests.web.worker import LIVE, NO_CACHE, TEST, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import Scripted, answer, http, replies, stub
 
 # Values that change with time: they must be present and may differ.
@@ -48,8 +48,8 @@ def compared(reply: Reply) -> tuple[int, dict[str, str], bytes]:
 
 @asynccontextmanager
 async def both_ways(**sections: Any) -> AsyncIterator[tuple[Worker, Scripted]]:
-    async with Scripted(stub(RESULTS, errors=ERRORS)) as upstream, worker(upstream.url, **sections) as found:
-        yield found, upstream
+    async with Scripted(stub(RESULTS, errors=ERRORS)) as upstream, running_worker(upstream.url, **sections) as worker:
+        yield worker, upstream
 
 
 def protocols_of(worker: Worker) -> list[str]:
@@ -495,11 +495,11 @@ async def test_pipelined_requests_are_answered_in_order(cache: dict[str, Any]) -
         rpc("eth_gasPrice", id=1), rpc("eth_chainId", id=2), b"{}", rpc("eth_getBlockReceipts", ["0x10"], id=3),
         rpc("eth_nope", id=4), rpc("eth_gasPrice", id=5), notification("net_listening"), rpc("net_listening", [7], id=6),
     ]  # fmt: skip
-    async with Scripted(act) as upstream, worker(upstream.url, **cache) as found:
+    async with Scripted(act) as upstream, running_worker(upstream.url, **cache) as worker:
         seen = []
         for way in ({}, COLD):
-            data = b"".join(found.post(body, X_Request_Id=f"r{at}", **way) for at, body in enumerate(bodies))
-            async with await found.connect() as client:
+            data = b"".join(worker.post(body, X_Request_Id=f"r{at}", **way) for at, body in enumerate(bodies))
+            async with await worker.connect() as client:
                 await client.write(data)
                 got = [await client.reply() for _ in bodies]
             assert [reply.headers["x-request-id"] for reply in got] == [f"r{at}" for at in range(len(bodies))]

@@ -12,7 +12,7 @@ from proxy.web.front.front_connection import FrontConnection
 from proxy.wire.http_upstream import HttpUpstream
 from tests.http_client import Reply, rpc
 from tests.service import until
-from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
 from tests.wire import upstreams
 from tests.wire.upstreams import Exchange, Scripted, answer, chunked, http, huge, stub
 
@@ -36,57 +36,57 @@ def is_good(reply: Reply) -> bool:
 @pytest.mark.parametrize("first", [b"", b"hot"])
 @on_uvloop
 async def test_client_that_expects_continue_gets_it_and_then_its_reply(first: bytes) -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
+    async with Scripted() as upstream, running_worker(upstream.url) as worker, await worker.connect() as client:
         if first:
-            assert is_good(await client.send(found.post(CALL)))
-        data = found.post(CALL, Expect="100-continue")
+            assert is_good(await client.send(worker.post(CALL)))
+        data = worker.post(CALL, Expect="100-continue")
         await client.write(data[: -len(CALL)])
         async with asyncio.timeout(5):
             assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         await client.write(CALL)
         assert is_good(await client.reply())
-        assert is_good(await client.send(found.post(CALL)))
-        assert protocols_of(found) == ["HandlerConnection"]
+        assert is_good(await client.send(worker.post(CALL)))
+        assert protocols_of(worker) == ["HandlerConnection"]
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @on_uvloop
 async def test_chunked_request_is_answered_like_any_other(size: int) -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
-        head = found.post(b"", Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
+    async with Scripted() as upstream, running_worker(upstream.url) as worker, await worker.connect() as client:
+        head = worker.post(b"", Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
         data = head + chunked(CALL, size)
         assert is_good(await client.send(data))
-        await client.write(found.post(CALL) + data + found.post(CALL))
+        await client.write(worker.post(CALL) + data + worker.post(CALL))
         assert [is_good(await client.reply()) for _ in range(3)] == [True] * 3
 
 
 @on_uvloop
 async def test_chunked_request_over_the_cap_is_refused() -> None:
-    async with Scripted() as upstream, worker(upstream.url, server={"max_body_bytes": 4096}) as found:
-        head = found.post(b"", Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
+    async with Scripted() as upstream, running_worker(upstream.url, server={"max_body_bytes": 4096}) as worker:
+        head = worker.post(b"", Transfer_Encoding="chunked").replace(b"Content-Length: 0\r\n", b"")
         for size in (4097, 1_000_000):
-            async with await found.connect() as client:
+            async with await worker.connect() as client:
                 (await client.send(head + chunked(b" " * size, 1000))).fault(413)
         assert not upstream.bodies
 
 
 @on_uvloop
 async def test_length_together_with_chunks_is_refused() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found:
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
         for lines in (
             {"Content_Length": "5", "Transfer_Encoding": "chunked"},
             {"Transfer_Encoding": "chunked, identity"},
         ):
-            async with await found.connect() as client:
-                (await client.send(found.post(b"", **lines) + chunked(CALL, 10))).fault(400)
+            async with await worker.connect() as client:
+                (await client.send(worker.post(b"", **lines) + chunked(CALL, 10))).fault(400)
                 assert await client.is_closed(5)
         assert not upstream.bodies
 
 
 @on_uvloop
 async def test_http_1_0_request_is_answered_and_closed() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
-        await client.write(found.post(CALL).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    async with Scripted() as upstream, running_worker(upstream.url) as worker, await worker.connect() as client:
+        await client.write(worker.post(CALL).replace(b"HTTP/1.1", b"HTTP/1.0"))
         async with asyncio.timeout(5):
             reply = await client.reader.read()
         assert reply.startswith(b"HTTP/1.0 200 OK\r\n")
@@ -95,8 +95,8 @@ async def test_http_1_0_request_is_answered_and_closed() -> None:
 
 @on_uvloop
 async def test_client_that_sends_close_is_answered_and_closed() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
-        await client.write(found.post(CALL) * 2 + found.post(CALL, Connection="close"))
+    async with Scripted() as upstream, running_worker(upstream.url) as worker, await worker.connect() as client:
+        await client.write(worker.post(CALL) * 2 + worker.post(CALL, Connection="close"))
         assert [is_good(await client.reply()) for _ in range(3)] == [True] * 3
         assert await client.is_closed(5)
         assert len(upstream.bodies) == 3
@@ -104,10 +104,10 @@ async def test_client_that_sends_close_is_answered_and_closed() -> None:
 
 @on_uvloop
 async def test_bytes_beyond_the_length_are_the_next_message() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found:
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
         for rest in (b"}", b"garbage\r\n\r\n", b"\0" * 300, CALL + b"\r\n\r\n"):
-            async with await found.connect() as client:
-                await client.write(found.post(CALL) + rest)
+            async with await worker.connect() as client:
+                await client.write(worker.post(CALL) + rest)
                 assert is_good(await client.reply())
                 if b"\r\n\r\n" not in rest:
                     client.writer.write_eof()
@@ -122,14 +122,14 @@ async def test_bytes_beyond_the_length_are_the_next_message() -> None:
 @on_uvloop
 async def test_empty_line_before_a_request_is_ignored(empty: bytes) -> None:
     """RFC 9112, 2.2: old clients send one after a body."""
-    async with Scripted() as upstream, worker(upstream.url) as found:
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
         for apart in (False, True):
-            async with await found.connect() as client:
+            async with await worker.connect() as client:
                 for _ in range(2):
-                    await client.write(found.post(CALL) + empty)
+                    await client.write(worker.post(CALL) + empty)
                     if apart:
                         await asyncio.sleep(0.01)
-                    await client.write(found.post(CALL))
+                    await client.write(worker.post(CALL))
                     assert is_good(await client.reply())
                     assert is_good(await client.reply())
 
@@ -138,11 +138,15 @@ async def test_empty_line_before_a_request_is_ignored(empty: bytes) -> None:
 @on_uvloop
 async def test_rest_of_a_body_is_never_parsed_as_a_request(cache: dict[str, Any]) -> None:
     """Even if it equals a request that the connection has sent before."""
-    async with Scripted() as upstream, worker(upstream.url, **cache) as found, await found.connect() as client:
-        known = found.post(CALL)
+    async with (
+        Scripted() as upstream,
+        running_worker(upstream.url, **cache) as worker,
+        await worker.connect() as client,
+    ):
+        known = worker.post(CALL)
         for _ in range(3):
             assert is_good(await client.send(known))
-        whole = found.post(b" " * 10 + known)
+        whole = worker.post(b" " * 10 + known)
         for cut in (len(whole) - len(known), 20):
             await client.write(whole[:cut])
             await asyncio.sleep(0.02)
@@ -154,20 +158,20 @@ async def test_rest_of_a_body_is_never_parsed_as_a_request(cache: dict[str, Any]
 
 @on_uvloop
 async def test_queued_reply_is_written_before_the_connection_is_handed_over() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
-        assert is_good(await client.send(found.post(CALL)))
-        front = found.only_connection
+    async with Scripted() as upstream, running_worker(upstream.url) as worker, await worker.connect() as client:
+        assert is_good(await client.send(worker.post(CALL)))
+        front = worker.only_connection
         # Two segments in one turn of the loop, as the transport may deliver them.
-        front.data_received(found.post(b"{}"))
-        front.data_received(found.post(CALL, TE="trailers"))
+        front.data_received(worker.post(b"{}"))
+        front.data_received(worker.post(CALL, TE="trailers"))
         (await client.reply()).fault(400)
         assert is_good(await client.reply())
 
 
 @on_uvloop
 async def test_incomplete_body_is_waited_for() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
-        data = found.post(CALL)
+    async with Scripted() as upstream, running_worker(upstream.url) as worker, await worker.connect() as client:
+        data = worker.post(CALL)
         await client.write(data[:-1])
         await asyncio.sleep(0.05)
         assert not upstream.bodies
@@ -179,9 +183,9 @@ async def test_incomplete_body_is_waited_for() -> None:
 @pytest.mark.parametrize("ended", [True, False])
 @on_uvloop
 async def test_head_over_the_limit_is_refused(ended: bool) -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found:
-        wide = found.post(CALL, **{f"X-{at}": "a" * 1000 for at in range(30)})
-        async with await found.connect() as client:
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
+        wide = worker.post(CALL, **{f"X-{at}": "a" * 1000 for at in range(30)})
+        async with await worker.connect() as client:
             reply = await client.send(wide if ended else wide[:25_000] * 2)
             assert reply.status in (400, 431)
             reply.fault(reply.status)
@@ -199,15 +203,15 @@ NO_MESSAGES = (
 async def test_garbage_does_not_affect_other_connections(data: bytes) -> None:
     problems: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as other:
-        for before in (b"", found.post(CALL)):
-            async with await found.connect() as client:
+    async with Scripted() as upstream, running_worker(upstream.url) as worker, await worker.connect() as other:
+        for before in (b"", worker.post(CALL)):
+            async with await worker.connect() as client:
                 await client.write(before + data)
                 if before:
                     assert is_good(await client.reply())
                 client.writer.write_eof()
                 assert await client.is_closed(5)
-            assert is_good(await other.send(found.post(CALL)))
+            assert is_good(await other.send(worker.post(CALL)))
     assert not problems
 
 
@@ -219,16 +223,16 @@ async def test_garbage_does_not_affect_other_connections(data: bytes) -> None:
 @on_uvloop
 async def test_read_of_a_client_that_left_is_cancelled(cache: dict[str, Any], way: str) -> None:
     gate = asyncio.Event()
-    async with Scripted(upstreams.held(gate, stub())) as upstream, worker(upstream.url, **cache) as found:
-        async with await found.connect() as client:
+    async with Scripted(upstreams.held(gate, stub())) as upstream, running_worker(upstream.url, **cache) as worker:
+        async with await worker.connect() as client:
             body = CALL
             if "batch" in way or "convoy" in way:
                 body = b"[%b]" % b",".join([CALL] * (3 if "convoy" in way else 1))
-            await client.write(found.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
+            await client.write(worker.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
             await until(lambda: upstream.bodies, within_s=2.0)
         await until(lambda: not upstream.alive, within_s=2.0)
         gate.set()
-        assert is_good(await found.send(CALL))
+        assert is_good(await worker.send(CALL))
         assert upstream.connections == 2
 
 
@@ -236,16 +240,16 @@ async def test_read_of_a_client_that_left_is_cancelled(cache: dict[str, Any], wa
 @on_uvloop
 async def test_write_of_a_client_that_left_is_completed(way: str) -> None:
     gate = asyncio.Event()
-    async with Scripted(upstreams.held(gate, stub())) as upstream, worker(upstream.url) as found:
-        async with await found.connect() as client:
+    async with Scripted(upstreams.held(gate, stub())) as upstream, running_worker(upstream.url) as worker:
+        async with await worker.connect() as client:
             body = b"[%b]" % WRITE if "batch" in way else WRITE
-            await client.write(found.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
+            await client.write(worker.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
             await until(lambda: upstream.bodies, within_s=2.0)
-        await until(lambda: not found.app.limiter.connections, within_s=2.0)
+        await until(lambda: not worker.app.limiter.connections, within_s=2.0)
         await asyncio.sleep(0.05)
         assert upstream.alive == 1
         gate.set()
-        assert is_good(await found.send(CALL))
+        assert is_good(await worker.send(CALL))
         assert upstream.methods == ["eth_sendRawTransaction", "net_listening"]
         assert upstream.connections == 1
 
@@ -256,13 +260,13 @@ def test_client_that_leaves_in_the_middle_of_its_request_logs_no_error(
 ) -> None:
     @on_uvloop
     async def leave() -> None:
-        async with Scripted() as upstream, worker(upstream.url) as found:
-            data = found.post(CALL, **way)
+        async with Scripted() as upstream, running_worker(upstream.url) as worker:
+            data = worker.post(CALL, **way)
             for cut in (1, 20, len(data) - len(CALL), len(data) - 1):
-                async with await found.connect() as client:
+                async with await worker.connect() as client:
                     await client.write(data[:cut])
                     await asyncio.sleep(0.01)
-                await until(lambda: not found.app.limiter.connections, within_s=2.0)
+                await until(lambda: not worker.app.limiter.connections, within_s=2.0)
             assert not upstream.bodies
 
     leave()
@@ -280,18 +284,18 @@ async def test_reply_never_reaches_another_client(cache: dict[str, Any]) -> None
         await exchange.send(upstreams.http(upstreams.answer(call, result=call["params"])))
 
     block = {"connections": 3}
-    async with Scripted(act) as upstream, worker({LIVE: [{"url": upstream.url, **block}]}, **cache) as found:
+    async with Scripted(act) as upstream, running_worker({LIVE: [{"url": upstream.url, **block}]}, **cache) as worker:
 
         async def stay(first: int) -> None:
-            async with await found.connect() as client:
+            async with await worker.connect() as client:
                 for number in range(first, first + 30):
-                    reply = await client.send(found.post(rpc("net_listening", [number], id=number)))
+                    reply = await client.send(worker.post(rpc("net_listening", [number], id=number)))
                     assert reply.json == {"jsonrpc": "2.0", "id": number, "result": [number]}
 
         async def leave(first: int) -> None:
             for number in range(first, first + 30):
-                async with await found.connect() as client:
-                    await client.write(found.post(rpc("net_listening", [number], id=number)))
+                async with await worker.connect() as client:
+                    await client.write(worker.post(rpc("net_listening", [number], id=number)))
                     await asyncio.sleep(0.001 * (number % 4))
 
         async with asyncio.TaskGroup() as group:
@@ -304,13 +308,13 @@ async def test_reply_never_reaches_another_client(cache: dict[str, Any]) -> None
 async def test_one_of_two_clients_of_a_coalesced_call_may_leave() -> None:
     gate = asyncio.Event()
     script = upstreams.held(gate, stub({"eth_gasPrice": "0x5"}))
-    async with Scripted(script) as upstream, worker(upstream.url) as found, await found.connect() as stays:
-        async with await found.connect() as leaves:
-            await leaves.write(found.post(rpc("eth_gasPrice", id="leaves")))
+    async with Scripted(script) as upstream, running_worker(upstream.url) as worker, await worker.connect() as stays:
+        async with await worker.connect() as leaves:
+            await leaves.write(worker.post(rpc("eth_gasPrice", id="leaves")))
             await until(lambda: upstream.bodies, within_s=2.0)
-            await stays.write(found.post(rpc("eth_gasPrice", id="stays")))
+            await stays.write(worker.post(rpc("eth_gasPrice", id="stays")))
             await asyncio.sleep(0.02)
-        await until(lambda: len(found.app.limiter.connections) == 1, within_s=2.0)
+        await until(lambda: len(worker.app.limiter.connections) == 1, within_s=2.0)
         gate.set()
         reply = await stays.reply()
         assert reply.json == {"jsonrpc": "2.0", "id": "stays", "result": "0x5"}
@@ -325,13 +329,16 @@ async def test_one_of_two_clients_of_a_coalesced_call_may_leave() -> None:
 @pytest.mark.parametrize("body", [CALL, rpc("eth_nope"), b"{}", b"[%b]" % CALL, rpc("eth_chainId")])
 @on_uvloop
 async def test_reply_to_the_last_request_of_a_connection_has_close(cache: dict[str, Any], body: bytes) -> None:
-    async with Scripted() as upstream, worker(upstream.url, **cache, server={"keepalive_requests": 5}) as found:
-        async with await found.connect() as client:
-            replies = [await client.send(found.post(body)) for _ in range(5)]
+    async with (
+        Scripted() as upstream,
+        running_worker(upstream.url, **cache, server={"keepalive_requests": 5}) as worker,
+    ):
+        async with await worker.connect() as client:
+            replies = [await client.send(worker.post(body)) for _ in range(5)]
             assert [each.closes for each in replies] == [False] * 4 + [True]
             assert await client.is_closed(5)
-        async with await found.connect() as client:
-            await client.write(found.post(body) * 8)
+        async with await worker.connect() as client:
+            await client.write(worker.post(body) * 8)
             replies = [await client.reply() for _ in range(5)]
             assert [each.closes for each in replies] == [False] * 4 + [True]
             assert await client.is_closed(5)
@@ -344,22 +351,22 @@ async def test_requests_behind_the_last_one_of_a_connection_are_not_served() -> 
     gate = asyncio.Event()
     async with (
         Scripted(upstreams.held(gate, stub())) as upstream,
-        worker(upstream.url, server={"keepalive_requests": 2}, **NO_CACHE) as found,
-        await found.connect() as client,
+        running_worker(upstream.url, server={"keepalive_requests": 2}, **NO_CACHE) as worker,
+        await worker.connect() as client,
     ):
-        (front,) = await until(lambda: found.app.limiter.connections)
-        await client.write(found.post(CALL))
+        (front,) = await until(lambda: worker.app.limiter.connections)
+        await client.write(worker.post(CALL))
         await until(lambda: upstream.bodies, every_s=0.001)
-        await client.write(found.post(rpc("eth_nope")))
+        await client.write(worker.post(rpc("eth_nope")))
         assert isinstance(front, FrontConnection)
         await until(lambda: front._reader.ahead, every_s=0.001)
-        asked = found.app.networks.routes[LIVE].upstreams[0]
+        asked = worker.app.networks.routes[LIVE].upstreams[0]
         assert isinstance(asked, HttpUpstream)
         (connection,) = asked._open
         (flight,) = connection.sinks
         assert isinstance(flight, Flight)
         connection.data_received(http(answer({"id": int(flight.id)}, result="0x1")))
-        front.data_received(found.post(WRITE))
+        front.data_received(worker.post(WRITE))
         assert (await client.reply()).json["result"] == "0x1"
         assert (await client.reply()).headers["connection"] == "close"
         assert await client.is_closed()
@@ -372,10 +379,10 @@ async def test_requests_behind_the_last_one_of_a_connection_are_not_served() -> 
 async def test_large_reply_can_be_the_last_of_its_connection(cache: dict[str, Any]) -> None:
     async with (
         Scripted(huge(3 << 20)) as upstream,
-        worker(upstream.url, **cache, server={"keepalive_requests": 1}) as found,
-        await found.connect() as client,
+        running_worker(upstream.url, **cache, server={"keepalive_requests": 1}) as worker,
+        await worker.connect() as client,
     ):
-        reply = await client.send(found.post(CALL))
+        reply = await client.send(worker.post(CALL))
         assert reply.closes
         assert set(reply.json["result"]) == {"a"}
         assert await client.is_closed(5)
@@ -388,17 +395,17 @@ async def test_draining_worker_answers_requests_under_way_and_closes(cache: dict
     server = {"drain_s": 5.0}
     async with (
         Scripted(upstreams.held(gate, stub())) as upstream,
-        worker(upstream.url, **cache, server=server) as found,
+        running_worker(upstream.url, **cache, server=server) as worker,
     ):
-        clients = [await found.connect() for _ in range(4)]
+        clients = [await worker.connect() for _ in range(4)]
         ways: list[dict[str, str]] = [{}, {}, {"TE": "trailers"}, {}]
         bodies = [CALL, b"[%b]" % CALL, CALL, WRITE]
         for client, way, body in zip(clients, ways, bodies, strict=True):
-            await client.write(found.post(body, **way))
-        idle = await found.connect()
+            await client.write(worker.post(body, **way))
+        idle = await worker.connect()
         await until(lambda: len(upstream.bodies) == 4, within_s=2.0)
-        stopping = asyncio.get_running_loop().create_task(found.app.stop())
-        await until(lambda: found.app.front.draining, within_s=2.0)
+        stopping = asyncio.get_running_loop().create_task(worker.app.stop())
+        await until(lambda: worker.app.front.draining, within_s=2.0)
         await asyncio.sleep(0.05)
         assert not stopping.done()
         gate.set()
@@ -415,14 +422,14 @@ async def test_draining_worker_answers_requests_under_way_and_closes(cache: dict
 
 @on_uvloop
 async def test_request_during_a_drain_is_answered_and_closed() -> None:
-    async with Scripted() as upstream, worker(upstream.url, **NO_CACHE, server={"drain_s": 5.0}) as found:
-        clients = [await found.connect() for _ in range(3)]
+    async with Scripted() as upstream, running_worker(upstream.url, **NO_CACHE, server={"drain_s": 5.0}) as worker:
+        clients = [await worker.connect() for _ in range(3)]
         for client in clients:
-            assert is_good(await client.send(found.post(CALL)))
-        stopping = asyncio.get_running_loop().create_task(found.app.stop())
-        await until(lambda: found.app.front.draining, within_s=2.0)
+            assert is_good(await client.send(worker.post(CALL)))
+        stopping = asyncio.get_running_loop().create_task(worker.app.stop())
+        await until(lambda: worker.app.front.draining, within_s=2.0)
         for client in clients:
-            reply = await client.send(found.post(CALL))
+            reply = await client.send(worker.post(CALL))
             assert is_good(reply)
             assert reply.closes
             assert await client.is_closed(5)
@@ -437,8 +444,12 @@ async def test_request_during_a_drain_is_answered_and_closed() -> None:
 async def test_deadline_of_a_message_starts_with_its_first_byte() -> None:
     """A client that always sends the rest of one message with the start of the next must not time out."""
     limits = {"head_timeout_s": 0.5, "body_timeout_s": 0.5}
-    async with Scripted() as upstream, worker(upstream.url, server=limits) as found, await found.connect() as client:
-        data = found.post(CALL)
+    async with (
+        Scripted() as upstream,
+        running_worker(upstream.url, server=limits) as worker,
+        await worker.connect() as client,
+    ):
+        data = worker.post(CALL)
         for cut in (20, len(data) - 10):
             end = asyncio.get_running_loop().time() + 1.2
             await client.write(data[:cut])
@@ -453,9 +464,9 @@ async def test_deadline_of_a_message_starts_with_its_first_byte() -> None:
 
 @on_uvloop
 async def test_body_in_very_small_pieces_costs_no_more_memory_than_its_size() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found, await found.connect() as client:
+    async with Scripted() as upstream, running_worker(upstream.url) as worker, await worker.connect() as client:
         body = rpc("net_listening", ["x" * 20_000])
-        data = found.post(body)
+        data = worker.post(body)
         for at in range(0, len(data), 7):
             await client.write(data[at : at + 7])
             if not at % 70:

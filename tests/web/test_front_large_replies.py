@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.http_client import Reply, rpc
-from tests.web.worker import LIVE, NO_CACHE, on_uvloop, worker
+from tests.web.worker import LIVE, NO_CACHE, on_uvloop, running_worker
 from tests.wire.upstreams import Scripted, answer, http, replies, stub
 
 SIZE = 90_000
@@ -32,10 +32,10 @@ async def test_large_reply_has_the_callers_id_and_its_connection_serves_the_next
     one = {LIVE: [{"url": "", "connections": 1}]}
     async with Scripted(replies(lambda asked: http(large(asked)))) as upstream:
         one[LIVE][0]["url"] = upstream.url
-        async with worker(one, **NO_CACHE) as found, await found.connect() as client:
+        async with running_worker(one, **NO_CACHE) as worker, await worker.connect() as client:
             for number in range(1, 6):
-                assert is_large(await client.send(found.post(call(number))), number)
-            (pool,) = found.app.networks.routes[LIVE].upstreams
+                assert is_large(await client.send(worker.post(call(number))), number)
+            (pool,) = worker.app.networks.routes[LIVE].upstreams
             assert (pool.health.inflight, pool.health.bad, len(pool.idle)) == (0, 0, 1)
             assert pool.health.good >= 5
             assert upstream.connections == 1
@@ -48,10 +48,10 @@ async def test_pipelined_requests_are_answered_in_order_small_and_large() -> Non
 
     async with (
         Scripted(replies(alternating)) as upstream,
-        worker(upstream.url, **NO_CACHE) as found,
-        await found.connect() as client,
+        running_worker(upstream.url, **NO_CACHE) as worker,
+        await worker.connect() as client,
     ):
-        await client.write(b"".join(found.post(call(number)) for number in range(1, 9)))
+        await client.write(b"".join(worker.post(call(number)) for number in range(1, 9)))
         for number in range(1, 9):
             reply = await client.reply()
             assert is_large(reply, number) if number % 2 else reply.json == {
@@ -63,10 +63,10 @@ async def test_pipelined_requests_are_answered_in_order_small_and_large() -> Non
 async def test_last_reply_of_a_connection_has_close_and_closes_it() -> None:
     async with (
         Scripted(replies(lambda asked: http(large(asked)))) as upstream,
-        worker(upstream.url, server={"keepalive_requests": 1}, **NO_CACHE) as found,
-        await found.connect() as client,
+        running_worker(upstream.url, server={"keepalive_requests": 1}, **NO_CACHE) as worker,
+        await worker.connect() as client,
     ):
-        reply = await client.send(found.post(call()))
+        reply = await client.send(worker.post(call()))
         assert is_large(reply)
         assert reply.headers["connection"] == "close"
         assert await client.reader.read() == b""
@@ -87,8 +87,8 @@ async def test_last_reply_of_a_connection_has_close_and_closes_it() -> None:
 async def test_reply_that_does_not_match_the_call_is_not_forwarded(spoil: Any) -> None:
     async with (
         Scripted(replies(lambda asked: spoil(large(asked)))) as upstream,
-        worker(upstream.url, **NO_CACHE) as found,
+        running_worker(upstream.url, **NO_CACHE) as worker,
     ):
-        assert not is_large(await found.send(call()))
+        assert not is_large(await worker.send(call()))
         upstream.script = stub()
-        assert (await found.send(call())).json["result"] == {"method": "net_listening", "params": [1]}
+        assert (await worker.send(call())).json["result"] == {"method": "net_listening", "params": [1]}

@@ -28,7 +28,7 @@ from proxy.web.front.request_heads import (
 )
 from proxy.web.gate import _WELL_FORMED, _is_json, _presented
 from tests.http_client import rpc
-from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import Scripted
 
 HEADS = 200_000
@@ -206,11 +206,11 @@ class Theirs:
 @on_uvloop
 async def test_accepted_heads_mean_the_same_to_aiohttp() -> None:
     seed = int(os.environ.get("PENSTOCK_SEED", "1"))
-    async with Scripted() as upstream, worker(upstream.url) as found:
-        found.add_key("other")
-        reader, theirs = reader_of(found), Theirs(lambda text: found.app.keyring.find(text, 0.0))
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
+        worker.add_key("other")
+        reader, theirs = reader_of(worker), Theirs(lambda text: worker.app.keyring.find(text, 0.0))
         accepted = 0
-        for place, made in enumerate(Chance(seed, found.keys.values()).heads(HEADS)):
+        for place, made in enumerate(Chance(seed, worker.keys.values()).heads(HEADS)):
             # Like the front, read up to the first empty line.
             raw = made[: made.index(b"\r\n\r\n") + 4]
             head = reader.read(raw)
@@ -241,14 +241,14 @@ def head_with(worker: Worker, *lines: str, length: int = 5, without: str = "") -
 
 @on_uvloop
 async def test_ordinary_heads_are_accepted_and_others_left_to_aiohttp() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found:
-        reader = reader_of(found, max_body=10)
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
+        reader = reader_of(worker, max_body=10)
         kept: tuple[list[str], ...] = (
             [], ["Accept: */*", "Accept-Encoding: gzip, br", "User-Agent: x"], ["Connection: keep-alive"],
             ["Cache-Control: no-cache"], ["X-Request-Id: a"], ["traceparent: 00-1-2-01"], ["X-Forwarded-For: 1.2.3.4"],
         )  # fmt: skip
         for lines in kept:
-            assert reader.read(head_with(found, *lines)) is not None, lines
+            assert reader.read(head_with(worker, *lines)) is not None, lines
         left = (
             ["Expect: 100-continue"], ["Transfer-Encoding: chunked"], ["Connection: close"], ["Connection: upgrade"],
             ["Upgrade: h2c"], ["Content-Length: 5"], ["Host: y"], ["X-API-Key: z"], ["TE: trailers"],
@@ -257,14 +257,14 @@ async def test_ordinary_heads_are_accepted_and_others_left_to_aiohttp() -> None:
             [f"X-{n}: y" for n in range(64)],
         )  # fmt: skip
         for lines in left:
-            assert reader.read(head_with(found, *lines)) is None, lines
-        assert reader.read(head_with(found, without="Content-Type")) is not None
+            assert reader.read(head_with(worker, *lines)) is None, lines
+        assert reader.read(head_with(worker, without="Content-Type")) is not None
         for without in ("Host", "X-API-Key", "Content-Length"):
-            assert reader.read(head_with(found, without=without)) is None, without
+            assert reader.read(head_with(worker, without=without)) is None, without
         for length in (0, 11, 99_999_999):
-            assert reader.read(head_with(found, length=length)) is None, length
-        assert reader.read(head_with(found, length=10)) is not None
-        assert reader.read(head_with(found, "X: " + "a" * MAX_HOT_HEAD)) is None
+            assert reader.read(head_with(worker, length=length)) is None, length
+        assert reader.read(head_with(worker, length=10)) is not None
+        assert reader.read(head_with(worker, "X: " + "a" * MAX_HOT_HEAD)) is None
 
 
 # The cache
@@ -276,9 +276,9 @@ def remembered(reader: RequestHeadReader) -> int:
 
 @on_uvloop
 async def test_head_is_cached_when_it_is_seen_twice() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found:
-        reader = reader_of(found)
-        raw = head_with(found)
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
+        reader = reader_of(worker)
+        raw = head_with(worker)
         assert reader.read(raw) is not None
         assert remembered(reader) == 0
         head = reader.read(raw)
@@ -288,26 +288,26 @@ async def test_head_is_cached_when_it_is_seen_twice() -> None:
 
 @on_uvloop
 async def test_heads_that_never_repeat_are_not_cached() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found:
-        reader = reader_of(found)
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
+        reader = reader_of(worker)
         for place in range(2 * MOST_REMEMBERED):
-            assert reader.read(head_with(found, f"traceparent: {place}")) is not None
+            assert reader.read(head_with(worker, f"traceparent: {place}")) is not None
         assert remembered(reader) <= 1  # Two hashes may collide.
 
 
 @on_uvloop
 async def test_cache_of_heads_is_bounded() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found:
-        reader = reader_of(found)
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
+        reader = reader_of(worker)
         most = 0
         for place in range(MOST_REMEMBERED + 500):
-            raw = head_with(found, f"traceparent: {place}")
+            raw = head_with(worker, f"traceparent: {place}")
             assert reader.read(raw) is not None
             assert reader.read(raw) is not None
             most = max(most, remembered(reader))
         assert most == MOST_REMEMBERED
         assert 0 < remembered(reader) <= 500
-        raw = head_with(found, "X-Long: " + "a" * LONGEST_REMEMBERED)
+        raw = head_with(worker, "X-Long: " + "a" * LONGEST_REMEMBERED)
         before = remembered(reader)
         for _ in range(3):
             assert reader.read(raw) is not None
@@ -316,18 +316,18 @@ async def test_cache_of_heads_is_bounded() -> None:
 
 @on_uvloop
 async def test_cached_head_is_dropped_when_its_key_is_revoked_or_changed() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found:
-        reader = reader_of(found)
-        raw = head_with(found)
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
+        reader = reader_of(worker)
+        raw = head_with(worker)
         for _ in range(3):
             assert reader.read(raw) is not None
-        key = found.app.keyring.find(found.keys["main"], 0.0)
+        key = worker.app.keyring.find(worker.keys["main"], 0.0)
         assert key is not None
-        found.app.keyring.remove(key)
+        worker.app.keyring.remove(key)
         assert reader.read(raw) is None
         assert remembered(reader) == 0
-        found.keys.clear()
-        changed = found.add_key("main", scopes=["rpc:read"])
+        worker.keys.clear()
+        changed = worker.add_key("main", scopes=["rpc:read"])
         head = reader.read(raw)
         assert head is not None
         assert head.key is changed
@@ -335,9 +335,9 @@ async def test_cached_head_is_dropped_when_its_key_is_revoked_or_changed() -> No
 
 @on_uvloop
 async def test_heads_with_unknown_keys_are_not_cached() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found:
-        reader = reader_of(found)
-        raw = head_with(found, "X-API-Key: svc_live_nobody", without="X-API-Key")
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
+        reader = reader_of(worker)
+        raw = head_with(worker, "X-API-Key: svc_live_nobody", without="X-API-Key")
         for _ in range(3):
             assert reader.read(raw) is None
         assert remembered(reader) == 0
@@ -347,17 +347,21 @@ async def test_heads_with_unknown_keys_are_not_cached() -> None:
 @on_uvloop
 async def test_request_in_pieces_counts_as_seen_once(cuts: int) -> None:
     """Its head is read once, in however many pieces its body arrives."""
-    async with Scripted() as upstream, worker(upstream.url, **NO_CACHE) as found, await found.connect() as client:
+    async with (
+        Scripted() as upstream,
+        running_worker(upstream.url, **NO_CACHE) as worker,
+        await worker.connect() as client,
+    ):
         body = rpc("net_listening", ["x" * 100])
         for place in range(20):
-            data = found.post(body, Traceparent=str(place))
+            data = worker.post(body, Traceparent=str(place))
             at = [len(data) - 30 * cut for cut in range(cuts, 0, -1)]
             for start, end in zip([0, *at], [*at, len(data)], strict=True):
                 await client.write(data[start:end])
                 for _ in range(3):
                     await asyncio.sleep(0)
             assert (await client.reply()).status == 200
-        assert remembered(found.app.front.heads) == 0
+        assert remembered(worker.app.front.heads) == 0
 
 
 # Heads that differ in one value
@@ -365,9 +369,9 @@ async def test_request_in_pieces_counts_as_seen_once(cuts: int) -> None:
 
 @on_uvloop
 async def test_heads_that_differ_in_one_ignored_value_have_a_template() -> None:
-    async with Scripted() as upstream, worker(upstream.url) as found:
-        reader = reader_of(found)
-        heads = [head_with(found, f"X-Trace-Id: {place:08d}", "Accept: */*") for place in range(3)]
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
+        reader = reader_of(worker)
+        heads = [head_with(worker, f"X-Trace-Id: {place:08d}", "Accept: */*") for place in range(3)]
         meaning = [reader.read(raw) for raw in heads]
         assert meaning[0] is not None
         assert meaning[0] is meaning[1] is meaning[2]
@@ -391,11 +395,11 @@ async def test_heads_that_differ_in_one_ignored_value_have_a_template() -> None:
 def test_heads_that_differ_otherwise_have_no_template(one: tuple[str, ...], other: tuple[str, ...]) -> None:
     @on_uvloop
     async def run() -> None:
-        async with Scripted() as upstream, worker(upstream.url) as found:
-            reader = reader_of(found)
-            plain = reader.read(head_with(found))
+        async with Scripted() as upstream, running_worker(upstream.url) as worker:
+            reader = reader_of(worker)
+            plain = reader.read(head_with(worker))
             assert plain is not None
-            assert reader.template(head_with(found, *one), head_with(found, *other), plain) is None
+            assert reader.template(head_with(worker, *one), head_with(worker, *other), plain) is None
 
     run()
 
@@ -404,9 +408,9 @@ def test_heads_that_differ_otherwise_have_no_template(one: tuple[str, ...], othe
 async def test_heads_that_fit_a_template_parse_to_the_same_result() -> None:
     chance = random.Random(4)
     hostile = (b"\r\nX-API-Key: x", b"\r\n\r\nPOST", b"\r", b"\n", b"\0", b"\x7f", b"\xff", b": ", b"\t", b"\r\nTE: y")
-    async with Scripted() as upstream, worker(upstream.url) as found:
-        reader = reader_of(found)
-        good = [head_with(found, f"X-Trace: {place:032x}", "Accept: */*") for place in range(2)]
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
+        reader = reader_of(worker)
+        good = [head_with(worker, f"X-Trace: {place:032x}", "Accept: */*") for place in range(2)]
         head = reader.read(good[1])
         assert head is not None
         shape = reader.template(good[0], good[1], head)

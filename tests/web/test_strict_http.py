@@ -12,13 +12,13 @@ import pytest
 
 from tests.http_client import Reply, rpc
 from tests.sockets import handshake, refused
-from tests.web.worker import Worker, on_uvloop, worker
+from tests.web.worker import Worker, on_uvloop, running_worker
 
 NOWHERE = "http://127.0.0.1:1/"
 
 
-async def get(found: Worker, *, line: str = "GET /healthz HTTP/1.1", host: str = "penstock", more: str = "") -> Reply:
-    async with await found.connect() as client:
+async def get(worker: Worker, *, line: str = "GET /healthz HTTP/1.1", host: str = "penstock", more: str = "") -> Reply:
+    async with await worker.connect() as client:
         return await client.send(f"{line}\r\nHost: {host}\r\n{more}\r\n".encode())
 
 
@@ -26,8 +26,8 @@ async def get(found: Worker, *, line: str = "GET /healthz HTTP/1.1", host: str =
 def test_host_that_is_one_is_accepted(host: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with worker(NOWHERE) as found:
-            assert (await get(found, host=host)).status == 200
+        async with running_worker(NOWHERE) as worker:
+            assert (await get(worker, host=host)).status == 200
 
     run()
 
@@ -36,11 +36,11 @@ def test_host_that_is_one_is_accepted(host: str) -> None:
 def test_host_that_is_none_is_refused(host: str) -> None:
     @on_uvloop
     async def run() -> None:
-        async with worker(NOWHERE) as found:
-            (await get(found, host=host)).fault(400)
-            call = found.post(rpc("eth_chainId")).replace(b"Host: penstock", b"Host: " + host.encode())
+        async with running_worker(NOWHERE) as worker:
+            (await get(worker, host=host)).fault(400)
+            call = worker.post(rpc("eth_chainId")).replace(b"Host: penstock", b"Host: " + host.encode())
             assert host.encode() in call
-            async with await found.connect() as client:
+            async with await worker.connect() as client:
                 (await client.send(call)).fault(400)
 
     run()
@@ -48,49 +48,49 @@ def test_host_that_is_none_is_refused(host: str) -> None:
 
 @on_uvloop
 async def test_later_version_is_not_supported_and_the_reply_is_in_ours() -> None:
-    async with worker(NOWHERE) as found:
-        (await get(found, line="GET /healthz HTTP/2.0")).fault(505)
+    async with running_worker(NOWHERE) as worker:
+        (await get(worker, line="GET /healthz HTTP/2.0")).fault(505)
 
 
 @on_uvloop
 async def test_other_transfer_codings_are_not_implemented() -> None:
-    async with worker(NOWHERE) as found:
-        (await get(found, more="Transfer-Encoding: gzip, chunked\r\n")).fault(501)
+    async with running_worker(NOWHERE) as worker:
+        (await get(worker, more="Transfer-Encoding: gzip, chunked\r\n")).fault(501)
 
 
 @on_uvloop
 async def test_fragment_in_the_target_is_refused() -> None:
-    async with worker(NOWHERE) as found:
-        (await get(found, line="GET /healthz#x HTTP/1.1")).fault(400)
+    async with running_worker(NOWHERE) as worker:
+        (await get(worker, line="GET /healthz#x HTTP/1.1")).fault(400)
 
 
 @on_uvloop
 async def test_two_different_keys_are_no_key() -> None:
-    async with worker(NOWHERE) as found:
-        found.add_key("other")
-        keys = [f"X-API-Key: {found.keys[name]}\r\n" for name in ("main", "other", "main")]
+    async with running_worker(NOWHERE) as worker:
+        worker.add_key("other")
+        keys = [f"X-API-Key: {worker.keys[name]}\r\n" for name in ("main", "other", "main")]
         path = "GET /v1/wallets/0x HTTP/1.1"
-        (await get(found, line=path, more=keys[0] + keys[1])).fault(401)
-        assert (await get(found, line=path, more=keys[0] + keys[2])).status != 401
+        (await get(worker, line=path, more=keys[0] + keys[1])).fault(401)
+        assert (await get(worker, line=path, more=keys[0] + keys[2])).status != 401
 
 
 @on_uvloop
 async def test_handshake_needs_http_1_1_and_one_key() -> None:
-    async with worker(NOWHERE) as found:
-        good = handshake(found)
+    async with running_worker(NOWHERE) as worker:
+        good = handshake(worker)
         line = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
         assert line in good
         for bad in (good.replace(b"HTTP/1.1", b"HTTP/1.0"), good.replace(line, line * 2)):
-            async with await found.connect() as client:
+            async with await worker.connect() as client:
                 reply = await client.send(bad)
             assert reply.status == 400, reply
-        assert (await refused(found)).status == 101
+        assert (await refused(worker)).status == 101
 
 
 @on_uvloop
 async def test_unparsable_request_is_answered_under_our_name_with_a_request_id() -> None:
-    async with worker(NOWHERE) as found:
-        reply = await get(found, more="bad header line\r\n")
+    async with running_worker(NOWHERE) as worker:
+        reply = await get(worker, more="bad header line\r\n")
         reply.fault(400)
         assert reply.headers["server"] == "Penstock"
         assert reply.headers["x-request-id"].startswith("req_")
@@ -98,12 +98,12 @@ async def test_unparsable_request_is_answered_under_our_name_with_a_request_id()
 
 @on_uvloop
 async def test_too_many_headers_and_too_long_ones_are_refused_as_such() -> None:
-    async with worker(NOWHERE) as found:
+    async with running_worker(NOWHERE) as worker:
         many = "".join(f"X-A{number}: b\r\n" for number in range(150))
         for more in (many, f"X-A: {'b' * 8200}\r\n", many.replace("b", "b" * 300)):
-            (await get(found, more=more)).fault(431)
-        (await get(found, line=f"GET /{'a' * 8001} HTTP/1.1")).fault(414)
-        (await get(found, more="Expect: the-unexpected\r\n")).fault(417)
+            (await get(worker, more=more)).fault(431)
+        (await get(worker, line=f"GET /{'a' * 8001} HTTP/1.1")).fault(414)
+        (await get(worker, more="Expect: the-unexpected\r\n")).fault(417)
 
 
 @pytest.mark.parametrize(
@@ -119,10 +119,10 @@ async def test_too_many_headers_and_too_long_ones_are_refused_as_such() -> None:
 def test_bare_line_feed_is_refused_at_once(head: bytes) -> None:
     @on_uvloop
     async def run() -> None:
-        async with worker(NOWHERE, server={"head_timeout_s": 300.0}) as found:
-            async with await found.connect() as client:
+        async with running_worker(NOWHERE, server={"head_timeout_s": 300.0}) as worker:
+            async with await worker.connect() as client:
                 (await client.send(head)).fault(400)
-            async with await found.connect() as client:
+            async with await worker.connect() as client:
                 # The same behind a request that aiohttp has served.
                 assert (await client.send(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")).status == 200
                 (await client.send(head)).fault(400)
@@ -134,10 +134,10 @@ def test_bare_line_feed_is_refused_at_once(head: bytes) -> None:
 def test_junk_behind_a_request_does_not_take_its_reply(junk: bytes) -> None:
     @on_uvloop
     async def run() -> None:
-        async with worker(NOWHERE) as found:
+        async with running_worker(NOWHERE) as worker:
             good = b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n"
             with_body = b"POST /healthz HTTP/1.1\r\nHost: penstock\r\nContent-Length: 2\r\n\r\n{}"
-            async with await found.connect() as client:
+            async with await worker.connect() as client:
                 assert (await client.send(good + good + with_body + junk)).status == 200
                 assert (await client.reply()).status == 200
                 (await client.reply()).fault(405)
@@ -151,13 +151,13 @@ def test_junk_behind_a_request_does_not_take_its_reply(junk: bytes) -> None:
 async def test_client_that_leaves_before_its_request_is_taken_up_is_no_error() -> None:
     errors: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
-    async with worker(NOWHERE) as found:
+    async with running_worker(NOWHERE) as worker:
         for _ in range(50):
-            with socket.create_connection(("127.0.0.1", found.port)) as client:
+            with socket.create_connection(("127.0.0.1", worker.port)) as client:
                 # Reset instead of a close: the connection is lost in the turn that takes up the second request.
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                client.send(found.post(b"{") + b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
+                client.send(worker.post(b"{") + b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
             await asyncio.sleep(0)
-        assert (await get(found)).status == 200
+        assert (await get(worker)).status == 200
     gc.collect()
     assert not errors

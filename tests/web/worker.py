@@ -140,7 +140,7 @@ class ChunkedClient(HttpClient):
 
 
 @asynccontextmanager
-async def worker(
+async def running_worker(
     upstreams: Mapping[str, Sequence[str | Mapping[str, Any]]] | str,
     /,
     **sections: Mapping[str, Any] | Sequence[Mapping[str, Any]],

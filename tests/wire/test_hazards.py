@@ -14,7 +14,7 @@ from proxy.wire import http_upstream
 from proxy.wire.http_upstream import HttpUpstream
 from tests.http_client import Reply, rpc
 from tests.service import until
-from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, worker
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
 from tests.wire import upstreams
 from tests.wire.upstreams import CHUNKED, Exchange, Script, Scripted, answer, chunked, http, replies, stub
 
@@ -78,11 +78,11 @@ BAD: dict[str, Script] = {
 @pytest.mark.parametrize("name", BAD)
 @on_uvloop
 async def test_bad_reply_is_never_relayed(cache: dict[str, Any], name: str) -> None:
-    async with Scripted() as upstream, worker(upstream.url, **cache) as found:
-        assert is_good(await found.send(CALL))
+    async with Scripted() as upstream, running_worker(upstream.url, **cache) as worker:
+        assert is_good(await worker.send(CALL))
         for body in (CALL, b"[%b]" % CALL):
             upstream.script = BAD[name]
-            said = await found.send(body)
+            said = await worker.send(body)
             assert SECRET.encode() not in said.body
             if body is CALL:
                 assert "upstream" in said.fault(500)["message"]
@@ -91,25 +91,25 @@ async def test_bad_reply_is_never_relayed(cache: dict[str, Any], name: str) -> N
                 assert [item["error"]["code"] for item in said.json] == [-32603]
             assert said.headers["x-ratelimit-remaining"] == "100000", "what we fail is free"
             upstream.script = stub()
-            assert is_good(await found.send(CALL))
+            assert is_good(await worker.send(CALL))
 
 
-async def recovered(found: Worker) -> None:
+async def recovered(worker: Worker) -> None:
     """The breaker may need its moment: then calls go well again."""
 
     async def is_back() -> bool:
-        return is_good(await found.send(CALL))
+        return is_good(await worker.send(CALL))
 
     await until(is_back, within_s=5.0)
 
 
 @on_uvloop
 async def test_bad_upstream_does_not_spoil_a_good_one() -> None:
-    async with Scripted() as good, Scripted() as bad, worker({LIVE: [bad.url, good.url]}, **NO_CACHE) as found:
+    async with Scripted() as good, Scripted() as bad, running_worker({LIVE: [bad.url, good.url]}, **NO_CACHE) as worker:
         for script in BAD.values():
             bad.script = script
             for _ in range(3):
-                assert is_good(await found.send(CALL))
+                assert is_good(await worker.send(CALL))
         assert good.bodies
         assert bad.bodies
 
@@ -118,15 +118,15 @@ async def test_bad_upstream_does_not_spoil_a_good_one() -> None:
 @pytest.mark.parametrize("depth", [1, 4])
 @on_uvloop
 async def test_write_is_sent_once_whatever_the_outcome(name: str, depth: int) -> None:
-    async with Scripted() as one, Scripted() as two, worker({LIVE: [
+    async with Scripted() as one, Scripted() as two, running_worker({LIVE: [
         {"url": one.url, "depth": depth}, {"url": two.url, "depth": depth},
-    ]}) as found:  # fmt: skip
+    ]}) as worker:  # fmt: skip
         for _ in range(4):
-            assert is_good(await found.send(CALL))
+            assert is_good(await worker.send(CALL))
         one.script = two.script = BAD[name]
         one.bodies.clear()
         two.bodies.clear()
-        (await found.send(WRITE)).fault(500)
+        (await worker.send(WRITE)).fault(500)
         assert len(one.bodies) + len(two.bodies) == 1
 
 
@@ -141,11 +141,11 @@ async def test_reads_do_not_notice_an_upstream_that_closes_its_idle_connections(
 ) -> None:
     async with (
         Scripted() as upstream,
-        worker({LIVE: [{"url": upstream.url, "depth": depth}]}, **cache) as found,
-        await found.connect() as client,
+        running_worker({LIVE: [{"url": upstream.url, "depth": depth}]}, **cache) as worker,
+        await worker.connect() as client,
     ):
         for turn in range(100):
-            assert is_good(await client.send(found.post(CALL))), turn
+            assert is_good(await client.send(worker.post(CALL))), turn
             upstream.drop_all()
             for _ in range(turn % 4):
                 await asyncio.sleep(0)
@@ -177,13 +177,13 @@ async def test_reads_survive_an_upstream_that_ends_its_connections_now_and_then(
 
     async with (
         Scripted(act) as upstream,
-        worker({LIVE: [{"url": upstream.url, "depth": depth, "connections": 8}]}, **cache) as found,
+        running_worker({LIVE: [{"url": upstream.url, "depth": depth, "connections": 8}]}, **cache) as worker,
     ):
 
         async def client(first: int) -> None:
-            async with await found.connect() as connection:
+            async with await worker.connect() as connection:
                 for number in range(first, first + 25):
-                    said = await connection.send(found.post(rpc("net_listening", [number], id=number)))
+                    said = await connection.send(worker.post(rpc("net_listening", [number], id=number)))
                     assert said.json == {"jsonrpc": "2.0", "id": number, "result": [number]}, said
 
         async with asyncio.TaskGroup() as group:
@@ -196,28 +196,28 @@ async def test_reads_survive_an_upstream_that_ends_its_connections_now_and_then(
 async def test_upstream_that_never_answers_is_given_up_and_its_connection_dropped() -> None:
     async with (
         Scripted(upstreams.slow(60, stub())) as upstream,
-        worker(upstream.url, rpc={"call_timeout_s": 0.2}, **NO_CACHE) as found,
+        running_worker(upstream.url, rpc={"call_timeout_s": 0.2}, **NO_CACHE) as worker,
     ):
         for body in (CALL, WRITE):
             began = time.monotonic()
-            (await found.send(body)).fault(504)
+            (await worker.send(body)).fault(504)
             assert time.monotonic() - began < 2.0
             await until(lambda: not upstream.alive, within_s=2.0)
         upstream.script = stub()
-        assert is_good(await found.send(CALL))
+        assert is_good(await worker.send(CALL))
 
 
 @on_uvloop
 async def test_upstream_that_asks_for_a_pause_gets_it() -> None:
     script = replies(lambda _: http(b"slow down", status=429, Retry_After="2"))
-    async with Scripted(script) as upstream, worker(upstream.url, **NO_CACHE) as found:
-        (await found.send(CALL)).fault(500)
+    async with Scripted(script) as upstream, running_worker(upstream.url, **NO_CACHE) as worker:
+        (await worker.send(CALL)).fault(500)
         upstream.script = stub()
         upstream.bodies.clear()
         for _ in range(3):
-            assert (await found.send(CALL)).status in (500, 503)
+            assert (await worker.send(CALL)).status in (500, 503)
         assert not upstream.bodies
-        await recovered(found)
+        await recovered(worker)
 
 
 @WAYS
@@ -225,15 +225,15 @@ async def test_upstream_that_asks_for_a_pause_gets_it() -> None:
 async def test_slow_reply_after_its_caller_left_does_not_reach_the_next(cache: dict[str, Any]) -> None:
     async with (
         Scripted(upstreams.slow(0.05, replies(lambda call: http(answer(call, result=SECRET))))) as upstream,
-        worker({LIVE: [{"url": upstream.url, "connections": 1}]}, **cache) as found,
+        running_worker({LIVE: [{"url": upstream.url, "connections": 1}]}, **cache) as worker,
     ):
         for _ in range(5):
-            async with await found.connect() as client:
-                await client.write(found.post(CALL))
+            async with await worker.connect() as client:
+                await client.write(worker.post(CALL))
                 await asyncio.sleep(0.02)
-            await until(lambda: not found.app.limiter.connections, within_s=2.0)
+            await until(lambda: not worker.app.limiter.connections, within_s=2.0)
         upstream.script = stub()
-        assert is_good(await found.send(CALL))
+        assert is_good(await worker.send(CALL))
 
 
 @on_uvloop
@@ -246,11 +246,11 @@ async def test_refusal_that_comes_after_the_reply_is_ignored(
     async with (
         Scripted(script) as one,
         Scripted(script) as two,
-        worker({LIVE: [one.url, two.url]}, **NO_CACHE) as found,
-        await found.connect() as client,
+        running_worker({LIVE: [one.url, two.url]}, **NO_CACHE) as worker,
+        await worker.connect() as client,
     ):
-        route = found.app.networks.routes[LIVE]
-        await client.write(found.post(rpc("net_listening", ["first"], id=7)))
+        route = worker.app.networks.routes[LIVE]
+        await client.write(worker.post(rpc("net_listening", ["first"], id=7)))
         await until(lambda: one.bodies or two.bodies, every_s=0.001)
         (connection,) = (
             each for upstream in route.upstreams if isinstance(upstream, HttpUpstream) for each in upstream._open
@@ -264,5 +264,5 @@ async def test_refusal_that_comes_after_the_reply_is_ignored(
         assert (await client.reply()).json == {"jsonrpc": "2.0", "id": 7, "result": "0x7"}
         monkeypatch.undo()
         gate.set()
-        assert (await client.send(found.post(rpc("net_listening", ["second"], id=8)))).json["id"] == 8
+        assert (await client.send(worker.post(rpc("net_listening", ["second"], id=8)))).json["id"] == 8
         assert [upstream.health.inflight for upstream in route.upstreams] == [0, 0]

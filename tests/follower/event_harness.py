@@ -1,4 +1,4 @@
-"""A scene with webhooks, for the tests of their events."""
+"""A follower with webhooks, for the tests of their events."""
 
 from __future__ import annotations
 
@@ -19,27 +19,29 @@ from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
 from proxy.web import api_spec
 from tests.chain_upstream import Event, address
 from tests.database import connected
-from tests.follower.scene import NETWORK, Scene, scene
+from tests.follower.harness import NETWORK, FollowerHarness, follower_harness
 
 A, B, C = address(1), address(2), address(3)
 COIN, ART, GAME = address(100), address(101), address(102)
 DOCUMENT = api_spec.load(SCHEMAS).document
 
 
-class Stage:
-    """A scene with webhooks. The test runs the follower's steps."""
+class EventHarness:
+    """A follower with webhooks. The test runs the follower's steps."""
 
-    def __init__(self, scene: Scene, events: EventFeature, follower: NetworkFollower, term: LeaderSession) -> None:
-        self.scene = scene
+    def __init__(
+        self, harness: FollowerHarness, events: EventFeature, follower: NetworkFollower, term: LeaderSession
+    ) -> None:
+        self.inner = harness
         self.events = events
         self.follower = follower
         self.term = term
-        self.store = WebhookStore(scene.running.pool)
+        self.store = WebhookStore(harness.running.pool)
         self.account = ""
 
     async def webhook(self, event_type: str, **config: Any) -> Webhook:
         if not self.account:
-            async with connected(self.scene.database) as connection:
+            async with connected(self.inner.database) as connection:
                 await connection.execute(
                     "insert into accounts (id, name, email, plan) values ('acct', 'A', 'a@example.com', 'growth')"
                 )
@@ -63,11 +65,11 @@ class Stage:
             await self.follower.step(self.term)
 
     async def mine(self, *blocks: list[Event]) -> None:
-        self.scene.chain.mine(*blocks)
+        self.inner.chain.mine(*blocks)
         await self.step()
 
     async def rows(self, query: str) -> list[Any]:
-        async with connected(self.scene.database) as connection:
+        async with connected(self.inner.database) as connection:
             return [dict(row) for row in await connection.fetch(query)]
 
     async def bodies(self, state: str = "due") -> list[dict[str, Any]]:
@@ -83,7 +85,7 @@ class Stage:
 
     async def deliver(self) -> None:
         """Mark all due deliveries as delivered."""
-        async with connected(self.scene.database) as connection:
+        async with connected(self.inner.database) as connection:
             await connection.execute(
                 "update deliveries set claim = 1, state = 'delivered', finished_at = now() where state = 'due'"
             )
@@ -98,11 +100,11 @@ def check(body: dict[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def staged(database: str, **options: Any) -> AsyncIterator[Stage]:
-    async with scene(database) as stage:
-        events = stage.running.events(stage.route)
-        async with stage.leading(events.sink, **options) as (follower, term):
-            yield Stage(stage, events, follower, term)
+async def event_harness(database: str, **options: Any) -> AsyncIterator[EventHarness]:
+    async with follower_harness(database) as harness:
+        events = harness.running.events(harness.route)
+        async with harness.leading(events.sink, **options) as (follower, term):
+            yield EventHarness(harness, events, follower, term)
 
 
 def transaction(name: str, sender: bytes, recipient: bytes, value: int) -> dict[str, Any]:
@@ -117,9 +119,9 @@ def transaction(name: str, sender: bytes, recipient: bytes, value: int) -> dict[
     }
 
 
-def with_transaction(stage: Stage, name: str, *, only: int | None = None) -> None:
+def with_transaction(harness: EventHarness, name: str, *, only: int | None = None) -> None:
     """Put this transaction from A to B into every block, or into this one."""
-    upstream = stage.scene.upstream
+    upstream = harness.inner.upstream
 
     def block(params: list[Any]) -> Any:
         found = upstream._eth_getBlockByNumber(params)

@@ -1,4 +1,4 @@
-"""A worker, its upstreams and what stands between them, in the test's own loop; and a load that checks every answer."""
+"""A worker, its upstreams and fault proxies between them, in the event loop of the test; and a load that checks every reply."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from proxy.services.rpc.tracker import Tracker
 from tests.faults import FaultProxy, fault_proxy
 from tests.http_client import Reply, rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted, value_of
-from tests.web.worker import LIVE, ChunkedClient, Worker, worker
+from tests.web.worker import LIVE, ChunkedClient, Worker, running_worker
 
 # Each call of a load asks something that was never asked before.
 _serial = itertools.count()
@@ -47,7 +47,7 @@ class Load:
         )
 
 
-class Scene:
+class RpcHarness:
     def __init__(self, running: Worker, chain: Chain, upstreams: list[ScriptedUpstream], network: str) -> None:
         self.worker = running
         self.chain = chain
@@ -113,7 +113,7 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(
+async def rpc_harness(
     count: int = 3,
     *,
     faults: bool = False,
@@ -122,7 +122,7 @@ async def scene(
     kind: type[ScriptedUpstream] = ScriptedUpstream,
     options: Sequence[Mapping[str, Any]] = (),
     **sections: Mapping[str, Any],
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[RpcHarness]:
     """A worker whose network has so many upstreams, whose heads are known; with `faults`, each behind a proxy."""
     chain = chain or Chain()
     async with AsyncExitStack() as stack:
@@ -133,9 +133,9 @@ async def scene(
             {"url": url, **more}
             for url, more in zip(urls, itertools.chain(options, itertools.repeat({})), strict=False)
         ]
-        running = await stack.enter_async_context(worker({network: given}, **sections))
-        found = Scene(running, chain, upstreams, network)
-        chain.identity = found.route.network.identity
-        found.proxies = proxies
-        await found.look()
-        yield found
+        running = await stack.enter_async_context(running_worker({network: given}, **sections))
+        harness = RpcHarness(running, chain, upstreams, network)
+        chain.identity = harness.route.network.identity
+        harness.proxies = proxies
+        await harness.look()
+        yield harness

@@ -100,7 +100,7 @@ async def inbox(servers: int = 1) -> AsyncIterator[Inbox]:
     await runner.cleanup()
 
 
-class Scene:
+class DeliveryHarness:
     def __init__(self, pool: Pool, inbox: Inbox) -> None:
         self.pool = pool
         self.notices = Notices(pool)

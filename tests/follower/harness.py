@@ -61,7 +61,7 @@ def settings_of(database: str, urls: Sequence[str], **follower: Any) -> dict[str
     }
 
 
-class Scene:
+class FollowerHarness:
     def __init__(self, database: str, chain: LittleChain, upstreams: list[ChainUpstream], running: Background) -> None:
         self.database = database
         self.chain = chain
@@ -125,14 +125,14 @@ async def indexed(database: str, network: str = NETWORK) -> dict[tuple[bytes, ..
 
 
 @asynccontextmanager
-async def scene(
+async def follower_harness(
     database: str,
     *,
     upstreams: int = 1,
     chain: LittleChain | None = None,
     silent_s: float = 15.0,
     **follower: Any,
-) -> AsyncIterator[Scene]:
+) -> AsyncIterator[FollowerHarness]:
     chain = chain or LittleChain()
     async with AsyncExitStack() as stack:
         servers = await stack.enter_async_context(scripted(upstreams, chain, ChainUpstream))  # type: ignore[arg-type]
@@ -142,4 +142,4 @@ async def scene(
         await running.open()
         stack.push_async_callback(running.close)
         await asyncio.sleep(0)
-        yield Scene(database, chain, servers, running)  # type: ignore[arg-type]
+        yield FollowerHarness(database, chain, servers, running)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from tests.database import connected
 from tests.faults import FaultProxy, fault_proxy
 from tests.http_client import Reply, request, rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
-from tests.web.worker import LIVE, Worker, worker
+from tests.web.worker import LIVE, Worker, running_worker
 
 SEND, ESTIMATE = "eth_sendUserOperation", "eth_estimateUserOperationGas"
 BY_HASH, RECEIPT = "eth_getUserOperationByHash", "eth_getUserOperationReceipt"
@@ -84,7 +84,7 @@ class ScriptedBundler(ScriptedUpstream):
         return [*ENTRY_POINTS.values()]
 
 
-class BundlerScene:
+class BundlerHarness:
     def __init__(self, running: Worker, bundlers: list[ScriptedBundler], chain: ScriptedUpstream, url: str) -> None:
         self.worker = running
         self.bundlers = bundlers
@@ -121,9 +121,9 @@ class BundlerScene:
 
 
 @asynccontextmanager
-async def bundler_scene(
+async def bundler_harness(
     database: str, count: int = 1, *, faults: bool = False, **sections: Any
-) -> AsyncIterator[BundlerScene]:
+) -> AsyncIterator[BundlerHarness]:
     """A worker with `count` bundlers for a live network on a scripted chain; with `faults`, each behind a fault proxy."""
     async with AsyncExitStack() as stack:
         (chain,) = await stack.enter_async_context(scripted(1, Chain()))
@@ -132,9 +132,9 @@ async def bundler_scene(
         given = [{"network": LIVE, "url": each.url} for each in proxies or bundlers]
         settings = {"url": database, "acquire_timeout_s": 5.0}
         running = await stack.enter_async_context(
-            worker({LIVE: [chain.url]}, database=settings, bundlers=given, **sections)
+            running_worker({LIVE: [chain.url]}, database=settings, bundlers=given, **sections)
         )
         await running.app.pool.open()
-        found = BundlerScene(running, bundlers, chain, database)  # type: ignore[arg-type]
-        found.proxies = proxies
-        yield found
+        harness = BundlerHarness(running, bundlers, chain, database)  # type: ignore[arg-type]
+        harness.proxies = proxies
+        yield harness
