@@ -398,6 +398,10 @@ class UpstreamGroup:
         tier = min(member.tier for member in fit)
         return self._better_of_two([member for member in fit if member.tier == tier])
 
+    def may_have(self, method: str, now: float) -> bool:
+        """Whether an upstream serves this method, although it may take no calls now."""
+        return bool([each for each in self.members if each.may_serve(method) and not each.lacks(method, now)])
+
     def doubtful_for_writes(self, now: float) -> int:
         """The upstreams, as a bit set of indexes, that a write goes to only if there is no other: it cannot be repeated."""
         found = 0

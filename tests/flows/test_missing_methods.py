@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -85,6 +86,23 @@ async def test_method_that_every_upstream_lacks_is_an_error_each_time() -> None:
             assert (await proof(harness, n)).json["error"]["code"] == -32601
         harness.upstreams[1].answers.clear()
         assert "result" in (await proof(harness, 5)).json
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_method_of_an_upstream_that_is_down_is_unavailable_and_not_unknown(is_known: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(2) as harness:
+            harness.upstreams[0].answers[PROOF] = lacking
+            has_it = harness.route.upstreams[1].health
+            while is_known and not harness.upstreams[0].count(PROOF):
+                assert "result" in (await proof(harness, harness.count(PROOF))).json
+            has_it.open(time.monotonic() + 60.0)
+            (await proof(harness, 1000)).fault(503)
+            has_it.cordon(cordoned=True, now=time.monotonic())
+            (await proof(harness, 1001)).fault(503)
+
+    run()
 
 
 @pytest.mark.parametrize(

@@ -245,6 +245,36 @@ def test_write_that_is_answered_429_goes_to_another_upstream(method: str) -> Non
     run()
 
 
+@pytest.mark.parametrize("code", [429, -32005, -32097])
+def test_write_that_an_error_says_is_rate_limited_goes_to_another_upstream(code: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(2, options=FIRST_TIER) as harness:
+            harness.upstreams[0].answers[SEND] = refusing(code, "Too Many Requests")
+            assert await harness.result(SEND, [RAW]) == HASH
+            assert sent(harness) == [1, 1]
+
+    run()
+
+
+@on_uvloop
+async def test_private_write_that_is_rate_limited_is_shown_to_no_other_upstream() -> None:
+    async with rpc_harness(2, options=FIRST_TIER) as harness:
+        harness.upstreams[0].answers["eth_sendPrivateTransaction"] = refusing(-32005, "Too Many Requests")
+        reply = await harness.call("eth_sendPrivateTransaction", [{"tx": RAW}])
+        assert reply.json["error"]["code"] == -32005
+        assert harness.upstreams[1].count("eth_sendPrivateTransaction") == 0
+
+
+@on_uvloop
+async def test_write_that_words_alone_call_rate_limited_is_not_sent_again() -> None:
+    """A contract or a sequencer may say anything under a generic code."""
+    async with rpc_harness(2, options=FIRST_TIER) as harness:
+        harness.upstreams[0].answers[SEND] = refusing(-32000, "too many requests")
+        assert (await harness.call(SEND, [RAW])).json["error"]["code"] == -32005
+        assert sent(harness) == [1, 0]
+
+
 @on_uvloop
 async def test_private_write_that_is_answered_429_is_shown_to_no_other_upstream() -> None:
     async with rpc_harness(2, options=FIRST_TIER) as harness:

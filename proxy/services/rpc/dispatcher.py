@@ -1,7 +1,7 @@
 """Sending calls to a network's upstreams, and deciding what their replies mean.
 
-The rules: a read may be repeated on another upstream, within the retry budget; a write only if it certainly was not sent, or if
-the upstream does not have the method. An
+The rules: a read may be repeated on another upstream, within the retry budget; a write only if it certainly was not executed:
+it was not sent, the upstream does not have the method, or it limits our rate. An
 empty result from an upstream behind the network's head is verified with another upstream first; it is kept as the *spare* in
 case no upstream has a better one. Only valid replies to our own calls are passed on. Nothing here waits: callbacks change the
 state of a flight and send what has to be sent.
@@ -103,18 +103,18 @@ class Dispatcher(FlightHandler):
         body = (jsonrpc.HEAD, flight.id, policy.request_tail, flight.params, b"}")
         upstream.submit(flight, *body, once=not policy.may_repeat, fresh=fresh)
 
-    def _another(self, flight: Flight, now: float, *, lacked: bool = False) -> Upstream | None:
-        """Another upstream for the flight, if one is left, has room, and the budget allows it. `lacked`: the last one does not
-        have the method, so even a write was not executed."""
-        if not (flight.policy.may_repeat or lacked) or flight.tries >= MAX_TRIES:
+    def _another(self, flight: Flight, now: float, *, was_refused: bool = False) -> Upstream | None:
+        """Another upstream for the flight, if one is left, has room, and the budget allows it. `was_refused`: the last one
+        certainly did not execute the call, so even a write may be sent again."""
+        if not (flight.policy.may_repeat or was_refused) or flight.tries >= MAX_TRIES:
             return None
         upstream = self.choose(flight, now, flight.tried)
         if upstream is None or upstream.is_crowded:
             return None
         return upstream if self.budget.spend(now, flight.client) else None
 
-    def _send_another(self, flight: Flight, now: float, *, lacked: bool = False) -> bool:
-        upstream = self._another(flight, now, lacked=lacked)
+    def _send_another(self, flight: Flight, now: float, *, was_refused: bool = False) -> bool:
+        upstream = self._another(flight, now, was_refused=was_refused)
         if upstream is not None:
             self.send(flight, upstream, now)
         return upstream is not None
@@ -298,7 +298,13 @@ class Dispatcher(FlightHandler):
         )
         if verdict.retry_elsewhere:
             flight.note_error(translated, verdict.weight)
-            if flight.is_under_way() or self._send_another(flight, now, lacked=verdict.lacks_method):
+            # A private write is for one upstream alone, unless that one cannot take it at all.
+            was_refused = verdict.lacks_method or (verdict.wants_rest and not policy.method.private)
+            if flight.is_under_way() or self._send_another(flight, now, was_refused=was_refused):
+                return
+            if flight.spare_weight == dialect.LACK and self.state.group.may_have(policy.method.name, now):
+                reason = "no upstream that has this method is available at the moment"
+                self.land_fault(flight, Unavailable(self._message(reason)))
                 return
             translated = flight.spare_error
         elif verdict.kind == "range_too_large" and self._split(flight, error):
