@@ -179,7 +179,7 @@ class Supervisor:
         return "worker", "--listen-fd", str(fds[0]), "--windows-fd", str(fds[1]), *copies, *alone
 
     def _environment(self) -> Mapping[str, str]:
-        root = str(Path(__file__).resolve().parent.parent)
+        root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         return {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self._directory.path), "PYTHONPATH": path}
 

@@ -6,9 +6,9 @@ values. All faults are collected and reported together, each with the name of it
 
 from __future__ import annotations
 
+from proxy.data_files import CONFIG, SCHEMAS
 from proxy.settings.crosschecks import network_faults, paymaster_faults, signer_key
 from proxy.settings.loading import data_directory, environment, from_tree, load, masked
-from proxy.settings.schemas import CONFIG, SCHEMAS
 from proxy.settings.sections import (
     BundlerSettings,
     BundlingSettings,

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 import orjson
 
+from proxy.data_files import CONFIG
 from proxy.errors import StartError
 from proxy.settings.crosschecks import network_faults, paymaster_faults
-from proxy.settings.schemas import CONFIG, is_secret, schema_faults
+from proxy.settings.schemas import is_secret, schema_faults
 from proxy.settings.sections import Settings
 from proxy.settings.tables import Tables
 from proxy.settings.toml_files import read

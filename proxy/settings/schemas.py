@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import orjson
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-CONFIG = ROOT / "config"
-SCHEMAS = ROOT / "schemas"
+from proxy.data_files import SCHEMAS
+
 # Settings whose value is never printed.
 SECRETS = frozenset(
     {

@@ -14,9 +14,10 @@ from proxy.chains.family import MethodTable
 from proxy.chains.registry import Chain, Registry
 from proxy.core.access import Limits
 from proxy.core.pricing import UnitPrices
+from proxy.data_files import CONFIG
 from proxy.errors import StartError
 from proxy.settings.method_files import load_methods
-from proxy.settings.schemas import CONFIG, schema_faults
+from proxy.settings.schemas import schema_faults
 from proxy.settings.toml_files import checked
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import asyncpg
 
+from proxy.data_files import SCHEMAS
 from proxy.errors import StartError
 
-MIGRATIONS = Path(__file__).resolve().parents[2] / "schemas" / "sql" / "migrations"
+MIGRATIONS = SCHEMAS / "sql" / "migrations"
 INITIAL = "0001_initial"
 # The migrations that `0001_initial` replaces. Their rows stay in schema_migrations: a process of the version before looks
 # for them when it starts.

@@ -7,10 +7,11 @@ to a query as `sql.accounts.create_account`.
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
-QUERIES = Path(__file__).resolve().parents[2] / "schemas" / "sql" / "queries"
+from proxy.data_files import SCHEMAS
+
+QUERIES = SCHEMAS / "sql" / "queries"
 _NAME = re.compile(r"^-- ([a-z][a-z0-9_]*)$", re.MULTILINE)
 
 

@@ -7,17 +7,18 @@ import ast
 from tests.house.source import imports_of, modules, ring_of
 
 # Modules that every ring but the pure ones may import beside its inner rings.
-SUPPORT = {"settings", "telemetry", "tasks"}
+SUPPORT = {"data_files", "settings", "telemetry", "tasks"}
 
 # The whole table. A ring may know itself, but for services.
 MAY_KNOW: dict[str, set[str]] = {
     "compiled": set(),
+    "data_files": set(),
     "errors": set(),
     "core": {"errors"},
     "chains": {"core", "errors"},
     "tasks": {"errors"},
     "telemetry": {"core"},
-    "settings": {"chains", "core", "errors"},
+    "settings": {"chains", "core", "data_files", "errors"},
     "store": {"chains", "core", "errors", *SUPPORT},
     "wire": {"chains", "core", "errors", *SUPPORT},
     "services": {"store", "wire", "chains", "core", "errors", *SUPPORT},
