@@ -13,7 +13,7 @@ from pathlib import Path
 from bench import machine, memory
 from bench.loaders import Target
 from bench.processes import StartFailed
-from proxy.dev.chain import node_binary
+from proxy.dev.npm_packages import node_binary
 from proxy.errors import StartError
 
 TOOLS = Path(__file__).parent / "tools"

@@ -1,4 +1,4 @@
-"""The command line: `python -m proxy COMMAND`."""
+"""The command line: `penstock COMMAND` once installed, `python -m proxy COMMAND` in a checkout."""
 
 from __future__ import annotations
 
@@ -46,9 +46,8 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m proxy", description="Penstock, a self-hosted blockchain access API."
-    )
+    prog = "penstock" if os.path.basename(sys.argv[0]) == "penstock" else "python -m proxy"
+    parser = argparse.ArgumentParser(prog=prog, description="Penstock, a self-hosted blockchain access API.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from proxy.dev.chain import node_binary
+from proxy.dev.npm_packages import node_binary
 from tests.service import ROOT
 
 SCRIPTS = ROOT / "tests" / "clients"

@@ -9,23 +9,25 @@ from pathlib import Path
 
 import aiohttp
 
-from proxy.dev.chain import DEVNET, free_port, node_binary
+from proxy.dev.chain import free_port
 from proxy.dev.child import Child, Program
 from proxy.dev.funded_accounts import BUNDLER_EXECUTOR, BUNDLER_UTILITY
+from proxy.dev.npm_packages import DEVNET, node_binary
 
-BUNDLER = DEVNET / "bundler"
-_ALTO = BUNDLER / "node_modules/@pimlico/alto/esm/cli/alto.js"
-MISSING = f"not installed: run `make run`, or `npm ci --ignore-scripts --legacy-peer-deps` in {BUNDLER}"
+# Paths in the directory of the development chain.
+_ALTO = "bundler/node_modules/@pimlico/alto/esm/cli/alto.js"
+_LOOPBACK = "bundler/loopback.cjs"
+MISSING = "not installed: run `make run`, or `npm ci --ignore-scripts --legacy-peer-deps` in config/devnet/bundler"
 # Alto also reads options from the environment and from a .env file in the working directory: neither must reach it.
 _OWN = {"OTEL_SDK_DISABLED": "true", "DOTENV_CONFIG_PATH": os.devnull, "NO_COLOR": "1"}
 _FOREIGN = ("ALTO_", "SENTRY_", "NODE_OPTIONS")
 
 
-def is_installed() -> bool:
-    return _ALTO.exists()
+def is_installed(home: Path) -> bool:
+    return (home / _ALTO).exists()
 
 
-def bundler(chain_url: str, entry_points: Iterable[str], log_file: Path) -> tuple[Child, str]:
+def bundler(chain_url: str, entry_points: Iterable[str], log_file: Path, home: Path = DEVNET) -> tuple[Child, str]:
     """Return the child and its URL. Start it only after the contracts are deployed."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -53,7 +55,7 @@ def bundler(chain_url: str, entry_points: Iterable[str], log_file: Path) -> tupl
     program = Program(
         name="bundler",
         argv=(
-            *(str(node_binary()), "--require", str(BUNDLER / "loopback.cjs"), str(_ALTO)),
+            *(str(node_binary(home)), "--require", str(home / _LOOPBACK), str(home / _ALTO)),
             *(word for name, value in options.items() for word in (f"--{name}", value)),
         ),
         env={name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)} | _OWN,

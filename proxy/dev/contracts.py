@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from base64 import b64encode
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from proxy.dev.encoding import name_hash
 from proxy.dev.funded_accounts import ALICE, BOB, CAROL, FUNDED, PAYMASTER_SIGNER
+from proxy.dev.npm_packages import DEVNET
 from proxy.dev.recipe import Recipe, RecipeStep
 
 # The same addresses as on public chains.
@@ -41,8 +43,8 @@ class DevContracts:
     paymaster_signer: dict[str, str] = field(default_factory=dict)
 
 
-def everything() -> tuple[list[RecipeStep], DevContracts]:
-    recipe = Recipe()
+def everything(home: Path = DEVNET) -> tuple[list[RecipeStep], DevContracts]:
+    recipe = Recipe(home)
     recipe.create2_proxy()
     entry_points, factories, paymasters = _operations(recipe)
     multicall = recipe.place("Multicall3", MULTICALL)

@@ -21,17 +21,19 @@ from proxy.tasks import Tasks
 class Devnet:
     """All URLs and contract addresses are known before `start`."""
 
-    def __init__(self, data: Path, display: Display, *, with_contracts: bool = True, with_bundler: bool = True) -> None:
+    def __init__(
+        self, data: Path, home: Path, display: Display, *, with_contracts: bool = True, with_bundler: bool = True
+    ) -> None:
         self._display = display
-        self._chain, self.url = development_chain(data / "chain", data / "logs" / "chain.log")
-        self._steps, self.contracts = everything() if with_contracts else ([], DevContracts())
+        self._chain, self.url = development_chain(data / "chain", data / "logs" / "chain.log", home)
+        self._steps, self.contracts = everything(home) if with_contracts else ([], DevContracts())
         self._bundler: Child | None = None
         self.bundler_url: str | None = None
         # Without entry points there is nothing to bundle.
-        self._lacks_bundler = with_bundler and with_contracts and not is_installed()
+        self._lacks_bundler = with_bundler and with_contracts and not is_installed(home)
         if with_bundler and with_contracts and not self._lacks_bundler:
             entry_points = self.contracts.entry_points.values()
-            self._bundler, self.bundler_url = bundler(self.url, entry_points, data / "logs" / "bundler.log")
+            self._bundler, self.bundler_url = bundler(self.url, entry_points, data / "logs" / "bundler.log", home)
 
     def __repr__(self) -> str:
         return f"<Devnet {self.url} {self._chain} {self._bundler}>"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -24,12 +25,10 @@ from proxy.dev.encoding import (
     raw,
 )
 from proxy.dev.funded_accounts import DEPLOYER, DevAccount
-from proxy.settings import CONFIG
+from proxy.dev.npm_packages import DEVNET
 
-DEVNET = CONFIG / "devnet"
-# Contracts of this repository, and contracts from npm packages. Canonical addresses require the published bytecode.
+# Contracts of this repository. Others come from npm packages, because canonical addresses require the published bytecode.
 ARTIFACTS = DEVNET / "artifacts"
-PACKAGES = DEVNET / "node_modules"
 # Gas limits of all transactions, larger than any of them needs. Fixed, so that the chain need not estimate.
 DEPLOY_GAS = 10_000_000
 CALL_GAS = 1_000_000
@@ -53,12 +52,12 @@ class Artifact:
     placed: str | None
 
     @classmethod
-    def named(cls, name: str) -> Artifact:
+    def named(cls, name: str, home: Path = DEVNET) -> Artifact:
         """Load an artifact of this repository, or of an npm package: `EntryPoint-0.6` is in the package of that version."""
         path = ARTIFACTS / f"{name}.json"
         if not path.exists():
             theirs, _, version = name.partition("-")
-            path = PACKAGES / f"erc4337-{version}" / "artifacts" / f"{theirs}.json"
+            path = home / "node_modules" / f"erc4337-{version}" / "artifacts" / f"{theirs}.json"
         found = orjson.loads(path.read_bytes())
         return cls(name, found["abi"], raw(found["bytecode"]), found.get("placed"))
 
@@ -73,7 +72,8 @@ class Artifact:
 class Recipe:
     """Deployment steps, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Path = DEVNET) -> None:
+        self._home = home
         self.steps: list[RecipeStep] = []
         self._sent: Counter[str] = Counter()
 
@@ -82,12 +82,12 @@ class Recipe:
 
     def create(self, artifact: str, *values: Any) -> str:
         address = created_address(DEPLOYER.address, self._sent[DEPLOYER.address])
-        data = Artifact.named(artifact).with_arguments(*values)
+        data = Artifact.named(artifact, self._home).with_arguments(*values)
         self._send(f"deploy {artifact}", DEPLOYER, to=None, data=data, gas=DEPLOY_GAS)
         return address
 
     def create2(self, artifact: str, *values: Any, salt: bytes = bytes(32)) -> str:
-        code = Artifact.named(artifact).with_arguments(*values)
+        code = Artifact.named(artifact, self._home).with_arguments(*values)
         self._send(f"deploy {artifact}", DEPLOYER, to=CREATE2_PROXY, data=salt + code, gas=DEPLOY_GAS)
         return create2_address(salt, code)
 
@@ -97,7 +97,7 @@ class Recipe:
 
     def place(self, artifact: str, address: str) -> str:
         """Put code at an address without a transaction."""
-        code = Artifact.named(artifact).placed
+        code = Artifact.named(artifact, self._home).placed
         self.steps.append(RecipeStep(f"place {artifact}", "hardhat_setCode", [address, code], sends=False))
         return address
 

@@ -23,6 +23,7 @@ from proxy.dev.banner import ReadyFile, banner
 from proxy.dev.devnet import Devnet
 from proxy.dev.display import Display
 from proxy.dev.indexing import is_indexed
+from proxy.dev.npm_packages import home_of
 from proxy.dev.postgres import Postgres
 from proxy.dev.seed import Seeded
 from proxy.errors import StartError
@@ -81,7 +82,8 @@ class DevService:
         postgres = Postgres(self._data / "postgres", socket_dir, self._data / "logs" / "postgres.log")
         await self._prepare(postgres)
         options = self._options
-        devnet = Devnet(self._data, self._display, with_contracts=options.contracts, with_bundler=options.bundler)
+        home = await home_of(self._data, self._display)
+        devnet = Devnet(self._data, home, self._display, with_contracts=options.contracts, with_bundler=options.bundler)
         settings = file_limit.fitted(self._settings(postgres.url, devnet), file_limit.raise_limit())
         await _together(self._database(stack, postgres), devnet.start(stack))
         self._keep_running(stack, postgres, devnet)

@@ -1,0 +1,184 @@
+"""The package, built and installed outside the checkout. Its dependencies come from the environment of the tests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from proxy import __version__
+from proxy.data_files import CONFIG
+from tests.service import ROOT, finished, until
+
+SHIPPED = {"config": {".toml", ".json", ".mjs", ".cjs"}, "schemas": {".json", ".sql"}}
+# Sources of the contracts, whose artifacts are shipped, and a schema that only the tests compare with.
+NOT_SHIPPED = ("config/devnet/contracts/", "schemas/sql/schema.sql")
+
+
+@dataclass
+class Package:
+    sdist: Path
+    wheel: Path
+    penstock: Path
+
+    def run(self, *words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.penstock, *words], cwd=self.penstock.parent, env=dict(env or {}), capture_output=True, text=True,
+            timeout=60, check=False,
+        )  # fmt: skip
+
+    def launch(self, *words: str, cwd: Path, **env: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [self.penstock, *words],
+            cwd=cwd,
+            env={"PATH": os.environ["PATH"], "HOME": str(cwd), **env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def build(what: str, source: Path, out: Path) -> Path:
+    """Build an sdist or a wheel in a directory. A process of its own, because setuptools changes the process it runs in."""
+    code = f"import sys; from setuptools.build_meta import build_{what} as build; print(build(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, str(out)], cwd=source, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return out / done.stdout.splitlines()[-1]
+
+
+def tracked() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    return [name for name in listed.stdout.decode().split("\0") if name]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    room = tmp_path_factory.mktemp("package")
+    source = room / "checkout"
+    for name in tracked():
+        if not name.startswith(("tests/", "bench/")) and (ROOT / name).exists():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    sdist = build("sdist", source, room)
+    subprocess.run(["tar", "-xf", sdist], cwd=room, check=True)
+    wheel = build("wheel", room / sdist.name.removesuffix(".tar.gz"), room)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", room / "venv"], check=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(room / "venv")}))
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [sys.executable, "-m", "pip", "--python", str(room / "venv" / "bin" / "python")]
+    subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", str(wheel)], check=True)
+    return Package(sdist, wheel, room / "venv" / "bin" / "penstock")
+
+
+def test_all_data_files_are_in_the_wheel(package: Package) -> None:
+    expected = {
+        f"proxy/data/{name}"
+        for name in tracked()
+        if Path(name).suffix in SHIPPED.get(name.split("/")[0], ()) and not name.startswith(NOT_SHIPPED)
+    }
+    expected |= {name for name in tracked() if name.startswith("proxy/")}
+    with zipfile.ZipFile(package.wheel) as wheel:
+        assert expected - set(wheel.namelist()) == set()
+
+
+def test_version_and_faults_of_the_settings_are_printed(package: Package) -> None:
+    assert package.run("--version").stdout == f"penstock {__version__}\n"
+    done = package.run("check")
+    assert done.returncode == 2
+    assert done.stderr.count("penstock: ") == 2
+    assert "usage: penstock" in package.run("--help").stdout
+
+
+def test_start_without_npm_names_what_is_missing(package: Package, tmp_path: Path) -> None:
+    done = package.run("dev", "--data", str(tmp_path), env={"PATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert "needs Node 20 or newer with npm, which was not found on PATH" in done.stderr
+
+
+def lend_npm_packages(package: Package, data: Path) -> None:
+    """Link the packages of the checkout, as if a first start had installed them."""
+    code = "from proxy.dev import npm_packages; print(npm_packages.installed_mark())"
+    python = package.penstock.with_name("python")
+    mark = subprocess.run([python, "-c", code], cwd="/", capture_output=True, text=True, check=True).stdout.strip()
+    for part in (".", "bundler"):
+        (data / "devnet" / part).mkdir(parents=True)
+        for file in (*(CONFIG / "devnet" / part).glob("*.?js"), CONFIG / "devnet" / part / "package.json"):
+            shutil.copy(file, data / "devnet" / part)
+        (data / "devnet" / part / "node_modules").symlink_to(CONFIG / "devnet" / part / "node_modules")
+    (data / "devnet" / mark).touch()
+
+
+async def block_number(base: str, key: str) -> str:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber", "params": []}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{base}/rpc/dev/mainnet", json=call, headers={"X-API-Key": key}) as response,
+    ):
+        return str((await response.json())["result"])
+
+
+async def test_dev_and_serve_answer_calls(package: Package, tmp_path: Path) -> None:
+    lend_npm_packages(package, tmp_path / "data")
+    ready_file, config = tmp_path / "ready.json", tmp_path / "penstock.toml"
+    words = ("--port", "0", "--data", "data", "--no-contracts", "--ready-file", str(ready_file))
+    dev = package.launch("dev", *words, cwd=tmp_path)
+    try:
+        await until(lambda: ready_file.exists() or dev.poll() is not None, within_s=90.0)
+        assert dev.poll() is None, dev.communicate()[0].decode()
+        ready = orjson.loads(ready_file.read_bytes())
+        key = ready["keys"]["enterprise"]
+        assert await block_number(ready["base_url"], key) == "0x0"
+        running = orjson.loads((tmp_path / "data" / "running.json").read_bytes())
+        config.write_text(serve_settings(running))
+        serve = package.launch("serve", "--config", str(config), cwd=tmp_path, DATABASE_URL=running["database"]["url"])
+        try:
+            port = await serving_port(serve)
+            assert await block_number(f"http://127.0.0.1:{port}/v1", key) == "0x0"
+        finally:
+            serve.send_signal(signal.SIGTERM)
+            assert (await finished(serve, within_s=40.0))[0] == 0
+    finally:
+        dev.send_signal(signal.SIGINT)
+        assert (await finished(dev, within_s=40.0))[0] == 0
+
+
+def serve_settings(running: Mapping[str, Any]) -> str:
+    upstream = next(each for each in running["upstreams"] if each["network"] == "dev/mainnet")
+    return f"""
+[server]
+port = 0
+workers = 1
+dev = true
+[metrics]
+port = 0
+[follower]
+networks = []
+[keys]
+pepper = "{running["keys"]["pepper"]}"
+[[upstreams]]
+network = "dev/mainnet"
+url = "{upstream["url"]}"
+"""
+
+
+async def serving_port(serve: subprocess.Popen[bytes]) -> int:
+    assert serve.stdout is not None
+    while line := await asyncio.to_thread(serve.stdout.readline):
+        said = orjson.loads(line) if line.startswith(b"{") else {}
+        if said.get("message") == "serving":
+            return int(said["port"])
+    raise AssertionError("serve has ended")
