@@ -1,4 +1,5 @@
-"""Shared fixtures: one running service for all tests that leave it as it was. Other tests start their own."""
+"""Shared fixtures: one database server and one running service for all tests that leave them as they were. Other tests start
+their own."""
 
 from __future__ import annotations
 
@@ -14,8 +15,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests import scheduling
 from tests import service as service_room
+from tests.database import database, empty_database, pool, server
 from tests.flows.upstream import HOODI, Upstream, echo
 from tests.service import Service
+
+__all__ = ("database", "empty_database", "pool", "server")
 
 # The same examples in every run, and no verdict that depends on the load of the machine. Hypothesis also draws constants that
 # it finds in the loaded modules of the project: examples would depend on the other tests of the process, and on whether modules

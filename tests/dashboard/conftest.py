@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.dashboard.service import DashboardService, start_service
-from tests.database import MIGRATED, Server, database, pool, server
-
-__all__ = ("database", "pool", "server")
+from tests.database import MIGRATED, Server
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Fixtures: a database and a receiver for each test."""
+"""A receiver for each test, beside its database."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.store.pool import Pool
-from tests.database import database, empty_database, pool, server
 from tests.delivery.harness import DeliveryHarness, inbox
-
-__all__ = ("database", "empty_database", "pool", "server")
 
 
 @pytest.fixture

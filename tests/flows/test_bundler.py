@@ -24,13 +24,11 @@ from tests.bundler_harness import (
     bundler_harness,
     hash_v07,
 )
-from tests.database import connected, database, server
+from tests.database import connected
 from tests.http_client import rpc
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.web.worker import on_uvloop
-
-__all__ = ("database", "server")
 
 READS: list[tuple[str, list[Any]]] = [
     (ESTIMATE, [OPERATION, EP07]),

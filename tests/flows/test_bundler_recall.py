@@ -22,13 +22,11 @@ from tests.bundler_harness import (
     BundlerHarness,
     bundler_harness,
 )
-from tests.database import connected, database, server
+from tests.database import connected
 from tests.http_client import rpc
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.web.worker import LIVE, on_uvloop
-
-__all__ = ("database", "server")
 
 TX = "0x" + "dd" * 32
 OTHER = "0x" + "ee" * 32

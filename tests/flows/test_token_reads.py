@@ -16,15 +16,13 @@ from proxy.chains.evm import abi, ens
 from proxy.chains.evm.address import checksum
 from proxy.services.tokens import evm_tokens, token_contracts
 from tests.contract_upstreams import CALL_GAS, Contract, Machine, Reverted, answering, burning
-from tests.database import connected, database, server
+from tests.database import connected
 from tests.http_client import Reply, request
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.shapes import conforms
 from tests.web.worker import LIVE, TABLES, on_uvloop
-
-__all__ = ("database", "server")
 
 HOLDER = b"\xaa" * 20
 

@@ -12,12 +12,10 @@ import pytest
 from proxy.chains.evm import operations
 from proxy.services.rpc.tracker import Tracker
 from tests.bundler_harness import BundlerHarness, bundler_harness
-from tests.database import connected, database, server
+from tests.database import connected
 from tests.http_client import Reply, request
 from tests.rpc_upstreams import Refused
 from tests.web.worker import LIVE, on_uvloop
-
-__all__ = ("database", "server")
 
 OWNER = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
 TX = "0x" + "dd" * 32

@@ -1,4 +1,4 @@
-"""Database fixtures for the tests of the follower."""
+"""A scripted chain and its follower for each test."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.database import database, empty_database, pool, server
 from tests.follower.event_harness import EventHarness, event_harness
-
-__all__ = ("database", "empty_database", "pool", "server")
 
 
 @pytest.fixture

@@ -11,11 +11,9 @@ from contextlib import asynccontextmanager
 import orjson
 import pytest
 
-from tests.database import connected, database, server
+from tests.database import connected
 from tests.http_client import HttpClient, Reply, request
 from tests.web.worker import LIVE, Worker, running_worker
-
-__all__ = ("database", "server")
 
 # Requests of the attacker at once, as in the flood that found the fault.
 FLOOD = 200

@@ -29,10 +29,7 @@ from proxy.store.ledger import LedgerStore
 from proxy.store.policies import Policy, PolicyStore
 from proxy.store.pool import Pool
 from proxy.store.wallets import Wallet, WalletStore
-from tests.database import database, pool, server
 from tests.rpc_harness import RpcHarness, rpc_harness
-
-__all__ = ("database", "pool", "server")
 
 GWEI = 10**9
 NOW = 1_768_469_400.0

@@ -1,4 +1,4 @@
-"""Database fixtures for the tests of the store."""
+"""A breakable connection to the database server."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.database import Server, database, empty_database, pool, server
+from tests.database import Server
 from tests.store.cable import Cable
-
-__all__ = ("cable", "database", "empty_database", "pool", "server")
 
 
 @pytest.fixture

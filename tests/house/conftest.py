@@ -1,7 +1,0 @@
-"""The database fixtures, for the tests of what is written in SQL."""
-
-from __future__ import annotations
-
-from tests.database import database, empty_database, pool, server
-
-__all__ = ("database", "empty_database", "pool", "server")
