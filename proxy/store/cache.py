@@ -23,6 +23,8 @@ from aiocache.serializers import NullSerializer
 from redis.exceptions import RedisError
 from yarl import URL
 
+from proxy.core.lru_cache import LruCache
+
 log = logging.getLogger("penstock.cache")
 
 # A slower lookup than this gains nothing over calling an upstream.
@@ -141,7 +143,7 @@ async def _close(cache: RedisCache) -> None:
 
 
 class BoundedMemory(BaseCache):  # type: ignore[misc]
-    """A memory backend with a size limit, which aiocache's own lacks. The oldest entries are evicted first.
+    """A memory backend with a size limit, which aiocache's own lacks. The least recently used entries are evicted first.
 
     Expired entries are skipped on reading. There are no expiry timers: 500 of them cost more than the entries themselves.
     """
@@ -150,9 +152,7 @@ class BoundedMemory(BaseCache):  # type: ignore[misc]
 
     def __init__(self, limit: int) -> None:
         super().__init__(serializer=NullSerializer(encoding=None), timeout=None)
-        self._limit = limit
-        self._entries: dict[str, tuple[bytes, float]] = {}
-        self.used = 0
+        self._entries: LruCache[str, tuple[bytes, float]] = LruCache(limit, _size)
 
     async def _multi_get(self, keys: list[str], encoding: Any = None, _conn: Any = None) -> list[bytes | None]:
         now, entries = time.monotonic(), self._entries
@@ -161,18 +161,16 @@ class BoundedMemory(BaseCache):  # type: ignore[misc]
     async def _multi_set(self, pairs: list[tuple[str, bytes]], ttl: float = 0.0, _conn: Any = None) -> bool:
         ends, entries = time.monotonic() + ttl, self._entries
         for key, value in pairs:
-            if key in entries:
-                self._evict(key)
             entries[key] = value, ends
-            self.used += len(key) + len(value) + ENTRY
-        while self.used > self._limit and self._entries:
-            self._evict(next(iter(self._entries)))
         return True
 
-    def _evict(self, key: str) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self.used -= len(key) + len(entry[0]) + ENTRY
+    @property
+    def used(self) -> int:
+        return self._entries.weight
+
+
+def _size(key: str, entry: tuple[bytes, float]) -> int:
+    return len(key) + len(entry[0]) + ENTRY
 
 
 # Lookups in progress, by name and whether the value must be fresh.

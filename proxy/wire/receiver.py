@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from yarl import URL
 
 from proxy import __version__
+from proxy.core.lru_cache import LruCache
 from proxy.wire.http1 import BadReply
 from proxy.wire.outbound_guard import Blocked, OutboundGuard, UrlRefused
 from proxy.wire.receiver_connection import (
@@ -54,7 +55,7 @@ class Receiver:
         self._guard = guard
         self._timeout_s = timeout_s
         self._connections = ReceiverConnections(guard, tls=tls)
-        self._checked: dict[str, tuple[Origin, bytes]] = {}
+        self._checked: LruCache[str, tuple[Origin, bytes]] = LruCache(CHECKED)
 
     def __repr__(self) -> str:
         return f"<Receiver {self._timeout_s} s, {self._guard!r}>"
@@ -102,8 +103,6 @@ class Receiver:
     def _check(self, text: str) -> tuple[Origin, bytes]:
         found = self._checked.get(text)
         if found is None:
-            if len(self._checked) >= CHECKED:
-                self._checked.clear()
             url: URL = self._guard.check(text)
             found = self._checked[text] = origin_of(url), head_of(url, _HEADERS)
         return found

@@ -86,7 +86,7 @@ async def test_event_of_a_cached_token_is_due_immediately_and_of_another_after_e
     harness: EventHarness,
 ) -> None:
     await harness.webhook("TOKEN_TRANSFER", contracts=["0x" + COIN.hex(), "0x" + ART.hex()], min_value="5")
-    harness.events.drafter.learn(COIN, EventToken("COIN", 2))
+    harness.events.drafter.tokens[COIN] = EventToken("COIN", 2)
     await harness.mine([erc20(COIN, A, B, 4), erc20(COIN, A, B, 512), erc20(ART, A, B, 6)])
     (body,) = await harness.bodies()
     assert body["type"] == "TOKEN_TRANSFER"
@@ -99,7 +99,7 @@ async def test_event_of_a_cached_token_is_due_immediately_and_of_another_after_e
 
 async def test_address_that_sends_to_itself_has_two_events(harness: EventHarness) -> None:
     await harness.webhook("address_activity", addresses=["0x" + A.hex()])
-    harness.events.drafter.learn(COIN, EventToken("COIN", 2))
+    harness.events.drafter.tokens[COIN] = EventToken("COIN", 2)
     await harness.mine([erc20(COIN, A, A, 4)])
     assert sorted(each["data"]["direction"] for each in await harness.bodies()) == ["incoming", "outgoing"]
 

@@ -236,25 +236,27 @@ async def test_signature_ends_when_the_policy_does(sponsor: Sponsor) -> None:
 
 
 async def test_cached_policies_are_bounded_by_their_list_entries(
-    sponsor: Sponsor, monkeypatch: pytest.MonkeyPatch
+    sponsor: Sponsor, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policies_room, "MAX_CACHED_ENTRIES", 100)
-    lists = [[f"0x{n:040x}" for n in range(count)] for count in (60, 30, 40, 150)]
+    monkeypatch.setattr(policies_room, "MAX_CACHED_ENTRIES", 250)
+    policies, account = PolicyService(PolicyStore(pool), sponsor.ledger, most={"free": 9}), sponsor.key.account.id
+    lists = [[f"0x{n:040x}" for n in range(count)] for count in (60, 30, 40, 250)]
     made = [await sponsor.make(sender_denylist=each) for each in lists]
     shown = []
     for policy in made:
         for _ in range(2):
-            await sponsor.policies.effective(policy.id, account=sponsor.key.account.id)
-        shown.append(repr(sponsor.policies))
+            await policies.effective(policy.id, account=account)
+        shown.append(repr(policies))
     assert shown == [
-        "<PolicyService 1 cached, 60 list entries>",
-        "<PolicyService 2 cached, 90 list entries>",
-        "<PolicyService 2 cached, 70 list entries>",
-        "<PolicyService 1 cached, 150 list entries>",
+        "<PolicyService <LruCache 1 entries, 110 of 250>>",
+        "<PolicyService <LruCache 2 entries, 190 of 250>>",
+        "<PolicyService <LruCache 2 entries, 170 of 250>>",
+        "<PolicyService <LruCache 2 entries, 170 of 250>>",
     ]
-    await sponsor.policies.effective(made[3].id, account=sponsor.key.account.id, fresh=True)
-    await sponsor.policies.delete(made[3].id, account=sponsor.key.account.id)
-    assert repr(sponsor.policies) == "<PolicyService 0 cached, 0 list entries>"
+    await policies.effective(made[2].id, account=account, fresh=True)
+    for policy in made:
+        await policies.delete(policy.id, account=account)
+    assert repr(policies) == "<PolicyService <LruCache 0 entries, 0 of 250>>"
 
 
 async def test_update_of_a_deleted_policy_is_not_found(sponsor: Sponsor) -> None:

@@ -178,7 +178,7 @@ async def test_large_value_is_returned_and_not_cached(kept: DataCache) -> None:
 # Memory alone
 
 
-async def test_memory_is_bounded_and_evicts_the_oldest_first() -> None:
+async def test_memory_is_bounded_and_evicts_the_least_recently_used_first() -> None:
     kept = DataCache(bytes=100 * (ENTRY + 20))
     for n in range(1000):
         await kept.put("n", "k", {str(n): n}, ttl_s=3600)

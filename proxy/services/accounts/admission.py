@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 
 from proxy.chains.registry import Network
 from proxy.core import access, limits
 from proxy.core.access import Key
+from proxy.core.lru_cache import LruCache
 from proxy.errors import Fault, Forbidden, InvalidRequest, RateLimited, Unauthorized
 from proxy.services.accounts.keyring import Keyring
 from proxy.services.accounts.quotas import Quotas
@@ -33,18 +33,15 @@ class AuthFailures:
 
     def __init__(self, per_minute: int) -> None:
         self._cost_s = 60.0 / per_minute
-        self._edges: OrderedDict[str, float] = OrderedDict()
+        self._edges: LruCache[str, float] = LruCache(ADDRESSES)
 
     def count(self, address: str, now: float) -> float:
         """Record a failure. Returns 0 while the address is within its allowance, otherwise the seconds to wait."""
         place = access.place_of(address)
-        edge = max(self._edges.pop(place, 0.0), now - 60.0) + self._cost_s
+        edge = max(self._edges.get(place, 0.0), now - 60.0) + self._cost_s
         if edge > now + limits.TOLERANCE_S:
-            self._edges[place] = edge - self._cost_s
             return edge - now
         self._edges[place] = edge
-        if len(self._edges) > ADDRESSES:
-            self._edges.popitem(last=False)
         return 0.0
 
 

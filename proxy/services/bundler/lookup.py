@@ -25,6 +25,7 @@ from proxy.chains.evm.bundler_methods import RECEIPT
 from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.registry import Network
 from proxy.core import jsonrpc
+from proxy.core.lru_cache import LruCache
 from proxy.errors import Fault
 from proxy.services.rpc.calls import RpcError, call_upstream
 from proxy.services.rpc.flights import Flight
@@ -56,7 +57,7 @@ class OperationLookup:
         # A call may have two attempts in flight: the second null changes nothing.
         self._open: set[Flight] = set()
         # The head up to which an operation was not found, by network and hash.
-        self._misses: dict[tuple[str, bytes], int] = {}
+        self._misses: LruCache[tuple[str, bytes], int] = LruCache(MAX_MISSES)
         self._wide: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(WIDE_SEARCHES))
 
     def __repr__(self) -> str:
@@ -144,13 +145,8 @@ class OperationLookup:
             # Up to the newest block, because `head` may be out of date by now.
             event = await self._events(network, name, first, "latest")
         if event is None:
-            self._missed(network.id, name, head)
+            self._misses[network.id, name] = head
         return event
-
-    def _missed(self, network: str, name: bytes, head: int) -> None:
-        self._misses[network, name] = head
-        if len(self._misses) > MAX_MISSES:
-            del self._misses[next(iter(self._misses))]
 
     async def _events(self, network: Network, name: bytes, first: int, last: str) -> IncludedOperation | None:
         query = {

@@ -22,6 +22,7 @@ import asyncpg
 from proxy import telemetry
 from proxy.core import attempts, retries, signatures
 from proxy.core.lanes import Lanes, receiver_of
+from proxy.core.lru_cache import LruCache
 from proxy.core.retries import Format
 from proxy.errors import Unavailable
 from proxy.store.deliveries import LEASE_S, AttemptResult, ClaimedDelivery, DeliveryStore, DueWebhooks
@@ -80,7 +81,7 @@ class Deliverer:
         self._schedules = schedules
         self._lease_s = lease_s
         self._now = now
-        self._secrets: dict[tuple[str, bytes], str] = {}
+        self._secrets: LruCache[tuple[str, bytes], str] = LruCache(CACHED_SECRETS)
         self._finished_attempts: list[FinishedAttempt] = []
         self._claim_failure = FirstFailure(log, "cannot claim deliveries")
         self._write_failure = FirstFailure(log, "cannot store delivery results yet")
@@ -219,8 +220,6 @@ class Deliverer:
     def _secret(self, webhook_id: str, sealed: bytes) -> str:
         found = self._secrets.get((webhook_id, sealed))
         if found is None:
-            if len(self._secrets) >= CACHED_SECRETS:
-                self._secrets.clear()
             found = signatures.secret_of(self._vault.open(webhook_id, sealed))
             self._secrets[webhook_id, sealed] = found
         return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from proxy import telemetry
@@ -15,6 +14,7 @@ from proxy.chains.evm.watch_index import WatchFilter
 from proxy.chains.registry import Network
 from proxy.core import webhook_bodies
 from proxy.core.iso_time import iso_millis, iso_of_unix
+from proxy.core.lru_cache import LruCache
 from proxy.core.webhook_bodies import BodyChain
 from proxy.store import events as store
 from proxy.store.events import NewEvent, WithdrawnEvent
@@ -31,15 +31,10 @@ class EventDrafter:
         assert network.facts.chain_id is not None
         self.network = network
         self.chain = BodyChain(network.word(live=True), network.facts.chain_id)
-        self.tokens: OrderedDict[bytes, EventToken] = OrderedDict()
+        self.tokens: LruCache[bytes, EventToken] = LruCache(CACHED_TOKENS)
 
     def __repr__(self) -> str:
         return f"<EventDrafter of {self.network.id}, {len(self.tokens)} tokens>"
-
-    def learn(self, contract: bytes, token: EventToken) -> None:
-        self.tokens[contract] = token
-        if len(self.tokens) > CACHED_TOKENS:
-            self.tokens.popitem(last=False)
 
     def events(
         self,

@@ -175,7 +175,7 @@ class EventEnricher:
         named = {}
         for text, contract in zip(addresses, contracts, strict=True):
             named[text] = EventToken(known[contract].symbol, known[contract].decimals)
-            self._drafter.learn(contract, named[text])
+            self._drafter.tokens[contract] = named[text]
         return named
 
     async def _metadata(self, found: Sequence[IncompleteEvent]) -> dict[str, Mapping[str, Any]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import msgspec
@@ -17,6 +16,7 @@ from proxy.chains.evm.head_reader import HEAD_BLOCK_CALL
 from proxy.chains.evm.log_filter import LogFilter
 from proxy.core import jsonrpc
 from proxy.core.head_chain import ChainBlock
+from proxy.core.lru_cache import LruCache
 from proxy.errors import Fault
 from proxy.services.rpc.calls import PendingReply, RpcError, call_upstream
 from proxy.services.rpc.networks import Route
@@ -82,7 +82,7 @@ _text = msgspec.json.Decoder(str).decode
 class BlockSource:
     def __init__(self, route: Route) -> None:
         self._route = route
-        self._cached: OrderedDict[str, ChainBlock] = OrderedDict()
+        self._cached: LruCache[str, ChainBlock] = LruCache(CACHED_BLOCKS)
 
     def __repr__(self) -> str:
         return f"<BlockSource of {self._route.network.id}, {len(self._cached)} cached>"
@@ -201,8 +201,6 @@ class BlockSource:
 
     def _cache(self, block: ChainBlock) -> ChainBlock:
         self._cached[block.hash] = block
-        if len(self._cached) > CACHED_BLOCKS:
-            self._cached.popitem(last=False)
         return block
 
 

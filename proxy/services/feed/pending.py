@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from proxy.core import jsonrpc
+from proxy.core.lru_cache import LruCache
 from proxy.errors import Unavailable
 from proxy.services.feed.blocks import BlockSource, BlockUnavailable
 from proxy.services.feed.demand import Demand
@@ -57,14 +58,12 @@ class PendingChannel:
         self.listeners: dict[Listener, None] = {}
         # Set while a source reports this kind.
         self.ready = asyncio.Event()
-        self._sent: OrderedDict[str, None] = OrderedDict()
+        self._sent: LruCache[str, None] = LruCache(REMEMBERED)
 
     def publish(self, tx_hash: str, result: bytes) -> None:
         if tx_hash in self._sent:
             return
         self._sent[tx_hash] = None
-        if len(self._sent) > REMEMBERED:
-            self._sent.popitem(last=False)
         event = FeedEvent(result)
         for listener in tuple(self.listeners):
             listener.on_events([event])

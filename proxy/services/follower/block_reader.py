@@ -10,7 +10,6 @@ contains the topics of its logs: if it contradicts an empty list, the block's re
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from proxy.chains.evm.facts import BlockFacts, ChainLog, Header, Receipt
 from proxy.chains.evm.log_range import LogRange
 from proxy.chains.registry import Network
 from proxy.core import dialect
+from proxy.core.lru_cache import LruCache
 from proxy.core.range_size import RangeSize
 from proxy.errors import Fault
 from proxy.services.rpc.calls import RpcError, call_upstream
@@ -95,7 +95,7 @@ class BlockReader:
         self._demand = demand
         self._last_query = _Query(BlockDemand(topics, full), contract)
         # The number of empty replies by block hash.
-        self._empty_replies: Counter[str] = Counter()
+        self._empty_replies: LruCache[str, int] = LruCache(MAX_DOUBTED)
 
     def _query(self) -> _Query:
         if self._demand is not None and (demand := self._demand()) != self._last_query.demand:
@@ -161,10 +161,8 @@ class BlockReader:
 
     def _doubt(self, header: Header, number: int) -> None:
         """Count an empty reply. Raises ReadFailed unless there were enough of them to accept it."""
-        if len(self._empty_replies) >= MAX_DOUBTED:
-            self._empty_replies.clear()
-        self._empty_replies[header.hash] += 1
-        if self._empty_replies[header.hash] <= EMPTY_RETRIES:
+        count = self._empty_replies[header.hash] = self._empty_replies.get(header.hash, 0) + 1
+        if count <= EMPTY_RETRIES:
             raise ReadFailed(f"no logs returned for block {number}, but its bloom filter has some")
         del self._empty_replies[header.hash]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from proxy.chains.evm import abi, address, policy
 from proxy.chains.evm.policy import BadRule, FamilyFormats, Rules
 from proxy.chains.registry import Network
 from proxy.core.access import Key
+from proxy.core.lru_cache import LruCache
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest
 from proxy.store.ledger import LedgerStore, LimitMeter, UserMeter
@@ -24,10 +24,10 @@ from proxy.store.policies import Policy, PolicyStore, absent
 
 __all__ = ("EffectivePolicy", "LimitMeter", "Policy", "PolicyService", "PolicySpend", "UserMeter", "read_rules")
 
-# Bounds of the cache: the number of policies, and of list entries in all of them. Four lists of ten thousand entries take
-# some megabytes.
-MAX_CACHED = 256
+# Bounds the memory of cached policies by the entries of their lists: some megabytes for four lists of ten thousand entries.
+# The rest of a policy counts as so many entries.
 MAX_CACHED_ENTRIES = 100_000
+OTHER_ENTRIES = 50
 # A selector is the hash of a signature with the full type names: uint256, not uint.
 _ALIAS = re.compile(r"\b(u?int)\b", re.ASCII)
 DAYS_SHOWN = 31
@@ -42,8 +42,8 @@ class EffectivePolicy:
 
     @property
     def entries(self) -> int:
-        """The number of entries in all its lists."""
-        return sum(len(value) for value in self.policy.rules.values() if isinstance(value, list))
+        """Its weight in the cache."""
+        return OTHER_ENTRIES + sum(len(value) for value in self.policy.rules.values() if isinstance(value, list))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,10 @@ class PolicyService:
         self._store = store
         self._ledger = ledger
         self._most = most
-        self._cached: OrderedDict[str, EffectivePolicy] = OrderedDict()
-        self._entries = 0
+        self._cached: LruCache[str, EffectivePolicy] = LruCache(MAX_CACHED_ENTRIES, lambda _, found: found.entries)
 
     def __repr__(self) -> str:
-        return f"<PolicyService {len(self._cached)} cached, {self._entries} list entries>"
+        return f"<PolicyService {self._cached!r}>"
 
     async def create(self, key: Key, network: Network, *, name: str, given: Mapping[str, Any]) -> Policy:
         return await self._store.create(
@@ -99,7 +98,7 @@ class PolicyService:
 
     async def delete(self, policy_id: str, *, account: str) -> None:
         await self._store.delete(policy_id, account=account)
-        self._evict(policy_id)
+        self._cached.pop(policy_id, None)
 
     async def spend(self, found: Policy, page: Page) -> PolicySpend:
         day = datetime.datetime.now(datetime.UTC).date()
@@ -121,23 +120,10 @@ class PolicyService:
         if found is None:
             read = await self._store.read(policy_id, account=account)
             found = EffectivePolicy(read, read_rules(read.rules))
-            self._cache(policy_id, found)
+            self._cached[policy_id] = found
         if found.policy.account != account:
             raise absent(policy_id)
-        self._cached.move_to_end(policy_id)
         return found
-
-    def _cache(self, policy_id: str, found: EffectivePolicy) -> None:
-        """Evicts the least recently used policies, but never the one just added, however large it is."""
-        self._evict(policy_id)
-        self._cached[policy_id] = found
-        self._entries += found.entries
-        while len(self._cached) > MAX_CACHED or (self._entries > MAX_CACHED_ENTRIES and len(self._cached) > 1):
-            self._evict(next(iter(self._cached)))
-
-    def _evict(self, policy_id: str) -> None:
-        found = self._cached.pop(policy_id, None)
-        self._entries -= found.entries if found is not None else 0
 
 
 def read_rules(given: Mapping[str, Any]) -> Rules:
