@@ -9,7 +9,8 @@ from typing import Any
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("worker")
-    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--listen-fds", type=int, nargs="+", required=True, help="the listening sockets of all workers")
+    parser.add_argument("--place", type=int, default=0, help="the index of this worker's own socket among them")
     parser.add_argument("--windows-fd", type=int, required=True)
     parser.add_argument("--alone", action="store_true", help="the only worker: use the windows without locks")
     parser.add_argument("--copies", type=Path, help="the directory for copies of what was read from Postgres")
@@ -21,7 +22,9 @@ def register(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from proxy.processes import worker
+    from proxy.processes.listening_sockets import ListeningSockets
     from proxy.store.local_copy import CopyDirectory
 
     copies = CopyDirectory(args.copies, args.predecessor) if args.copies else None
-    return worker.main(listen_fd=args.listen_fd, windows_fd=args.windows_fd, alone=args.alone, copies=copies)
+    sockets = ListeningSockets(args.listen_fds, args.place)
+    return worker.main(sockets, windows_fd=args.windows_fd, alone=args.alone, copies=copies)

@@ -311,7 +311,10 @@ class App:
         self.tasks.start("sweep", self._sweep)
         if self.shared is not None:
             self.tasks.start("shared cache", self.shared.run)
-        self._server = await asyncio.get_running_loop().create_server(self.limiter, sock=listener, backlog=4096)
+        self._server = await self.accept_from(listener)
+
+    async def accept_from(self, listener: socket.socket) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(self.limiter, sock=listener, backlog=4096)
 
     async def _sweep(self) -> None:
         while True:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 import time
+from collections.abc import Callable
 
 import orjson
 
@@ -28,6 +29,8 @@ BEAT, BEAT_S = b".", 0.25
 # How often silence is measured. The supervisor counts these steps instead of reading the clock: if the whole machine was
 # paused, no process has been silent for long.
 STEP_S = 0.5
+# A process that is silent for this long may be busy or hang: other workers accept its new connections meanwhile.
+QUIET_S = 1.0
 
 
 class WorkerFailed(Exception):
@@ -41,6 +44,8 @@ class SupervisedProcess:
         self._process = process
         self.name = name
         self._is_stopping = False
+        # How long the process has not been heard, in whole steps.
+        self._silent_s = 0.0
         self.settings = settings
         self.pid = process.pid
         self.began = time.monotonic()
@@ -74,11 +79,29 @@ class SupervisedProcess:
     def has_ended(self) -> bool:
         return self._process.returncode is not None
 
-    async def hung(self) -> None:
-        """Return when the process has sent no heartbeat for `server.worker_timeout_s`, or has ended."""
-        silent_s = 0.0
-        while silent_s < self.settings.server.worker_timeout_s and not self.has_ended:
-            silent_s = 0.0 if await self._is_heard() else silent_s + STEP_S
+    @property
+    def responds(self) -> bool:
+        return not self.has_ended and self._silent_s < QUIET_S
+
+    async def hung(self, on_change: Callable[[], None]) -> None:
+        """Return when the process has sent no heartbeat for `server.worker_timeout_s`, or has ended.
+
+        `on_change` is called when `responds` has changed meanwhile.
+        """
+        while self._silent_s < self.settings.server.worker_timeout_s and not self.has_ended:
+            responded = self.responds
+            self._silent_s = 0.0 if await self._is_heard() else self._silent_s + STEP_S
+            if self.responds != responded:
+                if not self.has_ended:
+                    log.warning(
+                        f"{self.name} {'responds again' if self.responds else 'is late'}", extra={"worker": self.pid}
+                    )
+                on_change()
+
+    def send(self, line: bytes) -> None:
+        """Write to the process's standard input, unless it has ended."""
+        if not self.has_ended and self._process.stdin is not None:
+            self._process.stdin.write(line)
 
     async def _is_heard(self) -> bool:
         """Whether a heartbeat arrives within one step."""

@@ -1,10 +1,10 @@
 """The supervisor: runs worker processes on one port.
 
 The supervisor owns everything that must outlive a worker: the listening sockets, one per worker on the same port
-(SO_REUSEPORT), the shared windows, and the directory with the workers' copies of the keys. If a worker dies or hangs, its queue
-of connections stays in the kernel for its successor, which can start without Postgres. A replacement causes no gap: both
-workers listen on the same socket for a moment. On shutdown, new connections are refused, workers accept those already queued,
-and only then do the sockets close. No connection is lost in between.
+(SO_REUSEPORT), the shared windows, and the directory with the workers' copies of the keys. If a worker dies or hangs, the
+others accept from its socket (`listening_sockets.py`) until its successor does, which can start without Postgres. A replacement
+causes no gap: both workers listen on the same socket for a moment. On shutdown, new connections are refused, workers accept
+those already queued, and only then do the sockets close. No connection is lost in between.
 
 Besides workers there are *parts* (see `background`): processes that do not listen, such as the follower. The supervisor's role
 decides which of them run, so that one machine can serve and another can follow.
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from proxy.errors import StartError
+from proxy.processes.listening_sockets import unattended_line
 from proxy.processes.run_directory import RunDirectory
 from proxy.processes.supervised_process import SupervisedProcess, WorkerFailed
 from proxy.settings import Settings
@@ -147,11 +148,11 @@ class Supervisor:
         self._last_ready[place] = worker.pid
 
     async def _spawn(self, place: int | str) -> SupervisedProcess:
-        fds = () if isinstance(place, str) else (self._listeners[place].fileno(), self._windows_fd)
+        fds = () if isinstance(place, str) else (*(each.fileno() for each in self._listeners), self._windows_fd)
         log_to = open(self._log_to, "ab") if self._log_to else None  # noqa: SIM115
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "proxy", *self._arguments(place, fds)),
+                *(sys.executable, "-m", "proxy", *self._arguments(place)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_to,
@@ -171,12 +172,13 @@ class Supervisor:
             raise
         return worker
 
-    def _arguments(self, place: int | str, fds: tuple[int, ...]) -> tuple[str, ...]:
+    def _arguments(self, place: int | str) -> tuple[str, ...]:
         if isinstance(place, str):
             return "background", place
         alone = ("--alone",) if self.count == 1 else ()
         copies = ("--copies", str(self._copies.path), "--predecessor", str(self._last_ready.get(place, 0)))
-        return "worker", "--listen-fd", str(fds[0]), "--windows-fd", str(fds[1]), *copies, *alone
+        sockets = ("--listen-fds", *(str(each.fileno()) for each in self._listeners), "--place", str(place))
+        return "worker", *sockets, "--windows-fd", str(self._windows_fd), *copies, *alone
 
     def _environment(self) -> Mapping[str, str]:
         root = str(Path(__file__).resolve().parents[2])
@@ -195,6 +197,7 @@ class Supervisor:
                     await self._fill(place)
                 except WorkerFailed as exc:
                     log.error("process did not start", extra={"reason": str(exc), "again_in_s": pause_s})
+                self._attend()
                 continue
             match await self._until_changed(worker, place):
                 case "reload":
@@ -207,13 +210,14 @@ class Supervisor:
             lived_s = time.monotonic() - worker.began
             log.error(f"{worker.name} died", extra={"worker": worker.pid, "lived_s": round(lived_s, 1)})
             del self._workers[place]
+            self._attend()
             if lived_s > HEALTHY_S:
                 pause_s = 0.0
 
     async def _until_changed(self, worker: SupervisedProcess, place: int | str) -> ProcessChange:
         reload = self._reload[place]
         async with asyncio.TaskGroup() as group:
-            waits = [group.create_task(each) for each in (worker.ended(), worker.hung(), reload.wait())]
+            waits = [group.create_task(each) for each in (worker.ended(), worker.hung(self._attend), reload.wait())]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
@@ -221,6 +225,14 @@ class Supervisor:
             reload.clear()
             return "reload"
         return "ended" if worker.has_ended else "hung"
+
+    def _attend(self) -> None:
+        """Let the workers that respond accept from the sockets of those that do not."""
+        workers = {place: self._workers.get(place) for place in range(self.count)}
+        attended = [each for each in workers.values() if each is not None and each.responds]
+        line = unattended_line([place for place, each in workers.items() if each not in attended])
+        for worker in attended:
+            worker.send(line)
 
     def _give_up(self, worker: SupervisedProcess) -> None:
         """Kill a process that does not respond. Its successor does not wait for its end, which the kernel can delay."""

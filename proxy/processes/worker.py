@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 
 import orjson
@@ -15,6 +16,7 @@ from proxy import settings as settings_room
 from proxy import telemetry
 from proxy.compose.app import App
 from proxy.errors import Unavailable
+from proxy.processes.listening_sockets import ListeningSockets
 from proxy.processes.supervised_process import BEAT, BEAT_S, READY, STOP_GRACE_S
 from proxy.settings import Settings, Tables
 from proxy.store.local_copy import CopyDirectory
@@ -24,7 +26,7 @@ from proxy.tasks import Tasks, unless_stopped
 STDIN, STDOUT = 0, 1
 
 
-def main(*, listen_fd: int, windows_fd: int, alone: bool, copies: CopyDirectory | None) -> int:
+def main(sockets: ListeningSockets, *, windows_fd: int, alone: bool, copies: CopyDirectory | None) -> int:
     line = first_line()
     if not line.endswith(b"\n"):  # The supervisor ended before it sent the settings.
         return 0
@@ -34,7 +36,7 @@ def main(*, listen_fd: int, windows_fd: int, alone: bool, copies: CopyDirectory 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             windows = (UnsharedWindows if alone else Windows)(windows_fd)
-            runner.run(_serve(settings, tables, listen_fd, windows, copies))
+            runner.run(_serve(settings, tables, sockets, windows, copies))
     finally:
         listener.stop()
     return 0
@@ -49,15 +51,19 @@ def first_line() -> bytes:
 
 
 async def _serve(
-    settings: Settings, tables: Tables, listen_fd: int, windows: Windows, copies: CopyDirectory | None
+    settings: Settings, tables: Tables, sockets: ListeningSockets, windows: Windows, copies: CopyDirectory | None
 ) -> None:
-    stop = watch_supervisor(settings)
+    stop = watch_supervisor(settings, sockets.hear)
     app = App(settings, tables, windows, copies)
-    if not await unless_stopped(stop, _start(app, socket.socket(fileno=listen_fd))):
+    if not await unless_stopped(stop, _start(app, sockets.own())):
         await app.pool.close()
         return
+    standing_in = Tasks()
+    standing_in.start("stand-in", lambda: sockets.stand_in(app.accept_from))
     report_ready(app.tasks)
     await stop.wait()
+    await standing_in.close()
+    sockets.close_others()
     await app.stop()
 
 
@@ -87,20 +93,23 @@ async def _beat() -> None:
             os.write(STDOUT, BEAT)
 
 
-def watch_supervisor(settings: Settings) -> asyncio.Event:
-    """Return an event that is set when the supervisor sends SIGTERM or ends."""
+def watch_supervisor(settings: Settings, hear: Callable[[bytes], None] | None = None) -> asyncio.Event:
+    """Return an event that is set when the supervisor sends SIGTERM or ends. `hear` gets what it writes until then."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The supervisor handles Ctrl-C.
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     os.set_blocking(STDIN, False)
-    loop.add_reader(STDIN, _on_stdin, stop, settings.server.drain_s + STOP_GRACE_S)
+    loop.add_reader(STDIN, _on_stdin, stop, settings.server.drain_s + STOP_GRACE_S, hear)
     return stop
 
 
-def _on_stdin(stop: asyncio.Event, within_s: float) -> None:
+def _on_stdin(stop: asyncio.Event, within_s: float, hear: Callable[[bytes], None] | None) -> None:
     """At end of file, stop, and set a timer that kills the process if the drain hangs: the supervisor is gone."""
-    if os.read(STDIN, 4096) == b"":
+    if data := os.read(STDIN, 4096):
+        if hear is not None:
+            hear(data)
+    else:
         asyncio.get_running_loop().remove_reader(STDIN)
         signal.setitimer(signal.ITIMER_REAL, within_s)
         stop.set()

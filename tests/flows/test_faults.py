@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests import service as service_room
-from tests.http_client import Closed, HttpClient, close_all, post, rpc, send_once, to_every_worker
-from tests.service import Service, is_running, owner_of, until
+from tests.http_client import Closed, HttpClient, close_all, post, queued_at, rpc, send_once, to_every_worker
+from tests.service import Service, is_running, until
 
 READ = rpc("eth_chainId")
 # A part that died is back this soon, on a busy machine.
@@ -76,23 +76,15 @@ async def test_killed_worker_is_replaced_and_the_others_do_not_notice(victim: Se
     await close_all(fresh)
 
 
-async def test_connection_in_the_queue_of_a_killed_worker_is_served_by_its_successor(victim: Service) -> None:
+async def test_connection_in_the_queue_of_a_killed_worker_is_served(victim: Service) -> None:
     """A stopped worker accepts no connections: those in the kernel's queue must survive its death."""
     key = victim.keys["enterprise"]
     dead = victim.worker_pids()[0]
-    os.kill(dead, signal.SIGSTOP)
-    waiting: list[HttpClient] = []
-    while not waiting:
-        client = await HttpClient.open(victim.port)
-        await asyncio.sleep(0.05)
-        if owner_of(victim.port, client.port, victim.worker_pids()) is None:
-            waiting.append(client)
-        else:
-            await client.close()
-    await waiting[0].write(post(READ, key=key))
+    waiting = await queued_at(dead, victim.port, victim.worker_pids())
+    await waiting.write(post(READ, key=key))
     os.kill(dead, signal.SIGKILL)
-    assert (await waiting[0].reply(within_s=BACK_S)).status == 200
-    await waiting[0].close()
+    assert (await waiting.reply(within_s=BACK_S)).status == 200
+    await waiting.close()
 
 
 async def test_killed_worker_does_not_refill_a_bucket(victim: Service) -> None:

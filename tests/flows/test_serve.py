@@ -23,8 +23,8 @@ from proxy.processes.supervisor import Supervisor, listeners, refuse_new, waitin
 from tests.flows import production
 from tests.flows.production import PEPPER, Production, settings_text
 from tests.flows.upstream import PASSWORD, SECRET_PATH, Upstream, reply
-from tests.http_client import Closed, HttpClient, Reply, fresh_call, post
-from tests.service import command, command_here, descendants, is_running, owner_of, until
+from tests.http_client import Closed, HttpClient, Reply, fresh_call, post, queued_at
+from tests.service import command, command_here, descendants, is_running, until
 
 SEPOLIA = "ethereum/sepolia"
 CONNECTIONS = 12
@@ -189,13 +189,7 @@ async def test_request_in_flight_is_answered_after_sigterm(serving: Production, 
 async def test_queued_connection_at_sigterm_is_answered(serving: Production, upstream: Upstream) -> None:
     """The busy worker has not accepted the connection yet, but the request was sent: closing the socket would reset it."""
     busy = serving.worker_pids()[0]
-    os.kill(busy, signal.SIGSTOP)
-    while True:
-        client = await HttpClient.open(serving.port)
-        await asyncio.sleep(0.05)
-        if owner_of(serving.port, client.port, serving.worker_pids()) is None:
-            break
-        await client.close()
+    client = await queued_at(busy, serving.port, serving.worker_pids())
     await client.write(post(fresh_call(), key=serving.key, network=SEPOLIA))
     serving.send_signal(signal.SIGTERM)
     await until(lambda: serving.said("draining"))

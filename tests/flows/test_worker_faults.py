@@ -26,7 +26,7 @@ from tests.flows.upstream import Upstream
 from tests.follower.harness import NETWORK, everything
 from tests.http_client import HttpClient, fresh_call, post
 from tests.rpc_upstreams import scripted
-from tests.service import command, is_running, until
+from tests.service import command, is_running, owner_of, until
 from tests.store.cable import Cable
 
 SEPOLIA = "ethereum/sepolia"
@@ -177,7 +177,33 @@ async def test_hung_worker_is_replaced(faulted: Faulted) -> None:
     await faulted.until_replaced(hung)
     said = faulted.running.said("worker does not respond: killing it")
     assert [line["worker"] for line in said] == [hung]
+    # Long before, the others have accepted from its socket.
+    assert hung in [line["worker"] for line in faulted.running.said("worker is late")]
     assert await faulted.metric("penstock_worker_hangs_total") == before + 1
+
+
+async def test_connections_of_a_dead_worker_do_not_wait_for_its_successor(faulted: Faulted) -> None:
+    dead, other = faulted.running.worker_pids()
+    os.kill(dead, signal.SIGKILL)
+
+    def successor() -> int:
+        return next((pid for pid in faulted.running.worker_pids() if pid not in (dead, other)), 0)
+
+    late: int = await until(successor, within_s=BACK_S, every_s=0.002)
+    os.kill(late, signal.SIGSTOP)
+    try:
+        assert await faulted.statuses() == {200}
+        assert faulted.running.worker_pids() == sorted((late, other))
+    finally:
+        os.kill(late, signal.SIGCONT)
+
+    async def is_accepted_by_successor() -> bool:
+        async with await HttpClient.open(faulted.running.port) as client:
+            pids = faulted.running.worker_pids()
+            owner: int = await until(lambda: owner_of(faulted.running.port, client.port, pids))
+            return owner == late
+
+    await until(is_accepted_by_successor, within_s=3 * BACK_S)
 
 
 async def test_worker_that_is_busy_for_a_second_is_kept(faulted: Faulted) -> None:
