@@ -40,6 +40,7 @@ MODULES = (
     "proxy.web.front.reply_writer",
     "proxy.web.front.request_heads",
     "proxy.web.front.request_reader",
+    "proxy.wire.call_queue",
     "proxy.wire.http1",
     "proxy.wire.http_connection",
     "proxy.wire.http_upstream",

@@ -152,7 +152,7 @@ class NetworkBuilder:
 
     def _built(self, health: UpstreamHealth, given: UpstreamSettings) -> Upstream:
         if given.url.startswith("ws"):
-            return WebSocketUpstream(health, given.url, dict(given.headers), batch=given.batch)
+            return WebSocketUpstream(health, given.url, dict(given.headers), limit=given.connections, batch=given.batch)
         address = UpstreamAddress.of(given.url, given.headers)
         depth = given.depth or self._settings.rpc.depth
         return HttpUpstream(

@@ -137,14 +137,15 @@ class HttpConnection(UpstreamConnection):
         """Discard the sink's reply. If no other sink is left, the connection is closed, so that the reply cannot reach a later
         call."""
         if sink in self.sinks:
-            self.sinks[self.sinks.index(sink)] = ABSENT_SINK
-            if all(other is ABSENT_SINK for other in self.sinks):
+            self.sinks[self.sinks.index(sink)] = AbsentSink(sink.client)
+            if all(isinstance(other, AbsentSink) for other in self.sinks):
                 if self._head is None:
                     self.upstream.abandoned(sink)
                 self.abort()
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         self.sinks[self.sinks.index(sink)] = successor
+        self.upstream.replaced(sink, successor)
 
     def abort(self) -> None:
         self.upstream.lost(self)
@@ -287,7 +288,7 @@ class HttpConnection(UpstreamConnection):
         beginning = self._collected[0] if len(self._collected) == 1 else b"".join(self._collected)
         self._streams = self.sinks[0].on_large(self, head, beginning)
         if self._streams:
-            self.sent_at = 0.0  # How long it takes now depends on its reader.
+            self.upstream.is_streamed(self.sinks[0])
         self._collected = [] if self._streams else [beginning]
         if head.length > MAX_REPLY_BYTES and not self._streams:
             raise BadReply(TOO_LARGE)
@@ -308,10 +309,11 @@ class HttpConnection(UpstreamConnection):
             sink.on_reply(self, head, b"".join(collected))
 
 
-class _AbsentSink:
-    """Takes the place of a sink that left."""
+class AbsentSink:
+    """Takes the place of a sink that left. The call still counts for its client."""
 
-    client = ""
+    def __init__(self, client: str) -> None:
+        self.client = client
 
     def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None: ...
 
@@ -324,6 +326,3 @@ class _AbsentSink:
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None: ...
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
-
-
-ABSENT_SINK = _AbsentSink()

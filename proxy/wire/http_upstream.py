@@ -1,14 +1,12 @@
 """An upstream that is reached over HTTP/1.1, and the pool of its connections.
 
 The pool opens connections as calls need them, up to a limit, and keeps idle ones in a stack, so that the one used last is used
-next. Calls that find none wait in a queue that is bounded in time (`waiting_calls.py`). The address contains credentials and
-stays in this module: no error, log line or header includes it.
+next. Calls that find none wait in a queue (`call_queue.py`). The address contains credentials and stays in this module: no
+error, log line or header includes it.
 
-*Load.* The limit follows the upstream's latency (`core/concurrency.py`). A call whose client left closes its connection, but
-the upstream still works on it: it counts against the limit for as long as calls usually take. *Shares.* A few connections are
-reserved for clients that hold fewer than are free, so that one client cannot hold them all. A reserved connection rests in
-`_reserve` and not in `idle`, so that the short path never takes it. Calls in flight are counted by client only while calls
-wait. *Probes* have a connection to themselves when all others are busy.
+With one call on each connection, a connection that the queue's limit does not allow, or that is reserved, rests in `_reserve`
+and not in `idle`, so that the short path never takes it. With several calls on each, the connections have room for more calls
+than the limit may allow, and calls are counted. *Probes* have a connection to themselves when all others are busy.
 """
 
 from __future__ import annotations
@@ -18,25 +16,17 @@ import time
 from collections.abc import Awaitable
 from typing import Final
 
-from proxy.core.concurrency import ConcurrencyLimit
 from proxy.core.jsonrpc import HEAD
 from proxy.core.routing import UpstreamHealth
 from proxy.wire.address import UpstreamAddress
+from proxy.wire.call_queue import CallQueue
 from proxy.wire.http_connection import HttpConnection
-from proxy.wire.upstream import CROWDED, ReplySink, Upstream, UpstreamConnection
-from proxy.wire.waiting_calls import UpstreamRequest, WaitingCall, WaitingCalls, patience_s
+from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection
+from proxy.wire.waiting_calls import UpstreamRequest, WaitingCall
 from proxy.wire.write_buffer import DEFER_BELOW, WriteBuffer
 
-# Calls that may wait for a connection, of all clients.
-MAX_WAITING = 4096
-# One of so many connections is reserved, one at least in a pool that is not tiny.
-RESERVE_SHARE: Final = 32
-TINY: Final = 8
 # While calls wait, a reply whose reader has kept its connection waiting for longer is read to its end, or dropped.
 STALLED_S: Final = 2.0
-# A call that was given up counts for as long as this share of calls takes at most, and never longer than so many seconds.
-ABANDONED_QUANTILE: Final = 0.95
-LONGEST_ABANDONED_S: Final = 10.0
 # Many servers close connections after 5 s without a call. A call that must not be sent twice avoids those idle for this long.
 WARM_S = 1.0
 
@@ -54,8 +44,8 @@ _LENGTHS: Final = [_length(size) for size in range(1024)]
 
 class HttpUpstream(Upstream):
     __slots__ = (
-        "_abandoned", "_address", "_busy", "_connecting", "_corked", "_crowded_since", "_held", "_loop", "_open", "_out",
-        "_probes", "_reserve", "_reserved", "_tasks", "_waiting", "_waits_since", "_write_buffer", "concurrency", "head",
+        "_address", "_connecting", "_cork_depth", "_corked", "_loop", "_open", "_out", "_probes", "_queue", "_reserve",
+        "_tasks", "_write_buffer", "head",
     )  # fmt: skip
 
     def __init__(
@@ -70,36 +60,25 @@ class HttpUpstream(Upstream):
     ) -> None:
         super().__init__(health, depth=depth, batch=batch)
         # With several calls on each, fewer connections suffice, and more calls leave in one segment.
-        self.concurrency = ConcurrencyLimit(max(2, limit // depth) if depth > 1 else limit)
+        self._queue = CallQueue(self, max(2, limit // depth) * depth if depth > 1 else limit)
         self._address = address
         self.head = address.head
         self._write_buffer = write_buffer
         self._loop = asyncio.get_running_loop()
         self._open: set[UpstreamConnection] = set()
-        self._waiting = WaitingCalls()
-        # Since when calls have been waiting; and since when although all connections are open, or 0.0.
-        self._waits_since = 0.0
-        self._crowded_since = 0.0
-        # While calls wait: the calls in flight, by client and in total.
-        self._held: dict[str, int] = {}
-        self._busy = 0
-        # Clients that left while the upstream worked on their call, and until when each is counted.
-        self._abandoned: list[tuple[float, str]] = []
-        # How many connections are reserved, and those of them that are idle.
-        self._reserved = max(1, limit // RESERVE_SHARE) if depth == 1 and limit >= TINY else 0
+        # Connections without a call that only calls from the queue may take.
         self._reserve: list[UpstreamConnection] = []
         # A pool of one connection, for probes that find all others busy.
         self._probes: HttpUpstream | None = None
         self._connecting = 0
         self._tasks: set[asyncio.Task[UpstreamConnection]] = set()
-        # With depth > 1: the connection that takes the calls of this loop turn, and their bytes.
+        # With depth > 1: the connection that takes the calls of this loop turn, how many it may carry, and their bytes.
         self._corked: UpstreamConnection | None = None
+        self._cork_depth = depth
         self._out: list[bytes] = []
 
     def __repr__(self) -> str:
-        return (
-            f"<HttpUpstream {self.label}: {len(self._open)} open, {len(self.idle)} idle, {len(self._waiting)} waiting>"
-        )
+        return f"<HttpUpstream {self.label}: {len(self._open)} open, {len(self.idle)} idle, {len(self._queue)} waiting>"
 
     def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> bytes | None:
         """Ids rotate on each connection. Replies arrive in order, so a stray one meets the next call at the latest, which has
@@ -112,7 +91,7 @@ class HttpUpstream(Upstream):
             return None
         else:
             found = self._corked
-            if found is None or len(found.sinks) >= self.depth:
+            if found is None or len(found.sinks) >= self._cork_depth:
                 found = self._cork()
                 if found is None:
                     return None
@@ -137,7 +116,7 @@ class HttpUpstream(Upstream):
             return None
         if self.depth > 1 and not once:
             return self._submit_corked(sink, request)
-        idle = self.idle if self.depth == 1 else [each for each in self._open if not each.sinks]
+        idle = self.idle if self.depth == 1 else self._empty()
         while idle:
             connection = idle.pop()
             if once and self.now - connection.idle_since > WARM_S:
@@ -168,7 +147,7 @@ class HttpUpstream(Upstream):
 
     def _submit_corked(self, sink: ReplySink, request: UpstreamRequest) -> UpstreamConnection | None:
         connection = self._corked
-        if connection is None or len(connection.sinks) >= self.depth:
+        if connection is None or len(connection.sinks) >= self._cork_depth:
             connection = self._cork()
             if connection is None:
                 self._wait(sink, request)
@@ -179,14 +158,16 @@ class HttpUpstream(Upstream):
 
     def _cork(self) -> UpstreamConnection | None:
         """The calls of one loop turn go to the connection with the fewest calls in flight until it is full, in one segment."""
-        connection = min(self._open, key=_load, default=None)
-        if connection is None or len(connection.sinks) >= self.depth:
+        connection = self._least_loaded()
+        room = self._queue.room(self._calls()) - self._queue.reserved
+        if connection is None or room <= 0 or self._queue:
             return None
         if self._corked is None:
             self._loop.call_soon(self._uncork)
         else:
             self._uncork()
         self._corked = connection
+        self._cork_depth = min(self.depth, len(connection.sinks) + room)
         return connection
 
     def _uncork(self) -> None:
@@ -197,87 +178,61 @@ class HttpUpstream(Upstream):
             self._write_buffer.flush()
             connection.transport.write(b"".join(out))
 
+    def _least_loaded(self) -> UpstreamConnection | None:
+        """The connection with the fewest calls, if it has room for one more."""
+        connection = min(self._open, key=_load, default=None)
+        return None if connection is None or len(connection.sinks) >= self.depth else connection
+
+    def _empty(self) -> list[UpstreamConnection]:
+        """With depth > 1: connections without a call, if a call may be sent past the queue."""
+        if self._queue or self._queue.is_full(self._calls()):
+            return []
+        return [each for each in self._open if not each.sinks]
+
     # Waiting
 
     @property
     def is_crowded(self) -> bool:
-        return self._crowded_since > 0.0
+        return self._queue.is_crowded
 
-    def _wait(self, sink: ReplySink, request: UpstreamRequest, *, once: bool = False, fresh: bool = False) -> None:
-        now = time.monotonic()
-        if not self._waiting:
-            self._waits_since = now
-            self._count_held()
-        call = WaitingCall(sink, request, sink.client, now, once, fresh)
-        if len(self._waiting) >= MAX_WAITING or (self._is_full() and self._is_beyond_share(call, now)):
-            self._refuse(call)
-            return
-        self._waiting.push(call)
-        self.rests = False
-        self._serve_waiting(now)
+    def in_flight(self) -> list[ReplySink]:
+        return [sink for connection in self._open for sink in connection.sinks]
+
+    def _calls(self) -> int:
+        return sum(map(_load, self._open))
+
+    def _places(self) -> int:
+        """Calls that the connections have room for, including those that are being opened."""
+        return (len(self._open) + self._connecting) * self.depth
 
     def _is_full(self) -> bool:
         """Whether calls wait for other calls to end, and not for a connection to open."""
-        return self._used() >= self.concurrency.allowed - self._reserved
+        return self._queue.is_full(self._places())
 
-    def _used(self) -> int:
-        """Connections, including those that calls would occupy which were given up."""
-        return len(self._open) + self._connecting + len(self._abandoned) // self.depth
-
-    def _is_beyond_share(self, call: WaitingCall, now: float) -> bool:
-        """Whether the call could not be served in time: of each client so many may wait as will be served until then."""
-        latency_s = self.concurrency.latency_s
-        if not latency_s or not call.client:
-            return False
-        slots = self.concurrency.allowed * self.depth
-        bound = slots + int(slots * self._patience_s(now) / latency_s)
-        return self._waiting.exceeds_share(call.client, bound)
-
-    def _patience_s(self, now: float) -> float:
-        return patience_s(now - self._crowded_since if self._crowded_since else 0.0, self.concurrency.latency_s)
-
-    def _count_held(self) -> None:
-        """Count what each client has in flight."""
-        held: dict[str, int] = {}
-        for connection in self._open:
-            for sink in connection.sinks:
-                held[sink.client] = held.get(sink.client, 0) + 1
-        self._busy = sum(held.values())
-        for _, client in self._abandoned:
-            held[client] = held.get(client, 0) + 1
-        self._held = held
-
-    def _next_call(self, now: float) -> WaitingCall | None:
-        """The call that comes next, if its client may have one more in flight."""
-        waiting = self._waiting
-        while waiting:
-            client = waiting.next_client(self._held)
-            free = self.concurrency.allowed * self.depth - self._busy - len(self._abandoned)
-            if free <= self._reserved and self._held.get(client, 0) >= free:
-                return None
-            call = waiting.pop(client)
-            if not self._crowded_since or not call.is_too_old(now, self._patience_s(now)):
-                return call
-            self._refuse(call)
-        return None
+    def _wait(self, sink: ReplySink, request: UpstreamRequest, *, once: bool = False, fresh: bool = False) -> None:
+        now = time.monotonic()
+        call = WaitingCall(sink, request, sink.client, now, once, fresh)
+        if self._queue.push(call, is_full=self._is_full()):
+            self.rests = False
+            self._serve_waiting(now)
 
     def _serve_waiting(self, now: float) -> None:
         """Send the calls that may be sent on connections that are open, and open one more if that is not enough."""
-        waiting = self._waiting
-        while waiting:
+        queue = self._queue
+        while queue:
             connection = self._vacant()
             if connection is None:
                 self._open_another()
                 return
-            call = self._next_call(now)
+            call = queue.next_call(now)
             if call is None:
                 self._rest(connection)
                 return
-            if call.fresh:
+            if call.fresh or (call.once and connection.sinks and not self._is_full()):
                 self._replace_for(call, connection)
                 return
-            if call.once and now - connection.idle_since > WARM_S:
-                waiting.push(call)
+            if call.once and not connection.sinks and now - connection.idle_since > WARM_S:
+                queue.push_back(call)
                 self.retire(connection)
                 continue
             self._send(call, connection, now)
@@ -285,23 +240,23 @@ class HttpUpstream(Upstream):
 
     def _replace_for(self, call: WaitingCall, connection: UpstreamConnection) -> None:
         """The call needs a new connection: open one more, or one in the place of this one."""
-        self._waiting.push(call)
-        if self._is_full():
+        self._queue.push_back(call)
+        if self._is_full() and not connection.sinks:
             self.retire(connection)
         else:
             self._rest(connection)
             self._open_another()
 
     def _vacant(self) -> UpstreamConnection | None:
-        """An idle connection. With several calls on each, a call that waits has found all of them full."""
+        """A connection for a call from the queue."""
+        if self.depth > 1:
+            return self._least_loaded()
         if self._reserve:
             return self._reserve.pop()
         return self.idle.pop() if self.idle else None
 
     def _send(self, call: WaitingCall, connection: UpstreamConnection, now: float) -> None:
-        self._held[call.client] = self._held.get(call.client, 0) + 1
-        self._busy += 1
-        connection.sent_at = now
+        self._queue.sent(call, now)
         connection.sinks.append(call.sink)
         self._write(connection, call.request)
 
@@ -309,7 +264,7 @@ class HttpUpstream(Upstream):
         """The connection has no call. While calls wait, only those may take it whose turn it is."""
         if self.depth > 1:
             return
-        if self._waiting or len(self._open) - len(self._reserve) > self.concurrency.allowed - self._reserved:
+        if self._queue or self._spare() < 0:
             self._reserve.append(connection)
         else:
             self.idle.append(connection)
@@ -318,16 +273,19 @@ class HttpUpstream(Upstream):
         """No call waits: give back the connections that are not reserved."""
         if self.depth > 1:
             return
-        most = self.concurrency.allowed - self._reserved
-        while self._reserve and len(self._open) - len(self._reserve) < most:
+        while self._reserve and self._spare() > 0:
             self.idle.append(self._reserve.pop())
-        self.rests = len(self._open) - len(self._reserve) <= most
+        self.rests = self._spare() >= 0
+
+    def _spare(self) -> int:
+        """How many more connections the limit allows outside of `_reserve`."""
+        return self._queue.limit.allowed - self._queue.reserved - len(self._open) + len(self._reserve)
 
     # Connections
 
     def _open_another(self) -> None:
         """Open a connection if a call waits for one and the limit allows it."""
-        if self._used() < self.concurrency.allowed and self._connecting < len(self._waiting):
+        if self._queue.room(self._places()) > 0 and self._connecting < len(self._queue):
             self._connecting += 1
             task = self._loop.create_task(self._address.dial(self._connection))
             self._tasks.add(task)
@@ -355,83 +313,61 @@ class HttpUpstream(Upstream):
 
     def _fail_waiting(self, reason: str) -> None:
         """Fail one waiting call, or all of them if no connection is open."""
-        if not self._open:
-            calls = self._waiting.take_all()
-        elif self._waiting:
-            calls = [self._waiting.pop(self._waiting.next_client(self._held))]
-        else:
-            return
+        calls = self._queue.take_one() if self._open else self._queue.take_all()
         for call in calls:
             call.sink.on_fail(self, reason, sent=False)
 
     def release(self, connection: UpstreamConnection, ended: ReplySink | None) -> None:
         connection.idle_since = self.now
-        if not self._waiting:
-            if not connection.sinks and self.depth == 1:
-                self._rest(connection)
-                self._relax()
-            return
-        now = time.monotonic()
-        if ended is not None:
-            self._count_end(connection, ended, now)
-        while len(connection.sinks) < self.depth:
-            call = self._next_call(now)
-            if call is None:
-                break
-            self._send(call, connection, now)
-        if not connection.sinks:
+        if self._queue:
+            self._release_to_queue(connection, ended)
+        elif not connection.sinks and self.depth == 1:
             self._rest(connection)
-        if not self._waiting:
             self._relax()
 
-    def _count_end(self, connection: UpstreamConnection, ended: ReplySink, now: float) -> None:
-        self._busy -= 1
-        self._held[ended.client] = self._held.get(ended.client, 1) - 1
-        # A connection that was last used on the short path shows an older time.
-        if connection.sent_at >= self._waits_since and self.depth == 1:
-            self.concurrency.observe(now - connection.sent_at, now)
+    def _release_to_queue(self, connection: UpstreamConnection, ended: ReplySink | None) -> None:
+        """Send the next call here: any call may go to a connection that has just replied."""
+        now = time.monotonic()
+        queue = self._queue
+        if ended is not None:
+            queue.ended(ended, now)
+        call = queue.next_call(now)
+        if call is not None:
+            self._send(call, connection, now)
+        elif not connection.sinks:
+            self._rest(connection)
+        if self.depth > 1 or not queue:
+            self._serve_waiting(now)
 
     def tick(self, now: float) -> None:
         self.update_time(now)
         for connection in tuple(self._open):
             for sink in tuple(connection.sinks):
                 sink.on_tick(connection, now)
-        if self._abandoned:
-            self._abandoned = [each for each in self._abandoned if each[0] > now]
-        if self._waiting:
-            self._tick_waiting(now)
-        else:
-            self._crowded_since = 0.0
-            self._relax()
+        if self._queue.is_crowded:
+            self._free_stalled(now)
+        self._queue.tick(now, used=self._places(), opening=self._connecting)
+        self._serve_waiting(now)
         if self._probes is not None:
             self._probes.tick(now)
-
-    def _tick_waiting(self, now: float) -> None:
-        for waiting in self._waiting.all():
-            waiting.sink.on_tick(None, now)
-        if not self._is_full() or self._connecting >= len(self._waiting):
-            self._crowded_since = 0.0
-        elif not self._crowded_since:
-            self._crowded_since = now
-        if self._crowded_since:
-            self._free_stalled(now)
-            for call in self._waiting.take_old(now, self._patience_s(now)):
-                self._refuse(call)
-        self._count_held()
-        self._serve_waiting(now)
 
     def _free_stalled(self, now: float) -> None:
         """Take connections from readers that keep them from calls that wait; first from those that have done so longest."""
         stalled = [each for each in self._open if each.on_stalled is not None and each.stalled_s(now) > STALLED_S]
         stalled.sort(key=lambda each: -each.stalled_s(now))
-        for connection in stalled[: len(self._waiting)]:
+        for connection in stalled[: len(self._queue)]:
             on_stalled, connection.on_stalled = connection.on_stalled, None
             if on_stalled is not None:
                 on_stalled()
 
     def abandoned(self, sink: ReplySink) -> None:
-        usual = self.health.quantile_s(ABANDONED_QUANTILE) or self.health.latency_s
-        self._abandoned.append((self.now + min(usual, LONGEST_ABANDONED_S), sink.client))
+        self._queue.abandoned(sink.client, self.now)
+
+    def is_streamed(self, sink: ReplySink) -> None:
+        self._queue.is_streamed(sink)
+
+    def replaced(self, sink: ReplySink, successor: ReplySink) -> None:
+        self._queue.replaced(sink, successor)
 
     def has_replied_since(self, moment: float) -> bool:
         return any(connection.has_replied and connection.idle_since > moment for connection in self._open)
@@ -454,8 +390,8 @@ class HttpUpstream(Upstream):
         if connection is self._corked:
             self._corked = None
             self._out = []
-        if self._waiting:
-            self._count_held()
+        if self._queue:
+            self._queue.count_held()
             self._open_another()
 
     def leave(self, sink: ReplySink) -> None:
@@ -463,27 +399,17 @@ class HttpUpstream(Upstream):
             if sink in connection.sinks:
                 connection.leave(sink)
                 return
-        self._waiting.remove(sink)
+        self._queue.leave(sink)
         if self._probes is not None:
             self._probes.leave(sink)
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
-        for waiting in self._waiting.all():
-            if waiting.sink is sink:
-                waiting.sink = successor
-
-    def _refuse(self, call: WaitingCall) -> None:
-        """Report it in the next turn of the loop: the sink may send the call elsewhere at once, or here."""
-        self.shed += 1
-        self._loop.call_soon(self._report_refusal, call)
-
-    def _report_refusal(self, call: WaitingCall) -> None:
-        call.sink.on_fail(self, CROWDED, sent=False)
+        self._queue.replace(sink, successor)
 
     def close(self) -> Awaitable[None]:
         for task in tuple(self._tasks):
             task.cancel()
-        self._waiting.take_all()
+        self._queue.take_all()
         for connection in tuple(self._open):
             connection.abort()
         if self._probes is not None:

@@ -50,7 +50,7 @@ class ReplySink(Protocol):
 class UpstreamConnection(asyncio.Protocol):
     """A connection as its sinks and its upstream's pool use it."""
 
-    __slots__ = ("id_index", "idle_since", "on_stalled", "sent_at", "sinks", "transport", "upstream")
+    __slots__ = ("id_index", "idle_since", "on_stalled", "sinks", "transport", "upstream")
 
     def __init__(self, upstream: Upstream) -> None:
         self.upstream = upstream
@@ -59,8 +59,6 @@ class UpstreamConnection(asyncio.Protocol):
         self.sinks: deque[ReplySink] = deque()
         # When data last arrived: between calls, or in the middle of a streamed reply.
         self.idle_since = 0.0
-        # When a call was last sent here that had waited for a connection.
-        self.sent_at = 0.0
         # Called if the reader of a streamed reply keeps the connection from others for too long.
         self.on_stalled: Callable[[], None] | None = None
         # The last id that the short path used here.
@@ -147,11 +145,15 @@ class Upstream:
     @property
     def is_crowded(self) -> bool:
         """Whether calls wait for other calls to end."""
-        return False
+        raise NotImplementedError
+
+    def in_flight(self) -> list[ReplySink]:
+        """The sinks of all calls that were sent and not answered."""
+        raise NotImplementedError
 
     def has_replied_since(self, moment: float) -> bool:
         """Whether the upstream has answered any call since then."""
-        return False
+        raise NotImplementedError
 
     def leave(self, sink: ReplySink) -> None:
         """Discard the sink's reply, or its call if that was not sent yet."""
@@ -176,6 +178,12 @@ class Upstream:
 
     def abandoned(self, sink: ReplySink) -> None:
         """A connection is closed because its call is not wanted any more. The upstream may still work on it."""
+
+    def is_streamed(self, sink: ReplySink) -> None:
+        """The sink takes its reply in pieces."""
+
+    def replaced(self, sink: ReplySink, successor: ReplySink) -> None:
+        """A connection delivers the reply of a call in flight to another sink."""
 
     def retire(self, connection: UpstreamConnection) -> None:
         """Close the connection: the upstream asked for it, or it has been idle too long."""

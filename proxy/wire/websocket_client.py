@@ -53,9 +53,12 @@ class WebSocketClient:
             self._tasks.add(self._runner)
             self._runner.add_done_callback(self._tasks.discard)
 
-    def drop(self, call_ids: Collection[bytes]) -> None:
-        """Drop the messages of these calls, unless they were sent."""
-        self._queue = deque(queued for queued in self._queue if queued[0] not in call_ids)
+    def drop(self, call_id: bytes) -> bool:
+        """Drop the message of this call. Returns False if it was sent."""
+        left = deque(queued for queued in self._queue if queued[0] != call_id)
+        is_dropped = len(left) < len(self._queue)
+        self._queue = left
+        return is_dropped
 
     async def close(self) -> None:
         try:

@@ -1,23 +1,25 @@
 """An upstream that is reached over a WebSocket: calls and replies are messages that are matched by id.
 
-One socket carries all calls of a worker (`websocket_client.py`). When it is lost, the calls in flight fail, and each sink
-decides how to go on. Callers use it like any `Upstream`, except that no call takes the short path.
+One socket carries all calls of a worker (`websocket_client.py`), up to a limit; others wait in a queue (`call_queue.py`). When
+the socket is lost, the calls in flight fail, and each sink decides how to go on. Callers use it like any `Upstream`, except
+that no call takes the short path.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
+import time
 from collections.abc import Awaitable, Callable, Collection
 
 from yarl import URL
 
 from proxy.core import jsonrpc
 from proxy.core.routing import UpstreamHealth
+from proxy.wire.call_queue import CallQueue
 from proxy.wire.http1 import ReplyHead
-from proxy.wire.http_upstream import MAX_WAITING
-from proxy.wire.upstream import CROWDED, ReplySink, Upstream, UpstreamConnection
+from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection
 from proxy.wire.upstream_stream import UpstreamStream
+from proxy.wire.waiting_calls import WaitingCall
 from proxy.wire.websocket_client import WebSocketClient
 
 _OK = ReplyHead(200, 0, close=False, plain=True)
@@ -38,21 +40,22 @@ class WebSocketSlot(UpstreamConnection):
 
 
 class WebSocketUpstream(Upstream):
-    __slots__ = ("_batches", "_client", "_headers", "_loop", "_pending", "_slot", "_url")
+    __slots__ = ("_batches", "_client", "_headers", "_pending", "_queue", "_replied_at", "_slot", "_url")
 
-    def __init__(self, health: UpstreamHealth, url: str, headers: dict[str, str], *, batch: int) -> None:
+    def __init__(self, health: UpstreamHealth, url: str, headers: dict[str, str], *, limit: int, batch: int) -> None:
         super().__init__(health, depth=1, batch=batch)
-        self._loop = asyncio.get_running_loop()
         self._url = URL(url, encoded=True)
         self._headers = headers
         self._slot = WebSocketSlot(self)
+        self._queue = CallQueue(self, limit)
         self._pending: dict[bytes, ReplySink] = {}
         # The ids in `_pending` that are batches, oldest first.
         self._batches: dict[bytes, None] = {}
-        self._client = WebSocketClient(self._url, headers, self.label, self._receive, self._fail_all)
+        self._replied_at = 0.0
+        self._client = WebSocketClient(self._url, headers, self.label, self._receive, self._on_lost)
 
     def __repr__(self) -> str:
-        return f"<WebSocketUpstream {self.label}: {len(self._pending)} in flight>"
+        return f"<WebSocketUpstream {self.label}: {len(self._pending)} in flight, {len(self._queue)} waiting>"
 
     def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> bytes | None:
         return None
@@ -61,19 +64,45 @@ class WebSocketUpstream(Upstream):
         self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False
     ) -> UpstreamConnection | None:
         text = b"".join(body)
+        is_full = self._is_full()
+        if not is_full and not self._queue:
+            self._send(sink, text)
+            return self._slot
+        now = time.monotonic()
+        if self._queue.push(WaitingCall(sink, (text,), sink.client, now, once, fresh), is_full=is_full):
+            self._serve_waiting(now)
+        return None
+
+    def probe(self, sink: ReplySink, *body: bytes) -> None:
+        self._send(sink, b"".join(body))
+
+    def _send(self, sink: ReplySink, text: bytes) -> None:
         found = _ID.match(text)
         assert found is not None  # this program writes every body
-        if len(self._pending) >= MAX_WAITING:
-            self._loop.call_soon(self._refuse, sink)
-            return None
         if text[:1] == b"[":
             self._batches[found[1]] = None
         self._pending[found[1]] = sink
         self._client.send(found[1], text)
-        return self._slot
 
-    def _refuse(self, sink: ReplySink) -> None:
-        sink.on_fail(self, CROWDED, sent=False)
+    # Waiting
+
+    @property
+    def is_crowded(self) -> bool:
+        return self._queue.is_crowded
+
+    def in_flight(self) -> list[ReplySink]:
+        return list(self._pending.values())
+
+    def has_replied_since(self, moment: float) -> bool:
+        return self._replied_at > moment
+
+    def _is_full(self) -> bool:
+        return self._queue.is_full(len(self._pending))
+
+    def _serve_waiting(self, now: float) -> None:
+        while (call := self._queue.next_call(now)) is not None:
+            self._queue.sent(call, now)
+            self._send(call.sink, call.request[0])
 
     def stream(self, on_lost: Callable[[], None]) -> UpstreamStream:
         """A separate connection for subscriptions, not open yet."""
@@ -82,13 +111,19 @@ class WebSocketUpstream(Upstream):
         return stream
 
     def leave(self, sink: ReplySink) -> None:
-        """Discard the sink's reply. A call that was not sent yet is dropped."""
-        left = [call_id for call_id, waiting in self._pending.items() if waiting is sink]
-        for call_id in left:
+        """Discard the sink's reply. A call that was not sent yet is dropped; the upstream works on one that was."""
+        self._queue.leave(sink)
+        for call_id in [call_id for call_id, waiting in self._pending.items() if waiting is sink]:
             self._take(call_id)
-        self._client.drop(left)
+            if not self._client.drop(call_id):
+                self._queue.abandoned(sink.client, self.now)
+        if self._queue:
+            self._queue.count_held()
+            self._serve_waiting(time.monotonic())
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
+        self._queue.replace(sink, successor)
+        self._queue.replaced(sink, successor)
         for call_id, waiting in self._pending.items():
             if waiting is sink:
                 self._pending[call_id] = successor
@@ -97,6 +132,8 @@ class WebSocketUpstream(Upstream):
         self.update_time(now)
         for sink in tuple(self._pending.values()):
             sink.on_tick(self._slot, now)
+        self._queue.tick(now, used=len(self._pending))
+        self._serve_waiting(now)
 
     def close(self) -> Awaitable[None]:
         return self._client.close()
@@ -105,8 +142,13 @@ class WebSocketUpstream(Upstream):
 
     def _receive(self, body: bytes) -> None:
         sink = self._sink_of(body)
-        if sink is not None:
-            sink.on_reply(self._slot, _OK, body)
+        if sink is None:
+            return
+        self._replied_at = now = time.monotonic()
+        if self._queue:
+            self._queue.ended(sink, now)
+            self._serve_waiting(now)
+        sink.on_reply(self._slot, _OK, body)
 
     def _sink_of(self, body: bytes) -> ReplySink | None:
         """The sink of this reply; None for messages that are no reply, such as notifications."""
@@ -133,9 +175,16 @@ class WebSocketUpstream(Upstream):
         self._batches.pop(call_id, None)
         return self._pending.pop(call_id, None)
 
-    def _fail_all(self, reason: str, *, unsent: Collection[bytes]) -> None:
-        """The socket was lost. A sink that retries here uses a new socket."""
+    def _on_lost(self, reason: str, *, unsent: Collection[bytes]) -> None:
+        """The socket was lost. A sink that retries here uses a new socket, and so do the calls that wait, unless none could be
+        opened."""
         pending, self._pending = self._pending, {}
         self._batches.clear()
+        waiting = self._queue.take_all() if pending and len(unsent) == len(pending) else []
         for call_id, sink in pending.items():
             sink.on_fail(self, reason, sent=call_id not in unsent)
+        for call in waiting:
+            call.sink.on_fail(self, reason, sent=False)
+        if self._queue:
+            self._queue.count_held()
+            self._serve_waiting(time.monotonic())

@@ -115,9 +115,9 @@ async def test_batch_that_waits_for_a_connection_has_its_deadline_there_too() ->
             await until(lambda: upstream.health.inflight > 0, every_s=0.001)
             second = group.create_task(harness.batch(*calls_of(2)))
             assert isinstance(upstream, HttpUpstream)
-            await until(lambda: len(upstream._waiting) == 1, every_s=0.001)
+            await until(lambda: len(upstream._queue) == 1, every_s=0.001)
             # Older than any deadline, while the one that has the connection is young.
-            waiting: Any = upstream._waiting.all()[0].sink
+            waiting: Any = upstream._queue.all()[0].sink
             waiting.began -= 1000.0
             assert all("error" in item for item in (await second).json)
             assert not first.done()

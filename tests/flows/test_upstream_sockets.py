@@ -7,67 +7,25 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-import orjson
-from aiohttp import WSMsgType, web
-
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from tests.http_client import rpc
-from tests.rpc_upstreams import Chain, ScriptedUpstream, tx_hash, value_of
+from tests.rpc_upstreams import Chain, tx_hash, value_of
 from tests.service import until
+from tests.socket_upstream import SocketServer
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
 
 SEND = "eth_sendRawTransaction"
 RAW = "0xf86c" + "07" * 20
 
 
-class SocketServer(ScriptedUpstream):
-    """Answers each message as it would a request, several at a time."""
-
-    def __init__(self, chain: Chain) -> None:
-        super().__init__(chain)
-        self.application.router.add_get("/", self._serve_socket)
-        self.opened = 0
-        self._transports: list[Any] = []
-
-    @property
-    def ws(self) -> str:
-        return f"ws://127.0.0.1:{self.port}/"
-
-    def cut(self) -> None:
-        """All sockets are reset."""
-        while self._transports:
-            self._transports.pop().abort()
-
-    async def _serve_socket(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        self.opened += 1
-        self._transports.append(request.transport)
-        async with asyncio.TaskGroup() as group:
-            async for message in socket:
-                if message.type is WSMsgType.TEXT:
-                    group.create_task(self._respond(socket, orjson.loads(message.data)))
-        return socket
-
-    async def _respond(self, socket: web.WebSocketResponse, asked: Any) -> None:
-        if isinstance(asked, dict):
-            reply: Any = await self._reply(asked)
-        elif len(asked) > self.batch:
-            reply = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": "no such batch"}}
-        else:
-            reply = [await self._reply(each) for each in asked]
-        if not socket.closed:
-            await socket.send_str(orjson.dumps(reply).decode())
-
-
 @asynccontextmanager
 async def socket_harness(
-    **sections: Mapping[str, Any],
+    options: Mapping[str, Any] | None = None, **sections: Mapping[str, Any]
 ) -> AsyncIterator[tuple[Worker, SocketServer, WebSocketUpstream]]:
     server = SocketServer(Chain())
     await server.open()
     try:
-        async with running_worker({LIVE: [server.ws]}, **sections) as worker:
+        async with running_worker({LIVE: [{"url": server.url, **(options or {})}]}, **sections) as worker:
             upstream = worker.app.networks.routes[LIVE].upstreams[0]
             assert isinstance(upstream, WebSocketUpstream)
             yield worker, server, upstream
@@ -153,6 +111,41 @@ async def test_transaction_on_a_socket_that_is_lost_is_not_sent_again() -> None:
         assert (await worker.send(rpc("eth_chainId"))).status == 200
         assert server.count(SEND) == 3
         assert not upstream._pending
+
+
+@on_uvloop
+async def test_call_that_waits_while_the_socket_is_lost_is_sent_on_another() -> None:
+    """Our own calls wait for longer than a slow machine takes."""
+    async with socket_harness({"connections": 1}, **NO_CACHE) as (worker, server, upstream):
+        server.held = {"eth_call"}
+        network = worker.app.networks.routes[LIVE].network
+        several = [[{"data": hex(n)}, "latest"] for n in range(2)]
+        async with asyncio.TaskGroup() as group:
+            asked = []
+            for params in several:
+                asked.append(group.create_task(worker.app.internal_calls.call(network, "eth_call", *params)))
+                await until(lambda: server.count("eth_call") == 1, every_s=0.001)
+            await until(lambda: len(upstream._queue) == 1, every_s=0.001)
+            server.gate.set()
+            server.cut()
+        assert [each.result() for each in asked] == [value_of("eth_call", params) for params in several]
+        assert server.count("eth_call") == 3
+        assert not upstream._queue
+
+
+@on_uvloop
+async def test_calls_that_wait_fail_if_no_socket_can_be_opened() -> None:
+    async with socket_harness({"connections": 1}, rpc={"call_timeout_s": 20.0}, **NO_CACHE) as (
+        worker,
+        server,
+        upstream,
+    ):
+        server.cut()
+        await server.close()
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            asked = [group.create_task(worker.send(call(n)[0])) for n in range(4)]
+        assert {each.result().status for each in asked} <= {500, 503}
+        assert (len(upstream._pending), len(upstream._queue), upstream.health.inflight) == (0, 0, 0)
 
 
 async def _batch(worker: Worker, turn: int) -> None:

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from tests.rpc_upstreams import Chain, ScriptedUpstream
+from tests.socket_upstream import SocketServer
 
 SERVICE_S = 0.2
 CAPACITY = 16
@@ -39,3 +40,7 @@ class LimitedUpstream(ScriptedUpstream):
             return await super()._reply(call)
         finally:
             self.in_flight -= 1
+
+
+class LimitedSocket(SocketServer, LimitedUpstream):
+    """The same behind a WebSocket."""

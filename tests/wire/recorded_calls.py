@@ -77,8 +77,10 @@ class RecordedCall:
         return self.reason
 
 
-def send_call(upstream: Upstream, number: int = 1, *, once: bool = False, takes_large: bool = False) -> RecordedCall:
-    call = RecordedCall(takes_large)
+def send_call(
+    upstream: Upstream, number: int = 1, *, once: bool = False, takes_large: bool = False, client: str = ""
+) -> RecordedCall:
+    call = RecordedCall(takes_large, client)
     body = b'{"jsonrpc":"2.0","id":%d,"method":"ask","params":[%d]}' % (number, number)
     upstream.submit(call, body, once=once)
     return call

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from proxy.wire.address import UpstreamAddress
-from proxy.wire.http_upstream import LONGEST_ABANDONED_S
+from proxy.wire.call_queue import LONGEST_ABANDONED_S
 from proxy.wire.upstream import STALE, Upstream
 from proxy.wire.write_buffer import WriteBuffer
 from tests.service import until
@@ -333,7 +333,7 @@ async def test_every_call_gets_its_own_reply(limit: int, depth: int) -> None:
             await one.result()
             assert (reply := orjson.loads(one.body))["result"] == [reply["id"]]
         assert len({orjson.loads(one.body)["id"] for one in calls}) == 400
-        assert server.connections <= upstream.concurrency.most
+        assert server.connections <= upstream._queue.limit.most // depth
         assert sorted(call["id"] for call in server.calls) == list(range(400))
 
 
@@ -351,7 +351,7 @@ async def test_calls_leave_in_the_order_of_their_sinks_whichever_way_they_come()
 
     turn = WriteBuffer(asyncio.get_running_loop())
     async with pool(act, depth=2, turn=turn) as (upstream, server):
-        several = [send_call(upstream, number) for number in range(2 * upstream.concurrency.most)]
+        several = [send_call(upstream, number) for number in range(upstream._queue.limit.most)]
         await until(lambda: len(server.bodies) == len(several), within_s=2.0)
         upstream.tick(time.monotonic())
         connection = several[0].connection

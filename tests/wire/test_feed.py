@@ -14,7 +14,7 @@ from yarl import URL
 
 from proxy.core.routing import UpstreamHealth
 from proxy.wire import upstream_stream
-from proxy.wire.http_connection import ABSENT_SINK
+from proxy.wire.http_connection import AbsentSink
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from tests.service import until
@@ -233,8 +233,8 @@ async def test_cancellation_while_closing_an_upstream_is_raised() -> None:
     async def ignore(socket: web.WebSocketResponse, call: dict[str, Any]) -> None: ...
 
     async with serving(ignore) as server:
-        upstream = WebSocketUpstream(UpstreamHealth("net#1"), str(server.url), {}, batch=1)
-        upstream.submit(ABSENT_SINK, b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}')
+        upstream = WebSocketUpstream(UpstreamHealth("net#1"), str(server.url), {}, limit=8, batch=1)
+        upstream.submit(AbsentSink(""), b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}')
         await until(lambda: server.calls)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):

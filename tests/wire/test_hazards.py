@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.services.rpc.flights import Flight
-from proxy.wire import http_upstream
+from proxy.wire import call_queue
 from proxy.wire.http_upstream import HttpUpstream
 from tests.http_client import Reply, rpc
 from tests.service import until
@@ -257,7 +257,7 @@ async def test_refusal_that_comes_after_the_reply_is_ignored(
         )
         (flight,) = connection.sinks
         assert isinstance(flight, Flight)
-        monkeypatch.setattr(http_upstream, "MAX_WAITING", 0)
+        monkeypatch.setattr(call_queue, "MAX_WAITING", 0)
         flight.on_tick(connection, flight.began + 3.0)
         assert flight.tried == 0b11
         connection.data_received(http(answer({"id": int(flight.id)}, result="0x7")))
