@@ -13,13 +13,15 @@ from hypothesis.internal.conjecture import providers
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from tests import scheduling
+from tests import memory_disk, scheduling
 from tests import service as service_room
 from tests.database import database, empty_database, pool, server
 from tests.flows.upstream import HOODI, Upstream, echo
 from tests.service import Service
 
 __all__ = ("database", "empty_database", "pool", "server")
+
+memory_disk.use()
 
 # The same examples in every run, and no verdict that depends on the load of the machine. Hypothesis also draws constants that
 # it finds in the loaded modules of the project: examples would depend on the other tests of the process, and on whether modules

@@ -53,8 +53,9 @@ async def running() -> AsyncIterator[Server]:
         try:
             await server.start()
             admin = await asyncpg.connect(server.url, timeout=5)
-            # This data need not survive a power cut.
+            # This data need not survive a power cut, and may be in memory.
             await admin.execute("alter system set fsync = off")
+            await admin.execute("alter system set max_wal_size = '128MB'")
             await admin.execute("select pg_reload_conf()")
             yield Server(server, sockets, admin)
             await admin.close()
