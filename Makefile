@@ -24,13 +24,18 @@ COMPILED := tests/core tests/store/test_windows.py tests/wire tests/web $(wildca
 PURE := tests/core tests/chains tests/test_settings.py \
 	$(filter-out %/test_sql.py %/test_compiled.py,$(wildcard tests/house/test_*.py))
 
-.PHONY: help run test quick lint pure unit source browser compile compiled bench lock clean
+# The geth that some tests use. It is built once for all work trees, because that takes minutes.
+GETH_VERSION := v1.17.8
+GETH_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/penstock
+
+.PHONY: help run test quick lint pure unit source browser geth compile compiled bench lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
 	@echo "make test     run lint, type checks and all tests"
 	@echo "make quick    run lint, type checks and the tests without services: under a minute"
 	@echo "make lint     run ruff and mypy only"
+	@echo "make geth     build geth for the tests on its chain (needs Go; takes minutes; without it they are skipped)"
 	@echo "make compile  compile the hot path to machine code (needs a C compiler; test and bench do it too)"
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
 	@echo "make lock     update the pinned requirements from setup.cfg"
@@ -112,6 +117,10 @@ $(LIBRARIES): $(CLIENTS)/package.json $(CLIENTS)/package-lock.json
 # Chromium for the browser tests: the one on PATH, else npm's build (x86-64 only), else Debian's package (as root).
 browser: .venv/.test
 	@$(PY) -m tests.browser.chromium
+
+geth:
+	@command -v go >/dev/null || { echo "geth is built with Go, which was not found on PATH"; exit 1; }
+	GOBIN="$(GETH_DIR)" go install github.com/ethereum/go-ethereum/cmd/geth@$(GETH_VERSION)
 
 lock: .venv/.test
 	$(PY) -m pip install -q uv

@@ -12,16 +12,20 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import orjson
 
 Mode = Literal[
-    "pass", "dead", "black_hole", "slow", "reset", "garbage", "half", "high_head", "low_head", "lagging"
+    "pass", "dead", "black_hole", "slow", "reset", "garbage", "half", "high_head", "low_head", "lagging", "false_hash",
+    "range_limit",
 ]  # fmt: skip
 MODES: tuple[Mode, ...] = get_args(Mode)
 # How far a false head is from the real one, in blocks.
 HEAD_OFFSET = 1000
+# The most blocks of a range in mode "range_limit", and geth's words for it.
+MAX_RANGE = 10
+_REFUSAL = {"code": -32602, "message": f"exceed maximum block range {MAX_RANGE}"}
 
 # The calls that return the head: a method, and the first of its params.
 _HEAD_CALLS: tuple[tuple[str, list[str]], ...] = (("eth_blockNumber", []), ("eth_getBlockByNumber", ["latest"]))
@@ -122,7 +126,7 @@ class FaultProxy:
                         await each.wait_closed()
 
     def _note(self, request: bytes) -> None:
-        body = orjson.loads(request.partition(b"\r\n\r\n")[2])
+        body = _body(request)
         self.methods.update(call["method"] for call in (body if isinstance(body, list) else [body]))
 
     def _next_mode(self) -> Mode:
@@ -150,6 +154,10 @@ class FaultProxy:
                 reply = next(self._garbage)
             case "high_head" | "low_head" | "lagging":
                 reply = self._with_other_head(mode, request, reply)
+            case "false_hash":
+                reply = _with_false_hash(request, reply)
+            case "range_limit":
+                reply = _refused_range(request) or reply
             case _:
                 pass
         if writer.is_closing():
@@ -159,10 +167,10 @@ class FaultProxy:
 
     def _with_other_head(self, mode: Mode, request: bytes, reply: bytes) -> bytes:
         """Replace the block number in replies that contain the head."""
-        call = orjson.loads(request.partition(b"\r\n\r\n")[2])
+        call = _body(request)
         if not isinstance(call, dict) or (call["method"], call["params"][:1]) not in _HEAD_CALLS:
             return reply
-        real = orjson.loads(reply.partition(b"\r\n\r\n")[2])
+        real = _body(reply)
         block = real["result"]
         head = int(block["number"] if isinstance(block, dict) else block, 16)
         if self._frozen_head is None:
@@ -173,8 +181,37 @@ class FaultProxy:
             "lagging": self._frozen_head,
         }
         shown = false_heads[mode]
-        body = orjson.dumps(real | {"result": {**block, "number": shown} if isinstance(block, dict) else shown})
-        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+        return _reply(real | {"result": {**block, "number": shown} if isinstance(block, dict) else shown})
+
+
+def _with_false_hash(request: bytes, reply: bytes) -> bytes:
+    """Replace the hash of each block that was asked for by its number."""
+    call, real = _body(request), _body(reply)
+    if not isinstance(call, dict) or call["method"] != "eth_getBlockByNumber" or not real.get("result"):
+        return reply
+    block = real["result"]
+    return _reply(real | {"result": {**block, "hash": block["hash"][:-8] + "0badbeef"}})
+
+
+def _refused_range(request: bytes) -> bytes:
+    """The refusal of a range of logs, if it is too large. As geth does, refuse ranges that end at a tag."""
+    call = _body(request)
+    if not isinstance(call, dict) or call["method"] not in ("eth_getLogs", "eth_getFilterLogs"):
+        return b""
+    query = call["params"][0] if call["method"] == "eth_getLogs" else {"fromBlock": "0x0"}
+    first, last = query.get("fromBlock", ""), query.get("toBlock", "latest")
+    if "blockHash" in query or (last.startswith("0x") and int(last, 16) - int(first, 16) <= MAX_RANGE):
+        return b""
+    return _reply({"jsonrpc": "2.0", "id": call["id"], "error": _REFUSAL})
+
+
+def _body(message: bytes) -> Any:
+    return orjson.loads(message.partition(b"\r\n\r\n")[2])
+
+
+def _reply(content: dict[str, Any]) -> bytes:
+    body = orjson.dumps(content)
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
 
 
 async def _message(reader: asyncio.StreamReader) -> bytes:

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from proxy.core.fleet import state_of
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Tracker
 from tests.faults import FaultProxy, fault_proxy
@@ -47,27 +48,21 @@ class Load:
         )
 
 
-class RpcHarness:
-    def __init__(self, running: Worker, chain: Chain, upstreams: list[ScriptedUpstream], network: str) -> None:
+class NetworkHarness:
+    """One network of a worker, whatever its upstreams are."""
+
+    def __init__(self, running: Worker, network: str) -> None:
         self.worker = running
-        self.chain = chain
-        self.upstreams = upstreams
         self.proxies: list[FaultProxy] = []
         self.network = network
         self.route: Route = running.app.networks.routes[network]
         self.tracker = Tracker(self.route)
 
     @property
-    def asked(self) -> int:
-        """Requests that reached the upstreams or what stands before them, those about the head left out."""
-        return sum(
-            1 for each in self.upstreams for call in each.calls if call.method not in ("eth_blockNumber", "net_version")
-        )
-
-    def count(self, method: str, params: Sequence[Any] | None = None) -> int:
-        """Calls of a method at all upstreams: with these params, if they are given."""
-        calls = [call for each in self.upstreams for call in each.calls if call.method == method]
-        return len([call for call in calls if params is None or call.params == list(params)])
+    def states(self) -> list[str]:
+        """The state of each upstream, as operators see it."""
+        now = time.monotonic()
+        return [state_of(upstream.health, now) for upstream in self.route.upstreams]
 
     async def look(self) -> None:
         """See where the heads are, now."""
@@ -89,6 +84,25 @@ class RpcHarness:
     async def batch(self, *calls: tuple[str, Sequence[Any]], **options: Any) -> Reply:
         body = [{"jsonrpc": "2.0", "id": n, "method": m, "params": list(p)} for n, (m, p) in enumerate(calls)]
         return await self.worker.send(orjson.dumps(body), network=self.network, **options)
+
+
+class RpcHarness(NetworkHarness):
+    def __init__(self, running: Worker, chain: Chain, upstreams: list[ScriptedUpstream], network: str) -> None:
+        super().__init__(running, network)
+        self.chain = chain
+        self.upstreams = upstreams
+
+    @property
+    def asked(self) -> int:
+        """Requests that reached the upstreams or what stands before them, those about the head left out."""
+        return sum(
+            1 for each in self.upstreams for call in each.calls if call.method not in ("eth_blockNumber", "net_version")
+        )
+
+    def count(self, method: str, params: Sequence[Any] | None = None) -> int:
+        """Calls of a method at all upstreams: with these params, if they are given."""
+        calls = [call for each in self.upstreams for call in each.calls if call.method == method]
+        return len([call for call in calls if params is None or call.params == list(params)])
 
     async def load(self, calls: int, *, at_once: int = 16) -> Load:
         """So many reads over so many connections; every answer is checked against what was asked."""

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from proxy.__main__ import main
-from proxy.core.fleet import state_of
 from proxy.services.rpc.tracker import Tracker, start_tracking
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, scripted
@@ -22,11 +21,6 @@ from tests.web.worker import on_uvloop
 ADDRESS = "0x" + "ab" * 20
 TX = "0x" + "cd" * 32
 FINALITY = 64
-
-
-def states(harness: RpcHarness) -> list[str]:
-    now = time.monotonic()
-    return [state_of(upstream.health, now) for upstream in harness.route.upstreams]
 
 
 def fork(harness: RpcHarness, upstream: ScriptedUpstream, depth: int) -> Chain:
@@ -51,7 +45,7 @@ def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
             for _ in range(2):
                 harness.tracker = Tracker(harness.route)
                 await harness.look()
-            assert states(harness) == ["wrong_chain"] + ["up"] * (count - 1)
+            assert harness.states == ["wrong_chain"] + ["up"] * (count - 1)
             for _ in range(10):
                 reply = await harness.call("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")
                 assert reply.status == (200 if count > 1 else 503)
@@ -59,7 +53,7 @@ def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
             assert harness.route.heads.tip == harness.chain.head
             del stray.answers["eth_chainId"]
             await harness.look()
-            assert states(harness) == ["up"] * count
+            assert harness.states == ["up"] * count
             assert (await harness.call("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")).status == 200
 
     with caplog.at_level(logging.INFO, logger="penstock.heads"):
@@ -75,11 +69,11 @@ async def test_upstream_gets_no_call_before_it_has_named_its_chain() -> None:
         async with asyncio.TaskGroup() as group:
             starting = group.create_task(start_tracking([harness.tracker], harness.worker.app.tasks))
             await until(lambda: upstream.count("eth_chainId") > 1)
-            assert states(harness) == ["unchecked"]
+            assert harness.states == ["unchecked"]
             assert (await harness.call("eth_gasPrice")).status == 503
             assert not starting.done()
             upstream.gate.set()
-        assert states(harness) == ["up"]
+        assert harness.states == ["up"]
         assert (await harness.call("eth_gasPrice")).status == 200
 
 
@@ -92,7 +86,7 @@ async def test_upstream_that_does_not_name_its_chain_is_used() -> None:
         harness.upstreams[0].answers["eth_chainId"] = refuse
         harness.tracker.withhold()
         await harness.look()
-        assert states(harness) == ["up"]
+        assert harness.states == ["up"]
 
 
 @on_uvloop
@@ -102,7 +96,7 @@ async def test_solana_upstream_of_another_cluster_gets_no_calls() -> None:
         stray.answers["getGenesisHash"] = lambda _: "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d"
         harness.tracker = Tracker(harness.route)
         await harness.look()
-        assert states(harness) == ["wrong_chain", "up"]
+        assert harness.states == ["wrong_chain", "up"]
         before = stray.count("getBlockHeight")
         for _ in range(6):
             await harness.result("getBlockHeight", Cache_Control="no-cache")
@@ -157,17 +151,17 @@ def test_upstream_on_another_branch_than_the_two_others_gets_no_calls(depth: int
         async with rpc_harness(3) as harness:
             forked = fork(harness, harness.upstreams[place], depth)
             await harness.look()
-            assert states(harness) == ["forked" if index == place else "up" for index in range(3)]
+            assert harness.states == ["forked" if index == place else "up" for index in range(3)]
             heights = range(harness.chain.head - 5, harness.chain.head + 1)
             assert await hashes_at(harness, heights) == [{harness.chain.hash_of(height)} for height in heights]
             # It stays out while both branches grow, at its own pace, and comes back when it is on ours.
             forked.head += 1
             harness.chain.head += 1
             await harness.look()
-            assert states(harness)[place] == "forked"
+            assert harness.states[place] == "forked"
             harness.upstreams[place].chain = harness.chain
             await harness.look()
-            assert states(harness) == ["up"] * 3
+            assert harness.states == ["up"] * 3
 
     run()
 
@@ -181,11 +175,11 @@ def test_one_of_two_that_finality_contradicts_gets_no_calls(place: int) -> None:
         async with rpc_harness(2) as harness:
             fork(harness, harness.upstreams[place], FINALITY + 10).head += 1
             await harness.look()
-            assert states(harness) == ["forked" if index == place else "up" for index in range(2)]
+            assert harness.states == ["forked" if index == place else "up" for index in range(2)]
             # Nor does it when it is the only one left.
             harness.upstreams[1 - place].held = {"eth_getBlockByNumber", "eth_chainId"}
             await harness.look()
-            assert states(harness)[place] == "forked"
+            assert harness.states[place] == "forked"
             harness.upstreams[1 - place].gate.set()
 
     run()
@@ -196,11 +190,11 @@ async def test_of_two_short_branches_the_longer_is_used_and_the_other_when_it_is
     async with rpc_harness(2) as harness:
         fork(harness, harness.upstreams[1], 2).head += 1
         await harness.look()
-        assert states(harness) == ["forked", "up"]
+        assert harness.states == ["forked", "up"]
         harness.upstreams[1].held = {"eth_getBlockByNumber", "eth_chainId"}
         await harness.look()
         await harness.look()
-        assert states(harness)[0] == "up"
+        assert harness.states[0] == "up"
         harness.upstreams[1].gate.set()
 
 
@@ -226,7 +220,7 @@ async def test_upstream_that_is_behind_is_compared_at_its_own_height() -> None:
         harness.upstreams[1].behind = harness.upstreams[2].behind = 10
         harness.chain.head += 1
         await harness.look()
-        assert states(harness) == ["up", "forked", "up"]
+        assert harness.states == ["up", "forked", "up"]
 
 
 # Reorganisations
