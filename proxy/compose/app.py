@@ -297,7 +297,11 @@ class App:
         self.dashboard.listens_on(*listener.getsockname()[:2])
         await self._runner.setup()
         assert self._runner.server is not None
-        self.limiter.open(self._runner.server, lambda: FrontConnection(self.limiter, self.front))
+        self.limiter.open(
+            self._runner.server,
+            lambda: FrontConnection(self.limiter, self.front),
+            self.admission.headers_without_key,
+        )
         for route in self.networks.routes.values():
             self.logs.serve(route)
         self.smart_wallets.serve()

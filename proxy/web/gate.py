@@ -1,7 +1,7 @@
 """The middleware around every request that aiohttp serves: authentication, common headers, errors, and the access log.
 
-Every reply has a request id and, if a key was recognised, the three rate headers; every error has the API's error body.
-Handlers raise a Fault or return a reply; other exceptions become a 500.
+Every reply has a request id and the three rate headers: those of the key, or of the client's address if there is no valid key.
+Every error has the API's error body. Handlers raise a Fault or return a reply; other exceptions become a 500.
 """
 
 from __future__ import annotations
@@ -141,6 +141,8 @@ class Gate:
         key = request.get(KEY)
         if key is not None:
             reply.headers.update(self._admission.headers(key, time.monotonic()))
+        else:
+            reply.headers.update(self._admission.headers_without_key(self._address(request)))
         self._cross_origin.sign(request, reply, key)
         connection = request.protocol
         is_last = isinstance(connection, HandlerConnection) and connection.is_at_last_request
@@ -180,9 +182,12 @@ class Gate:
     def enter(self, request: web.Request, operation: str) -> str:
         """Record the operation for the metrics, and return the client's address."""
         request[_OPERATION] = operation
-        address = self._limiter.client_address(request.remote or "", request.headers.getall("X-Forwarded-For", ()))
+        address = self._address(request)
         client_of_task.set(place_of(address))
         return address
+
+    def _address(self, request: web.Request) -> str:
+        return self._limiter.client_address(request.remote or "", request.headers.getall("X-Forwarded-For", ()))
 
     def is_secure(self, request: web.Request) -> bool:
         """Whether the client used https, also as reported by a trusted proxy."""

@@ -23,10 +23,10 @@ def fault_reply(fault: Fault) -> web.Response:
     return json_reply(fault.body(), status=fault.status, headers=fault.headers)
 
 
-def raw_fault(fault: Fault) -> bytes:
+def raw_fault(fault: Fault, headers: Mapping[str, str]) -> bytes:
     """A complete HTTP reply for a connection without a parsed request. The connection is closed after it."""
     body = orjson.dumps(fault.body())
-    extra = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
+    extra = "".join(f"{name}: {value}\r\n" for name, value in {**fault.headers, **headers}.items())
     head = (
         f"HTTP/1.1 {fault.status} {HTTPStatus(fault.status).phrase}\r\nContent-Type: {JSON}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n{extra}\r\n"

@@ -33,6 +33,7 @@ class AuthFailures:
 
     def __init__(self, per_minute: int) -> None:
         self._cost_s = 60.0 / per_minute
+        self._per_second = max(1, per_minute // 60)
         self._edges: LruCache[str, float] = LruCache(ADDRESSES)
 
     def count(self, address: str, now: float) -> float:
@@ -43,6 +44,13 @@ class AuthFailures:
             return edge - now
         self._edges[place] = edge
         return 0.0
+
+    def rate_headers(self, address: str, now: float) -> dict[str, str]:
+        """The `X-RateLimit-*` headers of a client without a valid key: the failures that it is still allowed in this second."""
+        edge = max(self._edges.get(access.place_of(address), 0.0), now - 60.0)
+        most = self._per_second
+        left = min(most, max(0, int((now - edge + limits.TOLERANCE_S) / self._cost_s)))
+        return _rate_headers(most, left, max(0.0, edge + most * self._cost_s - now))
 
 
 class Admission:
@@ -115,11 +123,11 @@ class Admission:
         """The three `X-RateLimit-*` headers. They describe the tighter request bucket."""
         rate = self.windows.tighter(key.rate, key.own_rate, now)
         edge = self.windows.edge(rate.slot)
-        return {
-            "X-RateLimit-Limit": str(rate.requests_per_second),
-            "X-RateLimit-Remaining": str(limits.remaining(edge, now, rate.requests_per_second)),
-            "X-RateLimit-Reset": str(math.ceil(time.time() + limits.full_in(edge, now))),
-        }
+        remaining = limits.remaining(edge, now, rate.requests_per_second)
+        return _rate_headers(rate.requests_per_second, remaining, limits.full_in(edge, now))
+
+    def headers_without_key(self, address: str) -> dict[str, str]:
+        return self._failures.rate_headers(address, time.monotonic())
 
     def _refusal(self, key: Key, requests: int, units: int, wait: float) -> Fault:
         limit = key.own_rate or key.rate
@@ -135,6 +143,14 @@ class Admission:
         return RateLimited(
             "daily quota exceeded: it resets at 00:00 UTC", retry_after_s=left_s, details={"reason": "daily_quota"}
         )
+
+
+def _rate_headers(limit: int, remaining: int, full_in_s: float) -> dict[str, str]:
+    return {
+        "X-RateLimit-Limit": str(limit),
+        "X-RateLimit-Remaining": str(remaining),
+        "X-RateLimit-Reset": str(math.ceil(time.time() + full_in_s)),
+    }
 
 
 def _rates_of(key: Key) -> str:

@@ -15,7 +15,7 @@ import logging
 import sys
 import termios
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from aiohttp import HttpVersion11, StreamReader, http_parser, web, web_protocol
@@ -59,13 +59,13 @@ MAX_UNWANTED_BYTES = 65_536
 # Bytes around the chunks of a body, besides a quarter of the body itself. Many tiny chunks cost far more time than their bytes.
 MAX_CHUNK_OVERHEAD = 65_536
 
-_LATE_HEAD = raw_fault(RequestTimeout("the request's head did not arrive in time"))
-_TINY_CHUNKS = raw_fault(InvalidRequest("the chunks of the body are too small: send at least 20 bytes in each"))
-_NOT_HTTP = raw_fault(InvalidRequest("the request is not valid HTTP"))
+_LATE_HEAD = RequestTimeout("the request's head did not arrive in time")
+_TINY_CHUNKS = InvalidRequest("the chunks of the body are too small: send at least 20 bytes in each")
+_NOT_HTTP = InvalidRequest("the request is not valid HTTP")
 # Sent to refused connections, by the limit that was reached.
 _REFUSALS = {
-    "full": raw_fault(Unavailable("too many connections; try again shortly")),
-    "address": raw_fault(RateLimited("too many connections from this address", retry_after_s=1)),
+    "full": Unavailable("too many connections; try again shortly"),
+    "address": RateLimited("too many connections from this address", retry_after_s=1),
 }
 
 
@@ -267,7 +267,7 @@ class HandlerConnection(web.RequestHandler):
             reply = fault_reply(
                 _parse_fault(exc) if status == 400 else of_status(status, "the request is not valid HTTP")
             )
-        reply.headers.update({"Server": SERVER, "X-Request-Id": new_request_id()})
+        reply.headers.update(self._limiter.headers_for(self._address))
         # aiohttp takes a request that it could not parse for one of HTTP/1.0.
         request._version = HttpVersion11
         reply.force_close()
@@ -284,6 +284,7 @@ class ConnectionLimiter:
         self.connections: set[LimitedConnection] = set()
         self._server: web.Server | None = None
         self._front: Callable[[], asyncio.Protocol] | None = None
+        self._rate_headers: Callable[[str], Mapping[str, str]] | None = None
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
         self.timed: set[LimitedConnection] = set()
@@ -292,9 +293,16 @@ class ConnectionLimiter:
     def __repr__(self) -> str:
         return f"<ConnectionLimiter {len(self.connections)} connections{', draining' if self.draining else ''}>"
 
-    def open(self, server: web.Server, front: Callable[[], asyncio.Protocol]) -> None:
+    def open(
+        self,
+        server: web.Server,
+        front: Callable[[], asyncio.Protocol],
+        rate_headers: Callable[[str], Mapping[str, str]],
+    ) -> None:
+        """`rate_headers`: those of a client's address, for replies to requests that cannot be read."""
         self._server = server
         self._front = front
+        self._rate_headers = rate_headers
 
     def __call__(self) -> asyncio.Protocol:
         """A protocol for a new connection: what `create_server` wants."""
@@ -380,10 +388,16 @@ class ConnectionLimiter:
         """Refuse a request line without a version, which aiohttp would serve as HTTP/0.9."""
         self._end_with(connection, _NOT_HTTP)
 
-    def _end_with(self, connection: LimitedConnection, reply: bytes) -> None:
+    def _end_with(self, connection: LimitedConnection, fault: Fault) -> None:
         if connection.transport is not None:
-            connection.transport.write(reply)
+            peer = connection.transport.get_extra_info("peername")
+            connection.transport.write(raw_fault(fault, self.headers_for(peer[0] if peer else "")))
         connection.force_close()
+
+    def headers_for(self, address: str) -> dict[str, str]:
+        """The common headers of a reply to a request that cannot be read."""
+        assert self._rate_headers is not None
+        return {"Server": SERVER, "X-Request-Id": new_request_id(), **self._rate_headers(address)}
 
     def trusts(self, address: str) -> bool:
         if not self._trusted:
