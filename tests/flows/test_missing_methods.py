@@ -88,6 +88,19 @@ async def test_method_that_every_upstream_lacks_is_an_error_each_time() -> None:
         assert "result" in (await proof(harness, 5)).json
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_error_that_may_be_about_the_params_is_passed_on_each_time(count: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(count) as harness:
+            for each in harness.upstreams:
+                each.answers[PROOF] = refused(-32004, f"Method {PROOF} is not supported")
+            for n in range(3):
+                assert (await proof(harness, n)).json["error"]["code"] == -32601
+
+    run()
+
+
 @pytest.mark.parametrize("is_known", [True, False])
 def test_method_of_an_upstream_that_is_down_is_unavailable_and_not_unknown(is_known: bool) -> None:
     @on_uvloop

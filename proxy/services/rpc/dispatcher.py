@@ -302,7 +302,8 @@ class Dispatcher(FlightHandler):
             was_refused = verdict.lacks_method or (verdict.wants_rest and not policy.method.private)
             if flight.is_under_way() or self._send_another(flight, now, was_refused=was_refused):
                 return
-            if flight.spare_weight == dialect.LACK and self.state.group.may_have(policy.method.name, now):
+            is_lack = verdict.lacks_method and flight.spare_weight == dialect.LACK
+            if is_lack and self.state.group.may_have(policy.method.name, now):
                 reason = "no upstream that has this method is available at the moment"
                 self.land_fault(flight, Unavailable(self._message(reason)))
                 return
