@@ -54,7 +54,7 @@ class HeadAnnouncements:
             await asyncio.sleep(CHECK_S)
 
     async def _follow(self, source: FeedSource) -> None:
-        self._sources.begin(source, self._clock())
+        source.started_at = self._clock()
         try:
             await self._listen(source)
         except (StreamLost, SubscriptionRefused) as exc:

@@ -11,20 +11,17 @@ the network has no other upstream and this one reports it twice, or if the upstr
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
 from proxy.core.head_chain import ChainBlock
 from proxy.services.feed.blocks import BlockSource, BlockUnavailable, read_block
-from proxy.services.feed.sources import FeedSource, FeedSources
+from proxy.services.feed.sources import FeedSource, FeedSources, SourceFailed
 from proxy.services.feed.walk import ChainWalk
 from proxy.services.rpc.networks import Route
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused
 from proxy.wire.websocket_upstream import WebSocketUpstream
-
-log = logging.getLogger("penstock.feed")
 
 # Polls run three times per block within these bounds: fast chains are not flooded, slow ones are not reported late.
 SHORTEST_POLL_S = 0.2
@@ -37,10 +34,6 @@ QUIET_BLOCKS = 3
 STRIDE_S = 15.0
 # Bounds memory: heads that wait for the walk. A dropped head is fetched later as part of a gap.
 MAX_QUEUED = 64
-
-
-class SourceFailed(Exception):
-    """The source cannot be used at the moment. The message is the reason, for the operator."""
 
 
 class HeadInbox:
@@ -106,30 +99,16 @@ class HeadWatcher:
         return f"<HeadWatcher {self._route.network.id} by {self.source!r}>"
 
     async def run(self) -> None:
-        """Loop: follow the best source until it fails, then the next."""
-        while True:
-            now = self._clock()
-            source = self._sources.best(now)
-            if source is None:
-                await asyncio.sleep(max(0.0, self._sources.next_retry_at(now) - now))
-                continue
-            try:
-                await self._follow(source)
-            except SourceFailed as exc:
-                self._sources.failed(source, self._clock())
-                extra = {"network": self._route.network.id, "source": source.upstream.label, "reason": str(exc)}
-                log.info("feed switches to another source", extra=extra)
-            finally:
-                self.source = None
+        """Supervised loop."""
+        await self._sources.follow(self._follow, self._clock)
 
     async def _follow(self, source: FeedSource) -> None:
-        now = self._moved_at = self._clock()
-        self._sources.begin(source, now)
+        self._moved_at = self._clock()
         self.source, self._caught_up, self._behind_since = source, False, None
-        if source.streams:
-            await self._listen(source)
-        else:
-            await self._poll(source)
+        try:
+            await (self._listen(source) if source.streams else self._poll(source))
+        finally:
+            self.source = None
 
     async def _listen(self, source: FeedSource) -> None:
         assert isinstance(source.upstream, WebSocketUpstream)

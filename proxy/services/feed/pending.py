@@ -19,8 +19,7 @@ from proxy.core.lru_cache import LruCache
 from proxy.errors import Unavailable
 from proxy.services.feed.blocks import BlockSource, BlockUnavailable
 from proxy.services.feed.demand import Demand
-from proxy.services.feed.head_watcher import SourceFailed
-from proxy.services.feed.sources import FeedSource, FeedSources
+from proxy.services.feed.sources import FeedSource, FeedSources, SourceFailed
 from proxy.services.feed.topics import FeedEvent, Listener
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import Probe
@@ -127,20 +126,10 @@ class PendingTransactions:
         async with asyncio.TaskGroup() as group:
             for _ in range(CONCURRENT_FETCHES):
                 group.create_task(self._fetch_full())
-            group.create_task(self._follow_sources())
+            group.create_task(self._sources.follow(self._read, self._clock))
 
-    async def _follow_sources(self) -> None:
-        while True:
-            now = self._clock()
-            source = self._sources.best(now)
-            if source is None:
-                await asyncio.sleep(max(0.0, self._sources.next_retry_at(now) - now))
-                continue
-            self._sources.begin(source, now)
-            try:
-                await (self._listen(source) if source.streams else self._poll(source))
-            except SourceFailed:
-                self._sources.failed(source, self._clock())
+    async def _read(self, source: FeedSource) -> None:
+        await (self._listen(source) if source.streams else self._poll(source))
 
     async def _listen(self, source: FeedSource) -> None:
         """Read the stream until it is lost, a better source is available, or another kind is in demand."""

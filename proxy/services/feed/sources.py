@@ -6,16 +6,25 @@ moment: the code that reads from a source checks regularly whether a better one 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NoReturn
 
 from proxy.services.rpc.networks import Route
 from proxy.wire.upstream import Upstream
 from proxy.wire.websocket_upstream import WebSocketUpstream
 
+log = logging.getLogger("penstock.feed")
+
 FIRST_BACKOFF_S = 0.5
 LONGEST_BACKOFF_S = 30.0
 # After working this long, a failure is a new one: the back-off starts from the beginning.
 STABLE_S = 30.0
+
+
+class SourceFailed(Exception):
+    """The source cannot be used at the moment. The message is the reason, for the operator."""
 
 
 class FeedSource:
@@ -58,6 +67,22 @@ class FeedSources:
     def is_empty(self) -> bool:
         return not self._sources
 
+    async def follow(self, read: Callable[[FeedSource], Awaitable[None]], clock: Callable[[], float]) -> NoReturn:
+        """Loop: read from the best source until it fails or is no longer the best, then from the next."""
+        while True:
+            now = clock()
+            source = self.best(now)
+            if source is None:
+                await asyncio.sleep(max(0.0, self.next_retry_at(now) - now))
+                continue
+            source.started_at = now
+            try:
+                await read(source)
+            except SourceFailed as exc:
+                self.failed(source, clock())
+                extra = {"network": self._route.network.id, "source": source.upstream.label, "reason": str(exc)}
+                log.info("feed switches to another source", extra=extra)
+
     def best(self, now: float) -> FeedSource | None:
         """Return the best source, or None while all of them back off or serve another chain or branch."""
         ready = [source for source in self._sources if source.retry_at <= now and _is_ours(source)]
@@ -72,9 +97,6 @@ class FeedSources:
         """When to look for a source again."""
         ready = [source.retry_at for source in self._sources if _is_ours(source)]
         return max(min(ready, default=0.0), now + (0.0 if ready else FIRST_BACKOFF_S))
-
-    def begin(self, source: FeedSource, now: float) -> None:
-        source.started_at = now
 
     def failed(self, source: FeedSource, now: float) -> None:
         if now - source.started_at > STABLE_S:

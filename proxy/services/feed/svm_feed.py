@@ -9,7 +9,6 @@ does not have the method.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 
@@ -18,8 +17,7 @@ import msgspec
 from proxy.core import dialect, jsonrpc
 from proxy.errors import Unavailable
 from proxy.services.feed.demand import Demand
-from proxy.services.feed.head_watcher import SourceFailed
-from proxy.services.feed.sources import FeedSource, FeedSources
+from proxy.services.feed.sources import FeedSource, FeedSources, SourceFailed
 from proxy.services.feed.svm_channel import SvmChannel
 from proxy.services.feed.svm_poller import POLLED, SvmPoller
 from proxy.services.feed.topics import MAX_TOPICS, FeedEvent, Listener, Topic, refusal
@@ -27,8 +25,6 @@ from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.networks import Route
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
 from proxy.wire.websocket_upstream import WebSocketUpstream
-
-log = logging.getLogger("penstock.feed")
 
 # The supported subscriptions and the method that ends each.
 UNSUBSCRIBE_METHODS = {
@@ -147,7 +143,7 @@ class SvmFeed:
             if self._can_poll:
                 group.create_task(self._poller.run())
             if not self._sources.is_empty:
-                group.create_task(self._follow_sources())
+                group.create_task(self._sources.follow(self._listen, self._clock))
 
     # Polling
 
@@ -167,21 +163,6 @@ class SvmFeed:
             self._demand.changed()
 
     # Streaming
-
-    async def _follow_sources(self) -> None:
-        while True:
-            now = self._clock()
-            source = self._sources.best(now)
-            if source is None:
-                await asyncio.sleep(max(0.0, self._sources.next_retry_at(now) - now))
-                continue
-            self._sources.begin(source, now)
-            try:
-                await self._listen(source)
-            except SourceFailed as exc:
-                self._sources.failed(source, self._clock())
-                extra = {"network": self._route.network.id, "source": source.upstream.label, "reason": str(exc)}
-                log.info("feed switches to another source", extra=extra)
 
     async def _listen(self, source: FeedSource) -> None:
         assert isinstance(source.upstream, WebSocketUpstream)
