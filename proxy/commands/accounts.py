@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from getpass import getpass
 from typing import Any
@@ -56,14 +55,14 @@ def own_limits(args: argparse.Namespace) -> LimitChange:
 def register(commands: Any) -> None:
     parser = commands.add_parser("accounts", help="create, list, show and change accounts")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = _action(actions, "create", "create an account", _create)
+    create = context.add_action(actions, "create", "create an account", _create)
     create.add_argument("--name", required=True, help="the name of the customer or team")
     create.add_argument("--email", required=True, help="the holder's email address, for signing in and for notices")
     create.add_argument("--plan", default="free", help="a plan of config/plans.toml (default: free)")
     add_limits(create, day=True)
-    _action(actions, "list", "list all accounts", _list)
-    _with_id(_action(actions, "show", "show an account and its requests today", _show))
-    change = _action(actions, "set", "change an account", _set)
+    context.add_action(actions, "list", "list all accounts", _list)
+    _with_id(context.add_action(actions, "show", "show an account and its requests today", _show))
+    change = context.add_action(actions, "set", "change an account", _set)
     _with_id(change)
     change.add_argument("--name", help="the new name")
     change.add_argument("--email", help="the new email address")
@@ -73,8 +72,8 @@ def register(commands: Any) -> None:
         ("disable", "refuse all keys of an account until it is enabled", True),
         ("enable", "enable a disabled account", False),
     ):
-        _with_id(_action(actions, name, about, _set_disabled(disabled=disabled)))
-    password = _action(
+        _with_id(context.add_action(actions, name, about, _set_disabled(disabled=disabled)))
+    password = context.add_action(
         actions,
         "password",
         "set the holder's dashboard password and end all sessions",
@@ -83,25 +82,13 @@ def register(commands: Any) -> None:
     )
     _with_id(password)
     password.add_argument("--stdin", action="store_true", help="read the password from standard input without a prompt")
-    _with_id(_action(actions, "link", "create a link that signs the holder in once", _link, context.session_store))
+    _with_id(
+        context.add_action(actions, "link", "create a link that signs the holder in once", _link, context.session_store)
+    )
 
 
 def _with_id(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", help="the account's id, such as acct_0123…")
-
-
-def _action(actions: Any, name: str, about: str, act: Any, store: Any = context.key_store) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about.capitalize()}.")
-    context.add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act, store)))
-    return parser
-
-
-async def _with_store(args: argparse.Namespace, act: Any, opened: Any) -> int:
-    async with opened(args) as store:
-        await act(store, args)
-    return 0
 
 
 async def _create(store: KeyStore, args: argparse.Namespace) -> None:

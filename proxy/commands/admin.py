@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from proxy.commands import context, output
@@ -19,25 +20,19 @@ def register(commands: Any) -> None:
         "token", help="create, list and revoke tokens"
     )
     actions = tokens.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = _action(actions, "create", "create a token and print it once", _create)
+    create = context.add_action(actions, "create", "create a token and print it once", _create, _token_store)
     create.add_argument("--name", default="operator", help="the operator's name (default: operator)")
-    _action(actions, "list", "list all tokens", _list)
-    revoke = _action(actions, "revoke", "revoke a token permanently and end its sessions", _revoke)
+    context.add_action(actions, "list", "list all tokens", _list, _token_store)
+    revoke = context.add_action(
+        actions, "revoke", "revoke a token permanently and end its sessions", _revoke, _token_store
+    )
     revoke.add_argument("id", help="the token's id, such as admt_0123…")
 
 
-def _action(actions: Any, name: str, about: str, act: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about.capitalize()}.")
-    context.add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act)))
-    return parser
-
-
-async def _with_store(args: argparse.Namespace, act: Any) -> int:
+@asynccontextmanager
+async def _token_store(args: argparse.Namespace) -> AsyncIterator[SessionStore]:
     async with context.session_store(args) as (store, _):
-        await act(store, args)
-    return 0
+        yield store
 
 
 async def _create(store: SessionStore, args: argparse.Namespace) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,26 @@ async def key_store(args: argparse.Namespace) -> AsyncIterator[KeyStore]:
 async def session_store(args: argparse.Namespace) -> AsyncIterator[tuple[SessionStore, Settings]]:
     async with opened(args) as (found, pool):
         yield SessionStore(pool, pepper=found.keys.pepper, previous_pepper=found.keys.previous_pepper), found
+
+
+def add_action(
+    actions: Any,
+    name: str,
+    about: str,
+    act: Callable[[Any, argparse.Namespace], Awaitable[None]],
+    store: Any = key_store,
+) -> argparse.ArgumentParser:
+    """Add a subcommand that runs `act` with the opened store."""
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about.capitalize()}.")
+    add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act, store)))
+    return parser
+
+
+async def _with_store(
+    args: argparse.Namespace, act: Callable[[Any, argparse.Namespace], Awaitable[None]], opened: Any
+) -> int:
+    async with opened(args) as store:
+        await act(store, args)
+    return 0

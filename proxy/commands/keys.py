@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 from typing import Any
 
 from proxy.commands import context, output
@@ -18,7 +17,7 @@ STATUS_OF = {"revoke": "revoked", "disable": "disabled", "enable": "active"}
 def register(commands: Any) -> None:
     parser = commands.add_parser("keys", help="create, list, show, rotate, revoke and change keys")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = _action(actions, "create", "create a key and print it once", _create)
+    create = context.add_action(actions, "create", "create a key and print it once", _create)
     create.add_argument("--account", required=True, metavar="ID", help="the id of the key's account")
     create.add_argument("--name", default="default", help="a name for the key (default: default)")
     create.add_argument(
@@ -33,10 +32,10 @@ def register(commands: Any) -> None:
     )
     add_limits(create, day=False)
     _add_restrictions(create)
-    listing = _action(actions, "list", "list keys", _list)
+    listing = context.add_action(actions, "list", "list keys", _list)
     listing.add_argument("--account", metavar="ID", help="only the keys of this account")
-    _with_id(_action(actions, "show", "show a key", _show))
-    rotate = _action(actions, "rotate", "create a successor; the old key keeps working for a while", _rotate)
+    _with_id(context.add_action(actions, "show", "show a key", _show))
+    rotate = context.add_action(actions, "rotate", "create a successor; the old key keeps working for a while", _rotate)
     _with_id(rotate)
     rotate.add_argument(
         "--overlap-s",
@@ -50,8 +49,8 @@ def register(commands: Any) -> None:
         ("disable", "refuse a key until it is enabled"),
         ("enable", "enable a disabled key"),
     ):
-        _with_id(_action(actions, name, about, _set_status))
-    change = _action(actions, "set", "change a key", _set)
+        _with_id(context.add_action(actions, name, about, _set_status))
+    change = context.add_action(actions, "set", "change a key", _set)
     _with_id(change)
     change.add_argument("--name", help="the new name")
     change.add_argument(
@@ -80,20 +79,6 @@ def _add_restrictions(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="accept the key only from web pages of these origins; repeatable",
     )
-
-
-def _action(actions: Any, name: str, about: str, act: Any) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = actions.add_parser(name, help=about, description=f"{about.capitalize()}.")
-    context.add_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.set_defaults(run=lambda args: asyncio.run(_with_store(args, act)))
-    return parser
-
-
-async def _with_store(args: argparse.Namespace, act: Any) -> int:
-    async with context.key_store(args) as store:
-        await act(store, args)
-    return 0
 
 
 async def _create(store: KeyStore, args: argparse.Namespace) -> None:

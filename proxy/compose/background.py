@@ -9,11 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-import orjson
-import uvloop
-
-from proxy import settings as settings_room
-from proxy import telemetry
 from proxy.chains.families import family_of
 from proxy.compose import gas
 from proxy.compose.data import DataFeature
@@ -21,7 +16,7 @@ from proxy.compose.delivery import DeliveryFeature
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import operation_cleanup
 from proxy.compose.webhooks import EventFeature
-from proxy.processes.worker import first_line, report_ready, watch_supervisor
+from proxy.processes.worker import report_ready, run_child, watch_supervisor
 from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.events.notifications import Notifications
 from proxy.services.fleet import Cordons
@@ -171,18 +166,7 @@ WITHOUT_UPSTREAMS = frozenset({"deliverer"})
 
 
 def main(part: str) -> int:
-    line = first_line()
-    if not line.endswith(b"\n"):  # The supervisor died before it sent the settings.
-        return 0
-    settings = settings_room.from_tree(orjson.loads(line))
-    tables = settings_room.load_tables()
-    listener = telemetry.start_logging(settings.log.level)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_run(settings, tables, part))
-    finally:
-        listener.stop()
-    return 0
+    return run_child(lambda settings, tables: _run(settings, tables, part))
 
 
 async def _run(settings: Settings, tables: Tables, part: str) -> None:

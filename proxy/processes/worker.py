@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 import orjson
 import uvloop
@@ -27,7 +28,13 @@ STDIN, STDOUT = 0, 1
 
 
 def main(sockets: ListeningSockets, *, windows_fd: int, alone: bool, copies: CopyDirectory | None) -> int:
-    line = first_line()
+    windows = (UnsharedWindows if alone else Windows)(windows_fd)
+    return run_child(lambda settings, tables: _serve(settings, tables, sockets, windows, copies))
+
+
+def run_child(run: Callable[[Settings, Tables], Coroutine[Any, Any, None]]) -> int:
+    """Run a process of the supervisor: read its settings, start its log, run its event loop."""
+    line = _first_line()
     if not line.endswith(b"\n"):  # The supervisor ended before it sent the settings.
         return 0
     settings = settings_room.from_tree(orjson.loads(line))
@@ -35,14 +42,13 @@ def main(sockets: ListeningSockets, *, windows_fd: int, alone: bool, copies: Cop
     listener = telemetry.start_logging(settings.log.level)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            windows = (UnsharedWindows if alone else Windows)(windows_fd)
-            runner.run(_serve(settings, tables, sockets, windows, copies))
+            runner.run(run(settings, tables))
     finally:
         listener.stop()
     return 0
 
 
-def first_line() -> bytes:
+def _first_line() -> bytes:
     """Read the settings from standard input, byte by byte: the loop must still see the end of file that follows."""
     line = bytearray()
     while not line.endswith(b"\n") and (byte := os.read(STDIN, 1)):

@@ -84,6 +84,12 @@ class WalletHarness:
         found: dict[str, Any] = reply.json
         return found
 
+    async def deploy(self, block: int, **more: Any) -> str:
+        """Create a wallet, and deploy it in this block."""
+        address: str = (await self.create(**more))["address"]
+        self.deployed[address] = block
+        return address
+
     async def read(self, address: str, query: str = "") -> dict[str, Any]:
         reply = await self.send("GET", f"/wallets/{address}{query}")
         assert reply.status == 200, reply
@@ -122,21 +128,19 @@ async def test_wallet_is_counterfactual_until_it_has_code(database: str) -> None
 @on_uvloop
 async def test_recent_deployment_is_found_by_its_event_and_recorded(database: str) -> None:
     async with wallet_harness(database) as harness:
-        made = await harness.create()
-        harness.deployed[made["address"]] = HEAD - 100
-        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        address = await harness.deploy(HEAD - 100)
+        assert state_of(await harness.read(address)) == DEPLOYED
         assert await harness.listed() == ["deployed"]
         harness.chain.calls.clear()
-        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        assert state_of(await harness.read(address)) == DEPLOYED
         assert harness.chain.count("eth_getLogs") == 0
 
 
 @on_uvloop
 async def test_old_deployment_is_found_by_bisection(database: str) -> None:
     async with wallet_harness(database) as harness:
-        made = await harness.create()
-        harness.deployed[made["address"]] = 12_345
-        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        address = await harness.deploy(12_345)
+        assert state_of(await harness.read(address)) == DEPLOYED
         assert harness.chain.count("eth_getCode") < 25
         assert harness.chain.count("eth_getLogs") == 2
 
@@ -144,30 +148,27 @@ async def test_old_deployment_is_found_by_bisection(database: str) -> None:
 @on_uvloop
 async def test_deployment_is_null_if_no_upstream_has_state_that_old(database: str) -> None:
     async with wallet_harness(database) as harness:
-        made = await harness.create()
-        harness.deployed[made["address"]] = 12_345
+        address = await harness.deploy(12_345)
         harness.oldest_state = HEAD - 127
-        wallet = await harness.read(made["address"])
+        wallet = await harness.read(address)
         assert state_of(wallet) == {"status": "deployed", "nonce": 5, "deployed_at": None, "deploy_tx": None}
 
 
 @on_uvloop
 async def test_dropped_deployment_is_removed_by_a_read(database: str) -> None:
     async with wallet_harness(database) as harness:
-        made = await harness.create()
-        harness.deployed[made["address"]] = HEAD - 1
-        await harness.read(made["address"])
+        address = await harness.deploy(HEAD - 1)
+        await harness.read(address)
         harness.reorganise()
-        assert state_of(await harness.read(made["address"])) == {"status": "counterfactual", "nonce": 5}
+        assert state_of(await harness.read(address)) == {"status": "counterfactual", "nonce": 5}
         assert await harness.listed() == ["counterfactual"]
 
 
 @on_uvloop
 async def test_dropped_deployment_is_removed_by_a_list(database: str) -> None:
     async with wallet_harness(database) as harness:
-        made = await harness.create()
-        harness.deployed[made["address"]] = HEAD - 1
-        await harness.read(made["address"])
+        address = await harness.deploy(HEAD - 1)
+        await harness.read(address)
         harness.reorganise()
         assert await harness.listed() == ["counterfactual"]
         async with connected(database) as connection:
@@ -177,15 +178,14 @@ async def test_dropped_deployment_is_removed_by_a_list(database: str) -> None:
 @on_uvloop
 async def test_lagging_upstream_does_not_remove_a_deployment(database: str) -> None:
     async with wallet_harness(database) as harness:
-        made = await harness.create()
-        harness.deployed[made["address"]] = HEAD - 1
-        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        address = await harness.deploy(HEAD - 1)
+        assert state_of(await harness.read(address)) == DEPLOYED
         harness.chain.behind = 10
-        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        assert state_of(await harness.read(address)) == DEPLOYED
         assert await harness.listed() == ["deployed"]
         harness.chain.behind = 0
         harness.chain.calls.clear()
-        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        assert state_of(await harness.read(address)) == DEPLOYED
         assert harness.chain.count("eth_getLogs") == 0
 
 
@@ -210,9 +210,8 @@ async def test_list_and_creation_return_the_recorded_state_if_the_chain_fails(da
             raise Refused(-32000, "no code today")
 
     async with wallet_harness(database) as harness:
-        made = await harness.create()
-        harness.deployed[made["address"]] = HEAD - 100
-        await harness.read(made["address"])
+        address = await harness.deploy(HEAD - 100)
+        await harness.read(address)
         harness.chain.answers["eth_getCode"] = fail
         if failure == "closed":
             await harness.chain.close()
@@ -224,9 +223,8 @@ async def test_list_and_creation_return_the_recorded_state_if_the_chain_fails(da
 async def test_list_does_not_check_final_deployments(database: str) -> None:
     async with wallet_harness(database) as harness:
         for salt in ("1", "2", "3"):
-            made = await harness.create(salt=salt)
-            harness.deployed[made["address"]] = HEAD - 1000
-            await harness.read(made["address"])
+            address = await harness.deploy(HEAD - 1000, salt=salt)
+            await harness.read(address)
         await harness.create(salt="4")
         await Tracker(harness.under.worker.app.networks.routes[LIVE]).look()
         harness.chain.calls.clear()
@@ -247,14 +245,13 @@ async def test_wallet_of_a_removed_version_is_listed_but_not_readable(database: 
 @on_uvloop
 async def test_missing_deployment_time_is_added_by_a_read(database: str) -> None:
     async with wallet_harness(database) as harness:
-        made = await harness.create()
-        harness.deployed[made["address"]] = 12_345
+        address = await harness.deploy(12_345)
         async with connected(database) as connection:
             await connection.execute(
                 "update wallets set deploy_tx = $1, deploy_block = 12345, deploy_block_hash = $1", b"\xdd" * 32
             )
         assert await harness.listed() == ["deployed"]
-        assert state_of(await harness.read(made["address"])) == DEPLOYED
+        assert state_of(await harness.read(address)) == DEPLOYED
         assert harness.chain.count("eth_getLogs") == 1
 
 

@@ -186,15 +186,21 @@ async def test_reorganisation_deeper_than_can_be_undone_stops_the_network(databa
         assert await harness.indexed() == before, "data that cannot be undone must stay"
 
 
+async def follow_beyond_the_kept_blocks(harness: FollowerHarness) -> Tasks:
+    """Start a follower, and reorganise more blocks than it can undo."""
+    follower = harness.follower(keep=4)
+    harness.chain.mine(*(everything() * 12))
+    tasks = Tasks()
+    tasks.start("follower", follower.run)
+    await until(harness.is_complete, within_s=40.0)
+    harness.chain.drop(40)
+    harness.chain.mine(*(everything() * 10))
+    return tasks
+
+
 async def test_stopped_network_is_reported_in_fault_and_metrics(database: str) -> None:
     async with follower_harness(database) as harness:
-        follower = harness.follower(keep=4)
-        harness.chain.mine(*(everything() * 12))
-        tasks = Tasks()
-        tasks.start("follower", follower.run)
-        await until(harness.is_complete, within_s=40.0)
-        harness.chain.drop(40)
-        harness.chain.mine(*(everything() * 10))
+        tasks = await follow_beyond_the_kept_blocks(harness)
 
         async def stopped() -> bool:
             found = await harness.holdings.as_of(NETWORK)
@@ -210,13 +216,7 @@ async def test_stopped_network_is_followed_again_once_its_index_is_deleted(
 ) -> None:
     monkeypatch.setattr(network_follower, "STOPPED_S", 0.2)
     async with follower_harness(database) as harness:
-        follower = harness.follower(keep=4)
-        harness.chain.mine(*(everything() * 12))
-        tasks = Tasks()
-        tasks.start("follower", follower.run)
-        await until(harness.is_complete, within_s=40.0)
-        harness.chain.drop(40)
-        harness.chain.mine(*(everything() * 10))
+        tasks = await follow_beyond_the_kept_blocks(harness)
         await until(lambda: telemetry.follower_stopped.labels(NETWORK)._value.get() == 1, within_s=40.0)
         async with harness.running.blocks.backfill(NETWORK) as term:
             await forget(term, harness.running.sinks)

@@ -47,8 +47,9 @@ async def running(demand: Demand, work: Work) -> AsyncIterator[None]:
             task.cancel()
 
 
-@on_uvloop
-async def test_listener_that_arrives_while_the_work_ends_waits_for_the_next_run() -> None:
+@asynccontextmanager
+async def ending_work() -> AsyncIterator[tuple[Demand, Work]]:
+    """Work that has lost its last listener and has not ended yet."""
     work = Work()
     demand = Demand(lambda: work.listeners > 0, linger_s=0.0)
     async with running(demand, work):
@@ -58,6 +59,12 @@ async def test_listener_that_arrives_while_the_work_ends_waits_for_the_next_run(
         work.listeners = 0
         demand.changed()
         await until(lambda: work.is_ending)
+        yield demand, work
+
+
+@on_uvloop
+async def test_listener_that_arrives_while_the_work_ends_waits_for_the_next_run() -> None:
+    async with ending_work() as (demand, work):
         assert not work.is_ready
         work.listeners = 1
         demand.changed()
@@ -68,15 +75,7 @@ async def test_listener_that_arrives_while_the_work_ends_waits_for_the_next_run(
 
 @on_uvloop
 async def test_state_left_by_the_ending_work_is_reset() -> None:
-    work = Work()
-    demand = Demand(lambda: work.listeners > 0, linger_s=0.0)
-    async with running(demand, work):
-        work.listeners = 1
-        demand.changed()
-        await until(lambda: work.is_ready)
-        work.listeners = 0
-        demand.changed()
-        await until(lambda: work.is_ending)
+    async with ending_work() as (_, work):
         work.is_ready = True
         work.end.set()
         await until(lambda: not work.is_ready)

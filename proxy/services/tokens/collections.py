@@ -7,6 +7,7 @@ the index, or from a token that has an owner. Any other contract is not a collec
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Protocol
 
@@ -55,28 +56,18 @@ class FloorPriceSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class CollectionService:
-    def __init__(
-        self,
-        contracts: TokenContracts,
-        multicall: Multicall,
-        holdings: HoldingStore,
-        cache: DataCache,
-        *,
-        prices: TokenPrices,
-        images: ImageSource,
-        floors: FloorPriceSource,
-    ) -> None:
-        self._contracts = contracts
-        self._multicall = multicall
-        self._holdings = holdings
-        self._cache = cache
-        self._prices = prices
-        self._images = images
-        self._floors = floors
+    contracts: TokenContracts
+    multicall: Multicall
+    holdings: HoldingStore
+    cache: DataCache
+    prices: TokenPrices
+    images: ImageSource
+    floors: FloorPriceSource
 
     def __repr__(self) -> str:
-        return f"<CollectionService of {self._contracts!r}>"
+        return f"<CollectionService of {self.contracts!r}>"
 
     # A collection
 
@@ -84,18 +75,16 @@ class CollectionService:
         async def read() -> dict[str, Any]:
             return await self._read(network, contract)
 
-        found: dict[str, Any] = await self._cache.once(
-            network.id, "collection", contract.hex(), make=read, ttl_s=KEPT_S
-        )
+        found: dict[str, Any] = await self.cache.once(network.id, "collection", contract.hex(), make=read, ttl_s=KEPT_S)
         return found
 
     async def _read(self, network: Network, contract: bytes) -> dict[str, Any]:
-        counted, indexed = await self._contracts.at_one_block(
-            network, lambda: self._holdings.collection(network.id, contract)
+        counted, indexed = await self.contracts.at_one_block(
+            network, lambda: self.holdings.collection(network.id, contract)
         )
-        block = min(indexed, await self._multicall.tip(network))
+        block = min(indexed, await self.multicall.tip(network))
         calls = [(contract, data) for data in (*_DESCRIBED, *_INTERFACES, *_OWNERS)]
-        name, symbol, decimals, supply, uri, *rest = await self._multicall.read(network, calls, block=block)
+        name, symbol, decimals, supply, uri, *rest = await self.multicall.read(network, calls, block=block)
         standard = _standard(rest[:4], counted) or _by_behaviour(rest[4:], decimals)
         if standard is None:
             raise NotFound(f"there is no NFT collection at {address.checksum(contract)} on {network.id}")
@@ -113,16 +102,16 @@ class CollectionService:
         }
 
     async def _floor(self, network: Network, contract: str) -> dict[str, Any]:
-        floor = await self._floors.find(network, contract)
+        floor = await self.floors.find(network, contract)
         if floor is None:
             return {"floor_price_eth": None, "floor_price_usd": None}
-        coin = await self._prices.coin(network)
+        coin = await self.prices.coin(network)
         usd = None if coin is None else units.dollars(units.EXACT.multiply(floor, coin))
         return {"floor_price_eth": format(floor, "f"), "floor_price_usd": usd}
 
     async def _described(self, uri: str | None) -> dict[str, Any]:
         """The collection's contract-level metadata (ERC-7572)."""
-        found = (await self._images.document(uri) if uri else None) or {}
+        found = (await self.images.document(uri) if uri else None) or {}
         return {
             "banner_url": _image(found.get("banner_image") or found.get("banner_image_url")),
             "image_url": _image(found.get("image") or found.get("image_url")),
@@ -135,23 +124,23 @@ class CollectionService:
         """A page of an owner's tokens in the index, ordered by contract and id."""
 
         async def look() -> tuple[list[NftHolding], int]:
-            rows = await self._holdings.nfts_of(network.id, holder, limit=page.limit, offset=page.offset)
-            return rows, await self._holdings.count_nfts(network.id, holder)
+            rows = await self.holdings.nfts_of(network.id, holder, limit=page.limit, offset=page.offset)
+            return rows, await self.holdings.count_nfts(network.id, holder)
 
         async def read() -> dict[str, Any]:
-            (rows, total), block = await self._contracts.at_one_block(network, look)
+            (rows, total), block = await self.contracts.at_one_block(network, look)
             return {"nfts": await self._items(network, rows, block), "total": total, "as_of_block": block}
 
-        name = f"{holder.hex()}/{page.number}/{page.limit}@{(await self._contracts.newest_block(network)).name}"
+        name = f"{holder.hex()}/{page.number}/{page.limit}@{(await self.contracts.newest_block(network)).name}"
         keep_s = about_a_block(network)
-        found: dict[str, Any] = await self._cache.once(network.id, "owned", name, make=read, ttl_s=keep_s)
+        found: dict[str, Any] = await self.cache.once(network.id, "owned", name, make=read, ttl_s=keep_s)
         return found
 
     async def _items(self, network: Network, rows: Sequence[NftHolding], block: int) -> list[dict[str, Any]]:
         contracts = [*dict.fromkeys(row.contract for row in rows)]
-        at = min(block, await self._multicall.tip(network))
-        collections = await self._contracts.known(network, contracts, at)
-        images = await self._images.known(network, [(row.contract, row.token_id) for row in rows])
+        at = min(block, await self.multicall.tip(network))
+        collections = await self.contracts.known(network, contracts, at)
+        images = await self.images.known(network, [(row.contract, row.token_id) for row in rows])
         return [
             {
                 "contract": address.checksum(row.contract),

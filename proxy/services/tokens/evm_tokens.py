@@ -6,6 +6,7 @@ Amounts are never taken from the index: a token may pay interest without an even
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from proxy.chains.evm import abi, address
@@ -27,27 +28,20 @@ _SUPPLY = abi.call("totalSupply()")
 _PROBE = abi.call("balanceOf(address)", (1).to_bytes(20, "big"))
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class EvmTokens:
-    def __init__(
-        self,
-        contracts: TokenContracts,
-        multicall: Multicall,
-        holdings: HoldingStore,
-        cache: DataCache,
-        prices: TokenPrices,
-    ) -> None:
-        self._contracts = contracts
-        self._multicall = multicall
-        self._holdings = holdings
-        self._cache = cache
-        self._prices = prices
+    contracts: TokenContracts
+    multicall: Multicall
+    holdings: HoldingStore
+    cache: DataCache
+    prices: TokenPrices
 
     def __repr__(self) -> str:
-        return f"<EvmTokens of {self._contracts!r}>"
+        return f"<EvmTokens of {self.contracts!r}>"
 
     async def balances(self, network: Network, holder: bytes) -> Balances:
         """All tokens of a holder, in the order of the API spec, and the block at which they were read."""
-        block, block_name = await self._contracts.newest_block(network)
+        block, block_name = await self.contracts.newest_block(network)
 
         async def read() -> dict[str, Any]:
             return {**await self._read_balances(network, holder, block), "as_of_block": block}
@@ -55,24 +49,24 @@ class EvmTokens:
         # The block is part of the cache key, so that a cached list is never older than the index.
         name = f"{holder.hex()}@{block_name}"
         keep_s = about_a_block(network)
-        found: Balances = await self._cache.once(
+        found: Balances = await self.cache.once(
             network.id, "balances", name, make=read, ttl_s=keep_s, read=portfolio.read_balances
         )
         return found
 
     async def _read_balances(self, network: Network, holder: bytes, block: int) -> dict[str, Any]:
-        found = await self._holdings.tokens_of(network.id, holder, limit=MOST_CONTRACTS + 1)
+        found = await self.holdings.tokens_of(network.id, holder, limit=MOST_CONTRACTS + 1)
         candidates = found[:MOST_CONTRACTS]
         data = abi.call("balanceOf(address)", holder)
         calls = [(token.contract, data) for token in candidates]
-        replies = await self._multicall.read(network, calls, block=block)
+        replies = await self.multicall.read(network, calls, block=block)
         held = {call[0]: raw for call, reply in zip(calls, replies, strict=True) if (raw := abi.uint(reply))}
         tokens = await self._listed(network, held, block)
         return {"tokens": tokens, "truncated": len(found) > len(candidates)}
 
     async def _listed(self, network: Network, held: Mapping[bytes, int], block: int) -> list[dict[str, Any]]:
-        tokens = await self._contracts.known(network, [*held], block)
-        prices = await self._prices.known(network, [token.contract for token in tokens.values()])
+        tokens = await self.contracts.known(network, [*held], block)
+        prices = await self.prices.known(network, [token.contract for token in tokens.values()])
         return portfolio.listed(
             Holding(token, held[contract], (known := prices[token.contract]).usd, known.logo)
             for contract, token in tokens.items()
@@ -82,15 +76,15 @@ class EvmTokens:
         """A token's name, symbol, decimals and supply from its contract, with its price and logo."""
 
         async def read() -> dict[str, Any]:
-            block = await self._multicall.tip(network)
+            block = await self.multicall.tip(network)
             calls = [(contract, data) for data in (NAME, SYMBOL, DECIMALS, _SUPPLY, _PROBE)]
-            replies = await self._multicall.read(network, calls, block=block)
+            replies = await self.multicall.read(network, calls, block=block)
             if not any(replies):
                 raise NotFound(f"there is no token contract at {address.checksum(contract)} on {network.id}")
             token, supply = token_of(contract, *replies[:3]), abi.uint(replies[3])
-            known = (await self._prices.known(network, [token.contract]))[token.contract]
+            known = (await self.prices.known(network, [token.contract]))[token.contract]
             return {**portfolio.described(token, supply, known.usd, known.logo), "as_of_block": block}
 
         name, keep_s = contract.hex(), about_a_block(network)
-        found: dict[str, Any] = await self._cache.once(network.id, "metadata", name, make=read, ttl_s=keep_s)
+        found: dict[str, Any] = await self.cache.once(network.id, "metadata", name, make=read, ttl_s=keep_s)
         return found

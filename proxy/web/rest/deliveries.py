@@ -33,7 +33,7 @@ class DeliveryHandlers:
         given = request.query["since"]
         since = None if given is None else _moment(given)
         found, total = await self._deliveries.page(webhook, request.page, status=request.query["status"], since=since)
-        return {"deliveries": [_shown(each) for each in found], "page": request.page.number, "total": total}
+        return request.listed("deliveries", [_shown(each) for each in found], total)
 
     async def redeliver(self, request: RestRequest) -> RestReply:
         webhook = await self._own(request)

@@ -8,7 +8,7 @@ forbidden or refused, costs nothing; an invalid one costs one unit.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,10 @@ class RestRequest:
     @property
     def page(self) -> Page:
         return Page(self.query["page"], self.query["limit"])
+
+    def listed(self, name: str, items: Sequence[Any], total: int) -> dict[str, Any]:
+        """The body of a list: one page of the items, under their name."""
+        return {name: items, "page": self.page.number, "total": total}
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,11 +72,7 @@ class GasHandlers:
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
         found, total = await self._policies.page(request.key, request.page, status=request.query["status"])
-        return {
-            "policies": [_shown(request, each) for each in found],
-            "page": request.page.number,
-            "total": total,
-        }
+        return request.listed("policies", [_shown(request, each) for each in found], total)
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
         return _shown(request, await self._own(request))

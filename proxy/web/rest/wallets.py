@@ -50,11 +50,7 @@ class WalletHandlers:
         chain = request.query["chain"]
         network = request.network(chain) if chain is not None else None
         found, total = await self._wallets.page(request.key, request.page, network)
-        return {
-            "wallets": [_summary(request, state) for state in found],
-            "page": request.page.number,
-            "total": total,
-        }
+        return request.listed("wallets", [_summary(request, state) for state in found], total)
 
 
 def _is_served(request: RestRequest, wallet: Wallet) -> bool:

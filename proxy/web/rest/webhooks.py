@@ -38,11 +38,7 @@ class WebhookHandlers:
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
         found, total = await self._webhooks.page(request.key, request.page, status=request.query["status"])
-        return {
-            "webhooks": [_listed(request, each) for each in found],
-            "page": request.page.number,
-            "total": total,
-        }
+        return request.listed("webhooks", [_listed(request, each) for each in found], total)
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
         found = await self.own(request)
