@@ -177,6 +177,8 @@ class Gate:
         key = self._admission.who(in_query or _presented(request), address, time.monotonic(), origin=origin)
         request[KEY] = key
         client_of_task.set(key.account.id)
+        if isinstance(request.protocol, HandlerConnection):
+            request.protocol.client = key.account.id
         return key
 
     def enter(self, request: web.Request, operation: str) -> str:

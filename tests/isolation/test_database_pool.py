@@ -52,7 +52,10 @@ async def test_flood_of_one_account_does_not_fail_another(database: str) -> None
     async with service(database) as worker:
         seen, flood = await calls_beside(worker, "/v1/wallets", "/v1/wallets", "/v1/webhooks")
         assert seen == {200: CALLS}
-        assert {reply.status for reply in flood} <= {200, 429}
+        assert {reply.status for reply in flood} <= {200, 429, 503}
+        # On a slow machine the flood may wait for its connections for too long.
+        messages = {reply.json["error"]["message"] for reply in flood if reply.status == 503}
+        assert messages <= {"all database connections are in use; try again shortly"}
 
 
 async def test_slow_statements_of_one_account_do_not_fail_another(database: str) -> None:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
-from proxy.web.front.connection_limiter import MAX_UNWANTED_BYTES, PARSE_BYTES_PER_TURN, HandlerConnection
+from proxy.web.front.connection_limiter import (
+    MAX_CHUNK_OVERHEAD,
+    MAX_UNWANTED_BYTES,
+    PARSE_BYTES,
+    PARSE_LINES,
+    HandlerConnection,
+)
 from tests.http_client import Closed, rpc
 from tests.isolation.attack import beside, steady_load
 from tests.rpc_harness import rpc_harness
@@ -25,7 +35,7 @@ HEALTH = b"GET /healthz HTTP/1.1\r\n" + CHUNKED
 
 @on_uvloop
 async def test_tiny_chunks_of_an_unexpected_body_end_their_connection_and_nobody_elses() -> None:
-    async with rpc_harness(1) as harness:
+    async with no_errors(), rpc_harness(1) as harness:
         ended = 0
 
         async def attack() -> None:
@@ -49,7 +59,7 @@ async def test_tiny_chunks_of_an_unexpected_body_end_their_connection_and_nobody
 
 @on_uvloop
 async def test_large_call_in_tiny_chunks_is_refused_and_delays_no_other() -> None:
-    async with rpc_harness(1) as harness:
+    async with no_errors(), rpc_harness(1) as harness:
         harness.worker.add_key("attacker")
         head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nX-API-Key: {harness.worker.keys['attacker']}\r\n".encode()
         refused = 0
@@ -85,7 +95,7 @@ def test_body_in_many_chunks_is_read_whole(cut: int) -> None:
             body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + LAST
             head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nX-API-Key: {harness.worker.keys['main']}\r\n".encode()
             request = head + b"Content-Type: application/json\r\n" + CHUNKED + body
-            assert len(request) > 10 * PARSE_BYTES_PER_TURN
+            assert len(request) > 10 * PARSE_BYTES
             for _ in range(2):
                 async with asyncio.TaskGroup() as group:
                     group.create_task(_send(client.writer, request, cut))
@@ -93,6 +103,24 @@ def test_body_in_many_chunks_is_read_whole(cut: int) -> None:
                 assert "result" in reply.json
 
     run()
+
+
+@asynccontextmanager
+async def no_errors() -> AsyncIterator[None]:
+    """A client that is disconnected for its fault is no error of ours."""
+    found: list[str] = []
+
+    class Errors(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(self.format(record))
+
+    handler = Errors(logging.ERROR)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert not found, found[0]
 
 
 async def _send(writer: asyncio.StreamWriter, data: bytes, cut: int) -> None:
@@ -109,11 +137,31 @@ async def test_one_turn_parses_a_bounded_number_of_bytes() -> None:
         connection = worker.only_connection
         assert isinstance(connection, HandlerConnection)
         get = b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n"
-        requests = 20 * PARSE_BYTES_PER_TURN // len(get)
+        requests = 20 * PARSE_BYTES // len(get)
         connection.data_received(get * requests)
-        assert connection._request_count <= 1 + PARSE_BYTES_PER_TURN // len(get)
+        assert connection._request_count <= 1 + PARSE_BYTES // len(get)
         for _ in range(requests):
             assert (await client.reply()).status == 200
+
+
+@on_uvloop
+async def test_one_turn_parses_few_chunks() -> None:
+    async with running_worker("http://127.0.0.1:1/") as worker, await worker.connect() as client:
+        post = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nX-API-Key: {worker.keys['main']}\r\n".encode()
+        await client.write(post + CHUNKED)
+        await until(lambda: isinstance(worker.only_connection, HandlerConnection))
+        connection = worker.only_connection
+        assert isinstance(connection, HandlerConnection)
+        await until(lambda: connection._current_request is not None)
+        assert connection._current_request is not None
+        body = connection._current_request.content
+        chunks = MAX_CHUNK_OVERHEAD // len(CHUNK) // 2
+        connection.data_received(CHUNK * chunks)
+        parsed = [body.total_bytes]
+        while parsed[-1] < chunks:
+            await asyncio.sleep(0)
+            parsed.append(body.total_bytes)
+        assert max(after - before for before, after in itertools.pairwise(parsed)) <= PARSE_LINES
 
 
 @on_uvloop
@@ -125,9 +173,9 @@ async def test_client_that_leaves_at_once_leaves_no_traceback(caplog: pytest.Log
                 client.writer.transport.abort()
         front = await worker.connect()
         await asyncio.sleep(0.05)
-        # The connection is handed over and lost in one turn of the loop.
-        protocol = worker.only_connection
-        protocol.data_received(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
+        # The connection is lost in the turn in which it is handed over, or in which its request is parsed.
+        worker.only_connection.data_received(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
+        await until(lambda: isinstance(worker.only_connection, HandlerConnection))
         handler = worker.only_connection
         assert isinstance(handler, HandlerConnection)
         handler.connection_lost(None)

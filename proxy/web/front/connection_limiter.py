@@ -15,7 +15,7 @@ import logging
 import sys
 import termios
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from aiohttp import HttpVersion11, StreamReader, http_parser, web, web_protocol
@@ -35,6 +35,7 @@ from proxy.errors import (
     of_status,
 )
 from proxy.settings import ServerSettings
+from proxy.web.front.turn_queue import TurnQueue
 from proxy.web.reply import SERVER, fault_reply, raw_fault
 from proxy.web.request_ids import new_request_id
 
@@ -52,12 +53,13 @@ MAX_HEADERS = 100
 MAX_LINE_BYTES = 8190
 # RFC 9112, 3: request lines of at least 8000 bytes should be supported. Its own figure, which tells its error from a line's.
 MAX_TARGET_BYTES = 8000
-# Bytes of one connection that aiohttp parses in a turn of the loop. In the worst case every six of them are a chunk.
-PARSE_BYTES_PER_TURN = 8192
+# Bytes of one connection that aiohttp parses in one step, and the line ends in them. A chunk has two, and costs up to 5 µs.
+PARSE_BYTES = 8192
+PARSE_LINES = 50
 # Bytes of a body that no handler has read, after its reply. Up to that they are skipped, so that the connection can be kept.
-MAX_UNWANTED_BYTES = 65_536
+MAX_UNWANTED_BYTES = 16_384
 # Bytes around the chunks of a body, besides a quarter of the body itself. Many tiny chunks cost far more time than their bytes.
-MAX_CHUNK_OVERHEAD = 65_536
+MAX_CHUNK_OVERHEAD = 16_384
 
 _LATE_HEAD = RequestTimeout("the request's head did not arrive in time")
 _TINY_CHUNKS = InvalidRequest("the chunks of the body are too small: send at least 20 bytes in each")
@@ -89,21 +91,24 @@ class HandlerConnection(web.RequestHandler):
     """A connection served by aiohttp: *idle* until a byte comes, *reading* until the head is complete, then *busy*."""
 
     __slots__ = (
-        "_address", "_body_bytes", "_left", "_limiter", "_parses_soon", "_phase", "_since", "_stalled_since", "_unparsed",
-        "_unsent", "_unwanted", "_unwanted_bytes", "on_lost",
+        "_address", "_body_bytes", "_left", "_limiter", "_parsed", "_parses_soon", "_phase", "_since", "_stalled_since",
+        "_unparsed", "_unsent", "_unwanted", "_unwanted_bytes", "client", "on_lost",
     )  # fmt: skip
 
     def __init__(self, limiter: ConnectionLimiter, address: str, server: web.Server, **options: Any) -> None:
         super().__init__(server, **options)
         self._limiter = limiter
         self._address = address
+        # The account of its last request, or its address: connections of one client share a place in the queue for turns.
+        self.client = address
         self._phase: Literal["idle", "reading", "busy"] = "idle"
         self._left = limiter.limits.keepalive_requests
         self._since = limiter.now()
         self._stalled_since = 0.0
         self._unsent = 0
-        # Received, and left for later turns of the loop.
+        # Received, and left for later turns of the loop from `_parsed` on.
         self._unparsed = b""
+        self._parsed = 0
         self._parses_soon = False
         # Bytes since the head of the request that is being served.
         self._body_bytes = 0
@@ -120,6 +125,9 @@ class HandlerConnection(web.RequestHandler):
         self._limiter.remove(self, self._address)
         if self.on_lost is not None:
             self.on_lost()
+        if self._messages and self._current_request is None and self._task_handler is not None:
+            # A request was parsed in this turn. aiohttp would serve it with what `connection_lost` takes away.
+            self._task_handler.cancel()
         super().connection_lost(exc)
 
     async def start(self) -> None:
@@ -136,26 +144,42 @@ class HandlerConnection(web.RequestHandler):
             self._phase = "reading"
             self._since = self._limiter.now()
             self._limiter.timed.add(self)
-        if not self._unparsed and len(data) <= PARSE_BYTES_PER_TURN:
-            self._parse(data)
-            return
-        self._unparsed += data
-        self._pause_transport_reading()
+        self._unparsed = self._bytes_left() + data
+        self._parsed = 0
+        if len(self._unparsed) > PARSE_BYTES:
+            self._pause_transport_reading()
         self._parse_soon()
+
+    def _bytes_left(self) -> bytes:
+        return self._unparsed[self._parsed :]
+
+    def _drop_unparsed(self) -> None:
+        self._unparsed, self._parsed = b"", 0
 
     def _parse_soon(self) -> None:
         if not self._parses_soon:
             self._parses_soon = True
-            self._loop.call_soon(self._parse_next)
+            self._limiter.turns.add(self.client, self._parse_next)
 
-    def _parse_next(self) -> None:
+    def _parse_next(self) -> bool:
+        """Parse a share, which wakes the task that waits for it."""
         self._parses_soon = False
         if not self._unparsed or self._is_held() or self.transport is None:
-            return
-        data, self._unparsed = self._unparsed[:PARSE_BYTES_PER_TURN], self._unparsed[PARSE_BYTES_PER_TURN:]
+            return False
+        data = self._next_share()
+        self._parsed += len(data)
+        if self._parsed == len(self._unparsed):
+            self._drop_unparsed()
         self._parse(data)
         if not self._is_held():
             self._resume_transport_reading()
+        return True
+
+    def _next_share(self) -> bytes:
+        size = PARSE_BYTES
+        while size > PARSE_LINES and self._unparsed.count(b"\n", self._parsed, self._parsed + size) > PARSE_LINES:
+            size //= 2
+        return self._unparsed[self._parsed : self._parsed + size]
 
     def _is_held(self) -> bool:
         """Whether aiohttp wants no more bytes at the moment."""
@@ -167,21 +191,25 @@ class HandlerConnection(web.RequestHandler):
             if self._unwanted.is_eof():
                 self._unwanted = None
             elif self._unwanted_bytes > MAX_UNWANTED_BYTES:
-                self._unparsed = b""
+                # aiohttp reads the body up to its end, or up to a timeout.
+                self._stop_reading(self._unwanted, TimeoutError())
                 self.force_close()
                 return
         super().data_received(data)
         self._body_bytes += len(data)
-        if self._body_bytes > MAX_CHUNK_OVERHEAD and self._has_tiny_chunks():
-            self._unparsed = b""
+        request = self._current_request
+        if request is not None and self._has_tiny_chunks(request.content):
+            self._stop_reading(request.content, ConnectionResetError("the chunks of the body are too small"))
             self._limiter.close_tiny_chunks(self)
 
-    def _has_tiny_chunks(self) -> bool:
-        request = self._current_request
-        if request is None or request.content.is_eof():
-            return False
-        size = request.content.total_bytes
-        return self._body_bytes > size + size // 4 + MAX_CHUNK_OVERHEAD
+    def _has_tiny_chunks(self, body: StreamReader) -> bool:
+        size = body.total_bytes
+        return not body.is_eof() and self._body_bytes > size + size // 4 + MAX_CHUNK_OVERHEAD
+
+    def _stop_reading(self, body: StreamReader, reason: Exception) -> None:
+        """End the body for its reader, who would take the closed connection for a bug."""
+        self._drop_unparsed()
+        body.set_exception(reason)
 
     def _resume_transport_reading(self) -> None:
         """Called by aiohttp too, when a body has been read: first comes what was left for later."""
@@ -205,9 +233,9 @@ class HandlerConnection(web.RequestHandler):
 
         aiohttp sees a client that has left. The transport is None if the client really has.
         """
-        transport, ahead = self.transport, self._message_tail + self._unparsed
+        transport, ahead = self.transport, self._message_tail + self._bytes_left()
         if self._unparsed:
-            self._unparsed = b""
+            self._drop_unparsed()
             self._resume_transport_reading()
         self.transport = None
         if transport is not None:
@@ -217,7 +245,6 @@ class HandlerConnection(web.RequestHandler):
     def begin_request(self) -> None:
         """Called when the head is complete, before its handler runs."""
         self._phase = "busy"
-        self._body_bytes = 0
         self._left -= 1
         self._limiter.timed.discard(self)
 
@@ -242,6 +269,21 @@ class HandlerConnection(web.RequestHandler):
     def close_if_quiet(self, now: float, quiet_s: float) -> None:
         if self._phase == "idle" and now - self._since >= quiet_s:
             self.force_close()
+
+    async def _handle_request(
+        self,
+        request: web.BaseRequest,
+        start_time: float | None,
+        request_handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+    ) -> tuple[web.StreamResponse, bool]:
+        """Start handlers in turn: none is short, and many connections may send their requests at the same moment."""
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            await self._limiter.turns.wait(self.client)
+            return await request_handler(request)
+
+        self._body_bytes = 0
+        return await super()._handle_request(request, start_time, handle)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -287,6 +329,7 @@ class ConnectionLimiter:
         self._rate_headers: Callable[[str], Mapping[str, str]] | None = None
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
+        self.turns = TurnQueue(self._loop)
         self.timed: set[LimitedConnection] = set()
         self.draining = False
 

@@ -58,8 +58,8 @@ class FrontConnection(asyncio.Protocol):
     """One client connection, and on the short path the sink of its call."""
 
     __slots__ = (
-        "_address", "_context", "_limiter", "_params", "_reader", "_reads_soon", "_replies", "_since", "_unsent", "_upstream",
-        "_wire_id",
+        "_address", "_context", "_limiter", "_next", "_params", "_reader", "_reads_soon", "_replies", "_since", "_unsent",
+        "_upstream", "_wire_id",
     )  # fmt: skip
 
     def __init__(self, limiter: ConnectionLimiter, context: FrontContext) -> None:
@@ -74,8 +74,9 @@ class FrontConnection(asyncio.Protocol):
         self._params = b""
         self._wire_id = b""
         self._upstream: Upstream | None = None
-        # Whether reading ahead is scheduled: a connection is served one request in a turn of the loop.
+        # Whether reading ahead is scheduled, and a message that waits for the connection's turn.
         self._reads_soon = False
+        self._next: RequestMessage | None = None
         self._reader = RequestReader(context.heads, context.max_head)
         self._replies = ReplyWriter(context, self._reader, self._go_on)
 
@@ -89,7 +90,7 @@ class FrontConnection(asyncio.Protocol):
 
     @property
     def client(self) -> str:
-        """The account whose call is under way."""
+        """The account whose call is under way, or was the last."""
         head = self._replies.head
         return "" if head is None else head.key.account.id
 
@@ -150,16 +151,36 @@ class FrontConnection(asyncio.Protocol):
         message = reader.take(data, is_free=is_free)
         if reader.bytes_ahead > MAX_AHEAD:
             self._pause_reading()
-        if message is not None:
+        if message is None:
+            if is_free:
+                self._run_clock(is_new=is_new)
+        elif message.head is None or replies.was_refused:
+            self._serve_in_turn(message)
+        else:
             self._serve_message(message)
-        elif is_free:
-            self._run_clock(is_new=is_new)
 
     def _serve_message(self, message: RequestMessage) -> None:
         if message.head is not None:
             self._serve(message.head, message.data, message.start)
         else:
-            self._hand_over(message.data)
+            self._hand_over(message.data + self._reader.take_rest())
+
+    def _serve_in_turn(self, message: RequestMessage) -> None:
+        """Refused calls cost their client nothing, and a change of the protocol takes long: they share a place with others."""
+        self._next = message
+        self._replies.busy = True
+        if message.head is None:
+            self._pause_reading()
+        self._limiter.turns.add(self.client or self._address, self._serve_next)
+
+    def _serve_next(self) -> bool:
+        message, self._next = self._next, None
+        replies = self._replies
+        if message is None or replies.transport is None:
+            return False
+        replies.busy = replies.was_refused = False
+        self._serve_message(message)
+        return False
 
     def _run_clock(self, *, is_new: bool) -> None:
         """Put a deadline on an incomplete message, counted from its first byte."""
@@ -180,7 +201,7 @@ class FrontConnection(asyncio.Protocol):
             self._resume_reading()
         if self._reader.ahead and not self._reads_soon:
             self._reads_soon = True
-            self._context.loop.call_soon(self._read_ahead)
+            self._limiter.turns.add(self.client or self._address, self._read_ahead)
 
     def _resume_reading(self) -> None:
         replies = self._replies
@@ -188,17 +209,18 @@ class FrontConnection(asyncio.Protocol):
             replies.paused_reading = False
             replies.transport.resume_reading()
 
-    def _read_ahead(self) -> None:
+    def _read_ahead(self) -> bool:
         self._reads_soon = False
         reader, replies = self._reader, self._replies
         if not reader.ahead or replies.busy or replies.stalled_since or replies.transport is None:
-            return
+            return False
         message = reader.take_ahead()
         if message is not None:
             self._serve_message(message)
-            return
+            return False
         self._resume_reading()
         self._run_clock(is_new=True)
+        return False
 
     def _hand_over(self, data: bytes) -> None:
         """Give the connection to aiohttp, with every byte of the message."""
@@ -207,8 +229,9 @@ class FrontConnection(asyncio.Protocol):
         self._context.write_buffer.flush()
         self._resume_reading()
         # RFC 9112, 2.2: empty lines before a request are ignored.
-        line = data.lstrip(b"\r\n").partition(b"\r\n")[0]
-        if line and b" HTTP/" not in line:
+        data = data.lstrip(b"\r\n")
+        end = data.find(b"\r\n")
+        if data and data.find(b" HTTP/", 0, len(data) if end < 0 else end) < 0:
             self._limiter.close_not_http(self)
             return
         self._limiter.hand_over(self, transport, self._address, data)

@@ -54,6 +54,7 @@ class ReplyWriter:
     __slots__ = (
         "_chunked", "_context", "_held_bytes", "_holds", "_on_free", "_reader", "_source", "_streamed", "batch", "began",
         "busy", "cache", "flight", "head", "id", "left", "paused_reading", "policy", "stalled_since", "transport", "units",
+        "was_refused",
     )  # fmt: skip
 
     def __init__(self, context: FrontContext, reader: RequestReader, on_free: Callable[[], None]) -> None:
@@ -68,6 +69,8 @@ class ReplyWriter:
         self.stalled_since = 0.0
         # Whether reading from the client is paused because it has sent too much ahead.
         self.paused_reading = False
+        # Whether the last request was refused or failed: the next one waits for its turn.
+        self.was_refused = False
         # The request under way.
         self.busy = False
         self.head: RequestHead | None = None
@@ -153,6 +156,8 @@ class ReplyWriter:
 
     def on_fault(self, fault: Fault) -> None:
         self._refund(fault)
+        self.was_refused = True
+        self._reader.forget_known()
         self._finish(self._fault(fault))
 
     def _refund(self, fault: Fault) -> None:

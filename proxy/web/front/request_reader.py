@@ -91,6 +91,12 @@ class RequestReader:
         self.ahead = b""
         self._at = 0
 
+    def take_rest(self) -> bytes:
+        """All bytes that wait."""
+        rest = self.ahead[self._at :]
+        self.drop_ahead()
+        return rest
+
     def take_ahead(self) -> RequestMessage | None:
         """The next complete request among the bytes that wait."""
         return self._take_first(self.ahead, self._at)

@@ -27,7 +27,7 @@ from proxy.web.websocket.subscriptions import Subscriptions
 from proxy.web.websocket.unit_allowance import UnitAllowance
 
 # Frames read from one socket before others have their turn, whether or not they complete a message.
-FRAMES_PER_TURN = 64
+FRAMES_PER_TURN = 16
 # How long a client may take to answer a close frame; and to read what was written before it.
 CLOSE_REPLY_S = 1.0
 CLOSE_READ_S = 10.0
@@ -116,7 +116,10 @@ class ClientSocket(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._silent_rounds = 0
-        if not self._ignores_input:
+        if self._ignores_input:
+            self._pause_reading()
+            self._read_soon()
+        else:
             self._reader.feed(data)
             self._read()
 
@@ -213,12 +216,15 @@ class ClientSocket(asyncio.Protocol):
         """Read on in the next turn, if reading was paused and there is room now."""
         if self._paused_reading and not self._reads_soon and not self._is_busy():
             self._reads_soon = True
-            self.context.loop.call_soon(self._read_now)
+            self.context.limiter.turns.add(self.key.account.id, self._read_now)
 
-    def _read_now(self) -> None:
+    def _read_now(self) -> bool:
         self._reads_soon = False
-        if self.transport is not None:
+        if self._ignores_input:
+            self._resume_reading()
+        elif self.transport is not None:
             self._read()
+        return False
 
     def _on_answered(self) -> None:
         if self._close_when_answered is not None and not self.calls:

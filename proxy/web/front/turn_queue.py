@@ -1,0 +1,79 @@
+"""Shares the event loop's time between connections that want much of it.
+
+A connection serves a small request at once. All else waits here for its turns, a short step each: requests sent ahead, the
+request after a refused one, bodies in many chunks, floods of frames, and every request that aiohttp serves. A client is an
+account, or an address before its key is known. Clients have a queue each and are served in turn, so many connections of one
+client share one place. After SLICE_S the loop first handles everything else that has arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from proxy.core.access import place_of
+
+# Time for steps in one turn of the loop. A call of another client waits for two turns at most: once with its request, once
+# with its upstream's reply.
+SLICE_S = 0.0001
+
+# A short piece of work. It returns whether it has started more work that the loop does in its next turn, such as a task.
+Step = Callable[[], bool]
+
+
+class TurnQueue:
+    __slots__ = ("_is_scheduled", "_loop", "_waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._is_scheduled = False
+        # In the order of their next turns.
+        self._waiting: dict[str, deque[Step]] = {}
+
+    def __repr__(self) -> str:
+        return f"<TurnQueue {sum(map(len, self._waiting.values()))} steps of {len(self._waiting)} clients>"
+
+    def add(self, client: str, step: Step) -> None:
+        client = place_of(client)
+        steps = self._waiting.get(client)
+        if steps is None:
+            steps = self._waiting[client] = deque()
+        steps.append(step)
+        self._schedule()
+
+    async def wait(self, client: str) -> None:
+        """Return when it is the client's turn."""
+        turn = self._loop.create_future()
+
+        def start() -> bool:
+            if turn.done():
+                return False
+            turn.set_result(None)
+            return True
+
+        self.add(client, start)
+        await turn
+
+    def _schedule(self) -> None:
+        if self._waiting and not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._is_scheduled = False
+        end = time.monotonic() + SLICE_S
+        try:
+            while self._waiting and not self._pop()() and time.monotonic() < end:
+                pass
+        finally:
+            self._schedule()
+
+    def _pop(self) -> Step:
+        client = next(iter(self._waiting))
+        steps = self._waiting.pop(client)
+        step = steps.popleft()
+        if steps:
+            self._waiting[client] = steps
+        return step

@@ -1,0 +1,63 @@
+"""Many connections that send at the same moment: one turn of the loop serves few of them, and all are answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+
+from proxy.core.access import Limits
+from proxy.web.front.connection_limiter import HandlerConnection
+from proxy.web.front.front_connection import FrontConnection
+from tests.http_client import HttpClient, rpc
+from tests.rpc_harness import rpc_harness
+from tests.web.worker import Worker, on_uvloop, running_worker
+
+CONNECTIONS = 40
+GET = b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n"
+
+
+async def clients(found: Worker, stack: contextlib.AsyncExitStack) -> list[HttpClient]:
+    return [await stack.enter_async_context(await found.connect()) for _ in range(CONNECTIONS)]
+
+
+@on_uvloop
+async def test_one_turn_starts_one_request_for_aiohttp() -> None:
+    async with running_worker("http://127.0.0.1:1/") as worker, contextlib.AsyncExitStack() as stack:
+        many = await clients(worker, stack)
+        for client in many:
+            assert (await client.send(GET)).status == 200
+        connections = [each for each in worker.app.limiter.connections if isinstance(each, HandlerConnection)]
+        assert len(connections) == CONNECTIONS
+        for connection in connections:
+            connection.data_received(GET)
+
+        def left() -> int:
+            return sum(connection._left for connection in connections)
+
+        seen = [left()]
+        while seen[-1] > seen[0] - CONNECTIONS:
+            await asyncio.sleep(0)
+            seen.append(left())
+        assert max(before - after for before, after in itertools.pairwise(seen)) == 1
+        for client in many:
+            assert (await client.reply()).status == 200
+
+
+@on_uvloop
+async def test_requests_after_refused_ones_wait_for_their_turn() -> None:
+    async with rpc_harness(1) as harness, contextlib.AsyncExitStack() as stack:
+        harness.worker.add_key("attacker", limits=Limits(1, 1, 0))
+        request = harness.worker.post(rpc("eth_chainId"), key="attacker")
+        many = await clients(harness.worker, stack)
+        statuses = [(await client.send(request)).status for client in many]
+        refused = [client for client, status in zip(many, statuses, strict=True) if status == 429]
+        assert len(refused) > CONNECTIONS // 2
+        waiting = [each for each in harness.worker.app.limiter.connections if isinstance(each, FrontConnection)]
+        for connection in waiting:
+            connection.data_received(request)
+        # They wait. None is served at once, except for those that were served before.
+        turns = repr(harness.worker.app.limiter.turns)
+        assert turns == f"<TurnQueue {len(refused)} steps of 1 clients>"
+        for client in many:
+            assert (await client.reply()).status in (200, 429)
