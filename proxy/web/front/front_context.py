@@ -93,6 +93,12 @@ class FrontContext:
         resets = int(edge + self.resets)
         return b"".join((limit.limit_line, b"%d" % remaining, self.reset_lines.get(resets) or self.reset_line(resets)))
 
+    def rate_lines_without_key(self, transport: asyncio.Transport | None) -> bytes:
+        """The three rate headers of a client's address."""
+        peer = transport.get_extra_info("peername") if transport is not None else None
+        headers = self._admission.headers_without_key(peer[0] if peer else "")
+        return b"\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+
     def reset_line(self, resets: int) -> bytes:
         """Format the X-RateLimit-Reset header and cache it: all replies of a second share a few values."""
         if len(self.reset_lines) > 8:

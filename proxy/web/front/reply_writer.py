@@ -385,7 +385,10 @@ class ReplyWriter:
         now = _monotonic()
         self._log(status, request_id, now)
         # The rates of an expired key are not shown, like those of an unknown one.
-        rates = self._context.rate_lines(head.key, now) if now < head.key.dies_at else b"\r\n"
+        if now < head.key.dies_at:
+            rates = self._context.rate_lines(head.key, now)
+        else:
+            rates = self._context.rate_lines_without_key(self.transport)
         return b"".join((b"X-Request-Id: ", request_id, rates, self._close_line()))
 
     def _extra_lines(self) -> bytes:
