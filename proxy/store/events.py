@@ -209,6 +209,9 @@ async def count_try(connection: DatabaseConnection, network: str, job: TraceJob)
 
 # Watching of mempools
 
+# How often a process confirms that it watches a mempool.
+CONFIRM_S = 5.0
+
 
 async def set_mempool_watch(connection: DatabaseConnection, network: str, version: int | None) -> None:
     """Record the version of the webhooks for which the mempool is watched; None if it is not."""

@@ -40,7 +40,8 @@ AT_ONCE = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """`config` excludes the address list. `addresses` is its length, or None if there is no list."""
+    """`config` excludes the address list. `addresses` is its length, or None if there is no list. `is_listening`: whether it
+    gets its events. An active webhook for pending transactions does not before the mempool is watched."""
 
     number: int
     id: str
@@ -57,6 +58,7 @@ class Webhook:
     version: int
     created_at: datetime.datetime
     updated_at: datetime.datetime
+    is_listening: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,10 +198,11 @@ class WebhookStore:
             async with self._pool.connection(within_s=PATIENT_S) as connection:
                 count = await connection.fetchval(sql.webhooks.unpark, webhook_id, AT_ONCE)
 
-    async def is_watched_in_mempool(self, found: Webhook) -> bool:
-        """Return whether the follower watches the mempool for this webhook as it is now."""
+    async def mempool_watches(self, *, within_s: float) -> dict[str, int]:
+        """Return the version of the webhooks for which each mempool is watched, by network, if confirmed `within_s`."""
         async with self._pool.connection() as connection:
-            return bool(await connection.fetchval(sql.events.is_mempool_watched, found.network, found.version))
+            rows = await connection.fetch(sql.events.list_mempool_watches, within_s)
+        return {row["network"]: row["version"] for row in rows}
 
     async def rotate(
         self, webhook_id: str, *, account: str, secret: bytes, old_for_s: float, rotated: RotatedSecret | None = None

@@ -785,9 +785,11 @@ begin
 end $$;
 
 -- The version of a network's webhooks for which its mempool is watched. Absent while it is not watched.
+-- `watched_at`: when that was last confirmed.
 create table mempool_watches (
     network text primary key,
-    version bigint not null
+    version bigint not null,
+    watched_at timestamptz not null default now()
 );
 
 -- Transactions that a webhook has named, to look up whether they were mined before. Deleted once that is known.

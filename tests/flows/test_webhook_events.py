@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -129,6 +130,10 @@ async def hooked(service: Service, box: Inbox, event_type: str, **config: Any) -
     body = {"url": box.url(path), "chain": "dev", "event_type": event_type, "config": config}
     status, made = await service.send("POST", "/webhooks", body)
     assert status == 201, made
+    seen = made
+    while seen["status"] == "starting":  # The test's own time limit ends this.
+        await asyncio.sleep(0.1)
+        _, seen = await service.send("GET", f"/webhooks/{made['id']}")
     yield Hook(box, made, path)
     assert (await service.send("DELETE", f"/webhooks/{made['id']}"))[0] == 200
 

@@ -48,7 +48,9 @@ async def test_created_webhook_has_the_specified_fields(service: Service, webhoo
 @pytest.mark.parametrize("event_type", KINDS)
 async def test_config_is_optional(service: Service, event_type: str) -> None:
     status, made = await service.send("POST", "/webhooks", {"url": URL, "chain": "dev", "event_type": event_type})
-    assert (status, made["status"]) == (201, "active")
+    # On a busy machine it can take a while until the mempool is watched.
+    started = ("active", "starting") if event_type == "PENDING_TRANSACTION" else ("active",)
+    assert (status, made["status"] in started) == (201, True)
     conforms(made, "CreatedWebhook")
     await service.send("DELETE", f"/webhooks/{made['id']}")
 

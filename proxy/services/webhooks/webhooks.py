@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.chains.evm import address, webhook_filters
@@ -21,6 +21,7 @@ from proxy.core import signatures
 from proxy.core.access import Key
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest
+from proxy.store.events import CONFIRM_S
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import AddressChange, NewWebhook, Webhook, WebhookStore
 from proxy.wire.outbound_guard import UrlRefused
@@ -32,6 +33,8 @@ __all__ = ("CreatedWebhook", "Webhook", "WebhookChange", "WebhookService", "read
 ADDRESSES_PER_TURN = 2_000
 # How often, and how many times, a change of a pending-transaction webhook checks whether it has effect: for five seconds.
 MEMPOOL_CHECK_S, MEMPOOL_CHECKS = 0.1, 50
+# A mempool whose watch was not confirmed for this long is not watched any more: three missed confirmations.
+MEMPOOL_SILENT_S = 3 * CONFIRM_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,11 @@ class WebhookService:
             rotated=self._vault.seal_for_previous(webhook_id, secret),
             most=self._most[key.account.plan],
         )
-        await self._wait_for_mempool(made)
-        return CreatedWebhook(made, signatures.secret_of(secret))
+        return CreatedWebhook(await self._started(made), signatures.secret_of(secret))
 
     async def read(self, key: Key, webhook_id: str) -> Webhook:
-        return await self._store.read(webhook_id, account=key.account.id)
+        (found,) = await self._seen([await self._store.read(webhook_id, account=key.account.id)])
+        return found
 
     async def addresses(self, found: Webhook) -> list[str] | None:
         """The addresses with checksums, or None if the config has no list of addresses."""
@@ -115,7 +118,8 @@ class WebhookService:
         return shown
 
     async def page(self, key: Key, page: Page, *, status: str | None) -> tuple[list[Webhook], int]:
-        return await self._store.list_of(key.account.id, live=key.live, status=status, page=page)
+        found, total = await self._store.list_of(key.account.id, live=key.live, status=status, page=page)
+        return await self._seen(found), total
 
     async def update(self, before: Webhook, change: WebhookChange) -> Webhook:
         if change.url is not None:
@@ -136,20 +140,30 @@ class WebhookService:
             addresses=addresses,
             delta=delta,
         )
-        await self._wait_for_mempool(after)
-        return after
+        return await self._started(after)
 
-    async def _wait_for_mempool(self, webhook: Webhook) -> None:
-        """Return once the mempool is watched for the webhook: a pending transaction that is missed does not come again.
+    async def _started(self, webhook: Webhook) -> Webhook:
+        """Return the webhook once it gets its events: a pending transaction that is missed does not come again.
 
-        If that takes too long, because no upstream shows its mempool or the follower is away, it is watched later.
+        If that takes too long, because no upstream shows its mempool or the follower is away, it starts later.
         """
-        if KINDS[webhook.event_type] != "pending" or webhook.status != "active":
-            return
+        (found,) = await self._seen([webhook])
         for _ in range(MEMPOOL_CHECKS):
-            if await self._store.is_watched_in_mempool(webhook):
-                return
+            if found.is_listening:
+                break
             await asyncio.sleep(MEMPOOL_CHECK_S)
+            (found,) = await self._seen([webhook])
+        return found
+
+    async def _seen(self, webhooks: list[Webhook]) -> list[Webhook]:
+        """The webhooks with `is_listening` as it is now."""
+        if not any(map(_needs_mempool, webhooks)):
+            return webhooks
+        watched = await self._store.mempool_watches(within_s=MEMPOOL_SILENT_S)
+        return [
+            replace(each, is_listening=not _needs_mempool(each) or watched.get(each.network, -1) >= each.version)
+            for each in webhooks
+        ]
 
     async def _delta(self, before: Webhook, change: WebhookChange) -> AddressChange | None:
         if not change.add and not change.remove:
@@ -170,7 +184,7 @@ class WebhookService:
 
     async def resume(self, found: Webhook) -> Webhook:
         """Resume a webhook that is paused, or disabled because its receiver returned 410."""
-        return await self._store.move(found, "resume")
+        return await self._started(await self._store.move(found, "resume"))
 
     async def rotate(self, found: Webhook) -> CreatedWebhook:
         """Create a new secret. The old one signs as well for another day."""
@@ -189,6 +203,10 @@ class WebhookService:
             self._guard.check(url)
         except UrlRefused as exc:
             raise InvalidRequest(f"url: {exc}") from None
+
+
+def _needs_mempool(webhook: Webhook) -> bool:
+    return KINDS[webhook.event_type] == "pending" and webhook.status == "active"
 
 
 async def read_config(event_type: str, config: Mapping[str, Any]) -> list[bytes] | None:

@@ -46,7 +46,7 @@ class WebhookHandlers:
             **_listed(request, found),
             "config": await self._config(found),
             "updated_at": iso_seconds(found.updated_at),
-            "status_reason": found.reason,
+            "status_reason": found.reason if found.is_listening else "mempool",
         }
 
     async def update(self, request: RestRequest) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _summary(request: RestRequest, found: Webhook) -> dict[str, Any]:
         "url": found.url,
         "chain": request.network_word(found.network),
         "event_type": found.event_type,
-        "status": found.status,
+        "status": found.status if found.is_listening else "starting",
     }
 
 

@@ -168,13 +168,15 @@ select block as head, (
 from followed_networks where network = $1 and block is not null;
 
 -- set_mempool_watch
-insert into mempool_watches (network, version) values ($1, $2) on conflict (network) do update set version = $2;
+insert into mempool_watches (network, version) values ($1, $2)
+on conflict (network) do update set version = $2, watched_at = now();
 
 -- end_mempool_watch
 delete from mempool_watches where network = $1;
 
--- is_mempool_watched
-select exists (select from mempool_watches where network = $1 and version >= $2);
+-- list_mempool_watches
+-- Those that were confirmed in the last seconds.
+select network, version from mempool_watches where watched_at > now() - make_interval(secs => $1);
 
 -- notify_events
 -- Wake the process that completes events when the transaction commits.

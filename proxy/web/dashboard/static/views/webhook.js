@@ -65,7 +65,7 @@ class WebhookView {
       await this.log.reload();
     }, options);
     return [
-      hook.status === "active"
+      hook.status === "active" || hook.status === "starting"
         ? action("Pause", () => account.patch(this.#path, { status: "paused" }), "Webhook paused")
         : action("Resume", () => account.post(`${this.#path}/resume`), "Webhook resumed", { kind: "main" }),
       button("Edit", () => this.#edit(hook)),
@@ -202,9 +202,15 @@ function attemptsTable(attempts) {
 const REASONS = {
   owner: "This webhook is paused.", failures: "This webhook was paused because all retries of a delivery failed.",
   gone: "This webhook was disabled because its endpoint returned 410 Gone.", operator: "An operator disabled this webhook.",
+  mempool: "This webhook is starting: no upstream of the network shows its mempool at the moment.",
+};
+const CONSEQUENCES = {
+  paused: "Events are kept and delivered when you resume it.",
+  disabled: "Events are not recorded until you resume it.",
+  starting: "Transactions sent before it is active are not reported.",
 };
 
 function statusText(hook) {
   const reason = REASONS[hook.status_reason] ?? `This webhook is ${hook.status}.`;
-  return hook.status === "paused" ? `${reason} Events are kept and delivered when you resume it.` : `${reason} Events are not recorded until you resume it.`;
+  return `${reason} ${CONSEQUENCES[hook.status]}`;
 }
