@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -65,13 +64,12 @@ class RealHarness(NetworkHarness):
         ]
 
     async def polled(self) -> None:
-        """Wait for one whole poll of each upstream by the running tracker: the second report is of a poll that began later."""
+        """Wait until the running tracker has polled each upstream and seen the last block of the branch."""
         members, heads = self.route.state.group.members, self.route.heads
-        for _ in range(2):
-            since = time.monotonic()
-            self.tracker.wake()
-            await until(lambda: min([each.head_at for each in members]) > since)  # noqa: B023
-            await until(lambda: heads.heard_at >= max([each.head_at for each in members]))
+        name = (await self.nodes[-1].ask("eth_getBlockByNumber", "latest", False))["hash"]
+        self.tracker.wake()
+        await until(lambda: {each.head_hash for each in members} == {name})
+        await until(lambda: heads.heard_at >= max([each.head_at for each in members]))
 
     async def check(self, calls: Sequence[tuple[str, list[Any]]]) -> None:
         """Compare each reply with that of the last node. Calls that the node itself refuses are left out."""
