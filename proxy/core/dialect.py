@@ -136,7 +136,8 @@ RULES: tuple[ErrorRule, ...] = (
     _codes("range_too_large", -32614),
     _phrases("range_too_large", "too big", "too large", codes=(-32005, -32008, -32012, -32600, -32602)),
     # Errors about params may quote the caller: such words must not be classified as the upstream's failure.
-    _phrases("missing_data", "pruned", "block not found", "unknown block", "header not found", codes=(-32602,)),
+    _phrases("missing_data", "pruned", "block not found", "unknown block", "header not found", "beyond current head",
+             codes=(-32602,)),
     _codes("invalid", -32602),
     _phrases("rate_limited", "too many requests", "rate limit", "rate-limit", "ratelimit", "request limit",
              "requests limited", "requests per second", "calls per second", "compute units per second", "capacity limit",
@@ -159,7 +160,7 @@ RULES: tuple[ErrorRule, ...] = (
              "state already discarded", "no state available", "pruned", "pruning", "archive", "not yet available",
              "transaction not found", "receipt not found", "transaction indexing is in progress", "history has been",
              "after last accepted block", "unfinalized data", "block out of range", "beyond current head",
-             "height is not available", "height must be less than", "missing in long-term storage",
+             "latest block number is", "height is not available", "height must be less than", "missing in long-term storage",
              "minimum context slot", "data not found"),
     _codes("missing_data", -32014, -32001, 4444),
     _phrases("timeout", "timeout", "timed out", "deadline exceeded", "took too long"),

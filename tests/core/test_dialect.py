@@ -57,6 +57,8 @@ def translate(raw: bytes, *, ours: bool = True) -> bytes:
         ("rate_limited", -32097, "Too many requests"),
         ("missing_data", -32000, "missing trie node 0abc (path ) state 0xdef is not available"),
         ("missing_data", -32000, "header not found"),
+        ("missing_data", -32602, "block range extends beyond current head block"),
+        ("missing_data", -32000, "Received invalid block tag 31. Latest block number is 30"),
         ("missing_data", -32001, "block not found: 0x10"),
         ("missing_data", -32014, "no such thing"),
         ("missing_data", -32000, "required historical state unavailable (reexec=128)"),

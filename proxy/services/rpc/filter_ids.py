@@ -3,8 +3,8 @@
 The id that a caller receives identifies it: a tag that only this service can compute, for this key and this upstream, followed
 by the upstream's own id and the packed params of the filter. Any worker can route a poll, also after a restart with other
 settings. A key cannot poll the filter of another key, although the ids of upstreams that merely count are the same everywhere.
-The params are needed where an upstream refuses to return all logs of a filter at once: they are then read as `eth_getLogs`,
-which is split.
+The params are needed where an upstream refuses to return all logs of a filter at once, or does not have the last blocks: the
+logs are then read as `eth_getLogs`, which is split and sent to any upstream.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FilterIds:
             return
         upstream, own_id, asked = found
         same = route.policies.get(policy.method.same_as)
-        waiter = caller if same is None or not asked else _LogsPoll(caller, route, same, asked, key.account.id)
+        waiter = caller if same is None or not asked else _LogsPoll(caller, route, same, asked, upstream)
         caller.flight = flight = dispatcher.new_flight(policy, b'["0x%b"]' % own_id.encode(), waiter, now)
         flight.client = key.account.id
         flight.tried = -1  # All bits are set: no other upstream has the filter, even if this one cannot be reached.
@@ -118,28 +118,42 @@ class _TagWriter(WholeResultWaiter):
 
 
 class _LogsPoll(WholeResultWaiter):
-    """Reads the logs of a filter with an ordinary call, which is split, if its upstream refuses to return so many at once."""
+    """Reads the logs of a filter with an ordinary call if its upstream refuses to return so many at once, or may not have the
+    last blocks."""
 
-    def __init__(self, caller: Caller, route: Route, same: MethodPolicy, params: bytes, client: str) -> None:
+    def __init__(self, caller: Caller, route: Route, same: MethodPolicy, params: bytes, upstream: Upstream) -> None:
         self._caller = caller
         self._route = route
         self._same = same
         self._params = params
-        self._client = client
+        self._upstream = upstream
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
-        self._caller.on_result(result)
+        if self._may_lack_blocks():
+            self._read_logs()
+        else:
+            self._caller.on_result(result)
 
     def on_error(self, error: bytes) -> None:
-        if dialect.classify(error).kind != "range_too_large":
+        if dialect.classify(error).kind in ("range_too_large", "missing_data"):
+            self._read_logs()
+        else:
             self._caller.on_error(error)
-            return
-        dispatcher, now = self._route.dispatcher, time.monotonic()
-        self._caller.flight = flight = dispatcher.new_flight(self._same, self._params, self._caller, now)
-        flight.client = self._client
-        tip = self._route.heads.tip
-        flight.least_head = min(tip, self._same.last_block(self._params, tip))
-        dispatcher.launch(flight, now)
 
     def on_fault(self, fault: Fault) -> None:
         self._caller.on_fault(fault)
+
+    def _may_lack_blocks(self) -> bool:
+        heads, health = self._route.heads, self._upstream.health
+        last = self._same.last_block(self._params, heads.tip)
+        return len(self._route.upstreams) > 1 and health.head < last and heads.is_plausible(last, time.monotonic())
+
+    def _read_logs(self) -> None:
+        dispatcher, now = self._route.dispatcher, time.monotonic()
+        assert self._caller.flight is not None
+        client = self._caller.flight.client
+        self._caller.flight = flight = dispatcher.new_flight(self._same, self._params, self._caller, now)
+        flight.client = client
+        tip = self._route.heads.tip
+        flight.least_head = min(tip, self._same.last_block(self._params, tip))
+        dispatcher.launch(flight, now)
