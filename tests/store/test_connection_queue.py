@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -36,9 +37,31 @@ class Clients:
         self._queue.leave(name)
         await settle()
 
+    async def end(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
 
-async def test_client_leaves_room_for_others() -> None:
-    clients = Clients(ConnectionQueue(10, per_client=100))
+
+MakeClients = Callable[[ConnectionQueue], Clients]
+
+
+@pytest.fixture
+async def clients_of() -> AsyncIterator[MakeClients]:
+    """Makes clients whose requests end with the test."""
+    made: list[Clients] = []
+
+    def make(queue: ConnectionQueue) -> Clients:
+        made.append(Clients(queue))
+        return made[-1]
+
+    yield make
+    for clients in made:
+        await clients.end()
+
+
+async def test_client_leaves_room_for_others(clients_of: MakeClients) -> None:
+    clients = clients_of(ConnectionQueue(10, per_client=100))
     await clients.add(*["a"] * 50)
     assert clients.inside == ["a"] * 5
     await clients.add(*"bbbbb", *"ccc", "d")
@@ -48,8 +71,8 @@ async def test_client_leaves_room_for_others() -> None:
     assert clients.inside.count("c") == 1
 
 
-async def test_waiting_clients_get_turns_one_after_the_other() -> None:
-    clients = Clients(ConnectionQueue(1, per_client=100))
+async def test_waiting_clients_get_turns_one_after_the_other(clients_of: MakeClients) -> None:
+    clients = clients_of(ConnectionQueue(1, per_client=100))
     await clients.add(*"aaaa", "b", "c")
     order = []
     for _ in range(6):
@@ -58,8 +81,8 @@ async def test_waiting_clients_get_turns_one_after_the_other() -> None:
     assert order == ["a", "a", "b", "c", "a", "a"]
 
 
-async def test_own_work_may_hold_every_connection() -> None:
-    clients = Clients(ConnectionQueue(4, per_client=1))
+async def test_own_work_may_hold_every_connection(clients_of: MakeClients) -> None:
+    clients = clients_of(ConnectionQueue(4, per_client=1))
     await clients.add(*[OWN_WORK] * 5)
     assert len(clients.inside) == 4
     await clients.release(OWN_WORK)
@@ -67,9 +90,9 @@ async def test_own_work_may_hold_every_connection() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 2, 7])
-async def test_client_with_too_many_requests_is_refused_at_once(most: int) -> None:
+async def test_client_with_too_many_requests_is_refused_at_once(most: int, clients_of: MakeClients) -> None:
     queue = ConnectionQueue(4, per_client=most)
-    clients = Clients(queue)
+    clients = clients_of(queue)
     await clients.add(*["a"] * most)
     with pytest.raises(TooManyWaiting):
         await queue.enter("a", within_s=60.0)
@@ -91,9 +114,9 @@ async def test_request_that_gives_up_leaves_the_queue() -> None:
     assert repr(queue) == "<ConnectionQueue 1 free, 0 held, 0 waiting>"
 
 
-async def test_turn_that_comes_with_a_cancellation_is_passed_on() -> None:
+async def test_turn_that_comes_with_a_cancellation_is_passed_on(clients_of: MakeClients) -> None:
     queue = ConnectionQueue(1, per_client=100)
-    clients = Clients(queue)
+    clients = clients_of(queue)
     await clients.add("a", "b", "c")
     queue.leave("a")
     clients.tasks[1].cancel()
@@ -102,9 +125,9 @@ async def test_turn_that_comes_with_a_cancellation_is_passed_on() -> None:
     assert repr(queue) == "<ConnectionQueue 0 free, 1 held, 0 waiting>"
 
 
-async def test_turn_that_comes_after_a_cancellation_is_passed_on() -> None:
+async def test_turn_that_comes_after_a_cancellation_is_passed_on(clients_of: MakeClients) -> None:
     queue = ConnectionQueue(1, per_client=100)
-    clients = Clients(queue)
+    clients = clients_of(queue)
     await clients.add("a", "b", "c")
     clients.tasks[1].cancel()
     queue.leave("a")
