@@ -31,7 +31,7 @@ LONGEST_PAUSE_S = 5.0
 CANCEL_AGAIN_S = 1.0
 
 # The client whose request the current task serves: an account, or an address before the account is known. Empty in background
-# work. The database pool shares its connections by it.
+# work. The database pool shares its connections by it, and upstreams their capacity.
 client_of_task: ContextVar[str] = ContextVar("client_of_task", default="")
 
 T = TypeVar("T")

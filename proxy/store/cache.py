@@ -24,6 +24,8 @@ from redis.exceptions import RedisError
 from yarl import URL
 
 from proxy.core.lru_cache import LruCache
+from proxy.errors import RateLimited, Unavailable
+from proxy.tasks import client_of_task
 
 log = logging.getLogger("penstock.cache")
 
@@ -173,8 +175,8 @@ def _size(key: str, entry: tuple[bytes, float]) -> int:
     return len(key) + len(entry[0]) + ENTRY
 
 
-# Lookups in progress, by name and whether the value must be fresh.
-_Flights = dict[tuple[str, bool], "asyncio.Future[bytes]"]
+# Lookups in progress and the client of each, by name and whether the value must be fresh.
+_Flights = dict[tuple[str, bool], tuple["asyncio.Future[bytes]", str]]
 
 
 class DataCache:
@@ -204,18 +206,25 @@ class DataCache:
         """Return the cached value, or the result of `make`, which is then cached. Concurrent callers share one lookup.
 
         A failure is raised in every waiting caller and not cached. If the caller that runs the lookup is cancelled, another
-        takes over. `read` decodes the JSON; pass one that decodes only the part that is needed.
+        takes over. A caller that waits for another client's lookup, which is refused, makes its own: that client may have too
+        many requests. `read` decodes the JSON; pass one that decodes only the part that is needed.
         """
         whole = _name(network, kind, name)
         # A caller that needs a fresh value must not join a lookup that may return a cached one.
         place = (whole, fresh)
-        while (flight := self._flights.get(place)) is not None:
+        while (shared := self._flights.get(place)) is not None:
+            flight, client = shared
             try:
                 return read(await asyncio.shield(flight))
             except asyncio.CancelledError:
                 if not flight.cancelled() or _is_cancelled():
                     raise
-        flight = self._flights[place] = asyncio.get_running_loop().create_future()
+            except (RateLimited, Unavailable):
+                if client == client_of_task.get():
+                    raise
+                return read(await self._find(whole, make, ttl_s))
+        flight = asyncio.get_running_loop().create_future()
+        self._flights[place] = (flight, client_of_task.get())
         try:
             found = None if fresh else (await self._look([whole]))[0]
             flight.set_result(found if found is not None else await self._find(whole, make, ttl_s))

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 import pytest
 
+from proxy.wire.upstream import CROWDED
 from tests.http_client import HttpClient, Reply, rpc
 from tests.isolation.limited_upstream import CAPACITY, LimitedSocket, LimitedUpstream
 from tests.rpc_harness import RpcHarness, rpc_harness
@@ -200,3 +201,26 @@ async def test_upstream_that_answers_others_is_slow_and_not_broken(way: Reached)
                     assert (await send_call(harness, client)).status == 200
             assert asked.result().status == 504
         assert not harness.route.upstreams[0].health.pause_s
+
+
+@on_uvloop
+async def test_account_that_joined_a_refused_call_waits_for_it_in_its_own_turn() -> None:
+    """Equal calls of two accounts share a flight, and the account that made the call has too many of them."""
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].held = {"eth_call"}
+        harness.worker.add_key("other")
+        upstream, flights = harness.route.upstreams[0], harness.route.state.flights
+        params = [{"to": "0x" + "11" * 20}, "latest"]
+        async with asyncio.TaskGroup() as group:
+            made = group.create_task(harness.call("eth_call", params))
+            await until(lambda: harness.upstreams[0].count("eth_call") == 1)
+            (flight,) = flights.values()
+            joined = group.create_task(harness.call("eth_call", params, key="other"))
+            await until(lambda: len(flight.waiters) == 2)
+            maker = flight.client
+            upstream.leave(flight)
+            flight.on_fail(upstream, CROWDED, sent=False)
+            assert flight.client != maker
+            await until(lambda: harness.upstreams[0].count("eth_call") == 2)
+            harness.upstreams[0].gate.set()
+        assert [each.result().status for each in (made, joined)] == [200, 200]

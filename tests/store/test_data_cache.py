@@ -12,6 +12,7 @@ import pytest
 
 from proxy.errors import Unavailable
 from proxy.store.cache import ENTRY, LARGEST, DataCache
+from proxy.tasks import client_of_task
 from tests.redis_server import redis_server, require_redis
 from tests.service import until
 
@@ -101,6 +102,20 @@ async def test_failure_is_raised_in_every_waiter_and_not_cached(kept: DataCache)
     assert [str(each) for each in await asyncio.gather(*asking, return_exceptions=True)] == ["away"] * 10
     assert await kept.once("n", "k", "x", make=make, ttl_s=60) == "here"
     assert make.made == 2
+
+
+async def test_waiter_makes_its_own_lookup_if_that_of_another_client_is_refused(kept: DataCache) -> None:
+    make = Maker(Unavailable("overloaded"), "here")
+
+    async def look(client: str) -> Any:
+        client_of_task.set(client)
+        return await kept.once("n", "k", "x", make=make, ttl_s=60)
+
+    asking = [asyncio.ensure_future(look(client)) for client in ("one", "one", "other")]  # noqa: TID251
+    await until(lambda: make.made)
+    make.may.set()
+    first, same, other = await asyncio.gather(*asking, return_exceptions=True)
+    assert (str(first), str(same), other) == ("overloaded", "overloaded", "here")
 
 
 async def test_waiter_takes_over_when_the_lookup_is_cancelled(kept: DataCache) -> None:

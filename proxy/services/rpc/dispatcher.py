@@ -261,7 +261,16 @@ class Dispatcher(FlightHandler):
         if upstream is not None and not upstream.is_crowded:
             self.send(flight, upstream, now)
             return
+        if flight.joined_by:
+            self._send_for_another(flight, now)
+            return
         self._give_up(flight, Unavailable(self._message("the upstreams are overloaded; try again shortly")))
+
+    def _send_for_another(self, flight: Flight, now: float) -> None:
+        """The account that made the call has too many of them. Others that joined it wait for it in their own turn."""
+        flight.client, flight.joined_by = flight.joined_by, ""
+        flight.tried = 0
+        self.launch(flight, now)
 
     def rate_limited(self, flight: Flight, upstream: Upstream, now: float, head: ReplyHead) -> None:
         """The upstream limits our rate. This does not count as a failure."""

@@ -48,8 +48,8 @@ class FlightHandler:
 class Flight:
     __slots__ = (
         "answered_by", "archive", "began", "client", "done", "first", "first_at", "handed_over", "handler", "id", "is_piece",
-        "last_began", "least_head", "moves", "params", "policy", "reports_head", "second", "second_at", "slot", "spare",
-        "spare_error", "spare_weight", "streaming", "suspects", "tried", "tries", "waiters",
+        "joined_by", "last_began", "least_head", "moves", "params", "policy", "reports_head", "second", "second_at", "slot",
+        "spare", "spare_error", "spare_weight", "streaming", "suspects", "tried", "tries", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +62,8 @@ class Flight:
         self.id = b"%d" % next_id()
         # The account that made the call; empty for our own calls.
         self.client = ""
+        # Another account that waits for the same result; empty if there is none.
+        self.joined_by = ""
         # The cache key of its result, if the result may be cached or shared.
         self.slot: bytes | None = None
         # How often the head had moved when the call was made: a result from before a move is out of date.
@@ -164,6 +166,12 @@ class Flight:
             self.spare_error, self.spare_weight = error, weight
 
     # Waiters
+
+    def join(self, waiter: Waiter, client: str) -> None:
+        """Another caller makes the same call."""
+        self.waiters.append(waiter)
+        if client != self.client:
+            self.joined_by = client
 
     def leave(self, waiter: Waiter) -> None:
         """The waiter no longer wants the result. A read without waiters is given up; a write goes on to its end."""

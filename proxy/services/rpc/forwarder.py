@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 from proxy.core.access import Key
 from proxy.core.caching import key_of
@@ -13,9 +14,15 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.upstream_batch import launch_all
 
+# A call that was admitted: its caller, the policy of its method, and its params.
+AdmittedCall: TypeAlias = tuple[Caller, MethodPolicy, bytes]
+
 
 class Forwarder:
-    """Answers calls of clients that were admitted, and of services, which need no admission and have no key."""
+    """Answers calls of clients that were admitted, and of services, which need no admission and have no key.
+
+    `client` is the account that a call without a key is made for, if there is one. `fresh` bypasses the cache.
+    """
 
     __slots__ = ("_filters",)
 
@@ -23,35 +30,27 @@ class Forwarder:
         self._filters = filters
 
     def forward(
-        self,
-        caller: Caller,
-        route: Route,
-        key: Key | None,
-        policy: MethodPolicy,
-        params: bytes,
-        now: float,
-        *,
-        fresh: bool = False,
-        slot: bytes | None = None,
+        self, call: AdmittedCall, route: Route, key: Key | None, now: float, *, fresh: bool = False, client: str = ""
     ) -> None:
-        """Answer one call. `fresh` bypasses the cache. `slot` is the cache key, if it was computed already."""
-        flight = self._flight(caller, route, key, policy, params, now, fresh=fresh, slot=slot)
+        """Answer one call."""
+        flight = self._flight(call, route, key, now, fresh=fresh, client=client)
         if flight is not None and (route.shared_lookup is None or fresh or route.shared_lookup.take([flight], now)):
             route.dispatcher.launch(flight, now)
 
     def forward_all(
         self,
-        calls: Iterable[tuple[Caller, MethodPolicy, bytes]],
+        calls: Iterable[AdmittedCall],
         route: Route,
         key: Key | None,
         now: float,
         *,
         fresh: bool = False,
+        client: str = "",
     ) -> None:
         """Answer several calls. Those that need an upstream are sent together."""
         flights: list[Flight] = []
-        for caller, policy, params in calls:
-            flight = self._flight(caller, route, key, policy, params, now, fresh=fresh)
+        for call in calls:
+            flight = self._flight(call, route, key, now, fresh=fresh, client=client)
             if flight is not None:
                 flights.append(flight)
         if flights:
@@ -59,26 +58,19 @@ class Forwarder:
             launch_all(route.dispatcher, flights if lookup is None else lookup.take(flights, now), now)
 
     def _flight(
-        self,
-        caller: Caller,
-        route: Route,
-        key: Key | None,
-        policy: MethodPolicy,
-        params: bytes,
-        now: float,
-        *,
-        fresh: bool,
-        slot: bytes | None = None,
+        self, call: AdmittedCall, route: Route, key: Key | None, now: float, *, fresh: bool, client: str
     ) -> Flight | None:
         """A flight to launch; None if the call needs none."""
-        state = route.state
-        if state.shared_head.moves != state.seen_moves:
-            state.catch_up()
+        caller, policy, params = call
+        route.state.stay_current()
+        if key is not None:
+            client = key.account.id
         if policy.by_range or policy.method.creates_filter:
             params = policy.within_head(params, route.heads.tip)
+        slot: bytes | None = None
         if policy.shared:
-            slot = slot or key_of(policy.request_tail, params)
-            if not fresh and _is_known(caller, route, slot):
+            slot = key_of(policy.request_tail, params)
+            if not fresh and _is_known(caller, route, slot, client):
                 return None
             caller.cache = "miss"
         elif policy.is_checked and route.guard is not None:
@@ -92,25 +84,15 @@ class Forwarder:
             caller.on_result(policy.answer)
             return None
         elif route.broadcast > 1 and policy.may_broadcast:
-            Broadcast(caller).send(route, policy, params, now, client=key.account.id if key else "")
+            Broadcast(caller).send(route, policy, params, now, client=client)
             return None
-        flight = route.dispatcher.new_flight(policy, params, caller, now)
-        if key is not None:
-            flight.client = key.account.id
-        caller.flight = flight
-        if slot is not None:
-            flight.slot = slot
-            if route.coalesces:
-                state.flights[slot] = flight
-        if not policy.is_plain:
-            _set_block(flight, route, policy, params)
-        elif policy.is_head_number:
-            flight.reports_head = True
-            flight.least_head = route.heads.tip
+        caller.flight = flight = route.dispatcher.new_flight(policy, params, caller, now)
+        flight.client = client
+        _prepare(flight, route, slot)
         return flight
 
 
-def _is_known(caller: Caller, route: Route, slot: bytes) -> bool:
+def _is_known(caller: Caller, route: Route, slot: bytes, client: str) -> bool:
     """Answer the call from the cache, or let it join an equal one. False if neither is possible."""
     state = route.state
     result = state.replies.get(slot) if state.caches else None
@@ -123,8 +105,22 @@ def _is_known(caller: Caller, route: Route, slot: bytes) -> bool:
         return False
     caller.cache = "join"
     caller.flight = flight
-    flight.waiters.append(caller)
+    flight.join(caller, client)
     return True
+
+
+def _prepare(flight: Flight, route: Route, slot: bytes | None) -> None:
+    """Let equal calls join the flight, and set what the block of the call requires of its upstream."""
+    policy = flight.policy
+    if slot is not None:
+        flight.slot = slot
+        if route.coalesces:
+            route.state.flights[slot] = flight
+    if not policy.is_plain:
+        _set_block(flight, route, policy, flight.params)
+    elif policy.is_head_number:
+        flight.reports_head = True
+        flight.least_head = route.heads.tip
 
 
 def _set_block(flight: Flight, route: Route, policy: MethodPolicy, params: bytes) -> None:

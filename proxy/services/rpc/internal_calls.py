@@ -1,7 +1,8 @@
 """Calls that other services make to a network, with decoded results.
 
-They use the same upstreams, retries, cache and health as the calls of clients, but no admission and no price. No result
-contains integers beyond 64 bits as JSON numbers, because all families write those as strings.
+They use the same upstreams, retries, cache and health as the calls of clients, but no admission and no price. Calls that are
+made for a request share the upstreams as calls of its account do. No result contains integers beyond 64 bits as JSON numbers,
+because all families write those as strings.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Networks, Route
+from proxy.tasks import client_of_task
 
 
 class InternalCalls:
@@ -33,8 +35,8 @@ class InternalCalls:
         """The result. Raises RpcError for an upstream's error, and a Fault if no upstream replies."""
         route = self.route(network)
         pending = PendingReply()
-        policy = route.policies[method]
-        self._forwarder.forward(pending, route, None, policy, orjson.dumps(params), time.monotonic(), fresh=fresh)
+        call = (pending, route.policies[method], orjson.dumps(params))
+        self._forwarder.forward(call, route, None, time.monotonic(), fresh=fresh, client=client_of_task.get())
         return orjson.loads(await pending.result())
 
     async def call_many(
@@ -45,7 +47,8 @@ class InternalCalls:
         made: list[tuple[PendingReply, MethodPolicy, bytes]] = [
             (PendingReply(), route.policies[method], orjson.dumps(params)) for method, params in calls
         ]
-        self._forwarder.forward_all(made, route, None, time.monotonic(), fresh=fresh)
+        now = time.monotonic()
+        self._forwarder.forward_all(made, route, None, now, fresh=fresh, client=client_of_task.get())
         results = await asyncio.gather(*(pending.result() for pending, _, _ in made), return_exceptions=True)
         return [_decoded(result) for result in results]
 

@@ -162,8 +162,12 @@ class NetworkState:
         self.seen_moves = self.shared_head.publish(self.heads.tip, mark, is_lower=is_lower)
         self._seen_returns = self.shared_head.returns
 
+    def stay_current(self) -> None:
+        """Discard recent replies if another worker learned of a write or of a new head before this one."""
+        if self.shared_head.moves != self.seen_moves:
+            self.catch_up()
+
     def catch_up(self) -> None:
-        """Another worker learned of a write or of a new head before this one."""
         self.seen_moves = self.shared_head.moves
         self.replies.head_moved()
         self.flights.clear()

@@ -84,7 +84,7 @@ class RpcService:
         if subscriber is not None and policy.method.kind == "subscription":
             subscriber.subscribe(caller, policy, call[1])
             return
-        self.forwarder.forward(caller, route, key, policy, call[1], now, fresh=fresh)
+        self.forwarder.forward((caller, policy, call[1]), route, key, now, fresh=fresh)
 
     def _decline(self, caller: Caller, key: Key, why: bytes | Fault, now: float) -> None:
         """Answer a call that failed its check. A fault is free. An error is charged first, and the charge may be refused."""

@@ -292,7 +292,7 @@ class FrontConnection(asyncio.Protocol):
         sent = upstream.send_call(self, policy.request_tail, params) if upstream.health.free else None
         if sent is None:
             replies.cache = ""
-            context.forwarder.forward(replies, route, key, policy, params, now)
+            context.forwarder.forward((replies, policy, params), route, key, now)
             return
         self._params = params
         self._wire_id = sent
@@ -300,14 +300,10 @@ class FrontConnection(asyncio.Protocol):
         upstream.health.inflight += 1
 
     def _serve_shared(self, route: Route, key: Key, policy: MethodPolicy, params: bytes, now: float) -> None:
-        """Serve a call whose result may be cached, or requested by another client already.
-
-        The same as `Forwarder.forward`, in one piece: cache hits are the most frequent calls of all.
-        """
+        """Serve a call whose result may be cached. A hit is answered here, in one piece: hits are the most frequent calls."""
         replies = self._replies
         state = route.state
-        if state.shared_head.moves != state.seen_moves:
-            state.catch_up()
+        state.stay_current()
         slot = key_of(policy.request_tail, params)
         known = state.replies.get(slot) if state.caches else None
         if known is not None:
@@ -319,13 +315,7 @@ class FrontConnection(asyncio.Protocol):
             tally.buckets[0] += 1
             replies.write_result(known, now)
             return
-        flight = state.flights.get(slot)
-        if flight is None:
-            self._context.forwarder.forward(replies, route, key, policy, params, now, slot=slot)
-            return
-        replies.cache = "join"
-        replies.flight = flight
-        flight.waiters.append(replies)
+        self._context.forwarder.forward((replies, policy, params), route, key, now)
 
     def _serve_large(self, head: RequestHead, data: bytes, start: int) -> None:
         """Skip the short path: it would save less than another copy of a large body costs."""
