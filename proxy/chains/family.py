@@ -58,6 +58,7 @@ class Method:
     `same_as`: the read that returns the same as this poll of a filter, given the filter's own params.
     `identified`: the params of a write identify it, so that sending it twice is the same as once: see `Family.sent_id`.
     `answer`: the result as JSON, the same for all callers. Such a call is never sent to an upstream.
+    `sample`: params of a call to try, as JSON. The dashboard suggests methods that have them.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Method:
     identified: bool = False
     private: bool = False
     answer: str = ""
+    sample: str = ""
 
 
 # The methods of one family, by name.

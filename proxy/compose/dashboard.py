@@ -23,6 +23,7 @@ from proxy.tasks import Tasks
 from proxy.web.api_spec import ApiSpec
 from proxy.web.dashboard.account import AccountHandlers
 from proxy.web.dashboard.admin import AdminHandlers
+from proxy.web.dashboard.network_list import network_list
 from proxy.web.dashboard.session_endpoint import SessionEndpoints
 from proxy.web.dashboard.sign_in import SignInHandlers
 from proxy.web.gate import Gate, Handler
@@ -81,9 +82,10 @@ class DashboardFeature:
         """The handlers, by operation id. `rest`: the handlers for keys, some of which are mirrored under /account."""
         endpoints = SessionEndpoints(gate, admission, spec, self.sign_in, self._settings.dashboard)
         plans = self._tables.plans
+        networks = network_list(self._networks, self._tables.methods, self._settings.follower.follows)
         return {
             **endpoints.wrapped(SignInHandlers(self.sign_in, session_s=self._settings.dashboard.session_s).handlers()),
-            **endpoints.wrapped(AccountHandlers(self.accounts, self._usage, plans, self._networks).handlers()),
+            **endpoints.wrapped(AccountHandlers(self.accounts, self._usage, plans, networks).handlers()),
             **endpoints.wrapped(AdminHandlers(self.accounts, self._usage, self.fleet, self.sign_in, plans).handlers()),
             **endpoints.mirrored(rest, resolver),
         }

@@ -31,9 +31,9 @@ def load_methods(directory: Path, faults: list[str]) -> dict[str, MethodTable]:
 
 
 def _methods_in(data: Mapping[str, Any]) -> Iterator[Method]:
-    shared = {"chains": data.get("chains", [])}
+    chains, samples = data.get("chains", []), data.get("samples", {})
     for name, row in data["methods"].items():
-        yield msgspec.convert({"name": name, **shared, **row}, Method)
+        yield msgspec.convert({"name": name, "chains": chains, "sample": samples.get(name, ""), **row}, Method)
 
 
 def _file_faults(data: Mapping[str, Any], tables: Mapping[str, MethodTable]) -> Iterator[str]:
@@ -44,6 +44,9 @@ def _file_faults(data: Mapping[str, Any], tables: Mapping[str, MethodTable]) -> 
         if method.name in tables.get(family, ()):
             yield f"methods.{method.name}: already defined in another file"
         yield from (f"methods.{method.name}: {fault}" for fault in _method_faults(method))
+    for name, text in data.get("samples", {}).items():
+        if name not in data["methods"] or not isinstance(_parsed(text), list):
+            yield f"samples.{name}: must be a method of this file with its params as a JSON array"
 
 
 def _method_faults(method: Method) -> Iterator[str]:
@@ -60,13 +63,13 @@ def _method_faults(method: Method) -> Iterator[str]:
         yield 'same_as needs kind = "filter"'
     if method.identified and method.kind != "write":
         yield 'identified needs kind = "write"'
-    if method.answer and not _is_json(method.answer):
+    if method.answer and _parsed(method.answer) is msgspec.UNSET:
         yield "answer must be JSON"
 
 
-def _is_json(text: str) -> bool:
+def _parsed(text: str) -> Any:
+    """The value of a JSON text; UNSET if it is not JSON."""
     try:
-        msgspec.json.decode(text)
+        return msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return False
-    return True
+        return msgspec.UNSET

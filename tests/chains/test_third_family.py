@@ -16,6 +16,7 @@ import pytest
 from proxy.chains.families import FAMILIES
 from proxy.errors import StartError
 from proxy.settings import CONFIG, Tables, load_tables
+from proxy.web.dashboard.network_list import network_list
 from tests.chains.third_family.toy import TOY
 from tests.http_client import Reply, request
 from tests.rpc_harness import RpcHarness, rpc_harness
@@ -145,6 +146,37 @@ async def test_features_that_it_lacks_are_refused(registered: None) -> None:
             assert reply.status == 404, (path, reply)
             assert "toychain" in reply.json["error"]["message"], (path, reply)
         assert harness.worker.app.networks.routes[NETWORK].state.head_reader is TOY.head
+
+
+def test_dashboard_offers_it_wherever_it_has_the_feature(registered: None, tables: Tables) -> None:
+    networks = [each for each in tables.chains.networks() if each.id in (NETWORK, "ethereum/mainnet")]
+    listed = network_list(networks, tables.methods, lambda network: True)
+    features = {each["network"]: each["features"] for each in listed["networks"]}
+    assert features[NETWORK] == []
+    assert {"gas_prices", "user_operations", "webhooks"} < set(features["ethereum/mainnet"])
+    assert listed["methods"]["toy"] == [
+        {"method": "toyHeight", "params": []},
+        {"method": "toyBalance", "params": [ALICE, "newest"]},
+    ]
+
+
+def test_dashboard_offers_webhooks_only_on_followed_networks(tables: Tables) -> None:
+    networks = [each for each in tables.chains.networks() if each.id == "ethereum/mainnet"]
+    listed = network_list(networks, tables.methods, lambda network: False)
+    assert "webhooks" not in listed["networks"][0]["features"]
+
+
+@pytest.mark.parametrize(("name", "params"), [("toySend", "{}"), ("toySend", "[1"), ("toyMint", "[]")])
+def test_sample_that_is_no_call_stops_the_start(
+    config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, params: str
+) -> None:
+    monkeypatch.setitem(FAMILIES, TOY.name, TOY)
+    broken = tmp_path / "config"
+    shutil.copytree(config, broken)
+    methods = broken / "methods" / "toy.toml"
+    methods.write_text(methods.read_text() + f"{name} = '{params}'\n")
+    with pytest.raises(StartError, match=rf"toy\.toml: samples\.{name}: must be a method of this file"):
+        load_tables(broken)
 
 
 def test_method_without_a_price_stops_the_start(config: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

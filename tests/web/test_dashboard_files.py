@@ -46,6 +46,12 @@ async def test_modules_import_only_existing_files() -> None:
             assert (path.parent / name).is_file(), f"{path.name}: {name}"
 
 
+def test_page_names_no_chain_family() -> None:
+    """The server says what each network can do, so a new family needs no edit here."""
+    own = [path for path in ROOT.rglob("*.js") if "vendor" not in path.parts]
+    assert [path.name for path in own if re.search(r"""["'`](evm|svm)["'`]|\b(evm|svm):""", path.read_text())] == []
+
+
 @pytest.mark.parametrize("path", ["/dashboard", "/dashboard/", "/dashboard/anything/page.js"])
 async def test_every_reply_has_the_security_policy(client: Client, path: str) -> None:
     reply = await client.get(path)

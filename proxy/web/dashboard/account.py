@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 
-from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.usage import ChartLine, times_of
 from proxy.services.accounts.accounts import AccountService, limits_in, restrictions_in
@@ -27,13 +26,13 @@ LIVE = datetime.timedelta(minutes=30)
 
 class AccountHandlers:
     def __init__(
-        self, accounts: AccountService, usage: UsageService, plans: Mapping[str, Plan], networks: Iterable[Network] = ()
+        self, accounts: AccountService, usage: UsageService, plans: Mapping[str, Plan], networks: Mapping[str, Any]
     ) -> None:
-        """`networks`: the networks with upstreams."""
+        """`networks`: the members of a reply that describe the networks with upstreams (`network_list.py`)."""
         self._accounts = accounts
         self._usage = usage
         self._plans = plans
-        self._networks = [_network(each) for each in networks]
+        self._networks = networks
 
     def handlers(self) -> dict[str, SessionHandler]:
         return {
@@ -65,7 +64,7 @@ class AccountHandlers:
             "limits": asdict(limits),
             "today": await self._today(row),
             "plan": {"name": row["plan"], **asdict(plan)},
-            "networks": self._networks,
+            **self._networks,
         }
 
     async def _today(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -149,15 +148,6 @@ async def live_of(usage: UsageService, account: str | None) -> dict[str, Any]:
     times = times_of(int(first.timestamp()), int(now.timestamp()) + 1, "minute")
     line = lines[0] if lines else ChartLine("")
     return {"at": time_of(now), "flush_s": usage.flush_s, "times": times, "minutes": charts.columns_of(line, times)}
-
-
-def _network(network: Network) -> dict[str, str]:
-    return {
-        "network": network.id,
-        "title": network.chain.title,
-        "family": network.family,
-        "class": network.facts.class_,
-    }
 
 
 def shown_key(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,11 +5,17 @@ import * as forms from "./forms.js";
 
 let loading = null;
 
-/* [{network, title, family, class}…]. Empty for an operator without an account, who types the name instead. */
+/* [{network, title, class, features, samples}…]. Empty for an operator without an account, who types the name instead.
+   `samples` are calls to try, [{method, params}…]; the first returns the head. */
 export async function networks() {
-  if (account.isSignedIn) loading ??= account.get("").then((reply) => reply.networks).catch(() => { loading = null; return []; });
+  if (account.isSignedIn) loading ??= account.get("").then(withSamples).catch(() => { loading = null; return []; });
   return (await loading) ?? [];
 }
+
+const withSamples = ({ networks, methods }) => networks.map((each) => ({ ...each, samples: methods[each.family] }));
+
+/* The networks that have a feature, such as "webhooks". */
+export const networksWith = async (feature) => (await networks()).filter(({ features }) => features.includes(feature));
 
 const GROUPS = { live: "Mainnets", test: "Testnets" };
 

@@ -7,7 +7,6 @@ import { networkField, networks } from "../networks.js";
 import { card, codeBlock, empty, facts, heading, note, segmentedControl } from "../components.js";
 import * as format from "../format.js";
 import { highlighted } from "./json.js";
-import { METHODS } from "./methods.js";
 import { operations, requestForm } from "./operations.js";
 import { NAMES, SNIPPETS } from "./snippets.js";
 
@@ -57,20 +56,17 @@ class Explorer {
 
   #rpcForm() {
     const network = networkField("Network", this.networks, { valueOf: (id) => id, hint: "chain/network", placeholder: "ethereum/mainnet" });
-    const familyOf = () => this.networks.find((each) => each.network === network.read())?.family ?? "evm";
-    const methods = Object.keys(METHODS[familyOf()]);
-    const method = forms.suggest("Method", methods, { required: true, value: methods[0], class: "mono" });
-    const params = forms.json("Params", { value: METHODS[familyOf()][methods[0]], rows: 5 });
-    method.control.addEventListener("change", () => {
-      const sample = METHODS[familyOf()]?.[method.read()];
-      if (sample) params.write(sample);
-    });
+    const samples = () => this.networks.find((each) => each.network === network.read())?.samples ?? [];
+    const names = () => samples().map((each) => each.method);
+    const sample = () => samples().find((each) => each.method === method.read());
+    const method = forms.suggest("Method", names(), { required: true, value: names()[0], class: "mono" });
+    const params = forms.json("Params", { value: sample()?.params ?? [], rows: 5 });
+    method.control.addEventListener("change", () => { if (sample()) params.write(sample().params); });
     network.control.addEventListener("change", () => {
-      const offered = Object.keys(METHODS[familyOf()]);
-      method.setSuggestions(offered);
-      if (offered.includes(method.read())) return;
-      method.write(offered[0]);
-      params.write(METHODS[familyOf()][offered[0]]);
+      method.setSuggestions(names());
+      if (sample() || !samples().length) return;
+      method.write(names()[0]);
+      params.write(sample().params);
     });
     return {
       node: el("div", null, forms.row(network.node, method.node), params.node),

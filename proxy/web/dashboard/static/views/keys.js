@@ -135,12 +135,15 @@ const revoke = (key, reload) => confirm("Revoke key",
 
 /* Shows a new key, the only time it is visible. */
 async function reveal(created, title) {
-  const match = (await networks()).find((each) => each.class === created.mode && each.family !== "svm");
-  const call = '{"jsonrpc":"2.0","id":1,"method":"eth_blockNumber","params":[]}';
-  const network = match?.network ?? (created.mode === "live" ? "ethereum/mainnet" : "ethereum/sepolia");
-  const curl = `curl ${location.origin}/v1/rpc/${network} \\\n  -H 'X-API-Key: ${created.key}' \\\n  -H 'Content-Type: application/json' \\\n  -d '${call}'`;
+  const match = (await networks()).find((each) => each.class === created.mode);
   dialog(title, (close) => [
     el("p", null, "Copy this key now. You cannot see it again."),
-    secretField(created.key, "API key"), codeBlock("Try it", curl).node,
+    secretField(created.key, "API key"), match && codeBlock("Try it", tryIt(created.key, match)).node,
     el("div.actions", null, button("Done", close, { kind: "main" }))]);
+}
+
+/* A command that asks the network for its head. */
+function tryIt(key, { network, samples: [call] }) {
+  const body = JSON.stringify({ jsonrpc: "2.0", id: 1, ...call });
+  return `curl ${location.origin}/v1/rpc/${network} \\\n  -H 'X-API-Key: ${key}' \\\n  -H 'Content-Type: application/json' \\\n  -d '${body}'`;
 }

@@ -3,7 +3,7 @@
 import { account, query } from "../api.js";
 import { bar, el } from "../dom.js";
 import * as forms from "../forms.js";
-import { chainNameOf, networkField, networks } from "../networks.js";
+import { chainNameOf, networkField, networksWith } from "../networks.js";
 import { asyncRegion, badge, button, card, dialog, empty, heading, pager, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { showPolicy } from "./policy.js";
@@ -52,7 +52,7 @@ export function spendOf(rules, spend) {
 }
 
 async function create() {
-  const choices = (await networks()).filter(({ family }) => family === "evm");
+  const choices = await networksWith("user_operations");
   dialog("Create policy", (close) => {
     const name = forms.text("Name", { required: true, maxlength: "200", placeholder: "Free token transfers" });
     const network = networkField("Network", choices, { valueOf: chainNameOf, hint: "For example ethereum, base or ethereum-sepolia." });

@@ -3,7 +3,7 @@
 import { account, query } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
-import { chainNameOf, networkField, networks } from "../networks.js";
+import { chainNameOf, networkField, networksWith } from "../networks.js";
 import { asyncRegion, badge, button, card, dialog, empty, heading, pager, secretField, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
 import { filterForm, FILTERS } from "./filters.js";
@@ -47,7 +47,7 @@ function webhooksTable({ webhooks, page, total }, filters, reload) {
 
 /* The filter fields depend on the event type. */
 async function create() {
-  const choices = (await networks()).filter(({ family }) => family === "evm");
+  const choices = await networksWith("webhooks");
   dialog("Create webhook", (close) => {
     const url = forms.text("Endpoint URL", { type: "url", required: true, placeholder: "https://hooks.example.com/penstock",
       hint: "An HTTPS URL that responds with 2xx within 15 seconds." });
