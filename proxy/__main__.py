@@ -17,6 +17,7 @@ from proxy.commands import (
     compiling,
     dev,
     index,
+    init,
     keys,
     migrate,
     operations,
@@ -29,6 +30,7 @@ from proxy.errors import Fault, StartError
 
 COMMANDS = (
     dev,
+    init,
     serve,
     check,
     compiling,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy import settings
+from proxy.commands import upstream_option
 from proxy.commands.context import CONFIG_HELP
 
 
@@ -21,13 +22,7 @@ def register(commands: Any) -> None:
         "--workers", type=int, metavar="N", help="number of worker processes (default: the setting, or 1)"
     )
     parser.add_argument("--fresh", action="store_true", help="delete the data of earlier runs first")
-    parser.add_argument(
-        "--upstream",
-        action="append",
-        default=[],
-        metavar="CHAIN/NETWORK=URL",
-        help="add an upstream for a public network, such as ethereum/mainnet=https://host/path; repeatable",
-    )
+    upstream_option.add(parser, "add an upstream for a public network")
     parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
     parser.add_argument(
         "--ready-file",

@@ -17,6 +17,7 @@ import asyncpg
 import orjson
 
 from proxy import settings as settings_room
+from proxy.commands import upstream_option
 from proxy.commands.context import RUNNING
 from proxy.dev import seed
 from proxy.dev.banner import ReadyFile, banner
@@ -149,7 +150,7 @@ class DevService:
 
     def _settings(self, database_url: str, devnet: Devnet) -> Settings:
         """Combine the development defaults with the user's configuration and options."""
-        own = [_upstream(text) for text in self._options.upstreams]
+        own = [upstream_option.parse(text) for text in self._options.upstreams]
         options = {"workers": self._options.workers, "port": self._options.port}
         server = {"dev": True, **{name: value for name, value in options.items() if value is not None}}
         # Several runs on one machine must not need the same port, and one worker is enough.
@@ -248,12 +249,3 @@ def _leaves(group: BaseExceptionGroup[StartError]) -> Iterator[StartError]:
             yield from _leaves(exc)
         else:
             yield exc
-
-
-def _upstream(text: str) -> dict[str, str]:
-    network, _, url = text.partition("=")
-    if not url or "/" not in network:
-        raise StartError(
-            [f"--upstream {network!r}: write CHAIN/NETWORK=URL, such as ethereum/mainnet=https://host/path"]
-        )
-    return {"network": network, "url": url}

@@ -1,0 +1,83 @@
+"""`init`: write a first settings file with fresh secrets. Missing answers are requested on a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from proxy import settings
+from proxy.commands import upstream_option
+from proxy.data_files import CONFIG
+from proxy.dev.seed import write_private
+from proxy.errors import StartError
+
+TEMPLATE = CONFIG / "template.toml"
+DATABASE = "postgresql://penstock:password@127.0.0.1/penstock"
+_UPSTREAM = "[[upstreams]]\nnetwork = {network}\nurl = {url}\n"
+
+
+def register(commands: Any) -> None:
+    about = "write a settings file with fresh secrets"
+    parser = commands.add_parser("init", help=about, description=f"{about.capitalize()}.")
+    parser.add_argument("file", type=Path, nargs="?", default=Path("penstock.toml"), help="default: penstock.toml")
+    parser.add_argument("--database", metavar="URL", help="the Postgres database, such as " + DATABASE)
+    upstream_option.add(parser, "a node of a network")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.file.exists():
+        raise StartError([f"{args.file} exists already: move it, or name another file"])
+    asks = sys.stdin.isatty() and sys.stdout.isatty()
+    database = args.database or (asks and _database()) or DATABASE
+    upstreams = args.upstream or (list(_upstreams()) if asks else [])
+    text = settings_text(args.file, database, _checked([upstream_option.parse(each) for each in upstreams]))
+    write_private(args.file, text.encode())
+    print(f"wrote {args.file}, readable only by you")
+    if not upstreams:
+        print("it has no upstreams yet: add [[upstreams]] blocks, as described at its end")
+    print(f"next: penstock check --config {args.file} --connect")
+    return 0
+
+
+def settings_text(file: Path, database: str, upstreams: Iterable[Mapping[str, str]]) -> str:
+    blocks = [_UPSTREAM.format(**{name: json.dumps(value) for name, value in each.items()}) for each in upstreams]
+    return Template(TEMPLATE.read_text("utf-8")).substitute(
+        file=file,
+        database=json.dumps(database),
+        pepper=json.dumps(secrets.token_urlsafe(36)),
+        secret_key=json.dumps(secrets.token_urlsafe(36)),
+        upstreams="\n".join(blocks),
+    )
+
+
+def _database() -> str:
+    return input(f"Postgres URL [{DATABASE}]: ").strip()
+
+
+def _upstreams() -> Iterable[str]:
+    """Lines from the terminal, up to an empty one."""
+    print("Upstream nodes, one per line, as CHAIN/NETWORK=URL. An empty line ends the list.")
+    while line := input("upstream: ").strip():
+        yield line
+
+
+def _checked(upstreams: Sequence[dict[str, str]]) -> Sequence[dict[str, str]]:
+    """The upstreams with the full names of their networks."""
+    registry = settings.load_tables().chains
+    names = [network.id for network in registry.networks()]
+    for upstream in upstreams:
+        network = registry.find(*upstream["network"].split("/", 1))
+        if network is None:
+            near = get_close_matches(upstream["network"], names, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see config/chains"
+            raise StartError([f"--upstream: there is no network {upstream['network']}; {hint}"])
+        upstream["network"] = network.id
+    return upstreams
