@@ -136,6 +136,7 @@ class HeadReader:
     `Method.head`; None if there is none. `write_number(number)`: the reverse, as JSON.
     `genesis_call`: returns something that identifies the chain. `read_genesis(result)`: the identifying bytes.
     `chain_call`: returns the identity that the settings of a network name. `read_chain(result)`: that identity as text.
+    `archive_call`: reads the state of an old block, which only an archive has.
     `head_block_call`, `final_block_call`, `block_call(number)`: return the head, the newest final block and any block, in
     families whose blocks can be replaced by others of the same height. `read_block(result)`: the block that they return.
     `subscribe_call`: subscribes to new heads; `read_block` reads the notifications.
@@ -148,6 +149,7 @@ class HeadReader:
     write_number: Callable[[int], bytes] = _decimal
     read_genesis: Callable[[bytes], bytes] = _whole
     chain_call: UpstreamCall | None = None
+    archive_call: UpstreamCall | None = None
     read_chain: Callable[[bytes], str] = _no_name
     head_block_call: UpstreamCall | None = None
     final_block_call: UpstreamCall | None = None

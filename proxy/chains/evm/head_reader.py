@@ -76,6 +76,7 @@ HEAD = HeadReader(
     genesis_call=("eth_getBlockByNumber", b'["0x0",false]'),
     read_genesis=read_genesis,
     chain_call=("eth_chainId", b"[]"),
+    archive_call=("eth_getBalance", b'["0x0000000000000000000000000000000000000000","0x1"]'),
     read_chain=read_chain_id,
     head_block_call=HEAD_BLOCK_CALL,
     final_block_call=("eth_getBlockByNumber", b'["finalized",false]'),

@@ -1,0 +1,116 @@
+"""Tries what the service connects to, for `check --connect`: one row for each of the database, the cache and the upstreams."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from proxy.commands.context import database
+from proxy.compose.networks import NetworkBuilder
+from proxy.core.fleet import state_of
+from proxy.errors import StartError
+from proxy.services.rpc.networks import Route
+from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.tracker import Tracker
+from proxy.settings import Settings, Tables
+from proxy.store.windows import SHARED_HEAD_NUMBERS
+from proxy.telemetry import Tallies
+from proxy.wire.http1 import ReplyHead
+from proxy.wire.upstream import Upstream, UpstreamConnection
+from proxy.wire.write_buffer import WriteBuffer
+
+COLUMNS = ("part", "state", "chain", "head", "behind", "archive", "batches")
+CACHE_S = 3.0
+# States of a part with which the service cannot work.
+_USELESS = frozenset(("failed", "wrong_chain", "forked", "silent", "unchecked"))
+ConnectionRow = dict[str, Any]
+
+
+class BatchProbe(Probe):
+    """A batch of two calls. Its result is the reply, or None if that is not an array."""
+
+    def __init__(self, upstream: Upstream, method: str, params: bytes) -> None:
+        super().__init__(upstream, method, params)
+        self._body = b"[%b,%b]" % (self._body, self._body)
+
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+        self._settle(body if body.lstrip().startswith(b"[") else None)
+
+
+async def tried(found: Settings, tables: Tables, *, offline: bool) -> list[ConnectionRow]:
+    rows = [] if offline else [_part("database", await _outcome(lambda: _query(found.database.url)))]
+    if found.cache.redis_url:
+        rows.append(_part("cache", await _outcome(lambda: _ping(found.cache.redis_url))))
+    return rows + await _upstreams(found, tables)
+
+
+def is_useful(row: ConnectionRow) -> bool:
+    return row["state"] not in _USELESS
+
+
+def _part(name: str, state: str) -> ConnectionRow:
+    return {**dict.fromkeys(COLUMNS), "part": name, "state": state}
+
+
+async def _outcome(attempt: Callable[[], Awaitable[None]]) -> str:
+    try:
+        async with asyncio.timeout(CACHE_S):
+            await attempt()
+    except (StartError, OSError, RedisError, TimeoutError):
+        return "failed"
+    return "up"
+
+
+async def _query(url: str) -> None:
+    async with database(url) as connection:
+        await connection.execute("select 1")
+
+
+async def _ping(url: str) -> None:
+    async with Redis.from_url(url) as redis:
+        await redis.ping()
+
+
+# Upstreams
+
+
+async def _upstreams(found: Settings, tables: Tables) -> list[ConnectionRow]:
+    write_buffer = WriteBuffer(asyncio.get_running_loop())
+    builder = NetworkBuilder(found, tables, write_buffer, tally=Tallies().of, shared_heads=[0] * SHARED_HEAD_NUMBERS)
+    networks = builder.networks()
+    try:
+        rows = await asyncio.gather(*[_route(route) for route in networks.routes.values()])
+    finally:
+        await networks.close()
+    return [row for each in rows for row in each]
+
+
+async def _route(route: Route) -> list[ConnectionRow]:
+    tracker = Tracker(route)
+    tracker.withhold()
+    await tracker.look()
+    tip = max([upstream.health.head for upstream in route.upstreams], default=0)
+    return await asyncio.gather(*[_upstream(route, upstream, tip) for upstream in route.upstreams])
+
+
+async def _upstream(route: Route, upstream: Upstream, tip: int) -> ConnectionRow:
+    health, reader = upstream.health, route.dispatcher.state.head_reader
+    row = _part(health.label, state_of(health, time.monotonic()))
+    if not health.head:
+        return row
+    row |= {"head": health.head, "behind": tip - health.head}
+    if reader.chain_call is not None and (named := await Probe(upstream, *reader.chain_call).send()):
+        row["chain"] = reader.read_chain(named)
+    if reader.archive_call is not None:
+        row["archive"] = _yes_or_no(await Probe(upstream, *reader.archive_call).send())
+    row["batches"] = _yes_or_no(await BatchProbe(upstream, *reader.number_call).send())
+    return row
+
+
+def _yes_or_no(result: bytes | None) -> str:
+    return "no" if result is None else "yes"
