@@ -29,18 +29,26 @@ class NetworkResolver:
         """The network for a path that names only a chain: the key's class selects it, unless the word is a network's id."""
         return self._open(key, scopes, self._chains.find_word(word, live=key.live), word).network
 
+    def known(self, key: Key, scopes: int, word: str) -> Network:
+        """Like `network`, whether or not the network has an upstream."""
+        return self._known(key, scopes, self._chains.find_word(word, live=key.live), word)
+
     def configured(self, network_id: str) -> Network | None:
         """The network with this id, or None if it is no longer configured."""
         return self._chains.find(*network_id.split("/"))
 
     def _open(self, key: Key, scopes: int, network: Network | None, name: str) -> Route:
+        network = self._known(key, scopes, network, name)
+        route = self._networks.find(network)
+        if route is None:
+            raise NotFound(f"the network {network.id} is known, but no {self._needs} is configured for it")
+        return route
+
+    def _known(self, key: Key, scopes: int, network: Network | None, name: str) -> Network:
         if network is None:
             # Repeat only valid names: the path may contain an API key by mistake.
             named = f" {name}" if _NAME.fullmatch(name) else ""
             raise NotFound(f"there is no network{named}")
         if refusal := self._admission.may(key, scopes, network):
             raise refusal
-        route = self._networks.find(network)
-        if route is None:
-            raise NotFound(f"the network {network.id} is known, but no {self._needs} is configured for it")
-        return route
+        return network

@@ -100,6 +100,12 @@ def test_format_b_has_topics_and_selectors(event_type: str) -> None:
     assert found.selectors == {bytes.fromhex("a9059cbb")}
 
 
+@pytest.mark.parametrize("event_type", ["TOKEN_TRANSFER", "NFT_ACTIVITY"])
+@pytest.mark.parametrize("config", [{"topics": [TOPIC]}, {"selectors": ["transfer(address,uint256)"]}])
+def test_topics_and_selectors_of_format_b_need_no_address(event_type: str, config: dict[str, Any]) -> None:
+    assert webhook_filters.parse(event_type, config) != WatchFilter()
+
+
 def test_addresses_are_read_in_parts_and_named_by_their_place_in_the_whole() -> None:
     assert webhook_filters.addresses_of([ADDRESS, ADDRESS.lower()]) == [RAW, RAW]
     for bad in ("0x12", 5, ADDRESS.replace("a", "A", 1), None):

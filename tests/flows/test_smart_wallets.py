@@ -128,6 +128,8 @@ async def test_list_is_paged_and_filtered(bundled: Service) -> None:
     assert (some["total"], {wallet["chain"] for wallet in some["wallets"]}) == (2, {"dev-testnet"})
     assert (await send(bundled, "/wallets?limit=101", key=key))[0] == 400
     assert (await send(bundled, "/wallets?chain=nowhere", key=key))[0] == 404
+    # A network without an upstream is one without wallets.
+    assert await send(bundled, "/wallets?chain=ethereum", key=key) == (200, {"wallets": [], "page": 1, "total": 0})
 
 
 async def test_address_on_several_chains_is_the_first_one_unless_the_query_selects_another(bundled: Service) -> None:

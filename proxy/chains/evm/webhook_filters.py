@@ -2,8 +2,9 @@
 
     address_activity, ADDRESS_ACTIVITY     addresses; direction, categories, min_value, selectors, topics
     token_transfer, TOKEN_TRANSFER         any of addresses, contracts, from, to; min_value, selectors, topics. B may have
-                                           min_value alone
-    nft_transfer, NFT_ACTIVITY             any of addresses, contracts; token_ids of these contracts, selectors, topics
+                                           one of these three alone
+    nft_transfer, NFT_ACTIVITY             any of addresses, contracts; token_ids of these contracts, selectors, topics. B
+                                           may have one of the last two alone
     mined_transaction, MINED_TRANSACTION   tx_hashes
     log                                    any of addresses, topics (as eth_getLogs takes them); selector
     INTERNAL_TRANSFER                      addresses; direction, min_value
@@ -53,6 +54,8 @@ _NEEDS: dict[WatchKind, tuple[str, ...]] = {
     "block": (),
     "pending": ("addresses",),
 }
+# In Format B, these filters are enough too.
+_ENOUGH = {"TOKEN_TRANSFER": ("min_value", "selectors", "topics"), "NFT_ACTIVITY": ("selectors", "topics")}
 # Members by which a webhook is looked up.
 _KEYS = ("addresses", "contracts", "from", "to")
 _CATEGORIES = frozenset({"native", "erc20", "erc721", "erc1155"})
@@ -126,9 +129,7 @@ def _check_members(event_type: str, kind: WatchKind, config: Mapping[str, Any]) 
         if name not in _MEMBERS[kind]:
             known = ", ".join(sorted(_MEMBERS[kind]))
             raise BadConfig(f"{name[:40]}: is unknown for {event_type}, which has {known}")
-    needs = _NEEDS[kind]
-    if event_type == "TOKEN_TRANSFER":
-        needs = (*needs, "min_value")
+    needs = (*_NEEDS[kind], *_ENOUGH.get(event_type, ()))
     if config and needs and not any(config.get(name) for name in needs):
         raise BadConfig(f"{' or '.join(needs)}: must be given for {event_type}")
 

@@ -49,6 +49,12 @@ class RestRequest:
         self.resolved.append(found.id)
         return found
 
+    def known_network(self, word: str) -> Network:
+        """Like `network`, whether or not the network has an upstream."""
+        found = self.resolver.known(self.key, self.scopes, word)
+        self.resolved.append(found.id)
+        return found
+
     def require_network(self, network_id: str) -> None:
         """Raise if the key may not use the network. A network that is no longer configured passes."""
         if (network := self.resolver.configured(network_id)) is not None:

@@ -48,7 +48,7 @@ class WalletHandlers:
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
         chain = request.query["chain"]
-        network = request.network(chain) if chain is not None else None
+        network = request.known_network(chain) if chain is not None else None
         found, total = await self._wallets.page(request.key, request.page, network)
         return request.listed("wallets", [_summary(request, state) for state in found], total)
 
