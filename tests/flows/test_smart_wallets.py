@@ -254,10 +254,10 @@ async def test_receipt_missing_at_the_bundler_is_read_from_the_chain(bundled: Se
             )
         )
         for version in VERSIONS:
-            body = orjson.dumps(receipt_of(seen[version]["second"]["hash"]))
+            body = receipt_of(seen[version]["second"]["hash"])
             _, reply = await send(bundled, "/bundler/dev/mainnet", body)
             async with await running.connect() as client:
-                data = request("POST", "/v1/bundler/dev/mainnet", body, key=running.keys["main"])
+                data = request("POST", "/v1/bundler/dev/mainnet", orjson.dumps(body), key=running.keys["main"])
                 found = (await client.send(data)).json["result"]
             expected = reply["result"]
             for name in ("userOpHash", "success", "actualGasCost", "actualGasUsed", "nonce"):
