@@ -1,20 +1,33 @@
 """The consequences of a delivery attempt: the delivery ends or gets its next due time, and sometimes its webhook changes too.
 
 Only a 2xx counts as success. 410 means that the receiver is gone for good. Everything else is retried on the format's
-schedule. After the last retry the formats differ: A pauses the webhook and keeps the event until it is resumed, B drops
-the event. A test delivery is tried once, and its failure does not affect the webhook.
+schedule (specification, section 6), or later if the receiver asks for it. After the last retry the formats differ: A pauses the
+webhook and keeps the event until it is resumed, B drops the event. A test delivery is tried once, and its failure does not
+affect the webhook.
 """
 
 from __future__ import annotations
 
+import re
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from typing import Literal, NamedTuple
 
-from proxy.core import retries
-from proxy.core.retries import Format
-
+Format = Literal["A", "B"]
 DeliveryState = Literal["due", "parked", "delivered", "failed"]
 # The webhook's transition, as in core/lifecycle.
 WebhookEnd = Literal["exhaust", "gone"]
+
+MINUTE, HOUR, DAY = 60, 3600, 86400
+# Seconds from a failed attempt to the next; when they are used up, so is the delivery.
+SCHEDULES: dict[Format, tuple[int, ...]] = {
+    "A": (10, 1 * MINUTE, 10 * MINUTE, 1 * HOUR, 6 * HOUR),
+    "B": (1, 5, 30, 5 * MINUTE, 30 * MINUTE, 2 * HOUR, 8 * HOUR),
+}
+# The longest pause that a receiver may ask for.
+LONGEST_S = 1 * DAY
+
+_SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 class AttemptVerdict(NamedTuple):
@@ -50,7 +63,33 @@ def judge(
         return AttemptVerdict("failed", failures)
     if status == 410:
         return AttemptVerdict("failed", failures, cause="gone")
-    again_s = retries.next_due(form, failures, 0.0, after_s=wait_s, schedule=schedule)
+    again_s = pause_s(form, failures, wait_s=wait_s, schedule=schedule)
     if again_s is not None:
         return AttemptVerdict("due", failures, again_s)
     return AttemptVerdict("parked", 0, cause="exhaust") if form == "A" else AttemptVerdict("failed", failures)
+
+
+def pause_s(
+    form: Format, failures: int, *, wait_s: float = 0.0, schedule: tuple[float, ...] | None = None
+) -> float | None:
+    """The seconds until the next attempt, after so many failures; None after the last. Not less than the receiver asks for."""
+    delays = SCHEDULES[form] if schedule is None else schedule
+    return max(delays[failures - 1], min(wait_s, LONGEST_S)) if failures <= len(delays) else None
+
+
+def format_of(event_type: str) -> Format:
+    """The case of an event type picks the format, its headers and its schedule."""
+    return "A" if event_type.islower() else "B"
+
+
+def retry_after(text: str, now: float) -> float:
+    """The seconds that a Retry-After header asks to wait (RFC 9110, 10.2.3); 0 if it is not valid."""
+    text = text.strip()
+    if _SECONDS.fullmatch(text):
+        return float(text)
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, OverflowError):
+        return 0.0
+    # RFC 9110, 5.6.7: HTTP dates are in GMT.
+    return max(0.0, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() - now)

@@ -17,7 +17,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from functools import lru_cache
 
-from proxy.core.retries import format_of
+from proxy.core.attempts import format_of
 
 PREFIX = "whsec_"
 # "At least 24 random bytes", and no more than Standard Webhooks allows (64).

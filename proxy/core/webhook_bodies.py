@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.core.retries import format_of
+from proxy.core.attempts import format_of
 
 # The types of what takes an event back, by format.
 CORRECTIONS = {"A": "correction", "B": "CORRECTION"}

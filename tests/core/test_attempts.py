@@ -6,9 +6,8 @@ from typing import get_args
 
 import pytest
 
-from proxy.core import attempts, lifecycle, retries
-from proxy.core.attempts import AttemptVerdict, judge
-from proxy.core.retries import Format
+from proxy.core import attempts, lifecycle
+from proxy.core.attempts import AttemptVerdict, Format, judge
 
 A = (10, 60, 600, 3600, 21600)
 B = (1, 5, 30, 300, 1800, 7200, 28800)
@@ -50,7 +49,7 @@ def test_410_ends_the_delivery_and_disables_the_webhook(form: Format) -> None:
 def test_receiver_may_ask_for_more_time_but_not_for_less_and_not_for_ever() -> None:
     assert judge("B", 0, 429, wait_s=120).again_s == 120
     assert judge("A", 1, 503, wait_s=3).again_s == 60
-    assert judge("B", 0, 429, wait_s=10**9).again_s == retries.LONGEST_S
+    assert judge("B", 0, 429, wait_s=10**9).again_s == attempts.LONGEST_S
 
 
 def test_waiting_does_not_add_attempts() -> None:

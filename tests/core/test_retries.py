@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import retries
-from proxy.core.retries import Format
+from proxy.core import attempts
+from proxy.core.attempts import Format
 
 NOW = 1_768_469_400.0  # 2026-01-15T09:30:00Z
 MINUTE, HOUR = 60, 3600
@@ -22,49 +22,49 @@ B = [1, 5, 30, 5 * MINUTE, 30 * MINUTE, 2 * HOUR, 8 * HOUR]
 @pytest.mark.parametrize(("form", "delays"), [("A", A), ("B", B)])
 def test_schedule_is_the_specifications(form: Format, delays: list[int]) -> None:
     tries = range(1, len(delays) + 1)
-    assert [retries.next_due(form, each, NOW) for each in tries] == [NOW + delay for delay in delays]
-    assert retries.next_due(form, len(delays) + 1, NOW) is None
+    assert [attempts.pause_s(form, each) for each in tries] == delays
+    assert attempts.pause_s(form, len(delays) + 1) is None
 
 
 def test_all_retries_of_format_b_take_about_ten_hours() -> None:
-    assert 10 * HOUR < sum(retries.SCHEDULES["B"]) < 11 * HOUR
+    assert 10 * HOUR < sum(attempts.SCHEDULES["B"]) < 11 * HOUR
 
 
 def test_receiver_may_ask_for_more_time_and_not_for_less() -> None:
-    assert retries.next_due("A", 1, NOW, after_s=25.0) == NOW + 25
-    assert retries.next_due("A", 1, NOW, after_s=3.0) == NOW + 10
+    assert attempts.pause_s("A", 1, wait_s=25.0) == 25
+    assert attempts.pause_s("A", 1, wait_s=3.0) == 10
 
 
 def test_receiver_cannot_put_a_delivery_off_for_ever() -> None:
-    assert retries.next_due("B", 1, NOW, after_s=1e9) == NOW + retries.LONGEST_S
+    assert attempts.pause_s("B", 1, wait_s=1e9) == attempts.LONGEST_S
 
 
 def test_another_schedule_can_be_given() -> None:
-    assert retries.next_due("A", 2, NOW, schedule=(1, 2)) == NOW + 2
-    assert retries.next_due("A", 3, NOW, schedule=(1, 2)) is None
+    assert attempts.pause_s("A", 2, schedule=(1, 2)) == 2
+    assert attempts.pause_s("A", 3, schedule=(1, 2)) is None
 
 
 @pytest.mark.parametrize(
     ("event_type", "form"), [("log", "A"), ("address_activity", "A"), ("NEW_BLOCK", "B"), ("CORRECTION", "B")]
 )
 def test_case_of_the_type_picks_the_format(event_type: str, form: Format) -> None:
-    assert retries.format_of(event_type) == form
+    assert attempts.format_of(event_type) == form
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "1.5", "Tue, 99 Foo 2026 00:00:00 GMT", "9" * 12, "１２"])
 def test_retry_after_that_says_nothing_asks_for_nothing(text: str) -> None:
-    assert retries.retry_after(text, NOW) == 0.0
+    assert attempts.retry_after(text, NOW) == 0.0
 
 
 def test_retry_after_in_seconds() -> None:
-    assert retries.retry_after(" 120 ", NOW) == 120.0
+    assert attempts.retry_after(" 120 ", NOW) == 120.0
 
 
 @given(st.integers(0, 4_000_000_000))
 def test_retry_after_as_a_date_is_what_the_standard_library_reads(seconds: int) -> None:
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     text = format_datetime(moment, usegmt=True)
-    assert retries.retry_after(text, NOW) == max(0.0, seconds - NOW)
+    assert attempts.retry_after(text, NOW) == max(0.0, seconds - NOW)
 
 
 _PARTS = st.sampled_from(
@@ -74,4 +74,4 @@ _PARTS = st.sampled_from(
 
 @given(st.one_of(st.text(max_size=40), st.lists(_PARTS, max_size=8).map(" ".join)))
 def test_no_retry_after_raises_or_asks_for_less_than_nothing(text: str) -> None:
-    assert retries.retry_after(text, NOW) >= 0.0
+    assert attempts.retry_after(text, NOW) >= 0.0

@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from proxy.core import retries, signatures
+from proxy.core import attempts, signatures
+from proxy.core.attempts import Format
 from proxy.core.egress import EgressPolicy
 from proxy.core.lanes import Lanes
-from proxy.core.retries import Format
 from proxy.services.delivery.deliverer import Deliverer
 from proxy.settings import load_tables
 from proxy.store.deliveries import DeliveryStore
@@ -184,7 +184,7 @@ class DeliveryHarness:
     async def deliverer(
         self,
         *,
-        schedules: Mapping[Format, tuple[float, ...]] = retries.SCHEDULES,
+        schedules: Mapping[Format, tuple[float, ...]] = attempts.SCHEDULES,
         total: int = 64,
         each: int = 8,
         timeout_s: float = 15.0,

@@ -12,8 +12,8 @@ import svix
 from aiohttp import web
 
 from proxy.core import signatures
+from proxy.core.attempts import Format
 from proxy.core.lanes import receiver_of
-from proxy.core.retries import Format
 from proxy.core.signatures import matches
 from proxy.store.secrets import Vault
 from proxy.tasks import Tasks

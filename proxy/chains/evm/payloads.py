@@ -19,8 +19,8 @@ from proxy.chains.evm.facts import ChainLog, Header
 from proxy.chains.evm.matching import InternalTransfer, Match, MatchTransaction
 from proxy.chains.evm.watch_index import CATEGORIES, KINDS, Watcher
 from proxy.core import units
+from proxy.core.attempts import format_of
 from proxy.core.holdings import FUNGIBLE, ZERO, Transfer
-from proxy.core.retries import format_of
 
 _STANDARDS = {721: "ERC721", 1155: "ERC1155"}
 _read_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode

@@ -20,10 +20,10 @@ from typing import Protocol
 import asyncpg
 
 from proxy import telemetry
-from proxy.core import attempts, retries, signatures
+from proxy.core import attempts, signatures
+from proxy.core.attempts import Format
 from proxy.core.lanes import Lanes, receiver_of
 from proxy.core.lru_cache import LruCache
-from proxy.core.retries import Format
 from proxy.errors import Unavailable
 from proxy.store.deliveries import LEASE_S, AttemptResult, ClaimedDelivery, DeliveryStore, DueWebhooks
 from proxy.store.notices import Notices
@@ -69,7 +69,7 @@ class Deliverer:
         *,
         lanes: Lanes,
         plans: Mapping[str, DeliveryPlan],
-        schedules: Mapping[Format, tuple[float, ...]] = retries.SCHEDULES,
+        schedules: Mapping[Format, tuple[float, ...]] = attempts.SCHEDULES,
         lease_s: float = LEASE_S,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -304,12 +304,12 @@ class Deliverer:
             log.warning(f"webhook {what}", extra={"webhook": claimed.webhook_id, "event": claimed.event_id})
 
     def _result(self, claimed: ClaimedDelivery, reply: DeliveryReply, took_s: float, ago_s: float) -> AttemptResult:
-        form = retries.format_of(claimed.type)
+        form = attempts.format_of(claimed.type)
         verdict = attempts.judge(
             form,
             claimed.tries,
             reply.status,
-            wait_s=retries.retry_after(reply.retry_after, self._now()),
+            wait_s=attempts.retry_after(reply.retry_after, self._now()),
             test=claimed.test,
             schedule=self._schedules[form],
         )
