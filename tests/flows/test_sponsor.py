@@ -322,6 +322,26 @@ async def test_operation_that_lands_under_another_hash_is_settled(bundled: Servi
     await until(is_closed, within_s=WITHIN_S, every_s=0.3)
 
 
+async def test_operation_is_valid_in_the_next_block_although_the_chain_skips_an_hour(bundled: Service) -> None:
+    url, entry_point = bundled.ready["upstream_url"], bundled.ready["entry_points"]["0.8"]
+    owner, wallet, payee = Account.create(), Account.create().address, bundled.ready["accounts"][3]["address"]
+    delegate = await read(bundled, bundled.ready["factories"]["0.8"], "accountImplementation()", "address")
+    snapshot = await rpc(url, bundled, "evm_snapshot")
+    await rpc(url, bundled, "hardhat_setStorageAt", wallet, "0x0", "0x" + owner.address[2:].rjust(64, "0"))
+    await rpc(url, bundled, "hardhat_setCode", wallet, "0xef0100" + delegate[2:])
+    await rpc(url, bundled, "evm_increaseTime", 3600)
+    marker = {"factory": user_operation.MARKER_7702, "factoryData": "0x"}
+    operation, _ = await sponsored_fields(bundled, wallet, "0.8", **marker)
+    point = bytes.fromhex(entry_point[2:])
+    name = user_operation.hash_of(operation, point, CHAIN_ID, delegate=bytes.fromhex(delegate[2:]))
+    signed = [*packed(operation)[:-1], bytes(owner.unsafe_sign_hash(name).signature)]
+    handled = call(f"handleOps({PACKED['0.8']}[],address)", [f"{PACKED['0.8']}[]", "address"], [[signed], payee])
+    await sent(bundled, payee, entry_point, handled)
+    latest = await rpc(url, bundled, "eth_getBlockByNumber", "latest", False)
+    assert int(latest["timestamp"], 16) > time.time() + 3000
+    assert await rpc(url, bundled, "evm_revert", snapshot)
+
+
 # Reorganisations: the last test, because afterwards the bundler is out of step with the chain
 
 

@@ -355,3 +355,10 @@ async def test_signature_holds_in_the_latest_block_however_old_that_is(
     data = await sponsor.request(await sponsor.make(), "0.8")
     assert after_of(data) == NOW - back_s
     assert NOW < until_of(data) <= NOW + 270
+
+
+async def test_upstream_cannot_extend_a_signature_by_a_block_of_the_future(sponsor: Sponsor) -> None:
+    block = {**sponsor.harness.chain.block(1000), "timestamp": hex(int(NOW) + 10**6)}
+    sponsor.harness.upstreams[0].answers["eth_getBlockByNumber"] = lambda _: block
+    data = await sponsor.request(await sponsor.make(), "0.8")
+    assert NOW < until_of(data) <= NOW + 270

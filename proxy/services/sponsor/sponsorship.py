@@ -37,7 +37,7 @@ from proxy.store.policies import absent
 
 # A signature is valid from this long before now, because the time of the latest block is some seconds in the past; and from
 # before the latest block in any case, because bundlers simulate operations on that block. A chain without transactions may
-# have made its latest block hours ago.
+# have made its latest block hours ago. A development chain can skip hours before its next block.
 BACKDATED_S = 30
 # The longest validity of a signature, from BACKDATED_S before now to its end.
 MAX_VALIDITY_S = 300
@@ -53,6 +53,14 @@ _TRANSACTION_GAS = 21_000
 _IGNORED = frozenset({"paymaster", "paymasterData", "paymasterAndData", "signature"})
 _LIMITS = ("paymasterVerificationGasLimit", "paymasterPostOpGasLimit")
 _GAS = ("callGasLimit", "verificationGasLimit", "preVerificationGas", "maxFeePerGas", "maxPriorityFeePerGas")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """The time of the latest block, and the earliest time of the following one, in seconds."""
+
+    latest: int
+    following: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +178,7 @@ class SponsorService:
         effective = await self._decide(request, worst)
         delegate = await self._delegate(request)
         sender_nonce = await self._sender_nonce(request)
-        head_time = await self._head_time(request.network)
+        times = await self._block_times(request.network)
         for attempt in range(TRIES):
             reservation = self._signed(
                 request,
@@ -179,7 +187,7 @@ class SponsorService:
                 price=price,
                 sender_nonce=sender_nonce,
                 delegate=delegate,
-                head_time=head_time,
+                times=times,
                 shorter_s=attempt,
             )
             lock_id = request.policy_id if reservation.account_most is None else request.key.account.id
@@ -240,7 +248,7 @@ class SponsorService:
         price: int,
         sender_nonce: int,
         delegate: bytes | None,
-        head_time: int,
+        times: BlockTimes,
         shorter_s: int,
     ) -> ReserveRequest:
         """Sign the operation; the signature is not returned to the client until it is reserved.
@@ -248,14 +256,14 @@ class SponsorService:
         `shorter_s` shortens the validity, so that a retry produces another signature than the attempt before it.
         """
         operation, payer = request.operation, request.paymaster
-        now = int(self._wall())
+        now, start = int(self._wall()), times.following
         life_s = min(effective.rules.expiry_seconds, MAX_VALIDITY_S - BACKDATED_S)
         if effective.rules.ends_at is not None:
             life_s = max(0, min(life_s, int(effective.rules.ends_at) - now))
         timeless = PaymasterTerms(payer.address, payer.chain_id, 0, 0, sender_nonce)
         # Entry point 0.8 accepts a block only if its time is after `validAfter`.
-        valid_after = max(0, min(now - BACKDATED_S, head_time - 1))
-        terms = replace(timeless, valid_until=now + life_s - shorter_s, valid_after=valid_after)
+        valid_after = max(0, min(now - BACKDATED_S, times.latest - 1))
+        terms = replace(timeless, valid_until=start + life_s - shorter_s, valid_after=valid_after)
         data = paymaster.data_of(terms, payer.signer.sign(paymaster.message(operation, terms)))
         final = paymaster.funded(operation, payer.address, gas=operation.paymaster_gas, data=data)
         return ReserveRequest(
@@ -271,7 +279,7 @@ class SponsorService:
             worst=worst,
             price=price,
             valid_until=terms.valid_until,
-            fresh_until=now + min(life_s, max(1, life_s // FRESH)),
+            fresh_until=start + min(life_s, max(1, life_s // FRESH)),
             block=self._final(request.network),
             at=datetime.datetime.fromtimestamp(now, datetime.UTC),
             account_most=self._daily_limits[request.key.account.plan],
@@ -294,13 +302,19 @@ class SponsorService:
             return None
         return policy.overpriced(fee, fast_wei=await self._costs.fast_wei(request.network))
 
-    async def _head_time(self, network: Network) -> int:
-        """The time of the latest block; now, if it cannot be read."""
-        block = await self._call(network, "eth_getBlockByNumber", "latest", False)
+    async def _block_times(self, network: Network) -> BlockTimes:
+        """Only a chain that makes its blocks on demand has a clock of its own. An upstream must not extend a signature."""
+        now = int(self._wall())
+        latest = await self._block_time(network, "latest")
+        following = await self._block_time(network, "pending") if network.facts.on_demand else None
+        return BlockTimes(now if latest is None else latest, max(now, following or 0))
+
+    async def _block_time(self, network: Network, tag: str) -> int | None:
+        block = await self._call(network, "eth_getBlockByNumber", tag, False)
         try:
             return int(block["timestamp"], 16)
         except (KeyError, TypeError, ValueError):
-            return int(self._wall())
+            return None
 
     async def _sender_nonce(self, request: SponsorRequest) -> int:
         """How often the 0.6 paymaster has paid for the sender; the hash it signs covers this count. 0 for later versions."""
