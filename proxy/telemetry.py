@@ -83,6 +83,31 @@ sponsorships_total = Counter("penstock_sponsorships_total", "Sponsorship request
 unknown_payments_total = Counter(
     "penstock_unknown_payments_total", "Operations that a paymaster paid and that are not in the ledger", ["network"]
 )
+# Each worker has its own view of an upstream. The worst of them is shown.
+upstream_up = Gauge(
+    "penstock_upstream_up", "Whether the upstream takes calls", ["upstream"], multiprocess_mode="livemin"
+)
+upstream_breaker_open = Gauge(
+    "penstock_upstream_breaker_open",
+    "Whether calls avoid the upstream because others failed",
+    ["upstream"],
+    multiprocess_mode="livemax",
+)
+upstream_blocks_behind = Gauge(
+    "penstock_upstream_blocks_behind",
+    "Blocks between the head of the upstream and of its network",
+    ["upstream"],
+    multiprocess_mode="livemax",
+)
+upstream_latency_seconds = Gauge(
+    "penstock_upstream_latency_seconds",
+    "Average time of the last twenty or so replies",
+    ["upstream"],
+    multiprocess_mode="livemax",
+)
+upstream_calls_in_flight = Gauge(
+    "penstock_upstream_calls_in_flight", "Calls that wait for a reply", ["upstream"], multiprocess_mode="livesum"
+)
 log_lines_dropped_total = Counter("penstock_log_lines_dropped_total", "Log lines dropped because the queue was full")
 
 

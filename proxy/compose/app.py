@@ -25,6 +25,7 @@ from proxy.errors import Unavailable
 from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.feed.feeds import feeds_of
 from proxy.services.feed.head_announcements import HeadAnnouncements
+from proxy.services.fleet import UpstreamWatch
 from proxy.services.readiness import Readiness
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
@@ -335,9 +336,11 @@ class App:
     async def _tally(self) -> None:
         """Write the counts once a second to the file that the supervisor reads."""
         directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        watch = UpstreamWatch((self.networks, self.smart_wallets.bundlers))
         while directory:
             await asyncio.sleep(TALLY_S)
             self.usage.gather()
+            watch.observe()
             self.tallies.write(Path(directory) / f"calls-{os.getpid()}.json", self._counts())
 
     def _counts(self) -> list[tuple[str, str, int, int, int]]:

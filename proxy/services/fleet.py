@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from proxy.core.fleet import networks_of, seen
+from proxy import telemetry
+from proxy.core.fleet import networks_of, seen, state_of
 from proxy.core.routing import UpstreamHealth
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.networks import Networks
@@ -90,6 +91,49 @@ class Cordons:
 
     def _note(self, _: str | None) -> None:
         self._wake.set()
+
+
+class UpstreamWatch:
+    """Measures the upstreams of this process, and logs each change of their state."""
+
+    def __init__(self, networks: Iterable[Networks]) -> None:
+        self._networks = tuple(networks)
+        self._states: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"<UpstreamWatch {self._states}>"
+
+    def observe(self) -> None:
+        now = time.monotonic()
+        for networks in self._networks:
+            for route in networks.routes.values():
+                for upstream in route.every_upstream:
+                    self._measure(upstream.health, route.heads.tip, now)
+                    self._compare(upstream.health, now)
+
+    def _measure(self, health: UpstreamHealth, tip: int, now: float) -> None:
+        telemetry.upstream_up.labels(health.label).set(state_of(health, now) == "up")
+        telemetry.upstream_breaker_open.labels(health.label).set(bool(health.pause_s))
+        telemetry.upstream_blocks_behind.labels(health.label).set(max(0, tip - health.head) if health.head else 0)
+        telemetry.upstream_latency_seconds.labels(health.label).set(health.latency_s)
+        telemetry.upstream_calls_in_flight.labels(health.label).set(health.inflight)
+
+    def _compare(self, health: UpstreamHealth, now: float) -> None:
+        state, before = state_of(health, now), self._states.get(health.label, "unchecked")
+        self._states[health.label] = state
+        if state == before:
+            return
+        report = log.info if state == "up" else log.warning
+        report(
+            "upstream state changed",
+            extra={
+                "upstream": health.label,
+                "state": state,
+                "before": before,
+                "failures_in_a_row": health.failures_in_a_row,
+                "head": health.head,
+            },
+        )
 
 
 class FleetView:
