@@ -45,6 +45,8 @@ class Method:
     needs a WebSocket.
     `block_at`: index of the block parameter in the params, if there is one. `span`: that parameter is an object with a first
     and a last block.
+    `history`: the result is a part of the chain's blocks, which upstreams keep when they prune old state: it costs the same at
+    every block.
     `cache`: what identifies the result. `static`: the network alone. `hash`: a hash in the params, so the block in the result
     decides the lifetime. `block`: the block parameter. `head`: only the head. `never`: the result is not cached.
     `fresh`: results at a moving block are not cached, because the caller's own writes must show at once (nonces).
@@ -68,6 +70,7 @@ class Method:
     chains: tuple[str, ...] = ()
     block_at: int | None = None
     span: bool = False
+    history: bool = False
     cache: CacheRule = "never"
     fresh: bool = False
     empty: bool = False

@@ -92,6 +92,28 @@ def test_read_of_old_state_costs_the_archive_price(block: Any, is_old: bool, cac
     run()
 
 
+@pytest.mark.parametrize(
+    ("by_number", "by_hash", "more"),
+    [
+        ("eth_getBlockByNumber", "eth_getBlockByHash", [False]),
+        ("eth_getHeaderByNumber", "eth_getHeaderByHash", []),
+        ("eth_getBlockTransactionCountByNumber", "eth_getBlockTransactionCountByHash", []),
+        ("eth_getUncleCountByBlockNumber", "eth_getUncleCountByBlockHash", []),
+        ("eth_getUncleByBlockNumberAndIndex", "eth_getUncleByBlockHashAndIndex", ["0x0"]),
+        ("eth_getTransactionByBlockNumberAndIndex", "eth_getTransactionByBlockHashAndIndex", ["0x0"]),
+        ("eth_getRawTransactionByBlockNumberAndIndex", "eth_getRawTransactionByBlockHashAndIndex", ["0x0"]),
+        ("eth_getBlockReceipts", "eth_getBlockReceipts", []),
+    ],
+)
+@on_uvloop
+async def test_old_block_costs_the_same_by_number_and_by_hash(by_number: str, by_hash: str, more: list[Any]) -> None:
+    async with rpc_harness(1) as harness:
+        for method in (by_number, by_hash):
+            harness.upstreams[0].answers[method] = lambda params: "0x1"
+        old = units(await harness.call(by_number, ["0x1", *more]))
+        assert old == units(await harness.call(by_hash, [TX, *more])) == EVM[by_number]
+
+
 @on_uvloop
 async def test_expensive_method_costs_no_archive_surcharge() -> None:
     async with rpc_harness(1) as harness:
@@ -355,7 +377,7 @@ def test_rate_headers_are_current_when_the_reply_is_sent(cache: bool) -> None:
         ("eth_getBalance", [[ADDRESS, ADDRESS], "latest"], False),
         ("eth_getStorageAt", [ADDRESS, "0x0", "latest"], False),
         ("eth_getStorageAt", [ADDRESS, "0x0", "0x1", "latest"], True),
-        ("eth_getBlockTransactionCountByNumber", ["0x1", "latest"], True),
+        ("eth_getBlockTransactionCountByNumber", ["0x1", "latest"], False),
         ("eth_getBlockTransactionCountByNumber", ["latest"], False),
         ("eth_call", [{"to": ADDRESS, "data": "0x1,"}, "latest"], False),
         ("eth_call", [{"to": ADDRESS, "accessList": [{"address": ADDRESS}]}, "latest"], False),

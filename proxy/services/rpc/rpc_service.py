@@ -114,7 +114,7 @@ class RpcService:
     def _price(self, policy: MethodPolicy, route: Route, call: RawCall) -> int:
         """A read of old state costs at least the archive price."""
         family = policy.family
-        if policy.units < self._archive_minimum and route.heads.tip:
+        if policy.units < self._archive_minimum and not policy.method.history and route.heads.tip:
             ref = family.block_ref(policy.method, call[1])
             if family.is_archive(ref, route.heads.tip):
                 return self._archive_minimum
