@@ -19,6 +19,7 @@ LONG = (
     "tests/browser/test_page.py",
     "tests/browser/test_user_flows.py",
     "tests/browser/test_sign_in.py",
+    "tests/browser/test_cross_origin_page.py",
     "tests/flows/test_clients.py",
     "tests/flows/test_socket_clients.py",
     "tests/flows/test_serve.py",
@@ -42,8 +43,12 @@ LONG = (
 # Files of one row share a service that takes seconds to start, so one process runs them all. It is long: start it early.
 TOGETHER = (
     ("tests/flows/test_smart_wallets.py", "tests/flows/test_sponsor.py"),
-    ("tests/browser/test_page.py", "tests/browser/test_user_flows.py", "tests/browser/test_sign_in.py"),
-    ("tests/flows/test_clients.py", "tests/flows/test_socket_clients.py"),
+    (
+        "tests/browser/test_page.py",
+        "tests/browser/test_user_flows.py",
+        "tests/browser/test_sign_in.py",
+        "tests/browser/test_cross_origin_page.py",
+    ),
 )
 _UNITS = {file: files[0] for files in TOGETHER for file in files}
 _PLACES = {file: place for place, file in enumerate(LONG)}
