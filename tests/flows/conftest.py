@@ -9,7 +9,6 @@ import pytest
 from proxy.dev.postgres import Postgres
 from tests import service as service_room
 from tests.database import Server
-from tests.flows.upstream import Upstream
 from tests.service import Service
 
 
@@ -23,23 +22,5 @@ def cluster(server: Server) -> Postgres:
 async def bundled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
     """The complete service with its bundler."""
     running = await service_room.start(tmp_path_factory.mktemp("bundled"), "--workers", "2", bundler=True)
-    yield running
-    await service_room.stop(running)
-
-
-@pytest.fixture(scope="session")
-async def geth() -> AsyncIterator[Upstream]:
-    server = Upstream()
-    await server.open()
-    yield server
-    await server.close()
-
-
-@pytest.fixture(scope="session")
-async def served(tmp_path_factory: pytest.TempPathFactory, geth: Upstream) -> AsyncIterator[Service]:
-    """A service for client libraries, with two workers, so that the connections of one library reach different workers."""
-    running = await service_room.start(
-        tmp_path_factory.mktemp("clients"), "--workers", "2", "--upstream", f"ethereum/sepolia={geth.url}"
-    )
     yield running
     await service_room.stop(running)

@@ -129,8 +129,8 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-async def chain(served: Service) -> Chain:
-    return Chain(served.ready["upstream_url"], served.session)
+async def chain(service: Service) -> Chain:
+    return Chain(service.ready["upstream_url"], service.session)
 
 
 @pytest.fixture(scope="module")
@@ -140,18 +140,18 @@ async def contracts(chain: Chain) -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=CLIENTS)
 async def run(
-    request: pytest.FixtureRequest, served: Service, chain: Chain, contracts: dict[str, str], geth: Upstream
+    request: pytest.FixtureRequest, service: Service, chain: Chain, contracts: dict[str, str], upstream_server: Upstream
 ) -> Run:
     await chain.send(to=contracts["logger"], data=TOPIC)
     head = await chain.number("eth_blockNumber")
-    await until(lambda: has_head(served, head))
+    await until(lambda: has_head(service, head))
     task = {
-        **await a_task(served, contracts, head),
+        **await a_task(service, contracts, head),
         "recipient": "0x" + f"{0x5E + CLIENTS.index(request.param):02x}" * 20,
     }
-    before = await reads(chain, task, served.ready["funded_account"]["address"])
+    before = await reads(chain, task, service.ready["funded_account"]["address"])
     results = [await chain.call(call["method"], *call["params"]) for call in task["calls"] if call["succeeds"]]
-    geth.act = refusing(iter([*(message for message, _ in GETH.values()), KNOWN]))
+    upstream_server.act = refusing(iter([*(message for message, _ in GETH.values()), KNOWN]))
     seen = await asyncio.to_thread(run_script, SCRIPTS[request.param], task, within_s=RUN_S)
     return Run(request.param, task, before, results, seen)
 

@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
+import aiohttp
 import pytest
 
 from tests import service as service_room
+from tests.flows.test_socket_clients import opened
 from tests.http_client import Closed, HttpClient, close_all, post, queued_at, rpc, send_once, to_every_worker
 from tests.service import Service, is_running, until
 
@@ -230,3 +232,26 @@ async def test_killed_chain_is_started_again(victim: Service) -> None:
 
     await until(lambda: not is_running(old))
     await until(answers, within_s=BACK_S)
+
+
+async def test_stopping_workers_close_their_sockets_with_1012(victim: Service) -> None:
+    clients = [await opened(victim, victim.keys["enterprise"]) for _ in range(8)]
+    for client in clients:
+        await client.result("eth_subscribe", "newHeads")
+    pids = victim.worker_pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    for client in clients:
+        code, reason = await client.closed()
+        assert code == 1012
+        assert "fromBlock" in reason
+    await until(lambda: len(victim.worker_pids()) == 2 and not set(victim.worker_pids()) & set(pids), within_s=BACK_S)
+
+    async def is_back() -> bool:
+        try:
+            again = await opened(victim, victim.keys["enterprise"])
+        except (aiohttp.ClientError, OSError):
+            return False
+        return bool(await again.result("eth_subscribe", "newHeads"))
+
+    await until(is_back, within_s=BACK_S)

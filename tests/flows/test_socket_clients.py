@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -37,8 +35,8 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-async def chain(served: Service) -> Chain:
-    return Chain(served.ready["upstream_url"], served.session)
+async def chain(service: Service) -> Chain:
+    return Chain(service.ready["upstream_url"], service.session)
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +49,13 @@ def url(service: Service, key: str, network: str = "dev/mainnet") -> str:
 
 
 @pytest.fixture(scope="module", params=CLIENTS)
-async def run(request: pytest.FixtureRequest, served: Service, chain: Chain, logger: str) -> Run:
-    funded = served.ready["funded_account"]
+async def run(request: pytest.FixtureRequest, service: Service, chain: Chain, logger: str) -> Run:
+    funded = service.ready["funded_account"]
     head = await chain.number("eth_blockNumber")
-    await until(lambda: has_head(served, head))
+    await until(lambda: has_head(service, head))
     task = {
-        "socket_url": url(served, served.keys["enterprise"]),
-        "bad_url": url(served, access.mint("live", bytes(32))),
+        "socket_url": url(service, service.keys["enterprise"]),
+        "bad_url": url(service, access.mint("live", bytes(32))),
         "chain_id": 31337,
         "private_key": funded["private_key"],
         "logger": logger,
@@ -118,8 +116,8 @@ async def opened(service: Service, key: str) -> SocketClient:
     return SocketClient(await service.session.ws_connect(url(service, key)))
 
 
-async def test_heads_have_the_seven_documented_fields(served: Service, chain: Chain) -> None:
-    client = await opened(served, served.keys["enterprise"])
+async def test_heads_have_the_seven_documented_fields(service: Service, chain: Chain) -> None:
+    client = await opened(service, service.keys["enterprise"])
     await client.result("eth_subscribe", "newHeads")
     await chain.send(to="0x" + "5e" * 20, value="0x1")
     head = (await client.event())["result"]
@@ -129,12 +127,12 @@ async def test_heads_have_the_seven_documented_fields(served: Service, chain: Ch
     await client.ws.close()
 
 
-async def test_cursor_replays_every_block_and_goes_live(served: Service, chain: Chain) -> None:
+async def test_cursor_replays_every_block_and_goes_live(service: Service, chain: Chain) -> None:
     first = await chain.number("eth_blockNumber")
     for _ in range(5):
         await chain.send(to="0x" + "5e" * 20, value="0x1")
-    await until(lambda: has_head(served, first + 5))
-    client = await opened(served, served.keys["enterprise"])
+    await until(lambda: has_head(service, first + 5))
+    client = await opened(service, service.keys["enterprise"])
     await client.result("eth_subscribe", "newHeads", {"fromBlock": hex(first + 1)})
     await chain.send(to="0x" + "5e" * 20, value="0x1")
     numbers = [int((await client.event())["result"]["number"], 16) for _ in range(6)]
@@ -142,8 +140,8 @@ async def test_cursor_replays_every_block_and_goes_live(served: Service, chain: 
     await client.ws.close()
 
 
-async def test_command_in_the_banner_prints_heads(served: Service, chain: Chain) -> None:
-    ready: dict[str, Any] = {field.name: served.ready.get(field.name) for field in fields(ReadyFile)}
+async def test_command_in_the_banner_prints_heads(service: Service, chain: Chain) -> None:
+    ready: dict[str, Any] = {field.name: service.ready.get(field.name) for field in fields(ReadyFile)}
     line = listener(ReadyFile(**ready), "enterprise")
     process = await asyncio.create_subprocess_shell(f"exec {line}", stdout=asyncio.subprocess.PIPE, env=ENVIRONMENT)
     assert process.stdout is not None
@@ -157,40 +155,40 @@ async def test_command_in_the_banner_prints_heads(served: Service, chain: Chain)
         await process.wait()
 
 
-async def test_revoked_keys_sockets_close_within_a_second(served: Service) -> None:
-    account = (await served.new_account("growth"))["id"]
-    made = await served.new_key(account)
-    clients = [await opened(served, made["key"]) for _ in range(8)]
-    other = await opened(served, served.keys["enterprise"])
+async def test_revoked_keys_sockets_close_within_a_second(service: Service) -> None:
+    account = (await service.new_account("growth"))["id"]
+    made = await service.new_key(account)
+    clients = [await opened(service, made["key"]) for _ in range(8)]
+    other = await opened(service, service.keys["enterprise"])
     for client in clients:
         await client.result("eth_subscribe", "newHeads")
-    await served.cli_json("keys", "revoke", made["id"])
+    await service.cli_json("keys", "revoke", made["id"])
     async with asyncio.timeout(SOON_S):
         assert [await client.closed() for client in clients] == [(1008, "the API key was revoked")] * 8
     assert await other.result("eth_chainId")
     await other.ws.close()
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-        await opened(served, made["key"])
+        await opened(service, made["key"])
     assert refused.value.status == 401
 
 
-async def test_test_key_is_forbidden_on_a_live_network(served: Service) -> None:
+async def test_test_key_is_forbidden_on_a_live_network(service: Service) -> None:
     with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
-        await opened(served, served.keys["test"])
+        await opened(service, service.keys["test"])
     assert refused.value.status == 403
-    client = SocketClient(await served.session.ws_connect(url(served, served.keys["test"], "dev/testnet")))
+    client = SocketClient(await service.session.ws_connect(url(service, service.keys["test"], "dev/testnet")))
     assert await client.result("eth_chainId") == "0x7a69"
     await client.ws.close()
 
 
-async def test_metrics_count_sockets_subscriptions_and_events(served: Service, chain: Chain) -> None:
-    client = await opened(served, served.keys["enterprise"])
+async def test_metrics_count_sockets_subscriptions_and_events(service: Service, chain: Chain) -> None:
+    client = await opened(service, service.keys["enterprise"])
     await client.result("eth_subscribe", "newHeads")
     await chain.send(to="0x" + "5e" * 20, value="0x1")
     await client.event()
 
     async def counted() -> bool:
-        text = await (await served.get(served.ready["metrics_url"])).text()
+        text = await (await service.get(service.ready["metrics_url"])).text()
         return (
             "penstock_sockets_open 1.0" in text
             and 'penstock_subscriptions_open{kind="newHeads"} 1.0' in text
@@ -200,26 +198,3 @@ async def test_metrics_count_sockets_subscriptions_and_events(served: Service, c
 
     await until(counted)
     await client.ws.close()
-
-
-async def test_stopping_workers_close_their_sockets_with_1012(served: Service) -> None:
-    clients = [await opened(served, served.keys["enterprise"]) for _ in range(8)]
-    for client in clients:
-        await client.result("eth_subscribe", "newHeads")
-    pids = served.worker_pids()
-    for pid in pids:
-        os.kill(pid, signal.SIGTERM)
-    for client in clients:
-        code, reason = await client.closed()
-        assert code == 1012
-        assert "fromBlock" in reason
-    await until(lambda: len(served.worker_pids()) == 2 and not set(served.worker_pids()) & set(pids))
-
-    async def is_back() -> bool:
-        try:
-            again = await opened(served, served.keys["enterprise"])
-        except (aiohttp.ClientError, OSError):
-            return False
-        return bool(await again.result("eth_subscribe", "newHeads"))
-
-    await until(is_back)
