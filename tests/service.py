@@ -30,7 +30,7 @@ _serial = itertools.count(1)
 ROOT = Path(__file__).resolve().parent.parent
 START_S = 90.0
 # Changes take effect within a second; the rest is slack for a busy machine.
-SOON_S = 1.5
+SOON_S = 15.0
 
 
 @dataclass

@@ -353,7 +353,8 @@ async def test_upstream_error_passes_through_with_its_code_and_data(
         return reply(call, error={"code": 3, "message": "execution reverted", "data": "0x08c379a0"})
 
     upstream.act = revert
-    answer = await send_once(service, post(rpc("eth_call", [{}, "latest"], id="mine"), key=key, network=SEPOLIA))
+    call = rpc("eth_call", [{}, "latest"], id="mine")
+    answer = await send_once(service, post(call, key=key, network=SEPOLIA, Cache_Control="no-cache"))
     assert answer.status == 200
     assert answer.json == {
         "jsonrpc": "2.0",
@@ -368,7 +369,7 @@ async def test_failed_item_of_a_batch_has_its_own_error(service: Service, upstre
 
     upstream.act = some
     body = b"[" + rpc("eth_maxPriorityFeePerGas", id=1) + b"," + rpc("eth_gasPrice", id=2) + b"]"
-    answer = await send_once(service, post(body, key=key, network=SEPOLIA))
+    answer = await send_once(service, post(body, key=key, network=SEPOLIA, Cache_Control="no-cache"))
     assert [item.get("result") for item in answer.json] == ["0x1", None]
     assert answer.json[1]["error"]["code"] == -32603
     hides_the_upstream(answer, upstream)
