@@ -56,7 +56,7 @@ class NetworkHarness:
         self.proxies: list[FaultProxy] = []
         self.network = network
         self.route: Route = running.app.networks.routes[network]
-        self.tracker = Tracker(self.route)
+        self.tracker: Tracker = running.app.trackers[network]
 
     @property
     def states(self) -> list[str]:
