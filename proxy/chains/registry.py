@@ -75,7 +75,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One network of one chain: what a request is routed to."""
+    """One network of one chain, to which requests are routed."""
 
     chain: Chain
     name: str
@@ -99,7 +99,7 @@ class Network:
         return self.facts.genesis or str(self.facts.chain_id or "")
 
     def word(self, *, live: bool) -> str:
-        """The one word by which a key of this class finds it: the chain's name where that means this network."""
+        """The word that means this network for a key of this class: the chain's name, if that is enough."""
         is_meant = self.is_live if live else self.facts.default
         return self.chain.name if is_meant else f"{self.chain.name}-{self.name}"
 
@@ -160,7 +160,7 @@ class Registry:
         """Faults that the schema of a single file cannot detect."""
         seen: dict[str, str] = {}
         for chain in self.chains.values():
-            # Its networks may share an id among themselves, and with no other chain's.
+            # Networks of one chain may share an id; networks of different chains may not.
             ids = {str(facts.chain_id) for facts in chain.networks.values() if facts.chain_id is not None}
             names = (chain.name, *chain.aliases)
             free = [name for name in names if name not in seen]

@@ -81,7 +81,7 @@ _ORIGIN = re.compile(r"https?://(?:\*\.)?[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?(
 
 
 def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address of a client, if it is one. A socket of both families shows IPv4 in IPv6's clothes (RFC 4291, 2.5.5.2)."""
+    """The address of a client, if it is one. Dual-stack sockets show IPv4 as IPv4-mapped addresses (RFC 4291, 2.5.5.2)."""
     try:
         found = ipaddress.ip_address(text)
     except ValueError:
@@ -100,7 +100,7 @@ def place_of(address: str) -> str:
 
 
 def block_of(text: str) -> str:
-    """A block of addresses in its usual form; ValueError says what is wrong with it."""
+    """A block of addresses in its usual form. Raises ValueError with the reason."""
     return str(ipaddress.ip_network(text.strip(), strict=False))
 
 
@@ -131,7 +131,7 @@ class KeyRestrictions:
         return f"<KeyRestrictions {', '.join((*self.blocks, *self.origins))}>"
 
     def refusal(self, address: str, origin: str) -> str:
-        """Why a request from there is refused; empty: it is not."""
+        """Why a request from there is refused; empty if it is allowed."""
         if self.blocks and not self._has_address(address):
             return "this API key may not be used from this address"
         if self.origins and not self.has_origin(origin):
@@ -178,7 +178,7 @@ class Account:
         self.id = id
         self.plan = plan
         self.day_limit = day_limit
-        # Leased and not used; below zero: used on credit.
+        # Leased and unused; below zero if used on credit.
         self.left = 0
         # The remaining daily quota beyond the lease, as last read: other workers may have used some since.
         self.remaining = day_limit

@@ -19,7 +19,7 @@ DeliveryState = Literal["due", "parked", "delivered", "failed"]
 WebhookEnd = Literal["exhaust", "gone"]
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
-# Seconds from a failed attempt to the next; when they are used up, so is the delivery.
+# Seconds from a failed attempt to the next. A failure after the last ends the delivery.
 SCHEDULES: dict[Format, tuple[int, ...]] = {
     "A": (10, 1 * MINUTE, 10 * MINUTE, 1 * HOUR, 6 * HOUR),
     "B": (1, 5, 30, 5 * MINUTE, 30 * MINUTE, 2 * HOUR, 8 * HOUR),
@@ -55,7 +55,7 @@ def judge(
     test: bool = False,
     schedule: tuple[float, ...] | None = None,
 ) -> AttemptVerdict:
-    """After an attempt. `tries`: failures before it. `status`: None without a reply. `wait_s`: what the receiver asked for."""
+    """After an attempt. `tries`: failures before it. `status`: None without a reply. `wait_s`: the receiver's Retry-After."""
     if is_delivered(status):
         return AttemptVerdict("delivered", tries)
     failures = tries + 1

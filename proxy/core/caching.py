@@ -1,29 +1,28 @@
-"""Replies: the results that were given before, bounded in bytes of memory. Pure: the caller says what may be kept how long.
+"""A cache of replies, bounded in bytes of memory. Pure: the caller says which replies may be cached and for how long.
 
 Two stores, as there are two lifetimes (`proxy/chains/family.py`):
 
-*Recent* replies are good until the head moves: a plain dict. When the head moves the whole dict is put aside in O(1)
-and freed a few entries at a time by what comes to be recent later, since dropping half a million at once would stop the
-loop for 25 ms.
+*Recent* replies are valid until the head moves: a plain dict. When the head moves the whole dict is put aside in O(1)
+and freed a few entries at a time by later puts, since dropping half a million at once would stop the event loop for 25
+ms.
 
-*Kept* replies are good for ever, so there may be millions of them and what an entry costs beside its bytes is what
-counts. A dict entry costs 38 to 50 bytes and a key object 48 at least, OrderedDict's links another 100. So the kept
-store is built as a processor's cache is: the key picks one of n *sets*, and a set is one record `(keys, result, result,
-…)` where `keys` is the 16-byte keys in one string. `bytes.find` searches it at memory speed; a find that is not at a
-multiple of 16 is chance and counts as a miss. An entry costs 24 bytes beside the result's own object and nothing is
-ever rehashed. A record is a msgspec Struct without garbage collection: tuples or lists would be walked through by the
-collector, 20 to 30 ms at a time. Measured with 1,000,000 results of 300 bytes: process memory is 1.26 × the results
-alone (a dict with 16-byte keys: 1.51).
+*Kept* replies are valid forever, so there may be millions of them, and the overhead of an entry is what matters. A dict
+entry costs 38 to 50 bytes and a key object 48 at least, OrderedDict's links another 100. So the kept store is built as
+a processor's cache is: the key picks one of n *sets*, and a set is one record `(keys, result, result, …)` where `keys`
+is the 16-byte keys in one string. `bytes.find` searches it at memory speed; a match that is not at a multiple of 16 is
+a coincidence and counts as a miss. An entry costs 24 bytes beside the result's own object and nothing is ever rehashed.
+A record is a msgspec Struct without garbage collection: tuples or lists would be walked through by the collector, 20 to
+30 ms at a time. Measured with 1,000,000 results of 300 bytes: process memory is 1.26 × the results alone (a dict with
+16-byte keys: 1.51).
 
 Age is order: a set holds its oldest reply first. A hit in the older half of a set moves the reply to the young end, and
-a hit also puts it among the recent ones, where the next is found at a dict's price: the sets are asked for a busy key
-once per head. To make room, the oldest reply goes from the fuller of two sets: the one just put to, and the one under a
-hand that walks round all sets. Choosing between two keeps the sets equally full, which taking from the hand alone would
-not.
+a hit also puts it among the recent ones, where the next lookup costs as much as in a dict: the sets are searched for a
+busy key once per head. To make room, the oldest reply is evicted from the fuller of two sets: the one just put to, and
+the one under a hand that walks round all sets. Choosing between two keeps the sets equally full, which taking from the
+hand alone would not.
 
-A key is a digest (`key_of`): 16 bytes that stand for the method and its params whatever their length. Two calls with
-the same digest would share an answer, so it is a cryptographic one: Python's own hash has 64 bits, too few for replies
-that matter.
+A key is a digest (`key_of`): 16 bytes for the method and its params, whatever their length. Two calls with
+the same digest would share a reply, so it is a cryptographic one: Python's own hash has only 64 bits.
 """
 
 from __future__ import annotations
@@ -205,7 +204,7 @@ class ReplyCache:
                 self._evict(at)
 
     def _free(self, count: int) -> None:
-        """Gives back the memory of a few replies that a moved head has made void."""
+        """Frees the memory of a few replies that a new head has invalidated."""
         while self._retired and count:
             replies = self._retired[-1]
             if replies:

@@ -1,7 +1,7 @@
 """How many calls an upstream is given at a time, learnt from how long it takes to answer them.
 
-The operator sets the most. An upstream that cannot work on so many at a time queues them itself: then each answer takes longer
-and no more of them come. So the limit follows the latency (a *gradient*): it grows while answers are about as fast as
+The operator sets the most. An upstream that cannot work on so many at a time queues them itself: each answer then takes longer,
+and the throughput does not grow. So the limit follows the latency (a *gradient*): it grows while answers are about as fast as
 with half as many calls, and shrinks in proportion when they are slower.
 
 The latency to compare with is measured, not assumed, because it depends on what clients ask for: now and then the limit is

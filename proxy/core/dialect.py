@@ -33,9 +33,9 @@ ErrorKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ErrorMeaning:
-    """`retry_elsewhere`: another upstream may answer better. `blame`: it counts against the upstream that said it.
-    `code`: ours for it, where facts 4.2 gives one. `weight`: if several upstreams were asked in vain, the error of the greatest
-    weight is passed on: one about the call before an upstream's own trouble, and last the lack of a method."""
+    """`retry_elsewhere`: another upstream may answer better. `blame`: it counts against the upstream that returned it.
+    `code`: ours for it, where facts 4.2 gives one. `weight`: if several upstreams failed, the error with the greatest weight
+    is passed on: one about the call before an upstream's own problem, and last the lack of a method."""
 
     retry_elsewhere: bool = False
     blame: bool = False
@@ -47,7 +47,7 @@ LACK, TROUBLE, ABOUT_THE_CALL = 1, 2, 3
 
 
 KINDS: dict[ErrorKind, ErrorMeaning] = {
-    # The chain has spoken, or the caller has erred: every upstream says the same.
+    # The chain's verdict, or the caller's mistake: every upstream returns the same.
     "revert": ErrorMeaning(code=3),
     "invalid": ErrorMeaning(),
     "already_known": ErrorMeaning(),
@@ -59,12 +59,12 @@ KINDS: dict[ErrorKind, ErrorMeaning] = {
     # Another upstream may have it, or may do it.
     "missing_data": ErrorMeaning(retry_elsewhere=True, code=-32014, weight=ABOUT_THE_CALL),
     "unsupported": ErrorMeaning(retry_elsewhere=True, code=-32601, weight=LACK),
-    # The upstream's own trouble.
+    # The upstream's own problem.
     "rate_limited": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32005, weight=TROUBLE),
     "unauthorized": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32603, weight=TROUBLE),
     "timeout": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32015, weight=TROUBLE),
     "server": ErrorMeaning(retry_elsewhere=True, blame=True, weight=TROUBLE),
-    # Passed on as it came.
+    # Passed on unchanged.
     "unknown": ErrorMeaning(),
 }
 
@@ -91,7 +91,7 @@ class UpstreamError(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ErrorRule:
-    """Holds where the code is one of `codes` (any, when empty) and the pattern is found in the message (any, when empty)."""
+    """Matches if the code is one of `codes` (any, if empty) and the pattern is found in the message (any, if empty)."""
 
     kind: ErrorKind
     codes: frozenset[int]
@@ -145,7 +145,7 @@ RULES: tuple[ErrorRule, ...] = (
              "has exceeded", "free tier", "upgrade your tier", "current plan's limit", "too much load", "throttled"),
     _phrases("rate_limited", "limit exceeded", "limit reached",
              codes=(-32000, -32005, -32007, -32009, -32011, -32012, -32016)),
-    # Behind or unwell: another one may answer. Solana says so with codes that mean other things elsewhere.
+    # Behind or unhealthy: another one may answer. Solana's codes for this mean other things elsewhere.
     _phrases("server", "node is behind", "node is unhealthy", "still syncing", "is syncing"),
     _phrases("invalid", "was skipped", "transaction version"),
     # Before missing data: "the method trace_block is not available" misses no block.
@@ -171,7 +171,7 @@ RULES: tuple[ErrorRule, ...] = (
              "cannot unmarshal", "invalid request", "parse error", "non-array args", "hex string", "invalid address",
              "out of gas", "gas required exceeds", "invalid opcode", "stack underflow", "invalid jump", "rlp:",
              "transaction type not supported", "typed transaction too short"),
-    # Codes alone, where the text said nothing.
+    # Codes alone, if no phrase matched.
     _codes("invalid", -32600, -32700, -32006),
     _codes("rejected", -32003),
     _codes("rate_limited", 429, -32005, -32097, -33000, -33300, -33400),
@@ -228,7 +228,7 @@ def classify(error: bytes, verdicts: frozenset[int] = frozenset()) -> UpstreamEr
     try:
         sent = _error(error)
     except _UNREADABLE:
-        # Not an error object of JSON-RPC at all: an upstream that says this is not well.
+        # Not a JSON-RPC error object: an upstream that returns this is not healthy.
         return _verdict("server", 0, "")
     code, message = _code(sent.code), sent.message or ""
     if code in verdicts:

@@ -16,7 +16,7 @@ AddressBlock = IPv4Network | IPv6Network
 _NEVER_V4 = tuple(
     IPv4Network(block)
     for block in (
-        "0.0.0.0/8",  # this host: Linux takes it for loopback
+        "0.0.0.0/8",  # this host: Linux treats it as loopback
         "10.0.0.0/8",  # private
         "100.64.0.0/10",  # shared by a carrier's customers; some clouds keep their metadata here
         "127.0.0.0/8",  # loopback
@@ -34,8 +34,8 @@ _NEVER_V4 = tuple(
         "240.0.0.0/4",  # reserved, and broadcast
     )
 )
-# All that is assigned for use on the internet. Outside of it are loopback, IPv4 inside IPv6 in every form (mapped, compatible,
-# NAT64), the local ranges of three ages, and multicast.
+# All addresses that are assigned for the internet. Outside of it are loopback, IPv4 inside IPv6 in every form (mapped,
+# compatible, NAT64), the local ranges old and new, and multicast.
 _INTERNET_V6 = IPv6Network("2000::/3")
 _NEVER_V6 = tuple(
     IPv6Network(block)

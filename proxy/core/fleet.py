@@ -120,7 +120,7 @@ class UpstreamView:
 
 
 def networks_of(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By network and place: what the workers' views come to."""
+    """The merged views of all workers, by network and place."""
     sights: dict[str, dict[tuple[str, str], UpstreamView]] = {}
     tips: dict[str, int] = {}
     for view in views:

@@ -68,14 +68,14 @@ class HeadChain:
         self._by_hash.clear()
 
     def next_missing(self, path: Sequence[ChainBlock]) -> str | None:
-        """The hash of the block that has to come before this path; None where it can be applied."""
+        """The hash of the block that has to come before this path; None if it can be applied."""
         first = path[0]
         if not self._blocks or first.parent in self._by_hash or first.number <= self.floor:
             return None
         return first.parent
 
     def next_older(self, path: Sequence[ChainBlock]) -> str | None:
-        """The hash of the block under the floor, where a path goes down to it and does not meet the chain; else None."""
+        """The hash of the block under the floor, if a path reaches down to it without meeting the chain; otherwise None."""
         if not self._blocks or len(self._blocks) >= self._depth or path[0].parent in self._by_hash:
             return None
         first, floor = path[0], self._blocks[0]

@@ -23,7 +23,7 @@ from proxy.core.routing import UpstreamHealth
 
 # How much faster than its block time a network may seem to go before a report is not believed.
 LEAP = 5.0
-# A report older than this has no vote: at the least two questions went unanswered.
+# A report older than this has no vote: at least two polls went unanswered.
 STALE_S = 20.0
 # The largest number that the shared memory holds: a larger one is not a block.
 HIGHEST = (1 << 63) - 1
@@ -32,7 +32,7 @@ REMEMBERED_BLOCKS = 256
 # A mark must fit into the shared memory too.
 MARK_BYTES = 7
 
-# What became of the tip.
+# The effect of reports on the tip.
 HeadChange = Literal["still", "moved", "lowered", "reset"]
 
 
@@ -47,7 +47,7 @@ class NetworkHead:
         self.behind_blocks = behind_blocks
         self.agreed = 0
         self.tip = 0
-        # When an upstream last said where it is.
+        # When an upstream last reported its head.
         self.heard_at = 0.0
         self._agreed_at = 0.0
 
@@ -60,7 +60,7 @@ class NetworkHead:
         return self.agreed - self.finality_blocks if self.agreed else -1
 
     def observe(self, members: tuple[UpstreamHealth, ...], now: float) -> HeadChange:
-        """Take the members' heads into account: what became of the tip."""
+        """Take the members' heads into account, and return the effect on the tip."""
         heard = heard_of(members, now)
         if not heard:
             return "still"
@@ -142,7 +142,7 @@ class Branch:
 
 
 def mark_of(block_hash: str) -> int:
-    """A number that stands for a hash. It is never 0, which stands for an unknown hash."""
+    """A number for a hash. It is never 0, which means an unknown hash."""
     return int.from_bytes(blake2b(block_hash.encode(), digest_size=MARK_BYTES).digest(), "big") or 1
 
 

@@ -22,7 +22,7 @@ _TOKEN_KEY, _NFT_KEY = 2 * _ADDRESS, 2 * _ADDRESS + 32
 
 
 class Transfer(msgspec.Struct, gc=False):
-    """`standard`: 20, 721 or 1155. `item`: the place in the log, where one log moves many tokens."""
+    """`standard`: 20, 721 or 1155. `item`: the place in the log, if one log moves several tokens."""
 
     standard: int
     contract: bytes

@@ -39,8 +39,8 @@ def receiver_of(url: str) -> str:
 
 @dataclass(slots=True)
 class Lane:
-    """One receiver: what it may have under way, and what it has. `turn`: when it last got room. `last`: the webhook that was
-    the last to get some."""
+    """One receiver: its limit, and its deliveries under way. `turn`: when it last got a slot. `last`: the webhook that got
+    it."""
 
     window: int = 1
     busy: int = 0
@@ -73,8 +73,8 @@ class Lanes:
         return found
 
     def rooms(self, waiting: Mapping[str, str]) -> dict[str, int]:
-        """For each webhook that has something to deliver how much of it may begin now; those that may not are not in it.
-        `waiting`: webhooks, and the receiver of each."""
+        """The number of deliveries that each webhook may start now; webhooks that may start none are left out.
+        `waiting`: the webhooks with due deliveries, and the receiver of each."""
         webhooks: defaultdict[str, list[str]] = defaultdict(list)
         for webhook, receiver in waiting.items():
             webhooks[receiver].append(webhook)
@@ -95,7 +95,7 @@ class Lanes:
         return found
 
     def _left(self) -> dict[LaneKind, int]:
-        """Places that each kind may still take: what better ones have counts against it only when all are taken."""
+        """Places that each kind may still take. Places taken by better kinds count against it only when all are taken."""
         slow, new, good = self._busy["slow"], self._busy["new"], self._busy["good"]
         total = self.total - slow - new - good
         unknown = min(total, (self.total * 3 + 3) // 4 - slow - new)
@@ -123,7 +123,7 @@ class Lanes:
 
 
 def _shared(lane: Lane, webhooks: list[str], room: int) -> dict[str, int]:
-    """A receiver's room among its webhooks: evenly, and what is left over goes round from one time to the next."""
+    """Shares a receiver's slots evenly among its webhooks. The remainder rotates from one call to the next."""
     webhooks.sort()
     first = bisect_right(webhooks, lane.last)
     turned = webhooks[first:] + webhooks[:first]

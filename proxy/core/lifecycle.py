@@ -51,6 +51,6 @@ _ALREADY: dict[tuple[WebhookState | None, WebhookTrigger], WebhookState] = {
 
 
 def after(state: WebhookState | None, cause: WebhookTrigger) -> WebhookState | None:
-    """The state that follows; None where this does not happen to a webhook in that state."""
+    """The next state; None if the transition does not exist."""
     found = TRANSITIONS.get((state, cause))
     return found if found is not None else _ALREADY.get((state, cause))

@@ -8,8 +8,8 @@ zero is a full bucket, so fresh memory needs no initialisation, and a changed ra
 Amounts are therefore given in seconds of refill. The edges live in a mutable sequence that the caller owns and
 guards (store/windows shares one among the workers of a host): a slot's request edge, then its unit edge.
 
-A bucket admits its capacity at once and what is refilled while it is used: 100 requests a second that arrive within
-20 ms are 102. No stretch of time admits more than that, over all workers together.
+A bucket admits its capacity at once, and the refill while it is used: of many requests within 20 ms, a rate of 100 per
+second admits 102. No stretch of time admits more than that, over all workers together.
 """
 
 from __future__ import annotations
@@ -117,5 +117,5 @@ def full_in(edge: float, now: float) -> float:
 
 
 def fits_ever(request_s: float, unit_s: float) -> bool:
-    """Whether even a full bucket could hold the amount: a call that cannot is a mistake, not a matter of waiting."""
+    """Whether a full bucket could hold the amount. If not, waiting does not help."""
     return request_s <= 1.0 + TOLERANCE_S and unit_s <= 1.0 + TOLERANCE_S

@@ -20,17 +20,17 @@ LONGEST_VALUE = 1000
 # Deeper than any real metadata.
 DEEPEST = 200
 
-# The names that each thing goes by, the usual one first.
+# The names of each member, the usual one first.
 _NAMES = ("name", "title")
 _IMAGES = ("image", "image_url", "imageUrl", "image_uri", "image_data", "svg_image_data")
 _TRAITS = ("attributes", "traits")
 _TYPES = ("trait_type", "traitType", "trait", "key", "name", "type", "label")
 _VALUES = ("value", "trait_value", "traitValue", "val", "display_value")
-# Beside a trait's value, what says how to draw it: not a trait itself.
+# Members beside a trait's value that say how to draw it. They are not traits.
 _ABOUT = frozenset(
     {*_TYPES, *_VALUES, "display_type", "max_value", "trait_count", "order", "class", "css", "description"}
 )
-# In `properties`, what other standards keep there that is no trait.
+# Members of `properties` that other standards define and that are not traits.
 _NOT_TRAITS = frozenset({"files", "category", "creators", "collection", "image", "name", "description"})
 
 
@@ -52,7 +52,7 @@ NOTHING = Metadata()
 
 
 def read(body: bytes) -> Metadata | None:
-    """The metadata in a document; None where it is none."""
+    """The metadata in a document; None if it has none."""
     try:
         data = _parsed(body)
         return _metadata(data) if isinstance(data, dict) else None
@@ -61,7 +61,7 @@ def read(body: bytes) -> Metadata | None:
 
 
 def words(body: bytes) -> dict[str, str] | None:
-    """The members of a document that are text, as it has them; None where it is no document."""
+    """The members of a document that are text, unchanged; None if it is not a document."""
     try:
         data = _parsed(body)
     except RecursionError:
@@ -83,7 +83,7 @@ def _metadata(data: dict[str, Any]) -> Metadata:
 
 
 def _parsed(text: str | bytes) -> Any:
-    """None for what is no JSON, no text at all, or nested so deeply that to read it would take the process's own stack."""
+    """None if it is not JSON, not text, or nested so deeply that parsing it would exhaust the stack."""
     try:
         if isinstance(text, bytes):
             text = text.decode(json.detect_encoding(text), "surrogatepass")
@@ -95,12 +95,12 @@ def _parsed(text: str | bytes) -> Any:
 
 
 def _integer(digits: str) -> int | str:
-    """As long as it may be: Python refuses to read more than 4,300 digits."""
+    """As an int if it is short enough: Python refuses to parse more than 4,300 digits."""
     return int(digits) if len(digits) <= 100 else digits
 
 
 def _decimal(digits: str) -> Decimal | str:
-    """As it is written where no decimal can be as large: `1e9999999999999999999999`."""
+    """As text if no decimal can be as large: `1e9999999999999999999999`."""
     try:
         return Decimal(digits) if len(digits) <= 100 else digits
     except ArithmeticError:
@@ -117,7 +117,7 @@ def _first_text(data: dict[str, Any], names: Iterable[str]) -> str | None:
 
 
 def _paragraphs(text: str | None) -> str | None:
-    """Cleaned line by line: where a line ends is part of what it says."""
+    """Cleaned line by line, to keep the line breaks."""
     if text is None:
         return None
     lines = text[: 2 * display_text.DESCRIPTION].splitlines()
@@ -182,7 +182,7 @@ def _type(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """One line of text for any value; an object with a value of its own is that value."""
+    """One line of text for any value; an object with a `value` member counts as that value."""
     for _ in range(2):  # a trait's, and its value's own
         if isinstance(value, dict) and (name := next((name for name in _VALUES if name in value), None)):
             value = value[name]
@@ -194,7 +194,7 @@ def _text(value: Any) -> str:
 
 
 def _scalar(value: Any) -> str | None:
-    """Text of what is one thing; None of what is nothing, or many."""
+    """The text of a scalar; None for null, objects and lists."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from itertools import accumulate
 
-# One that does not end is the rest.
+# An unterminated string extends to the end.
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
 _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _OTHERS = bytes(byte for byte in range(256) if byte not in _STEPS)
 
 
 def is_deeper(data: bytes, most: int) -> bool:
-    """Whether the brackets that stand in no string go deeper than this."""
+    """Whether brackets outside of strings are nested deeper than this."""
     if len(data) <= most or _openers(data, b"[", most) + _openers(data, b"{", most) <= most:
         return False
     brackets = _STRINGS.sub(b"", data).translate(None, _OTHERS)
@@ -20,7 +20,7 @@ def is_deeper(data: bytes, most: int) -> bool:
 
 
 def _openers(data: bytes, bracket: bytes, most: int) -> int:
-    """How many there are, as far as it matters. `find` flies over what `count` looks at byte by byte."""
+    """The number of occurrences, up to the limit that matters. `find` skips what `count` looks at byte by byte."""
     found, at = 0, data.find(bracket)
     while at >= 0 and found <= most:
         found += 1

@@ -18,7 +18,7 @@ _MARK = '"…"'.encode()
 
 
 def read_call(data: bytes, start: int = 0) -> RawCall | None:
-    """The call that begins there, if it is good and can be read so; None says nothing about it."""
+    """The call that begins there, if it is valid and has this shape. None does not mean that it is invalid."""
     middle = (start + len(data)) // 2
     opens, closes = data.rfind(b'"', start, middle), data.find(b'"', middle)
     if opens < 0 or closes < 0:
@@ -36,13 +36,13 @@ def read_call(data: bytes, start: int = 0) -> RawCall | None:
 
 
 def _is_around_a_string(before: bytes, after: bytes) -> bool:
-    """Without a backslash anywhere quotes are what they seem: after an even number of them, the next one opens a string."""
+    """Without a backslash no quote is escaped: after an even number of quotes, the next one opens a string."""
     around = before + after
     return len(around) < MOST_AROUND and around.isascii() and b"\\" not in around and before.count(b'"') % 2 == 0
 
 
 def _plain(content: memoryview) -> bytes | None:
-    """A string's content with its quotes, if it is the same in any spelling."""
+    """A string with its quotes, if it needs no escapes."""
     try:
         string = orjson.dumps(str(content, "ascii"))
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Pages of a list: the contract's `page`, `limit` and `total`."""
+"""Pages of a list: the API's `page`, `limit` and `total`."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def token_of(chance: bytes) -> str:
 
 
 def is_token(text: str) -> bool:
-    """Whether it could be one: what could not is refused without a look-up."""
+    """Whether the text has the form of a token: others are refused without a look-up."""
     return _TOKEN.fullmatch(text) is not None
 
 
@@ -45,7 +45,7 @@ def is_csrf(token: str, given: str) -> bool:
 
 
 def is_foreign(*, fetch_site: str, origin: str, hosts: Collection[str]) -> bool:
-    """Whether a browser says that a page of another origin asks. A program says nothing, and has no cookies to abuse."""
+    """Whether a browser reports that another origin's page sent this. Programs report nothing and have no cookies to abuse."""
     if fetch_site:
         return fetch_site not in ("same-origin", "none")
     return bool(origin) and origin.partition("://")[2].lower() not in hosts

@@ -28,7 +28,7 @@ ROTATION_S = 86400
 
 
 def secret_of(key: bytes) -> str:
-    """The text that the owner is shown."""
+    """The text that is shown to the owner."""
     return PREFIX + b64encode(key).decode()
 
 
@@ -53,7 +53,7 @@ def standard(secret: str, event_id: str, timestamp: int, body: bytes) -> str:
 
 
 def headers(*, event_type: str, event_id: str, secrets: Sequence[str], timestamp: int, body: bytes) -> dict[str, str]:
-    """All that an attempt carries. `secrets`: the newest first. `event_type`: what the body says, which picks the format."""
+    """All headers of an attempt. `secrets`: the newest first. `event_type`: picks the format."""
     found = {
         "Content-Type": "application/json",
         "webhook-id": event_id,

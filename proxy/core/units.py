@@ -11,7 +11,7 @@ from decimal import ROUND_HALF_EVEN, Context, Decimal
 # Enough digits for 256-bit amounts times prices of as many digits again.
 EXACT = Context(prec=400, rounding=ROUND_HALF_EVEN)
 MOST_DECIMALS = 255
-# Beyond these a price is no price but a mistake, or made to be multiplied until it fills the memory.
+# A price beyond these is a mistake, or chosen to exhaust memory when it is multiplied.
 _LEAST, _MOST, _DIGITS = Decimal("1e-40"), Decimal("1e20"), 60
 # The last place of a value in dollars.
 FINEST = Decimal("0.00000001")

@@ -29,7 +29,7 @@ _CID = re.compile(
 # A name of ipns is a key, or a domain.
 _IPNS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,252}", re.ASCII)
 _WEB = re.compile(r"https?://", re.IGNORECASE)
-# Not more at once: nothing else runs while one of these is looked for.
+# Bounds the time of a search, which blocks the event loop.
 _ENCODED = re.compile(rb"(?:%[0-9A-Fa-f]{2}){1,4096}")
 _NOT_A_URI = re.compile(r"[^A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%]|%(?![0-9A-Fa-f]{2})", re.ASCII)
 _SPACE = re.compile(r"\s+")
@@ -45,7 +45,7 @@ class InlineDocument:
 
 @dataclass(frozen=True, slots=True)
 class RemoteDocument:
-    """The document is to be fetched: from the operator's own gateway, or from a stranger."""
+    """The document has to be fetched: from the operator's own gateway, or from a third party."""
 
     url: str
     own: bool
@@ -77,7 +77,7 @@ def locate(uri: str, gateways: Gateways) -> InlineDocument | RemoteDocument | No
 
 
 def shown(uri: str) -> str | None:
-    """An image's URI as it may be handed on: well-formed, of a kind that is an image's, and not a script in disguise."""
+    """An image's URI that may be passed on: well-formed, of an image type, and not a disguised script."""
     uri = uri.strip()
     if not uri or len(uri) > LONGEST:
         return None
@@ -96,17 +96,17 @@ def shown(uri: str) -> str | None:
 
 
 def over_http(uri: str, gateways: Gateways) -> str | None:
-    """An image's address on the web; None for one that stands in its URI."""
+    """An image's web address; None for one that is contained in its URI."""
     return _content(uri, gateways) or (quoted(uri) if _WEB.match(uri) else None)
 
 
 def quoted(text: str) -> str:
-    """The text with everything encoded that no URI may hold; what is encoded already stays."""
+    """The text with all characters encoded that a URI may not contain. Encoded ones stay as they are."""
     return _NOT_A_URI.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "replace")), text)
 
 
 def _content(uri: str, gateways: Gateways) -> str | None:
-    """The address of what is named by its content, at our gateways."""
+    """The address of content-addressed data at our gateways."""
     if (path := _ipfs_path(uri)) is not None:
         return f"{gateways.ipfs}/{path[0]}/{path[1]}"
     if found := _ARWEAVE.fullmatch(uri):
@@ -134,7 +134,7 @@ def _below(kind: str, name: str, rest: str) -> tuple[str, str] | None:
 
 
 def _within(path: str) -> str | None:
-    """The path, if it does not lead out of where it begins. A # is part of a file's name here, and not the end of the path."""
+    """The path, if it stays below its start. A # is part of a file's name here, not the end of the path."""
     path = quoted(path).replace("#", "%23")
     steps = re.sub("%2e", ".", path.partition("?")[0], flags=re.IGNORECASE).replace("%2F", "/").replace("%2f", "/")
     return None if ".." in steps.replace("%5C", "/").replace("%5c", "/").split("/") else path

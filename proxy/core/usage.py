@@ -23,7 +23,7 @@ LATENCY_S: Final[tuple[float, ...]] = EDGES_S
 BUCKETS = len(LATENCY_S) + 1
 
 UsageStep = Literal["minute", "hour", "day"]
-# Each step with its seconds, and the most of them in one chart: a longer one is asked for in larger steps.
+# Each step with its seconds, and the maximum number of steps in one chart: longer charts need larger steps.
 STEPS: dict[UsageStep, tuple[int, int]] = {"minute": (60, 360), "hour": (3600, 744), "day": (86_400, 1100)}
 # The default step of a chart, by the maximum length of its period in seconds.
 _AUTO: tuple[tuple[int, UsageStep], ...] = ((3 * 3600, "minute"), (8 * 86_400, "hour"))
@@ -111,7 +111,7 @@ def gather(touched: TouchedTallies) -> list[tuple[str, str, Tally]]:
 
 @dataclass(slots=True)
 class UsageSums:
-    """Sums, as they are stored and shown. An error is whatever had no result: the chain's, or ours."""
+    """Sums, as they are stored and shown. A call without a result is an error: the chain's, or ours."""
 
     requests: int = 0
     errors: int = 0
@@ -152,7 +152,7 @@ def quantile_ms(took: Sequence[int], share: float) -> float | None:
 
 
 def step_of(seconds: float) -> UsageStep:
-    """The step that a span of so many seconds is drawn in."""
+    """The step for a chart of so many seconds."""
     return next((step for most, step in _AUTO if seconds <= most), "day")
 
 
@@ -179,7 +179,7 @@ class ChartLine:
         self.total.merge(used)
 
 
-# The name of the line of all that have none of their own.
+# The name of the line for all that are not shown separately.
 OTHER = "other"
 
 

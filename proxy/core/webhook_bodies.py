@@ -16,7 +16,7 @@ import msgspec
 
 from proxy.core.attempts import format_of
 
-# The types of what takes an event back, by format.
+# The types of corrections, by format.
 CORRECTIONS = {"A": "correction", "B": "CORRECTION"}
 
 
@@ -28,7 +28,7 @@ def event_id(webhook_id: str, event_type: str, *place: str, time: int = 0) -> st
 
 @dataclass(frozen=True, slots=True)
 class BodyChain:
-    """How a network is called in a body."""
+    """A network's names in a body."""
 
     name: str
     id: int
@@ -65,7 +65,7 @@ def with_data(body: bytes, data: Mapping[str, Any]) -> bytes:
 
 
 def correction_of(body: bytes) -> tuple[str, dict[str, Any]]:
-    """The type and the data of what takes an event back: its id, and what it said."""
+    """The type and the data of a correction: the event's id and its data."""
     said = msgspec.json.decode(body)
     if "event_type" in said:
         data = said["data"]

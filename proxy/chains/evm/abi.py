@@ -28,7 +28,7 @@ def call(signature: str, *arguments: Argument) -> bytes:
 
 
 def word_of(value: Argument) -> bytes:
-    """Numbers and addresses stand on the right of their word, bytesN on the left."""
+    """Numbers and addresses are right-aligned in their word, bytesN left-aligned."""
     if isinstance(value, bytes):
         return value.rjust(WORD, b"\0") if len(value) == 20 else value.ljust(WORD, b"\0")
     return (value % (1 << 256)).to_bytes(WORD, "big")
@@ -38,7 +38,7 @@ def word_of(value: Argument) -> bytes:
 
 
 def unhex(text: object) -> bytes | None:
-    """The bytes of a result that an upstream gave as 0x text."""
+    """The bytes of a result that an upstream returned as 0x text."""
     if not isinstance(text, str) or not text.startswith("0x"):
         return None
     try:
@@ -60,7 +60,7 @@ def signed(data: bytes | None, at: int = 0) -> int | None:
 
 
 def truth(data: bytes | None) -> bool | None:
-    """Strictly 0 or 1: a proxy that answers everything with some word does not say yes."""
+    """Strictly 0 or 1: a proxy that returns some word for every call does not count as true."""
     value = uint(data)
     return bool(value) if value in (0, 1) else None
 
@@ -71,7 +71,7 @@ def address(data: bytes | None, at: int = 0) -> bytes | None:
 
 
 def dynamic(data: bytes | None, at: int = 0) -> bytes | None:
-    """The bytes or string whose offset stands at this place."""
+    """The bytes or string whose offset is at this place."""
     if data is None:
         return None
     # A word that is not there reads as 0, whose length is the offset itself: the bounds refuse it all the same.
@@ -82,7 +82,7 @@ def dynamic(data: bytes | None, at: int = 0) -> bytes | None:
 
 
 def text(data: bytes | None) -> str | None:
-    """A string; or, as the first tokens had it, text in one word with zeros behind it. Bytes that are no UTF-8 are marked."""
+    """A string; or, as in the first tokens, text in one word padded with zeros. Bytes that are not UTF-8 are marked."""
     if data is None:
         return None
     found = data.rstrip(b"\0") if len(data) == WORD else dynamic(data)
@@ -107,7 +107,7 @@ def aggregate(calls: Sequence[tuple[bytes, bytes]]) -> bytes:
     offset = len(calls) * WORD
     offsets: list[int] = []
     bodies: list[bytes] = []
-    # Most calls ask the same of another contract.
+    # Most calls send the same data to another contract.
     tails: dict[bytes, bytes] = {}
     for target, data in calls:
         tail = tails.get(data)
@@ -121,16 +121,16 @@ def aggregate(calls: Sequence[tuple[bytes, bytes]]) -> bytes:
     return b"".join((_AGGREGATE, len(calls).to_bytes(WORD, "big"), places, *bodies))
 
 
-# Why a call among many has no result: it failed and said nothing, which may be for want of gas.
+# A call that failed without return data, perhaps for lack of gas.
 SILENT = None
-# Or it failed and gave a reason: that is its answer.
+# A call that failed with a reason: that is its reply.
 REVERTED = b""
 
 
 def aggregated(data: bytes | None, count: int) -> list[bytes | None] | None:
     """The result of each call: `SILENT` if it failed without data, `REVERTED` if it failed with data.
 
-    None where this is no such answer, as from an address without that contract.
+    None if this is not such a reply, for example from an address without that contract.
     """
     start = 2 * WORD
     if data is None or uint(data) != WORD or uint(data, 1) != count or len(data) < start + count * WORD:

@@ -34,13 +34,13 @@ _read_all = msgspec.json.Decoder(list[_Transaction]).decode
 
 
 def is_whole(header: Header) -> bool:
-    """Whether a block came with its transactions, and not with their hashes alone."""
+    """Whether a block contains its transactions and not only their hashes."""
     start = bytes(header.transactions).lstrip()[1:].lstrip()
     return start[:1] in (b"{", b"]")
 
 
 def transactions_of(header: Header) -> list[MatchTransaction]:
-    """ValueError where they are none."""
+    """Raises ValueError if they are not valid."""
     return [_tx(each) for each in _read_all(header.transactions)]
 
 
@@ -71,7 +71,7 @@ def calls_of_tree(transaction: str, tree: Mapping[str, Any]) -> list[InternalTra
 
 def _below(transaction: str, node: Mapping[str, Any], path: tuple[int, ...]) -> Iterator[InternalTransfer]:
     if node.get("error"):
-        return  # It was undone, and all below it.
+        return  # Reverted, together with all calls below it.
     if path and (found := _call(transaction, path, node)):
         yield found
     for place, child in enumerate(node.get("calls") or ()):

@@ -22,7 +22,7 @@ _LETTER, _EIGHT = _EACH * 0x40, _EACH * 0x08
 
 
 def parse(text: str) -> bytes | None:
-    """The address that a text in any case means."""
+    """The address in a text, in upper, lower or mixed case."""
     return bytes.fromhex(text[2:]) if _TEXT.fullmatch(text) else None
 
 
@@ -43,7 +43,7 @@ def checksum(address: bytes) -> str:
 
 
 def is_mistyped(text: str) -> bool:
-    """Whether the text is in mixed case, and that is not its checksum."""
+    """Whether the text is in mixed case and the case does not match the checksum."""
     digits = text[2:]
     return digits not in (digits.lower(), digits.upper()) and text[2:] != checksum(bytes.fromhex(digits))[2:]
 

@@ -7,9 +7,9 @@ Read from events alone, by their first topic and their shape:
     Deposit(to, value), Withdrawal(from, value)  wrapped coins of WETH9's kind, which make and destroy without a Transfer.
                                                  Others emit both: then the Transfer counts
 
-Any contract may emit anything under these names. A log of another shape (other topics, short data, arrays that lie
-about their length, an address with more than 20 bytes) is *odd*: counted, and no fact. Nothing here raises on what a
-contract says. ABI decoding is by hand and by slices of hex: it runs for every log of every block.
+Any contract can emit anything under these names. A log of another shape (other topics, short data, arrays that lie
+about their length, an address with more than 20 bytes) is *odd*: counted, but not a fact. Nothing here raises on a
+contract's data. ABI decoding is by hand and by slices of hex: it runs for every log of every block.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _fromhex = bytes.fromhex
 
 
 class ChainLog(msgspec.Struct, rename="camel", gc=False):
-    """One log as an upstream gives it. Only its place in the chain and what its contract said."""
+    """One log as an upstream returns it: its place on the chain and its contract's data."""
 
     address: str
     topics: list[str]
@@ -56,7 +56,7 @@ class Receipt(msgspec.Struct, rename="camel", gc=False):
 
 
 class Header(msgspec.Struct, rename="camel", gc=False):
-    """One block; its transactions as they came, for those who want them."""
+    """One block; its transactions are left undecoded."""
 
     number: str
     hash: str

@@ -49,7 +49,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Fees:
-    """`block` is the newest that was looked at; `base_fee_wei` is the next block's."""
+    """`block` is the newest block used; `base_fee_wei` is the next block's."""
 
     block: int
     base_fee_wei: int
@@ -57,7 +57,7 @@ class Fees:
 
 
 def of_history(history: Any, *, floor_wei: int, block_time_s: float) -> Fees:
-    """From an answer to eth_feeHistory; ValueError where it is none."""
+    """From a reply to eth_feeHistory. Raises ValueError if it is not valid."""
     try:
         base_fees = [int(fee, 16) for fee in history["baseFeePerGas"]]
         used = [float(ratio) for ratio in history["gasUsedRatio"]]
@@ -85,12 +85,12 @@ def of_gas_price(price_wei: int, block: int, *, floor_wei: int, block_time_s: fl
 
 
 def gwei(wei: int) -> str:
-    """Exact."""
+    """The amount in gwei as text, exact."""
     return formatted(wei, GWEI_DECIMALS)
 
 
 def wei_of(gwei_text: str) -> int:
-    """The whole wei of a text in gwei; what is smaller than one is cut off."""
+    """An amount in gwei as whole wei, rounded down."""
     whole, _, part = gwei_text.partition(".")
     return int(whole + part[:GWEI_DECIMALS].ljust(GWEI_DECIMALS, "0"))
 

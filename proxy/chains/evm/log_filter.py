@@ -1,9 +1,9 @@
 """Filters of logs: read, compared, and found by an index instead of a scan.
 
 *Meaning*, as the execution API defines it. `address`: one, several (any of them), or none (any at all). `topics`: up to
-four places; in each `null` (anything), one topic, or several (any of them). A place that is given must be there, so
-`[null]` asks for a log with at least one topic; a log may have more topics than the filter has places. An empty list is as
-good as `null`.
+four places; in each `null` (anything), one topic, or several (any of them). A log must have every place that is given, so
+`[null]` matches logs with at least one topic; a log may have more topics than the filter has places. An empty list means
+the same as `null`.
 
 *Canonical.* Lower case, sorted, each once: filters that mean the same are equal.
 
@@ -34,7 +34,7 @@ _TOPIC = re.compile(r"0x[0-9a-fA-F]{64}")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}")
 # `fromBlock` is where a replay begins; the subscription reads it.
 _MEMBERS = frozenset(("address", "topics", "fromBlock"))
-# Some clients say what is meant anyway.
+# Some clients state the default.
 _NO_END = (None, "latest", "pending")
 
 
@@ -48,7 +48,7 @@ class FilterLog(Protocol):
 
 
 class LogFilter(msgspec.Struct, frozen=True, gc=False):
-    """An empty tuple of values stands for anything."""
+    """An empty tuple of values matches anything."""
 
     addresses: tuple[str, ...] = ()
     topics: tuple[tuple[str, ...], ...] = ()
@@ -74,7 +74,7 @@ class LogFilter(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse(value: object) -> LogFilter:
-    """The filter of a decoded JSON value; ValueError says which member is wrong."""
+    """The filter of a decoded JSON value. Raises ValueError, which names the invalid member."""
     if value is None:
         return LogFilter()
     if not isinstance(value, dict):
@@ -120,7 +120,7 @@ def _values(value: object, form: re.Pattern[str], name: str, words: str) -> tupl
 
 
 def read_cursor(value: object) -> int | None:
-    """The block of a `fromBlock`; None where it means now."""
+    """The block of a `fromBlock`; None if it means the head."""
     if value is None or value in ("latest", "pending"):
         return None
     if value == "earliest":

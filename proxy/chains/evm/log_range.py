@@ -1,13 +1,12 @@
-"""Ranges of `eth_getLogs`: read, split, rebuilt and joined, and what an upstream's refusal says about the range it allows.
+"""Block ranges of `eth_getLogs`: parse, split and join them, and read the allowed range from an upstream's refusal.
 
-A range is closed: [first, last]. It is split into [a, mid] and [mid + 1, b], so no block is asked for twice and none is
+A range is closed: [first, last]. It is split into [a, mid] and [mid + 1, b], so no block is requested twice and none is
 left out, and the logs of the parts, joined in order, are the logs of the whole. The rest of the filter (addresses,
-topics) goes through byte for byte and so do the logs: results are joined as bytes, an element is never decoded.
+topics) and the logs pass through byte for byte: results are joined as bytes, and no element is decoded.
 
-Only a filter that names its range plainly is split: numbers, `earliest`, or `latest` (the head as the caller of this
-module knows it). `safe`, `finalized`, `pending` and a filter by block hash are no ranges of numbers and go upstream as
-they came; so does a filter in which a member's name differs from the right one in case only, which some upstreams would
-take for it.
+A filter is split only if its range is given by numbers, `earliest` or `latest` (the head as the caller of this module
+knows it). Filters with `safe`, `finalized`, `pending` or a block hash go upstream unchanged. So do filters with a member
+whose name differs from the right one only in case, because some upstreams accept it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import msgspec
 
 from proxy.core import jsonrpc
 
-# 32 bytes in hex: longer numbers are no numbers of blocks.
+# 32 bytes in hex: a longer number is not a block number.
 _MAX_DIGITS = 64
 _HEX = frozenset((b'"0x', b'"0X'))
 
@@ -32,7 +31,7 @@ _NAMES = frozenset(("fromblock", "toblock", "blockhash"))
 def quantity(raw: bytes) -> int | None:
     """The number of a JSON string such as `"0x1b4"`, leading zeros allowed; None for anything else."""
     digits = raw[3:-1]
-    # isalnum keeps out what int() would take: signs, spaces, underscores.
+    # isalnum rejects what int() accepts: signs, spaces, underscores.
     if raw[:3] not in _HEX or not digits.isalnum() or len(digits) > _MAX_DIGITS:
         return None
     try:
@@ -75,7 +74,7 @@ class LogRange(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse(params: bytes, head: int) -> LogRange | None:
-    """The range of a query, or None where it is none that can be split."""
+    """The range of a query, or None if it cannot be split."""
     try:
         filters = _filter(params)
     except _UNREADABLE:
@@ -94,13 +93,13 @@ def parse(params: bytes, head: int) -> LogRange | None:
     return LogRange(first, last, rest)
 
 
-# Blocks beyond the head as far as one process knows it, which may be a little behind.
+# Allowed blocks beyond this process's head, which may be a little behind.
 _AHEAD = 1000
 
 
 def within_head(params: bytes, head: int) -> bytes:
     """The same query, ending near the head. Some nodes visit every block that a range names, even if it does not exist:
-    Hardhat answers nothing else for years."""
+    Hardhat would be busy for years."""
     found = parse(params, head) if head else None
     if found is None or found.last <= max(head, found.first) + _AHEAD:
         return params
@@ -124,7 +123,7 @@ def _bound(raw: msgspec.Raw | None, head: int) -> int | None:
 
 
 def merge(results: Iterable[bytes]) -> bytes:
-    """The arrays of the parts as one array. ValueError where one is no array: an answer is whole or it is none."""
+    """The arrays of the parts as one array. Raises ValueError if one is not an array: a partial reply would be wrong."""
     inner = []
     for result in results:
         stripped = result.strip(b" \t\r\n")
@@ -151,7 +150,7 @@ _ALLOWED = tuple(
         rf"{_COUNT} blocks? (?:range|limit|distance)",
     )
 )
-# How an upstream counts results, not blocks: nothing about the range follows from it.
+# Limits on results, not on blocks: they say nothing about the range.
 _RESULTS = re.compile(rf"{_COUNT}\s*(?:results|logs|entries|bytes|mb)", re.IGNORECASE)
 # Longer texts are truncated to bound the time.
 _READ_CHARACTERS = 1000
@@ -170,7 +169,7 @@ def suggested(message: str) -> tuple[int, int] | None:
 
 
 def allowed_blocks(message: str) -> int | None:
-    """How many blocks the upstream says it allows in one range."""
+    """The number of blocks that the upstream says it allows in one range."""
     if pair := suggested(message):
         return pair[1] - pair[0] + 1
     text = _RESULTS.sub("", message[:_READ_CHARACTERS])
@@ -181,7 +180,7 @@ def allowed_blocks(message: str) -> int | None:
 
 
 def narrowed(asked: LogRange, message: str) -> LogRange | None:
-    """The first part of a refused range that, by the upstream's own words, would be answered; else its first half.
+    """The first part of a refused range: as long as the upstream says it allows, otherwise half of it.
 
     None for a single block, which cannot be split. The upstream's suggestion is used only inside the range.
     """

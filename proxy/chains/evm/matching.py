@@ -29,7 +29,7 @@ from proxy.core.holdings import FUNGIBLE, Transfer
 
 
 class MatchTransaction(msgspec.Struct, gc=False):
-    """A transaction. `recipient` is None where it creates a contract; `selector` the first four bytes of what it says."""
+    """A transaction. `recipient` is None if it creates a contract; `selector` is the first four bytes of its calldata."""
 
     hash: str
     index: int
@@ -52,7 +52,7 @@ class InternalTransfer(msgspec.Struct, gc=False):
 
 
 class MatchLog(log_filter.FilterLog, Protocol):
-    """A log as far as it is matched."""
+    """The parts of a log that are matched."""
 
     @property
     def transaction_hash(self) -> str: ...
@@ -61,7 +61,7 @@ class MatchLog(log_filter.FilterLog, Protocol):
 
 
 class Match(NamedTuple):
-    """`direction` where the webhook watches one of the two sides; no `fact` where it is the block itself."""
+    """`direction` is set if the webhook watches one of the two sides. Without a `fact` it is the block itself."""
 
     watcher: Watcher
     fact: MatchTransaction | Transfer | InternalTransfer | MatchLog | None
@@ -102,7 +102,7 @@ def matched(tables: WatchTables, block: MatchBlock) -> list[Match]:
 
 
 def _narrowed(found: list[Match], block: MatchBlock) -> list[Match]:
-    """Without events whose log has other topics than the filter, and transfers in transactions that call another function."""
+    """Drops events whose log does not match the filter's topics, and transfers in transactions that call another function."""
     if not any(each.watcher.is_narrow for each in found):
         return found
     selectors = {tx.hash: tx.selector for tx in block.transactions}
@@ -121,7 +121,7 @@ def _fits(match: Match, selectors: Mapping[str, bytes], logs: Mapping[int, Match
 
 
 def _near_transactions(marks: AddressBits, transactions: Iterable[MatchTransaction]) -> list[MatchTransaction]:
-    """Facts with an address that may be watched. Written out, for speed, as is its twin: they see every fact."""
+    """Facts with an address that may be watched. Inlined for speed, like its twin: they run for every fact."""
     bits, mask = marks.bits, marks.mask
     return [
         tx
@@ -274,7 +274,7 @@ def _is_nft(wanted: WatchFilter, transfer: Transfer) -> bool:
 
 
 def _either(one: Watchers | None, other: Watchers | None) -> Iterable[Watcher]:
-    """Those who watch one side or the other, each once."""
+    """The watchers of either side, each once."""
     if one is None or other is None:
         return each_of(other if one is None else one)
     return dict.fromkeys((*each_of(one), *each_of(other)))

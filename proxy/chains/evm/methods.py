@@ -71,7 +71,7 @@ def _item(params: bytes, at: int) -> bytes:
 
 
 def _ref(raw: bytes) -> BlockRef:
-    """A block named by one JSON value that is no object."""
+    """The block named by a JSON value other than an object."""
     if (tag := _QUOTED_TAGS.get(raw)) is not None:
         return tag
     if not raw.startswith(b'"'):
@@ -101,7 +101,7 @@ def _object_ref(raw: bytes) -> BlockRef:
 
 
 def _age(ref: BlockRef) -> tuple[bool, int]:
-    """Sorts the oldest first; what has no number last."""
+    """Sorts the oldest first; references without a number come last."""
     return (ref.kind != "number" and ref is not EARLIEST, ref.number)
 
 
@@ -124,7 +124,7 @@ def is_archive(ref: BlockRef, head: int) -> bool:
     return ref is EARLIEST or (ref.kind == "number" and head - ref.number >= STATE_KEPT_BLOCKS)
 
 
-# Some upstreams write JSON for people to read, with a space where there is nothing.
+# Some upstreams pretty-print JSON, with a space in empty values.
 _EMPTY = frozenset((b"", b"null", b"[]", b"{}", b"[ ]", b"{ }", b'"0x"'))
 
 
@@ -133,7 +133,7 @@ def is_empty(method: Method, result: bytes) -> bool:
 
 
 def lifetime(method: Method, params: bytes, result: bytes, ref: BlockRef, head: int, final: int) -> Lifetime:
-    """How long the result may be kept: see `Method.cache` for what decides."""
+    """How long the result may be cached: see `Method.cache`."""
     if method.cache == "never" or ref is PENDING or is_empty(method, result):
         return "never"
     if method.cache == "static":
@@ -152,7 +152,7 @@ def _by_ref(method: Method, result: bytes, ref: BlockRef, head: int, final: int)
         return "never" if method.fresh else _by_result(result, final)
     if ref is EARLIEST or (ref.kind == "number" and ref.number <= final):
         return "forever"
-    # A number beyond our head: an upstream ahead of us may know it, or may have taken it for the latest.
+    # A number beyond our head: an upstream ahead of us may have the block, or may have used the latest one instead.
     return "never" if method.fresh or ref.number > head else "head"
 
 
@@ -182,7 +182,7 @@ _mined_list = msgspec.json.Decoder(list[_Mined]).decode
 
 
 def _by_result(result: bytes, final: int) -> Lifetime:
-    """By the block that the result says it is of. One that does not say is kept until the head moves."""
+    """By the block that the result names. A result that names none is cached until the head moves."""
     try:
         mined = _mined_list(result) if result.startswith(b"[") else [_mined(result)]
     except _UNREADABLE:
@@ -194,7 +194,7 @@ def _by_result(result: bytes, final: int) -> Lifetime:
 
 
 def _number(value: Any) -> int | None:
-    """The number; -1 where none is given, None where the block does not exist yet."""
+    """The number; -1 if none is given, None if the block does not exist yet."""
     if value is None or isinstance(value, int):
         return value
     if value is msgspec.UNSET:

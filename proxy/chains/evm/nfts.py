@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from proxy.chains.evm import abi, address
 
-# ERC-165: what speaks it says yes to its own id, and no to ffffffff.
+# ERC-165: a contract that implements it returns true for its own id and false for ffffffff.
 _INTERFACES = tuple(
     abi.call("supportsInterface(bytes4)", bytes.fromhex(each))
     for each in ("01ffc9a7", "ffffffff", "80ac58cd", "d9b67a26")
@@ -44,7 +44,7 @@ def questions(token_id: int) -> list[bytes]:
 
 
 def answered(answers: Sequence[bytes | None]) -> NftContractFacts | None:
-    """The token; None where this is no contract of NFTs."""
+    """The token; None if this is not an NFT contract."""
     owner = abi.address(answers[4])
     owner = None if owner == address.ZERO else owner
     standard = by_erc165(answers[:4]) or _by_behaviour(owner, answers)
@@ -65,7 +65,7 @@ def by_erc165(answers: Sequence[bytes | None]) -> int | None:
 
 
 def _by_behaviour(owner: bytes | None, answers: Sequence[bytes | None]) -> int | None:
-    """A contract whose fallback answers everything with something is neither: an owner must be a whole address."""
+    """A contract whose fallback returns data for every call is neither: an owner must be a full address."""
     if owner is not None or (abi.address(answers[4]) is not None and len(answers[4] or b"") == abi.WORD):
         return 721
     has_balances = answers[9] is not None and len(answers[9]) == abi.WORD
@@ -73,6 +73,6 @@ def _by_behaviour(owner: bytes | None, answers: Sequence[bytes | None]) -> int |
 
 
 def _text(data: bytes | None) -> str | None:
-    """A string, and nothing that merely could be one."""
+    """Whether the data is exactly one ABI-encoded string."""
     found = abi.dynamic(data)
     return None if found is None else found.decode("utf-8", "replace")

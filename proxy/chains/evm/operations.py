@@ -41,7 +41,7 @@ class LogPlace:
 
 @dataclass(frozen=True, slots=True)
 class IncludedOperation:
-    """An operation that is on the chain, whether or not its call went through. `place.contract` is its EntryPoint."""
+    """An operation that is on the chain, whether or not its call succeeded. `place.contract` is its EntryPoint."""
 
     hash: bytes
     sender: bytes
@@ -55,7 +55,7 @@ class IncludedOperation:
 
 def included(log: ChainLog) -> IncludedOperation | None:
     """The event that this log is, if it is one."""
-    # Every log of a chain is asked: most end here.
+    # Runs for every log of a chain: most end here.
     if len(log.topics) != 4 or log.topics[0] != INCLUDED:
         return None
     data = abi.unhex(log.data)
@@ -96,7 +96,7 @@ def _place(log: ChainLog) -> LogPlace | None:
 
 
 def read_logs(found: object) -> list[ChainLog]:
-    """Logs as an upstream gave them, decoded; none where they are none."""
+    """Logs as an upstream returned them, decoded; empty if they are not valid."""
     try:
         return msgspec.convert(found, list[ChainLog])
     except msgspec.ValidationError:
@@ -106,7 +106,7 @@ def read_logs(found: object) -> list[ChainLog]:
 def logs_of(event: IncludedOperation, logs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The logs that an operation emitted: those between the previous operation's event and its own.
 
-    Operations are executed one after the other, each with its event at the end; the first begins behind BeforeExecution.
+    Operations are executed one after the other, each with its event at the end; the first begins after BeforeExecution.
     """
     found: list[Mapping[str, Any]] = []
     for log in logs:
@@ -121,7 +121,7 @@ def logs_of(event: IncludedOperation, logs: Sequence[Mapping[str, Any]]) -> list
 
 
 def revert_reason(event: IncludedOperation, logs: Iterable[Mapping[str, Any]]) -> str | None:
-    """Why its call failed, where the EntryPoint says so: the bytes of the revert."""
+    """The revert data of a failed call, if the EntryPoint reported it."""
     for log in logs:
         topics = log.get("topics") or []
         if len(topics) == 3 and topics[0] == REVERTED and topics[1] == "0x" + event.hash.hex():

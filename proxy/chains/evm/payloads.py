@@ -40,7 +40,7 @@ class EventPlace:
 
 @dataclass(frozen=True, slots=True)
 class EventToken:
-    """A token's own data; None where it has none."""
+    """A token's own data; None where the contract returns none."""
 
     symbol: str | None
     decimals: int | None
@@ -48,7 +48,7 @@ class EventToken:
 
 @dataclass(frozen=True, slots=True)
 class EventPayload:
-    """`at`: the place in the block, of which events are named. `lacks`: what is left open, as JSON."""
+    """`at`: the place in the block, from which the event's id is derived. `lacks`: the missing parts, as JSON."""
 
     at: tuple[str, ...]
     data: dict[str, Any]
@@ -58,7 +58,7 @@ class EventPayload:
 def payload_of(
     match: Match, place: EventPlace, *, header: Header | None, tokens: Mapping[bytes, EventToken]
 ) -> EventPayload:
-    """`tokens`: those that are known already."""
+    """`tokens`: tokens whose data is known already."""
     watcher, fact = match.watcher, match.fact
     is_a = format_of(watcher.event_type) == "A"
     side = () if match.direction is None else (match.direction,)
@@ -91,7 +91,7 @@ def payload_of(
 
 
 def needs_success(watcher: Watcher) -> bool:
-    """Whether a failed transaction is no event of this webhook, because it has moved nothing."""
+    """Whether a failed transaction is left out for this webhook, because it moved nothing."""
     return watcher.kind != "mined" and (format_of(watcher.event_type) == "B" or watcher.filter.min_value > 0)
 
 
@@ -100,7 +100,7 @@ def _at(fact: Transfer, *more: str) -> tuple[str, ...]:
 
 
 def _known(payload: EventPayload, contract: bytes, tokens: Mapping[bytes, EventToken]) -> EventPayload:
-    """With the token, where it is known."""
+    """With the token's data, if it is known."""
     token = tokens.get(contract)
     if token is None:
         return EventPayload(payload.at, payload.data, {"token": "0x" + contract.hex()})
@@ -117,7 +117,7 @@ def completed(
     token: EventToken | None = None,
     nft: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
-    """The data with what it lacked; None where there is no event."""
+    """The data with its missing parts added; None if there is no event after all."""
     if receipt is not None:
         # Receipts from before Byzantium have no status.
         has_failed = int(receipt.get("status") or "0x1", 16) == 0
@@ -145,7 +145,7 @@ def completed(
 
 
 def put_token(data: dict[str, Any], token: EventToken) -> None:
-    """A token's name and decimals, where the data has a place for them."""
+    """Adds a token's symbol and decimals if the data has members for them."""
     if "asset" in data:
         data["asset"] = token.symbol
     if "symbol" in data:

@@ -1,7 +1,7 @@
 """The data that a VerifyingPaymaster signs and reads, and the calls that a sponsored account is about to make.
 
 The hash covers every field of the operation except the two signatures, and the chain, the paymaster and the validity
-period. A paymaster serves one EntryPoint, so its address stands for that as well. The 0.6 contract hashes the
+period. A paymaster serves one EntryPoint, so its address identifies that as well. The 0.6 contract hashes the
 operation's calldata as it is encoded, up to the paymaster's part, and a counter for each sender. From 0.7 on the fields
 are hashed one by one, including the paymaster's own gas limits.
 """
@@ -24,7 +24,7 @@ _ADDRESS = 20
 _SIGNED = b"\x19Ethereum Signed Message:\n32"
 # An operation of 0.6 has eleven members: the offset of the first that lies behind them.
 _HEAD = 11 * abi.WORD
-# For estimates: of the right form and size, of no message. Recovering from it finds some address, and does not revert.
+# For estimates: of the right form and size. Recovering from it gives some address and does not revert.
 STUB_SIGNATURE = b"\xff" * 15 + b"\xf0" + bytes(16) + b"\x7a" + b"\xaa" * 31 + b"\x1c"
 
 
@@ -58,7 +58,7 @@ def message(operation: UserOperation, terms: PaymasterTerms) -> bytes:
 
 
 def hash_of(operation: UserOperation, terms: PaymasterTerms) -> bytes:
-    """The contract's getHash. From 0.7 on the operation must have the paymaster's part, of which the limits are hashed."""
+    """The contract's getHash. From 0.7 on the operation must have the paymaster's part, because its limits are hashed."""
     if operation.version == "0.6":
         return _hash_v06(operation, terms)
     fields: tuple[abi.Argument, ...] = (
@@ -93,8 +93,8 @@ def _hash_v06(operation: UserOperation, terms: PaymasterTerms) -> bytes:
 
 
 def _calldata_v06(operation: UserOperation) -> bytes:
-    """The operation as it lies in calldata, without the paymaster's part and what is behind it. That part's size counts all the
-    same: the offset of the signature depends on it."""
+    """The operation as it is encoded in calldata, up to the paymaster's part. The size of that part still matters: the offset
+    of the signature depends on it."""
     init_code, call_data = _tail(operation.init_code), _tail(operation.call_data)
     paid_at = _HEAD + len(init_code) + len(call_data)
     head: tuple[abi.Argument, ...] = (
@@ -114,7 +114,7 @@ def _calldata_v06(operation: UserOperation) -> bytes:
 
 
 def _tail(data: bytes) -> bytes:
-    """Bytes as the ABI has them behind the head: their size, themselves, and zeros to the end of a word."""
+    """Bytes in ABI encoding: their size, the bytes, and zeros up to the end of a word."""
     return abi.word_of(len(data)) + data + bytes(-len(data) % abi.WORD)
 
 
@@ -123,7 +123,7 @@ def _keccak(data: bytes) -> bytes:
 
 
 def worst_gas(operation: UserOperation) -> int:
-    """All the gas that the EntryPoint may charge for: what it takes from the paymaster's deposit beforehand.
+    """All the gas that the EntryPoint may charge for: it takes this from the paymaster's deposit in advance.
 
     In 0.6 the paymaster's two steps are each bounded by the limit for verification.
     """
@@ -152,7 +152,7 @@ _EXECUTE = abi.selector("execute(address,uint256,bytes)")
 _BATCH_06 = abi.selector("executeBatch(address[],bytes[])")
 _BATCH_07 = abi.selector("executeBatch(address[],uint256[],bytes[])")
 _BATCH_08 = abi.selector("executeBatch((address,uint256,bytes)[])")
-# No block holds an operation with more; it bounds what one request can make us do.
+# No block has room for an operation with more; it bounds the work of one request.
 MOST_CALLS = 4096
 
 
@@ -163,7 +163,7 @@ class _Unreadable(Exception):
 def inner_calls(call_data: bytes) -> tuple[InnerCall, ...] | None:
     """The calls inside an `execute` or an `executeBatch` of a SimpleAccount, in any of its forms; None for anything else.
 
-    Offsets are followed as Solidity does it, so that no two readings of the same bytes are possible.
+    Offsets are followed as in Solidity, so that the same bytes have one meaning only.
     """
     reader = _Reader(call_data)
     try:
@@ -200,7 +200,7 @@ class _Reader:
         return value.to_bytes(_ADDRESS, "big")
 
     def array(self, head_at: int) -> tuple[int, int]:
-        """How many items the array has whose offset stands there, and where the first is."""
+        """The length of the array whose offset is there, and the place of its first item."""
         at = self.number(head_at)
         count = self.number(at)
         first = at + abi.WORD

@@ -24,7 +24,7 @@ LimitScope = Literal["policy", "user"]
 PolicyStatus = Literal["active", "paused"]
 # Decimals of a dollar amount.
 DECIMALS = 12
-# More is no amount of money, and would not fit the ledger.
+# A larger number is not a plausible amount, and would not fit the ledger.
 MOST_DIGITS = 24
 MOST_EXPIRY_S = 300
 # Times the fast price: a higher offer only serves a bundler that wants to earn the difference.
@@ -32,7 +32,7 @@ MOST_TIMES_FAST = 2
 
 
 class BadRule(ValueError):
-    """A rule that cannot be meant; the message names it."""
+    """An invalid rule; the message names it."""
 
 
 class OperationCall(Protocol):
@@ -110,7 +110,7 @@ def parse(given: Mapping[str, Any], forms: FamilyFormats) -> Rules:
 
 
 def pico(text: str) -> int:
-    """A decimal text in dollars as pico-dollars; what is smaller than one is cut off."""
+    """A decimal text in dollars as pico-dollars, rounded down."""
     whole, _, part = text.partition(".")
     return int(whole + part[:DECIMALS].ljust(DECIMALS, "0"))
 
@@ -132,8 +132,8 @@ def cost(wei: int, *, price: int, decimals: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOperation:
-    """An operation as the rules see it. `calls`: None where they cannot be read. `worst`: the most that it can cost, in
-    pico-dollars; None while its gas is not known yet."""
+    """The parts of an operation that rules check. `calls`: None if they cannot be decoded. `worst`: the most that it can
+    cost, in pico-dollars; None while its gas is not known yet."""
 
     sender: bytes
     calls: Sequence[OperationCall] | None
@@ -144,7 +144,7 @@ class PolicyOperation:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The rule that refused, why, and what is left of it where it is an amount."""
+    """The rule that refused, the reason, and the remaining amount if the rule limits one."""
 
     rule: str
     message: str
@@ -202,7 +202,7 @@ def _of_price(rules: Rules, asked: PolicyOperation) -> Refusal | None:
 
 
 def overpriced(max_fee_wei: int, *, fast_wei: int) -> Refusal | None:
-    """Whatever the rules are. `fast_wei`: what a hurried transaction offers at most at the moment."""
+    """Applies whatever the rules are. `fast_wei`: the maximum fee of the current "fast" estimate."""
     most = MOST_TIMES_FAST * fast_wei
     if max_fee_wei <= most:
         return None
@@ -211,7 +211,7 @@ def overpriced(max_fee_wei: int, *, fast_wei: int) -> Refusal | None:
 
 
 def too_wasteful(rules: Rules, *, expected_gas: int | None, call_gas: int) -> Refusal | None:
-    """`expected_gas`: what the account's call is expected to use of its limit; None where it is expected to fail."""
+    """`expected_gas`: the gas that the account's call is expected to use; None if it is expected to fail."""
     least = rules.min_gas_efficiency
     if least is None:
         return None

@@ -1,4 +1,4 @@
-"""Price feeds with the interface of Chainlink's aggregators: what is asked of one, and when its answer is a price."""
+"""Price feeds with the interface of Chainlink's aggregators: the calls, and when a reply is a valid price."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from proxy.chains.evm import abi
 
 LATEST_ROUND = abi.call("latestRoundData()")
 DECIMALS = abi.call("decimals()")
-# A feed that claims more is no feed.
+# A feed that reports more is not a price feed.
 MOST_DECIMALS = 77
 _EXACT = Context(prec=2 * MOST_DECIMALS)
 
@@ -33,7 +33,7 @@ def round_of(data: bytes | None) -> PriceRound | None:
 
 
 def price_of(found: PriceRound, decimals: int, *, now: float, max_age_s: float) -> Decimal | None:
-    """The price; None where it is none: not positive, from a round before, not complete, or too old."""
+    """The price; None if it is not positive, from an earlier round, incomplete, or too old."""
     if found.answer <= 0 or not 0 <= decimals <= MOST_DECIMALS:
         return None
     if found.answered_in < found.id or found.updated_at == 0 or now - found.updated_at > max_age_s:

@@ -23,7 +23,7 @@ def hash_of_sent(params: bytes) -> bytes | None:
 
 
 def _without_blobs(rlp: bytes) -> bytes:
-    """The transaction itself: the first item of the list, where that is a list too; empty if it cannot be determined."""
+    """The transaction itself: the first item of the list, if that is a list too; empty if it cannot be determined."""
     head, length = _list_sizes(rlp)
     inner = rlp[head:]
     if not 0 < head <= len(rlp) or len(inner) != length:
@@ -36,7 +36,7 @@ def _without_blobs(rlp: bytes) -> bytes:
 
 
 def _list_sizes(rlp: bytes) -> tuple[int, int]:
-    """How long an RLP list's own head is, and what it announces; twice 0 for what is no list."""
+    """The length of an RLP list's head and of its content; zeros if the bytes are not a list."""
     if not rlp or rlp[0] < _SHORT_LIST:
         return 0, 0
     if rlp[0] <= _LONG_LIST:

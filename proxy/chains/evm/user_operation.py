@@ -3,7 +3,7 @@
 Entry point 0.6 has eleven fields. From 0.7 on a caller sends them unpacked, and the contract gets them packed: factory
 and its data as `initCode`, the paymaster's four as `paymasterAndData`, two pairs of numbers in one word each. 0.8
 hashes the same packed fields by EIP-712. An `Operation` holds the packed fields of either shape, as bytes and numbers;
-what was missing from a draft is zero or empty in it.
+fields missing from a draft are zero or empty.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 import sha3
 
 VERSIONS = ("0.6", "0.7", "0.8")
-# The widest numbers that the contracts take.
+# The widest numbers that the contracts accept.
 _UINT128, _UINT256 = 128, 256
 _HEX = re.compile(r"0x[0-9a-fA-F]*", re.ASCII)
 _QUANTITY = re.compile(r"0x[0-9a-fA-F]{1,64}", re.ASCII)
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
-# EIP-7702: the account's code is a delegation, and this stands where a factory would.
+# EIP-7702: the account's code is a delegation, and this marker replaces the factory.
 MARKER_7702 = "0x7702"
 _PADDED_MARKER = MARKER_7702.ljust(42, "0")
 # The code of an account that delegates begins with this.
@@ -40,7 +40,7 @@ _AUTH = ("chainId", "address", "nonce", "yParity", "r", "s")
 
 
 class BadOperation(ValueError):
-    """A field that is missing, too much, or not what it should be; the message names it."""
+    """A field is missing, unknown or invalid; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class UserOperation:
 
     @property
     def is_delegated(self) -> bool:
-        """Whether the hash covers what the account delegates to, which only the chain knows if no authorization says it."""
+        """Whether the hash covers the account's delegate, which must be read from the chain if there is no authorization."""
         return self.version != "0.6" and self.init_code[:20] == bytes.fromhex(_PADDED_MARKER[2:])
 
     @property
@@ -76,7 +76,7 @@ class UserOperation:
 
     @property
     def paymaster_gas(self) -> tuple[int, int]:
-        """The limits of its verification and of what it does afterwards; they are among its data since 0.7."""
+        """Its gas limits for verification and for the post-op; since 0.7 they are part of its data."""
         if self.version == "0.6" or not self.paymaster_and_data:
             return 0, 0
         packed = self.paymaster_and_data
@@ -127,7 +127,7 @@ def _v07(given: Mapping[str, Any], version: str, *, draft: bool) -> UserOperatio
     is_7702 = given.get("factory") in (MARKER_7702, _PADDED_MARKER)
     if not is_7702:
         _check_together(given, _FACTORY)
-    # A draft asks for the paymaster's limits, so it may still lack them.
+    # A draft may lack the paymaster's limits, because it is sent to get them.
     _check_together(given, _PAYMASTER, needed=("paymaster",) if draft else _PAYMASTER)
     factory = bytes.fromhex(_PADDED_MARKER[2:]) if is_7702 else _address(given, "factory")
     paid = b""
@@ -171,7 +171,7 @@ def _check_names(given: Mapping[str, Any], known: tuple[str, ...], needed: tuple
 
 
 def _check_together(given: Mapping[str, Any], group: tuple[str, ...], needed: tuple[str, ...] | None = None) -> None:
-    """All of a group or none. Without the contract that it begins with, zero and nothing are none: viem sends such limits."""
+    """All fields of a group or none. Without the group's contract, zero counts as absent: viem sends such limits."""
     there = [name for name in group if given.get(name) is not None]
     if group[0] not in there:
         there = [name for name in there if given[name] not in (_NO_BYTES if name.endswith("Data") else _ZERO)]
@@ -206,7 +206,7 @@ def _delegate(given: Mapping[str, Any]) -> bytes | None:
 
 
 def _address(given: Mapping[str, Any], name: str, within: str = "") -> bytes:
-    """Empty where there is none."""
+    """The bytes; empty if absent."""
     value = given.get(name)
     if value is None:
         return b""
@@ -243,7 +243,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _shown(value: Any, *, quoted: bool = True) -> str:
-    """As much of a caller's own text as a message may repeat."""
+    """A caller's own text, truncated for use in a message."""
     if not isinstance(value, str):
         return {
             dict: "an object",
@@ -280,7 +280,7 @@ _DOMAIN = (
 
 
 def hash_of(operation: UserOperation, entry_point: bytes, chain_id: int, *, delegate: bytes | None = None) -> bytes:
-    """The userOpHash. `delegate`: what the chain says the sender delegates to, where the operation does not say it itself."""
+    """The userOpHash. `delegate`: the sender's delegate on the chain, if the operation does not name one."""
     place = bytes(12) + entry_point
     if operation.version == "0.6":
         return _keccak(_keccak(_fields_v06(operation)) + place + _word(chain_id))
@@ -324,7 +324,7 @@ def _fields_v07(operation: UserOperation, delegate: bytes | None) -> bytes:
 
 
 def _hashed_init_code(operation: UserOperation, delegate: bytes | None) -> bytes:
-    """ERC-4337: with the marker of EIP-7702 the hash covers the delegate in its place. Entry point 0.7 knows no such marker."""
+    """ERC-4337: with the marker of EIP-7702 the hash covers the delegate in its place. Entry point 0.7 has no such marker."""
     if operation.version == "0.7" or delegate is None or not operation.is_delegated:
         return operation.init_code
     return delegate + operation.init_code[20:]

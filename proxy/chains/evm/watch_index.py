@@ -27,7 +27,7 @@ WatchKind = Literal["activity", "token", "nft", "mined", "log", "internal", "blo
 Category = Literal["native", "erc20", "erc721", "erc1155"]
 Direction = Literal["incoming", "outgoing"]
 
-# The event types of both formats, and what each of them watches.
+# The event types of both formats, and the kind of data that each watches.
 KINDS: dict[str, WatchKind] = {
     "address_activity": "activity",
     "token_transfer": "token",
@@ -51,7 +51,7 @@ SPARSE = 16
 # Two bits of a byte, in as many ways as there are, some of them twice.
 PAIRS = bytes((1 << one | 1 << other) for one in range(8) for other in range(one))
 PAIRS += PAIRS[: 32 - len(PAIRS)]
-# Dead entries that are put up with, however few live ones there are.
+# The number of dead entries that are tolerated, however few live ones there are.
 FEW_DEAD = 10_000
 
 
@@ -75,7 +75,7 @@ class WatchFilter:
 
 
 class Watcher:
-    """A webhook as far as it is matched. `listed`: whether its filter has a list of addresses, be it empty."""
+    """The parts of a webhook that matching uses. `listed`: whether its filter has a list of addresses, even an empty one."""
 
     __slots__ = ("event_type", "filter", "gone", "id", "is_active", "is_narrow", "kind", "listed", "logs", "watched")
 
@@ -94,7 +94,7 @@ class Watcher:
             (self.kind in ("activity", "token", "nft") and wanted.topics)
             or (self.kind in ("token", "nft") and wanted.selectors)
         )
-        # How many addresses it is found under; and where it watches logs, the addresses themselves and its place in that index.
+        # The number of addresses it is stored under; if it watches logs, also the addresses and its place in that index.
         self.watched = 0
         self.logs: tuple[set[str], LogFilter | None] = (set(), None)
 
@@ -127,14 +127,14 @@ def _drop(table: WatchTable, key: Hashable, watcher: Watcher) -> None:
 
 
 def each_of(found: Watchers | None) -> Sequence[Watcher]:
-    """Those that stand under a key."""
+    """The watchers under a key."""
     if found is None:
         return ()
     return found if isinstance(found, list) else (found,)
 
 
 class RankedWatchers:
-    """Watchers by the least value that they care for."""
+    """Watchers by their minimum value."""
 
     __slots__ = ("_least", "_ranked")
 
@@ -159,9 +159,8 @@ class RankedWatchers:
 
 
 class AddressBits:
-    """Two bits of one byte for each watched address, by its hash: most that a block names are seen to be of no
-    interest without a look into tables of many megabytes, which costs ten times as much. Bits of what is not watched any more
-    stay until a rebuild."""
+    """Two bits of one byte for each watched address, by its hash. Most addresses in a block are ruled out here, which costs a
+    tenth of a lookup in tables of many megabytes. The bits of addresses that are no longer watched stay until a rebuild."""
 
     __slots__ = ("_count", "bits", "mask")
 
@@ -212,7 +211,7 @@ class WatchTables:
             self.mark_anew()
 
     def mark_anew(self) -> None:
-        """By what is in the tables."""
+        """Rebuilds the marks from the tables."""
         tables = (self.activity, self.internal, self.pending, self.token_side, self.nft_side)
         named = (*tables, self.token_sender, self.token_recipient)
         self.marks = AddressBits(sum(map(len, named)))
@@ -268,7 +267,7 @@ class WatchIndex:
     # Membership
 
     def put(self, watcher: Watcher) -> None:
-        """A new one, or one in another's place; without its addresses."""
+        """Adds a webhook, or replaces it; its addresses are added separately."""
         self.remove(watcher.id)
         self._known[watcher.id] = watcher
         self._kinds[watcher.kind] += 1
@@ -279,7 +278,7 @@ class WatchIndex:
             self._place(watcher)
 
     def remove(self, webhook_id: str) -> None:
-        """Out of all tables but those of addresses, where it is passed over from now on."""
+        """Removes it from all tables except those of addresses, where it is skipped from now on."""
         old = self._known.pop(webhook_id, None)
         if old is None:
             return
@@ -322,7 +321,7 @@ class WatchIndex:
             self._live -= 1
 
     def _sweep(self) -> None:
-        """Everything that is dead, out of the tables of addresses."""
+        """Removes all dead entries from the tables of addresses."""
         for kind in ("activity", "internal", "pending", "token", "nft"):
             table = self.tables.by_address(kind)
             for key, found in [*table.items()]:
@@ -392,7 +391,7 @@ class WatchIndex:
         addresses, _ = watcher.logs
         watcher.watched = len(addresses)
         if watcher.listed and not addresses:
-            return  # It watches none of all contracts.
+            return  # It watches no contract at all.
         wanted = LogFilter(tuple(sorted(addresses)), watcher.filter.topics)
         watcher.logs = addresses, wanted
         self.tables.logs.add(wanted)

@@ -1,4 +1,4 @@
-"""The config of a webhook -> what it watches. Each event type has its own members; whatever is wrong is named.
+"""Parses the config of a webhook into a filter. Each event type has its own members; errors name the invalid one.
 
     address_activity, ADDRESS_ACTIVITY     addresses; direction, categories, min_value, selectors, topics
     token_transfer, TOKEN_TRANSFER         any of addresses, contracts, from, to; min_value, selectors, topics. B may have
@@ -80,7 +80,7 @@ def most_addresses(event_type: str) -> int:
 
 
 def parse(event_type: str, config: Mapping[str, Any]) -> WatchFilter:
-    """The filter without its addresses, of which only the number is looked at."""
+    """The filter without its addresses, of which only the number matters here."""
     kind = KINDS[event_type]
     _check_members(event_type, kind, config)
     if (addresses := config.get("addresses")) is not None:
@@ -114,7 +114,7 @@ def parse(event_type: str, config: Mapping[str, Any]) -> WatchFilter:
 
 
 def addresses_of(given: Sequence[Any], first: int = 0, name: str = "config.addresses") -> list[bytes]:
-    """A part of a list; `first` is the place of its first in the whole, for the message."""
+    """A part of a list; `first` is the place of its first item in the whole list, for the message."""
     found = []
     for place, text in enumerate(given, first):
         read = address.parse(text) if isinstance(text, str) else None
@@ -194,7 +194,7 @@ def _topics(config: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     return topics
 
 
-# Values: ValueError says what one must be
+# Values. Each raises ValueError with what is allowed
 
 
 def _address(value: Any) -> bytes:

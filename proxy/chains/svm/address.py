@@ -23,7 +23,7 @@ _REMEMBERED = 65_536
 
 
 def parse(text: str) -> bytes | None:
-    """The address that a text means, if it is one."""
+    """The address in a text; None if it is not one."""
     return decoded(text, SIZE) if _SHORTEST <= len(text) <= _LONGEST else None
 
 
@@ -56,7 +56,7 @@ FORMAT = AddressFormat(parse, show, "32 bytes in base 58")
 
 
 def derived(seeds: Sequence[bytes], program: bytes) -> bytes:
-    """The address that a program finds by these seeds: the first, from bump 255 down, that is no point of the curve."""
+    """The address that a program derives from these seeds: the first, from bump 255 down, that is not on the curve."""
     for bump in range(255, -1, -1):
         found = sha256(b"".join((*seeds, bytes([bump]), program, _DERIVED))).digest()
         if not is_on_curve(found):

@@ -18,7 +18,7 @@ from proxy.chains.family import BlockRef, Family, HeadReader, Method, Subscripti
 from proxy.chains.svm.address import FORMAT, LIST_IDS
 from proxy.core.caching import Lifetime
 
-# An epoch, two days: about what a validator keeps of its ledger. Older slots come from an archive.
+# An epoch, two days: about as much of its ledger as a validator keeps. Older slots come from an archive.
 LEDGER_KEPT_SLOTS = 432_000
 
 _TAGS = {tag: BlockRef("tag", tag=tag) for tag in ("processed", "confirmed", "finalized")}
@@ -39,7 +39,7 @@ _config = msgspec.json.Decoder(_Config).decode
 
 
 def block_ref(method: Method, params: bytes) -> BlockRef:
-    """The slot, or the commitment, that the call is about; a slot and a signature carry their commitment as the tag."""
+    """The slot, or the commitment, that the call is about; a slot and a signature have their commitment as the tag."""
     if method.cache == "never" or method.cache == "static":
         return NONE
     # Most calls name neither a slot nor a commitment: nothing is decoded for them.
@@ -58,8 +58,8 @@ def block_ref(method: Method, params: bytes) -> BlockRef:
 
 
 def _commitment(items: list[bytes]) -> str:
-    """The commitment of the call's config, its last object. A word that is no commitment is left for the upstream to refuse,
-    and counts as the one that is never kept."""
+    """The commitment of the call's config, its last object. An unknown word is left for the upstream to refuse,
+    and counts as the commitment that is never cached."""
     config = next((item for item in reversed(items) if item.startswith(b"{")), b"{}")
     try:
         tag = _config(config).commitment
@@ -81,7 +81,7 @@ def is_archive(ref: BlockRef, head: int) -> bool:
     return ref.kind == "number" and head - ref.number >= LEDGER_KEPT_SLOTS
 
 
-# Some upstreams write JSON for people to read, with a space where there is nothing.
+# Some upstreams pretty-print JSON, with a space in empty values.
 _EMPTY = frozenset((b"", b"null", b"[]", b"{}", b"[ ]", b"{ }"))
 # `{"context":{…},"value":null}` with every member that the context has had so far is well below this.
 _SMALL = 512
@@ -95,7 +95,7 @@ _in_context = msgspec.json.Decoder(_InContext).decode
 
 
 def is_empty(method: Method, result: bytes) -> bool:
-    """Null, bare or in its context; or no items, where the method says that this is doubtful."""
+    """Null, bare or in its context; or no items, if the method's row says that this is doubtful."""
     value = result
     if len(result) < _SMALL and result.startswith(b"{"):
         try:
@@ -113,7 +113,7 @@ _at_slot = msgspec.json.Decoder(_AtSlot).decode
 
 
 def lifetime(method: Method, params: bytes, result: bytes, ref: BlockRef, head: int, final: int) -> Lifetime:
-    """How long the result may be kept: see `Method.cache` for what decides."""
+    """How long the result may be cached: see `Method.cache`."""
     if method.cache == "never" or ref.tag == "processed" or is_empty(method, result):
         return "never"
     if method.cache == "static":

@@ -1,6 +1,6 @@
 """Accounts of the two token programs and of the metadata program, as bytes.
 
-An account is a stranger's as far as its metadata goes. Nothing here raises for what does not read: it is None.
+Metadata is untrusted. Nothing here raises for data that cannot be parsed: the result is None.
 
 Token account: mint (32), owner (32), amount (8, little end first). Mint: authority (4 + 32), supply (8), decimals (1),
 whether it is initialised (1), freeze authority (4 + 32). Token-2022 pads both to 165 bytes and puts a byte for the kind
@@ -48,7 +48,7 @@ class Mint:
 
     @property
     def is_nft(self) -> bool:
-        """One that cannot be divided, of which there is one."""
+        """A token without decimals and with a supply of one."""
         return self.decimals == 0 and self.supply == 1
 
 
