@@ -143,6 +143,7 @@ class HeadReader:
     `head_block_call`, `final_block_call`, `block_call(number)`: return the head, the newest final block and any block, in
     families whose blocks can be replaced by others of the same height. `read_block(result)`: the block that they return.
     `subscribe_call`: subscribes to new heads; `read_block` reads the notifications.
+    `slot_call`: subscribes to the numbers of new blocks. `read_slot(notification)`: the number in a notification.
     `newest_block(result)`: the newest block that a result of any method names; None if it names none.
     """
 
@@ -159,6 +160,8 @@ class HeadReader:
     block_call: Callable[[int], UpstreamCall] | None = None
     read_block: Callable[[bytes], ReportedBlock | None] = _no_block
     subscribe_call: UpstreamCall | None = None
+    slot_call: UpstreamCall | None = None
+    read_slot: Callable[[bytes], int | None] = _no_number
     newest_block: Callable[[bytes], int | None] = _no_number
 
 

@@ -95,7 +95,7 @@ async def _route(route: Route) -> list[ConnectionRow]:
     tracker.withhold()
     await tracker.look()
     tip = max([upstream.health.head for upstream in route.upstreams], default=0)
-    return await asyncio.gather(*[_upstream(route, upstream, tip) for upstream in route.upstreams])
+    return await asyncio.gather(*[_upstream(route, upstream, tip) for upstream in route.every_upstream])
 
 
 async def _upstream(route: Route, upstream: Upstream, tip: int) -> ConnectionRow:

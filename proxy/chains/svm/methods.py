@@ -137,6 +137,12 @@ def read_slot(result: bytes) -> int | None:
     return _number(result)
 
 
+def read_notified_slot(notification: bytes) -> int | None:
+    """The slot in a `slotNotification`."""
+    slot = _slot_of(notification)
+    return None if slot < 0 else slot
+
+
 def read_subscription(method: str, params: list[Any]) -> SubscriptionParams:
     """`accountSubscribe` and the like. The upstream validates the params, and all events have one price."""
     notification = method.removesuffix("Subscribe").encode() + b"Notification"
@@ -167,6 +173,8 @@ SVM = Family(
         genesis_call=("getGenesisHash", b"[]"),
         chain_call=("getGenesisHash", b"[]"),
         read_chain=read_genesis,
+        slot_call=("slotSubscribe", b"[]"),
+        read_slot=read_notified_slot,
     ),
     addresses=FORMAT,
     # A validator has two ports: its RPC port takes calls, its PubSub port subscriptions.

@@ -6,7 +6,7 @@ because numbers alone do not show a reorganisation. A network that is in use is 
 
 An upstream must prove that it belongs here. Before its first call, and now and then afterwards, it names its chain: one of
 another chain takes no calls. In each round the upstreams' hashes are compared at one height (`ForkSearch`): one on another
-branch takes no calls either.
+branch takes no calls either. Upstreams that carry subscriptions only are checked too (`StreamChecks`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from hashlib import blake2b
 
 from proxy.core import jsonrpc
 from proxy.core.heads import HIGHEST, heard_of
-from proxy.core.routing import Standing
+from proxy.core.routing import Standing, UpstreamHealth
 from proxy.errors import Unavailable
 from proxy.services.rpc.fork_search import ForkSearch
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.stream_checks import StreamChecks
 from proxy.tasks import Tasks, until_set
 from proxy.wire.upstream import Upstream
 
@@ -76,6 +77,7 @@ class Tracker:
         self._clock = clock
         self._idle_s = min(max(route.network.facts.block_time_s / 2, SHORTEST_S), LONGEST_S)
         self._forks = ForkSearch(route, clock)
+        self._streams = StreamChecks(route, clock)
         # When each upstream last named its chain, and which of them are being polled.
         self._named_at: dict[int, float] = {}
         self._polled: set[int] = set()
@@ -90,7 +92,7 @@ class Tracker:
     def withhold(self) -> None:
         """Let no upstream take calls before it has named its chain."""
         if self._route.network.identity and self._state.head_reader.chain_call is not None:
-            for upstream in self._route.upstreams:
+            for upstream in self._route.every_upstream:
                 upstream.health.stand("unchecked", self._clock())
 
     async def run(self) -> None:
@@ -102,6 +104,8 @@ class Tracker:
                     group, [each for each in self._route.upstreams if each.health.index not in self._polled]
                 )
                 self.is_ready.set()
+                if self._route.streams:
+                    group.create_task(self._check_streams())
                 await self._rest(began)
 
     async def look(self) -> None:
@@ -109,6 +113,7 @@ class Tracker:
         async with asyncio.TaskGroup() as group:
             await self._look(group, self._route.upstreams)
         self._state.observe_heads(self._clock())
+        await self._check_streams()
 
     async def newest(self) -> int:
         """Poll the heads now. Returns the newest block of any upstream, and raises Unavailable if none replies."""
@@ -156,7 +161,7 @@ class Tracker:
             # At first there is no head to compare reports with, and the fastest upstream alone could be far behind or wrong.
             await asyncio.wait(polls, timeout=PATIENCE_S if self._route.heads.agreed else None)
         for health, standing in (await self._forks.verdicts()).items():
-            self._stand(health.index, standing)
+            self._stand(health, standing)
         self._state.observe_heads(self._clock())
         group.create_task(self._identify_chain())
 
@@ -207,17 +212,20 @@ class Tracker:
         # An upstream that refuses this call cannot be checked.
         is_ours = result is None or self._state.head_reader.read_chain(result) == expected
         if not is_ours:
-            self._stand(health.index, "wrong_chain")
+            self._stand(health, "wrong_chain")
         elif health.standing == "wrong_chain":
-            self._stand(health.index, "unchecked")
+            self._stand(health, "unchecked")
         return is_ours
 
-    def _stand(self, index: int, standing: Standing) -> None:
-        health = self._route.upstreams[index].health
+    async def _check_streams(self) -> None:
+        for health, standing in (await self._streams.verdicts()).items():
+            self._stand(health, standing)
+
+    def _stand(self, health: UpstreamHealth, standing: Standing) -> None:
         was = health.standing
         if not health.stand(standing, self._clock()):
             return
-        if was == "good":
+        if was == "good" and health in self._state.group.members:
             self._state.distrust()
         if (was, standing) != ("unchecked", "good"):
             level, news = _NEWS[standing]

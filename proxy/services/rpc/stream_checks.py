@@ -1,0 +1,90 @@
+"""Whether upstreams that carry subscriptions only are of our chain.
+
+Each is asked for its chain, like any other upstream. The PubSub port of a Solana validator refuses that call, so its slots are
+compared with those of the upstreams that take calls: clusters are millions of slots apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+
+from proxy.core.routing import Standing, UpstreamHealth
+from proxy.services.rpc.networks import Route
+from proxy.services.rpc.probe import Probe
+from proxy.wire.upstream import Upstream
+from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused
+from proxy.wire.websocket_upstream import WebSocketUpstream
+
+# How often a stream is checked, and one that is not known to be good.
+CHECK_S, CHECK_AGAIN_S = 60.0, 5.0
+# How long a stream may take to report a slot.
+REPORT_S = 3.0
+# Upstreams of one chain are not further apart than this.
+APART_S = 3600.0
+
+
+class StreamChecks:
+    def __init__(self, route: Route, clock: Callable[[], float] = time.monotonic) -> None:
+        self._route = route
+        self._reader = route.state.head_reader
+        self._clock = clock
+        self._most_apart = APART_S / route.network.facts.block_time_s
+        self._checked_at: dict[UpstreamHealth, float] = {}
+
+    def __repr__(self) -> str:
+        return f"<StreamChecks {self._route.network.id}, {len(self._route.streams)} streams>"
+
+    async def verdicts(self) -> dict[UpstreamHealth, Standing]:
+        """The standing of each stream that is due and replies."""
+        due = [each for each in self._route.streams if self._is_due(each.health)]
+        found = await asyncio.gather(*(self._check(each) for each in due))
+        return {each.health: standing for each, standing in zip(due, found, strict=True) if standing is not None}
+
+    def _is_due(self, health: UpstreamHealth) -> bool:
+        is_good = health.standing == "good" and not health.silent
+        since = self._clock() - self._checked_at.get(health, -math.inf)
+        return bool(self._route.network.identity) and since >= (CHECK_S if is_good else CHECK_AGAIN_S)
+
+    async def _check(self, upstream: Upstream) -> Standing | None:
+        began = self._checked_at[upstream.health] = self._clock()
+        is_ours = await self._names_our_chain(upstream)
+        if is_ours is None:
+            upstream.health.fell_silent(self._clock())
+            return None
+        upstream.health.spoke(self._clock() - began, self._clock())
+        return "good" if is_ours else "wrong_chain"
+
+    async def _names_our_chain(self, upstream: Upstream) -> bool | None:
+        """None: it does not reply."""
+        assert self._reader.chain_call is not None
+        probe = Probe(upstream, *self._reader.chain_call)
+        result = await probe.send()
+        if result is not None:
+            return self._reader.read_chain(result) == self._route.network.identity
+        return await self._is_near(upstream) if probe.is_answered else None
+
+    async def _is_near(self, upstream: Upstream) -> bool | None:
+        """Whether its blocks are near those of the upstreams that take calls. A stream of a network without any is trusted."""
+        agreed = self._route.heads.agreed
+        if self._reader.slot_call is None or not agreed:
+            return True
+        slot = await self._newest(upstream, *self._reader.slot_call)
+        return None if slot is None else abs(slot - agreed) <= self._most_apart
+
+    async def _newest(self, upstream: Upstream, method: str, params: bytes) -> int | None:
+        """The first block that it reports."""
+        assert isinstance(upstream, WebSocketUpstream)
+        reported: asyncio.Queue[bytes] = asyncio.Queue()
+        stream = upstream.stream(lambda: None)
+        try:
+            async with asyncio.timeout(REPORT_S):
+                await stream.open()
+                await stream.subscribe(method, params, reported.put_nowait)
+                return self._reader.read_slot(await reported.get())
+        except (StreamLost, SubscriptionRefused, TimeoutError):
+            return None
+        finally:
+            await stream.close()
