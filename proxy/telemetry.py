@@ -15,7 +15,7 @@ import re
 import sys
 import time
 from collections import Counter as Counter_
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -344,6 +344,9 @@ class Scrape:
         server, _ = start_http_server(port, host, self._registry)
         self._server = server
         return int(server.server_port)
+
+    def families(self) -> Iterable[Metric]:
+        return self._registry.collect()
 
     def close(self) -> None:
         self._server.shutdown()

@@ -1,0 +1,83 @@
+"""The alert rules, the board and the unit in `deploy/`: every metric they use exists, and their tools accept them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import yaml
+from prometheus_client import REGISTRY
+
+from proxy.telemetry import CallCollector, Scrape
+from tests.service import ROOT
+
+DEPLOY = ROOT / "deploy"
+RULES = yaml.safe_load((DEPLOY / "prometheus" / "rules.yml").read_text())
+BOARD = orjson.loads((DEPLOY / "grafana" / "penstock.json").read_bytes())
+METRIC = re.compile(r"\bpenstock_\w+")
+# Suffixes of the series of a metric. Counters are announced without theirs.
+SERIES = re.compile(r"_(bucket|total|sum|count)$")
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in RULES["groups"] for rule in group["rules"]]
+
+
+def queries() -> Iterator[str]:
+    yield from (rule["expr"] for rule in rules())
+    yield from (target["expr"] for panel in BOARD["panels"] for target in panel.get("targets", ()))
+
+
+def needs(tool: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(shutil.which(tool) is None, reason=f"{tool} is not installed")
+
+
+def test_every_metric_of_a_query_exists(tmp_path: Path) -> None:
+    """A metric without a value yet is not in the reply to a scrape, so the registries are compared."""
+    families = [*REGISTRY.collect(), *CallCollector(tmp_path).collect(), *Scrape(tmp_path).families()]
+    used = {SERIES.sub("", name) for query in queries() for name in METRIC.findall(query)}
+    assert len(used) > 25
+    assert used - {family.name for family in families} == set()
+
+
+def test_every_alert_has_a_section_in_the_runbook() -> None:
+    sections = {line[3:].lower() for line in (DEPLOY / "RUNBOOK.md").read_text().splitlines() if line.startswith("## ")}
+    alerts = {rule["alert"]: rule["annotations"]["runbook"] for rule in rules() if "alert" in rule}
+    assert {name.lower() for name in alerts} == sections
+    assert alerts == {name: f"deploy/RUNBOOK.md#{name.lower()}" for name in alerts}
+
+
+def test_panels_have_titles_and_do_not_overlap() -> None:
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in BOARD["panels"]]
+    assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in BOARD["panels"]}) == len(places)
+    assert all(panel["title"] for panel in BOARD["panels"])
+
+
+@needs("promtool")
+def test_rules_pass_their_tests() -> None:
+    done = subprocess.run(
+        ["promtool", "test", "rules", "rules_test.yml"], cwd=DEPLOY / "prometheus", capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs("systemd-analyze")
+def test_unit_is_valid_and_hardened(tmp_path: Path) -> None:
+    unit = tmp_path / "penstock@gateway.service"
+    text = (DEPLOY / "systemd" / "penstock@.service").read_text()
+    unit.write_text(text.replace("/opt/penstock/bin/penstock", "/bin/true"))
+    subprocess.run(["systemd-analyze", "verify", unit], check=True, capture_output=True)
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", unit], capture_output=True, text=True, check=True
+    )
+    exposure = re.search(r"exposure level.*: (\d+\.\d)", done.stdout)
+    assert exposure is not None
+    assert float(exposure[1]) < 2.0
