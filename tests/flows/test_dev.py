@@ -76,7 +76,7 @@ async def test_database_that_does_not_start_is_reported_with_its_log(tmp_path: P
 
 
 async def test_worker_that_does_not_start_is_reported_with_its_reason(tmp_path: Path, own_tmp: dict[str, str]) -> None:
-    said = await refused(tmp_path / "data", env={**own_tmp, "AIOHTTP_NO_EXTENSIONS": "1"})
+    said = await refused(tmp_path / "data", "--workers", "1", env={**own_tmp, "AIOHTTP_NO_EXTENSIONS": "1"})
     assert "C parser" in said
     assert left_in(tmp_path / "tmp") == []
 
@@ -138,12 +138,12 @@ async def test_kill_during_startup_leaves_nothing_behind(
 ) -> None:
     """Kill it as soon as its first child of a kind appears; the next start with the same directory works."""
     data = tmp_path / "data"
-    process = launch(data, env=own_tmp, bundler=moment == "alto")
+    process = launch(data, "--workers", "1", env=own_tmp, bundler=moment == "alto")
 
     def has_come() -> bool:
         return process.poll() is not None or any(moment in line for line in descendants(process.pid).values())
 
-    await until(has_come, within_s=60.0, every_s=0.005)
+    await until(has_come, within_s=60.0, every_s=0.01)
     process.send_signal(number)
     code, said = await finished(process, within_s=GONE_S)
     await _all_gone(data)
@@ -172,7 +172,7 @@ async def kept(spaced: Path) -> AsyncIterator[dict[str, Service]]:
     await until(lambda: any("initdb" in line for line in descendants(process.pid).values()), every_s=0.002)
     process.kill()
     await finished(process)
-    box = {"now": await service_room.start(spaced, "--workers", "2")}
+    box = {"now": await service_room.start(spaced, "--workers", "1")}
     yield box
     await service_room.stop(box["now"])
 
@@ -183,7 +183,7 @@ async def again(box: dict[str, Service], *words: str, by: signal.Signals = signa
     code = await service_room.stop(old, by)
     assert code == (0 if by != signal.SIGKILL else -signal.SIGKILL)
     await _all_gone(old.data)
-    box["now"] = await service_room.start(old.data, "--workers", "2", *words)
+    box["now"] = await service_room.start(old.data, "--workers", "1", *words)
     return box["now"]
 
 
