@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from bench.attacks import MAX_GROWTH_MIB
 from bench.loaders import MARKER, Generator, Target
 
 Kind = Literal[
@@ -376,7 +377,7 @@ CASES = (
         expect=OWN_ID,
         candidates=("penstock",),
         connections=16,
-        aims=(Aim(2.0, at_most=True, over=NO_ATTACK),),
+        aims=(Aim(2.0, at_most=True, over=NO_ATTACK), Aim(MAX_GROWTH_MIB, at_most=True, over="", figure="memory")),
     ),
     Case(
         "filters",

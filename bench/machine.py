@@ -114,11 +114,33 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 def resident_bytes(pids: Iterable[int]) -> int:
     """Total resident memory of the processes."""
+    return _memory(pids, "VmRSS")
+
+
+def _memory(pids: Iterable[int], name: str) -> int:
     total = 0
     for pid in pids:
-        match = re.search(r"VmRSS:\s+(\d+) kB", _read(f"/proc/{pid}/status"))
+        match = re.search(rf"{name}:\s+(\d+) kB", _read(f"/proc/{pid}/status"))
         total += int(match.group(1)) * 1024 if match else 0
     return total
+
+
+def forget_peaks(pids: Iterable[int]) -> None:
+    """Start to measure the peak of each process's resident memory (proc_pid_clear_refs(5))."""
+    for pid in pids:
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def peak_bytes(pids: Iterable[int]) -> int:
+    """Total of the peaks of resident memory since `forget_peaks`."""
+    return _memory(pids, "VmHWM")
+
+
+def be_idle(pid: int) -> None:
+    """Let every thread of a process run only while nothing else wants its core."""
+    for task in glob.glob(f"/proc/{pid}/task/*"):
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(int(task.rsplit("/", 1)[1]), os.SCHED_IDLE, os.sched_param(0))
 
 
 def core_times(cpu: int) -> tuple[int, int]:

@@ -45,6 +45,7 @@ CACHED_REPLIES = 1_000_000
 # Latency rounds per ordinary round: the tail of a single round says more about the machine than about the candidate.
 TAIL_ROUNDS = 3
 OVERLOAD_S = 5.0  # long enough for queues to fill
+ALONE_S = 10.0  # calls without an attack: enough for a p99
 BESIDE_RATE = 1_000  # calls per second while heads are sent to all sockets
 
 
@@ -460,23 +461,33 @@ class Runner:
         target = self._ready(case).get("penstock")
         if target is None:
             return
-        load = Load(case.template(target), case.expect, case.connections, self.seconds, rate=BESIDE_RATE)
-        take = partial(measure, "load", load, target, self.layout, workdir=self.workdir)
+        workers = machine.listeners(target.port)
+
+        def take(seconds: float) -> Sample:
+            load = Load(case.template(target), case.expect, case.connections, seconds, rate=BESIDE_RATE)
+            return measure("load", load, target, self.layout, workdir=self.workdir)
+
         for name, title in attacks.TITLES.items():
-            alone, beside = Row(), Row()
+            alone, beside, growth = Row(), Row(), []
             for _ in range(self.rounds):
-                alone.samples.append(take())
+                alone.samples.append(take(min(self.seconds, ALONE_S)))
+                machine.forget_peaks(workers)
+                before = machine.resident_bytes(workers)
                 with attacks.under_way(name, target, self.layout.load):
-                    beside.samples.append(take())
+                    beside.samples.append(take(self.seconds))
+                growth.append((machine.peak_bytes(workers) - before) / 2**20)
             for row in (alone, beside):
                 row.values = [_p99(sample) for sample in row.samples]
-            resident = machine.resident_bytes(machine.listeners(target.port)) / 2**20
-            method = (
-                f"{BESIDE_RATE:,} calls/s; attack and calls share a core; the worker has {resident:.0f} MiB after it"
-            )
-            rows = {NO_ATTACK: alone, "penstock": beside}
-            title = f"{case.title}: {title}"
-            self._show(Figure(case, f"{case.name}/{name}", title, case.unit, rows, case.aims, method))
+            self._show_attack(case, name, title, {NO_ATTACK: alone, "penstock": beside}, growth)
+
+    def _show_attack(self, case: Case, name: str, title: str, rows: dict[str, Row], growth: list[float]) -> None:
+        method = f"{BESIDE_RATE:,} calls/s; the attack has the time that load and stub leave of their core"
+        by_figure = {figure: tuple(aim for aim in case.aims if aim.figure == figure) for figure in ("", "memory")}
+        title = f"{case.title}: {title}"
+        self._show(Figure(case, f"{case.name}/{name}", title, case.unit, rows, by_figure[""], method))
+        grown = {"penstock": Row(growth)}
+        title = f"growth of the worker's resident memory: {title}"
+        self._show(Figure(case, f"{case.name}/{name}/memory", title, "MiB", grown, by_figure["memory"]))
 
     def _show(self, figure: Figure) -> None:
         for name, row in figure.rows.items():

@@ -75,7 +75,7 @@ class Service:
     def start(
         self, upstream_url: str, *, workers: int = 1, settings: Mapping[str, Value], cpu: Sequence[int], others: int
     ) -> tuple[str, str, str]:
-        """Start the workers on `cpu` and move database and dev chain to core `others`."""
+        """Start the workers on `cpu` and move database and dev chain to core `others`, where they delay nothing else."""
         self.workdir.mkdir(parents=True)
         ready, own = self.workdir / "ready.json", self.workdir / "own.toml"
         own.write_text(f'[[bundlers]]\nnetwork = "ethereum/mainnet"\nurl = "{upstream_url}"\n')
@@ -124,6 +124,8 @@ class Service:
         workers = set(machine.listeners(port))
         for pid in machine.descendants(self.child.pid):
             machine.pin(pid, cpu if pid in workers else [others])
+            if pid not in workers:
+                machine.be_idle(pid)
 
 
 def to_environment(settings: Mapping[str, Value]) -> dict[str, str]:

@@ -3,6 +3,7 @@
  * Every POST with a Content-Length is read as one call or a batch; replies come in order with the caller's ids, and
  * notifications get none. Methods used by health checks (head, chain id, blocks, client version) return consistent
  * values: there is a block every 12 seconds since 1970, and block n's hash contains n, so all stubs serve one chain.
+ * eth_getCode returns as many bytes as the last 16 digits of its address say, without delaying other connections.
  * Every other method returns a hex string of --size bytes. --delay-us delays each reply. With --at-once N it works on so many
  * requests at a time, each for the delay; the others wait their turn, and a client that leaves changes nothing.
  */
@@ -28,11 +29,17 @@
 #define NS 1000000000LL
 #define HEAD_MAX 65536
 #define BLOCK_S 12
+#define FILLS_MAX 64                /* large results in one reply */
+#define FILL_MAX (64 << 20)         /* bytes of one of them */
+#define FILL_TURN (256 << 10)       /* bytes of them that are sent before other connections have their turn */
+
+struct fill { size_t at, left; };    /* a large result: digits to send before the byte at this place */
 
 struct conn {
     int fd;
     char *in; size_t in_n, in_cap;
     char *out; size_t out_n, out_at, out_cap;
+    struct fill fill[FILLS_MAX]; int fills, fill_at;
     int want_out;
     int queued;                     /* delayed replies that still point here */
 };
@@ -44,6 +51,7 @@ struct delayed { struct delayed *next; int64_t due; struct conn *conn; size_t n;
 
 static struct { int port, cpu; size_t size; long delay_us; int at_once; } opt = {.cpu = -1, .size = 66};
 static char *result; static size_t result_n;
+static char filler[65536];
 static int ep, listener;
 static struct delayed *first, **last = &first;
 static int64_t *busy_until; static int turn;        /* with --at-once: when each place is free, in order */
@@ -177,16 +185,30 @@ static size_t answer(char *o, const struct call *call) {
     return result_n;
 }
 
+/* The size of a large result, or 0. */
+static size_t fill_of(const struct call *call) {
+    char low[17] = {0};
+    const char *word = call->params.n > 44 ? memchr(call->params.at, '"', call->params.n - 43) : NULL;
+    if (!word || !is(call->method, "\"eth_getCode\"")) return 0;
+    memcpy(low, word + 27, 16);
+    size_t n = strtoull(low, NULL, 16);
+    return n > FILL_MAX ? FILL_MAX : n;
+}
+
 static int put_reply(struct conn *c, const struct call *call, int comma) {
     if (!call->id.n) return 0;                                            /* a notification */
-    char *o = room(c, call->id.n + result_n + 2048), *begin = o;
+    size_t fill = c->fills < FILLS_MAX ? fill_of(call) : 0;
+    char *o = room(c, call->id.n + result_n + 2048);
     if (comma) *o++ = ',';
     o = mempcpy(o, "{\"jsonrpc\":\"2.0\",\"id\":", 22);
     o = mempcpy(o, call->id.at, call->id.n);
     o = mempcpy(o, ",\"result\":", 10);
-    o += answer(o, call);
+    if (fill) {
+        o = mempcpy(o, "\"0x\"", 4);
+        c->fill[c->fills++] = (struct fill){(size_t)(o - c->out) - 1, fill};
+    } else o += answer(o, call);
     *o++ = '}';
-    c->out_n += (size_t)(o - begin);
+    c->out_n = (size_t)(o - c->out);
     return 1;
 }
 
@@ -224,20 +246,23 @@ static void put_body(struct conn *c, const char *p, const char *end) {
 static void respond(struct conn *c, const char *body, size_t n) {
     static size_t guess;
     size_t at = c->out_n;
+    int fills = c->fills;
     char *head = room(c, 512);
     int guessed_n = sprintf(head, "HTTP/1.1 200 OK\r\nDate: %s\r\nContent-Type: application/json\r\nVary: Origin\r\n"
                             "Content-Length: %zu\r\n\r\n", date(), guess);
     c->out_n += (size_t)guessed_n;
     put_body(c, body, body + n);
-    size_t length = c->out_n - at - (size_t)guessed_n;
+    size_t own = c->out_n - at - (size_t)guessed_n, length = own;
+    for (int i = fills; i < c->fills; i++) length += c->fill[i].left;
     if (length == guess) return;
     char digits[32];
     int wide = sprintf(digits, "%zu\r\n\r\n", length), was = snprintf(NULL, 0, "%zu\r\n\r\n", guess);
     room(c, 32);
-    memmove(c->out + at + guessed_n - was + wide, c->out + at + guessed_n, length);
+    memmove(c->out + at + guessed_n - was + wide, c->out + at + guessed_n, own);
     memcpy(c->out + at + guessed_n - was, digits, (size_t)wide);
     c->out_n += (size_t)wide - (size_t)was;
-    guess = length;
+    for (int i = fills; i < c->fills; i++) c->fill[i].at += (size_t)wide - (size_t)was;
+    if (c->fills == fills) guess = length;
 }
 
 static void refuse(struct conn *c, const char *status) {
@@ -267,17 +292,34 @@ static void drop(struct conn *c) {
     release(c);
 }
 
+/* Sends what is next, at most `most` bytes of a large result. Returns the bytes sent, 0 at the end, -1 for an error. */
+static ssize_t send_next(struct conn *c, size_t most) {
+    struct fill *f = c->fill_at < c->fills ? c->fill + c->fill_at : NULL;
+    size_t end = f ? f->at : c->out_n;
+    if (c->out_at < end) {
+        ssize_t w = send(c->fd, c->out + c->out_at, end - c->out_at, MSG_NOSIGNAL);
+        if (w > 0) c->out_at += (size_t)w;
+        return w;
+    }
+    if (!f) return 0;
+    size_t n = f->left < sizeof filler ? f->left : sizeof filler;
+    ssize_t w = send(c->fd, filler, n < most ? n : most, MSG_NOSIGNAL);
+    if (w > 0 && !(f->left -= (size_t)w)) c->fill_at++;
+    return w;
+}
+
 static int flush(struct conn *c) {
-    while (c->out_at < c->out_n) {
-        ssize_t w = send(c->fd, c->out + c->out_at, c->out_n - c->out_at, MSG_NOSIGNAL);
-        if (w < 0) {
-            if (errno != EAGAIN) return -1;
+    size_t left = FILL_TURN;
+    for (ssize_t w; (w = send_next(c, left));) {
+        if (w < 0 && errno != EAGAIN) return -1;
+        if (w < 0 || (c->fills && (size_t)w >= left)) {
             arm(c, 1);
             return 0;
         }
-        c->out_at += (size_t)w;
+        if (c->fills) left -= (size_t)w;
     }
     c->out_at = c->out_n = 0;
+    c->fills = c->fill_at = 0;
     arm(c, 0);
     return 0;
 }
@@ -420,6 +462,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < opt.size; i++) result[i + 1] = "0123456789abcdef"[i % 16];
     memcpy(result, "\"0x", 3);
     result[result_n - 1] = '"';
+    memset(filler, 'a', sizeof filler);
     ep = epoll_create1(EPOLL_CLOEXEC);
     listen_on(opt.port);
     struct epoll_event events[512], e = {.events = EPOLLIN, .data.ptr = NULL};
