@@ -35,6 +35,11 @@ connections_open = Gauge("penstock_connections_open", "Open client connections",
 connections_refused_total = Counter(
     "penstock_connections_refused_total", "Connections refused by the connection limiter", ["reason"]
 )
+held_reply_bytes = Gauge(
+    "penstock_held_reply_bytes",
+    "Bytes of large replies held for slow readers, batches and sockets",
+    multiprocess_mode="livesum",
+)
 sockets_open = Gauge("penstock_sockets_open", "Open WebSockets", multiprocess_mode="livesum")
 sockets_closed_total = Counter("penstock_sockets_closed_total", "WebSockets closed, by close code", ["code"])
 subscriptions_open = Gauge("penstock_subscriptions_open", "Open subscriptions", ["kind"], multiprocess_mode="livesum")

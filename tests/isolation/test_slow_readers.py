@@ -7,6 +7,7 @@ import socket
 from contextlib import AsyncExitStack
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.http_client import rpc
 from tests.service import until
@@ -39,6 +40,10 @@ async def slow_reader(worker: Worker, number: int) -> socket.socket:
     await loop.sock_connect(client, ("127.0.0.1", worker.port))
     await loop.sock_sendall(client, worker.post(rpc(SLOW_METHOD, [number]), key="slow"))
     return client
+
+
+def shown(metric: str) -> float | None:
+    return REGISTRY.get_sample_value(metric)
 
 
 def unread(worker: Worker) -> list[int]:
@@ -97,12 +102,14 @@ async def test_reply_that_is_held_for_its_reader_arrives_whole() -> None:
 
         await until(is_answered)
         assert worker.app.front.held.total > REPLY // 2
+        assert shown("penstock_held_reply_bytes") == worker.app.front.held.total
         loop, got = asyncio.get_running_loop(), 0
         while got < REPLY:
             part = await loop.sock_recv(client, MB)
             assert part
             got += len(part)
         await until(lambda: not worker.app.front.held.total)
+        assert shown("penstock_held_reply_bytes") == 0
         client.close()
 
 

@@ -7,6 +7,7 @@ replies of the worker, and half of it for each account.
 
 from __future__ import annotations
 
+from proxy import telemetry
 from proxy.core import jsonrpc
 
 # A request or message that holds less is not counted: this is the usual case, and must cost nothing.
@@ -36,17 +37,21 @@ class HeldReplies:
         """Count so many bytes. False if there is no room for them."""
         if not self.has_room(account, size):
             return False
-        self.total += size
+        self._add(size)
         self._by_account[account] = self._by_account.get(account, 0) + size
         return True
 
     def give_back(self, account: str, size: int) -> None:
-        self.total -= size
+        self._add(-size)
         left = self._by_account[account] - size
         if left:
             self._by_account[account] = left
         else:
             del self._by_account[account]
+
+    def _add(self, size: int) -> None:
+        self.total += size
+        telemetry.held_reply_bytes.set(self.total)
 
     def share(self, account: str) -> ReplyShare:
         return ReplyShare(self, account)
