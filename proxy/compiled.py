@@ -25,8 +25,11 @@ from types import ModuleType
 MODULES = (
     "proxy.core.access",
     "proxy.core.concurrency",
+    "proxy.core.latency_histogram",
     "proxy.core.limits",
+    "proxy.core.retry_budget",
     "proxy.core.routing",
+    "proxy.core.upstream_health",
     "proxy.core.usage",
     "proxy.services.rpc.dispatcher",
     "proxy.services.rpc.flights",

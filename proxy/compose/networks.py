@@ -11,7 +11,7 @@ from proxy.chains.registry import Network
 from proxy.compose.upstream_marks import BUNDLER, mark_of
 from proxy.core.caching import ReplyCache
 from proxy.core.heads import NetworkHead
-from proxy.core.routing import UpstreamHealth
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.bundler import bundler_policies
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.method_policy import policies_of, unknown_of

@@ -1,6 +1,6 @@
 """The upstream health that all workers report, combined.
 
-Each worker learns the health of its upstreams from its own calls (core/routing). For the operator these views are
+Each worker learns the health of its upstreams from its own calls (core/upstream_health). For the operator these views are
 merged: counts are added, averages are weighted by calls, and the state is the worst that any worker reports.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxy.core.routing import UpstreamHealth
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.core.usage import BUCKETS, quantile_ms
 
 # Whether an upstream is in a state, from the worst state on.
@@ -58,7 +58,7 @@ def seen(health: UpstreamHealth, now: float) -> dict[str, Any]:
         "in_flight": health.inflight,
         "answered": health.good,
         "failed": health.bad,
-        "took": health.histogram,
+        "took": health.latencies.counts,
     }
 
 

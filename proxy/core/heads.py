@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Literal
 
-from proxy.core.routing import UpstreamHealth
+from proxy.core.upstream_health import UpstreamHealth
 
 # How much faster than its block time a network may seem to go before a report is not believed.
 LEAP = 5.0

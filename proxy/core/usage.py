@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import Final, Literal
 
-from proxy.core.routing import EDGES_S
+from proxy.core.latency_histogram import EDGES_S
 
 # Upper edges of the buckets, the same for calls as for upstreams; one more holds the rest.
 LATENCY_S: Final[tuple[float, ...]] = EDGES_S

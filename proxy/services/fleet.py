@@ -19,7 +19,7 @@ from typing import Any
 
 from proxy import telemetry
 from proxy.core.fleet import networks_of, seen, state_of
-from proxy.core.routing import UpstreamHealth
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.networks import Networks
 from proxy.store.fleet import CHANNEL, FleetStore

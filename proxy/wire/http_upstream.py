@@ -17,7 +17,7 @@ from collections.abc import Awaitable
 from typing import Final
 
 from proxy.core.jsonrpc import HEAD
-from proxy.core.routing import UpstreamHealth
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.call_queue import CallQueue
 from proxy.wire.http_connection import HttpConnection

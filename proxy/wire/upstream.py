@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
 from proxy.core.batch_sizes import BatchSizes
-from proxy.core.routing import UpstreamHealth
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.wire.http1 import ReplyHead
 
 # The largest reply that is held in memory.

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection
 from yarl import URL
 
 from proxy.core import jsonrpc
-from proxy.core.routing import UpstreamHealth
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.wire.call_queue import CallQueue
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection

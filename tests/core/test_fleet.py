@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.core.fleet import breaker_of, networks_of, seen, state_of
-from proxy.core.routing import FAILURES_IN_A_ROW, Standing, UpstreamHealth
+from proxy.core.upstream_health import FAILURES_IN_A_ROW, Standing, UpstreamHealth
 
 
 def view(*healths: UpstreamHealth, tip: int = 20, network: str = "net/one", now: float = 100.0) -> dict[str, Any]:

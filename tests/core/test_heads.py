@@ -15,7 +15,7 @@ from proxy.core.heads import (
     most_voted,
     preferred,
 )
-from proxy.core.routing import Standing, UpstreamHealth
+from proxy.core.upstream_health import Standing, UpstreamHealth
 
 BLOCK_S = 12.0
 BEHIND = 2

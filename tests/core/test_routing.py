@@ -9,20 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.routing import (
-    ENOUGH_SAMPLES,
+from proxy.core.latency_histogram import ENOUGH_SAMPLES, FORGET_AT
+from proxy.core.retry_budget import OWN_RETRIES, OWN_RETRIES_PER_S, RetryBudget
+from proxy.core.routing import HEDGE_CEILING_S, HEDGE_FLOOR_S, UpstreamGroup
+from proxy.core.upstream_health import (
     FAILURES_IN_A_ROW,
     FIRST_PAUSE_S,
-    FORGET_AT,
-    HEDGE_CEILING_S,
-    HEDGE_FLOOR_S,
     LONGEST_PAUSE_S,
     LONGEST_REST_S,
-    OWN_RETRIES,
-    OWN_RETRIES_PER_S,
-    RetryBudget,
     Standing,
-    UpstreamGroup,
     UpstreamHealth,
 )
 
@@ -451,7 +446,7 @@ def test_histogram_speaks_of_the_recent_past() -> None:
     served(health, 0.001, times=FORGET_AT)
     served(health, 0.4, times=FORGET_AT)
     assert health.quantile_s(0.5) == 0.5
-    assert health.samples <= FORGET_AT
+    assert health.latencies.samples <= FORGET_AT
 
 
 # Blame

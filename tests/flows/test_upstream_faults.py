@@ -12,7 +12,8 @@ from aiohttp import web
 
 from proxy.core.access import Limits
 from proxy.core.batch_sizes import SMALLER_S
-from proxy.core.routing import FAILURES_IN_A_ROW, HEDGE_CEILING_S
+from proxy.core.routing import HEDGE_CEILING_S
+from proxy.core.upstream_health import FAILURES_IN_A_ROW
 from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.faults import Mode
 from tests.http_client import Reply

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proxy.core.access import Limits
-from proxy.core.routing import WRITE_FAILURES_IN_A_ROW
+from proxy.core.upstream_health import WRITE_FAILURES_IN_A_ROW
 from tests.faults import Mode
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused

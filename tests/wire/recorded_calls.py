@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from proxy.core.routing import UpstreamHealth
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.http_upstream import HttpUpstream

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import WSMsgType, web
 from yarl import URL
 
-from proxy.core.routing import UpstreamHealth
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.wire import upstream_stream
 from proxy.wire.http_connection import AbsentSink
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream

@@ -16,7 +16,8 @@ from typing import assert_never
 import msgspec
 
 from proxy.core import dialect, jsonrpc
-from proxy.core.routing import HEDGE_FLOOR_S, RetryBudget
+from proxy.core.retry_budget import RetryBudget
+from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
 from proxy.services.rpc.flights import Flight, FlightHandler, result_at
 from proxy.services.rpc.method_policy import MethodPolicy

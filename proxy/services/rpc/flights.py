@@ -11,7 +11,7 @@ import itertools
 from typing import Protocol
 
 from proxy.core.jsonrpc import result_start
-from proxy.core.routing import UpstreamHealth
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
 from proxy.wire.http1 import ReplyHead

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from proxy.core.heads import STALE_S, most_voted, preferred, second_of_many
-from proxy.core.routing import Standing, UpstreamHealth
+from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import Probe
 

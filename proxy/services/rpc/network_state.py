@@ -17,7 +17,8 @@ from proxy.chains.family import BlockRef, HeadReader, ReportedBlock
 from proxy.core.caching import ReplyCache
 from proxy.core.heads import HIGHEST, STALE_S, Branch, NetworkHead, heard_of, mark_of
 from proxy.core.jsonrpc import NULL
-from proxy.core.routing import UpstreamGroup, UpstreamHealth
+from proxy.core.routing import UpstreamGroup
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.wire.upstream import Upstream

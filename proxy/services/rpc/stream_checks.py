@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable
 
-from proxy.core.routing import Standing, UpstreamHealth
+from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import Probe
 from proxy.wire.upstream import Upstream

@@ -20,7 +20,7 @@ from hashlib import blake2b
 
 from proxy.core import jsonrpc
 from proxy.core.heads import HIGHEST, heard_of
-from proxy.core.routing import Standing, UpstreamHealth
+from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.errors import Unavailable
 from proxy.services.rpc.fork_search import ForkSearch
 from proxy.services.rpc.networks import Route

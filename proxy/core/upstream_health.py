@@ -1,0 +1,278 @@
+"""The health of one upstream, learnt from its calls and its heads: a breaker, latencies, standing.
+
+Everything here is arithmetic on what is passed in; time is an argument.
+
+*Breaker.* Closed while calls succeed; open after a run of failures or when most fail; then one trial call at a time, and each
+failed trial doubles the pause. A call that another upstream answered first, although it was asked later, counts as failed if
+its upstream answered nothing else meanwhile: so one that has fallen silent is left alone long before its calls time out, and
+one that is overloaded is slow, not broken.
+
+*Blame.* Nothing that clients choose takes an upstream from the others. Clients can send calls that fail: params that an
+upstream rejects, crashes on, or works on for minutes; and one attacker may have many accounts. So a breaker opens *fully*
+only when no call caused the failure (a refused connection), or when the upstream does not report its head either, for
+which we ask ourselves. Otherwise it opens *softly*: the upstream is passed over while another one takes calls, and used
+as before when none does.
+
+*Methods.* An upstream that replies "method not found" is passed over for that method while another one takes the call. The
+reply is neither a success, which would favour the upstream for its speed, nor a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from proxy.core.latency_histogram import LatencyHistogram
+
+# How fast the averages follow: the last twenty calls or so.
+FOLLOW = 0.05
+# A run of failures that opens the breaker; and the share of failures, once there were enough calls to tell.
+FAILURES_IN_A_ROW = 5
+FAILING_SHARE = 0.5
+ENOUGH_CALLS = 10
+# Writes that may fail in a row before others are preferred: each one is a client's transaction.
+WRITE_FAILURES_IN_A_ROW = 3
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+# How long an upstream is passed over for a method that it does not have. It may be upgraded meanwhile.
+LACKING_S = 300.0
+# The longest Retry-After that is obeyed: longer ones are taken for a mistake.
+LONGEST_REST_S = 300.0
+
+# `unchecked`: it has not named its chain yet. Only an upstream in good standing takes calls.
+Standing = Literal["good", "unchecked", "wrong_chain", "forked"]
+
+
+class UpstreamHealth:
+    """The health of one upstream."""
+
+    __slots__ = (
+        "ahead", "allow", "archive", "back_at", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row",
+        "free", "good", "head", "head_at", "head_hash", "index", "inflight", "is_soft", "label", "lacking", "lagging",
+        "latencies", "latency_s", "mark", "parent_hash", "pause_s", "paused_until", "peak", "rate_edge", "rate_s",
+        "rests_until", "serves_all", "silent", "standing", "tier", "trial_until", "weight", "withheld", "writes_failed",
+        "writes_paused_until",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        index: int = 0,
+        weight: float = 1.0,
+        tier: int = 0,
+        archive: bool = True,
+        allow: Iterable[str] = (),
+        deny: Iterable[str] = (),
+        requests_per_second: float = 0.0,
+        mark: str = "",
+    ) -> None:
+        self.label = label
+        # Identifies it independently of its position in the settings.
+        self.mark = mark
+        self.index = index
+        self.weight = weight
+        self.tier = tier
+        self.archive = archive
+        self.allow = frozenset(allow)
+        self.deny = frozenset(deny)
+        self.serves_all = not self.allow and not self.deny
+        # Methods that it said it does not have, and until when that is believed.
+        self.lacking: dict[str, float] = {}
+        # The upstream's own limit: seconds of refill that a call costs, and the moment its bucket would have been empty.
+        self.rate_s = 1.0 / requests_per_second if requests_per_second else 0.0
+        self.rate_edge = 0.0
+        self.inflight = self.calls = self.good = self.bad = self.failures_in_a_row = 0
+        self.latencies = LatencyHistogram()
+        self.latency_s = 0.01
+        self.failing_share = 0.0
+        # The breaker: open until `paused_until`, then one call until `trial_until`. `is_soft`: because of what clients sent.
+        self.pause_s = self.paused_until = self.rests_until = self.trial_until = 0.0
+        self.is_soft = False
+        # Whether calls go through without a second thought: kept by what happens, and by `refresh`.
+        self.free = not self.rate_s
+        # Writes in a row that got no valid reply, and until when other upstreams are preferred for them.
+        self.writes_failed = 0
+        self.writes_paused_until = 0.0
+        # Its head, with the hashes of that and its parent if they are known; and the highest head it reported on this branch.
+        self.head = self.peak = 0
+        self.head_at = 0.0
+        self.head_hash = self.parent_hash = ""
+        # Whether it did not even say where its head is when it was last asked, and when it last did so again.
+        self.silent = False
+        self.back_at = 0.0
+        # Takes no reads: too far behind the others, or `ahead` of them by more than is possible.
+        self.lagging = self.ahead = False
+        # Takes no calls at all (`withheld`): cordoned, or not in good standing.
+        self.cordoned = self.withheld = False
+        self.standing: Standing = "good"
+
+    def __repr__(self) -> str:
+        figures = f"{self.latency_s * 1000:.1f} ms, {self.inflight} in flight, {self.failing_share:.0%} failing"
+        return f"<UpstreamHealth {self.label} {figures}>"
+
+    # Events
+
+    def succeeded(self, took_s: float) -> None:
+        self.good += 1
+        self.calls += 1
+        self.failures_in_a_row = 0
+        self.pause_s = 0.0
+        self.trial_until = 0.0
+        if self.is_soft:
+            self.is_soft = False
+            self.paused_until = self.rests_until
+        self.failing_share -= FOLLOW * self.failing_share
+        self.latency_s += FOLLOW * (took_s - self.latency_s)
+        self.latencies.add(took_s)
+
+    def lacked(self, method: str, now: float, *, certainly: bool) -> None:
+        """It replied that it does not have the method. Methods come from the family's table, so `lacking` is bounded. A reply
+        that is not `certainly` about the method, but perhaps about the params, is not remembered."""
+        self.trial_until = 0.0
+        if certainly:
+            self.lacking[method] = now + LACKING_S
+
+    def complained(self) -> None:
+        """It returned a server error, which the call may have caused. A trial ends; the next call is another trial."""
+        self.bad += 1
+        self.trial_until = 0.0
+
+    def failed(self, now: float, *, by_call: bool = False) -> None:
+        """A call failed. `by_call`: the call itself may be the cause."""
+        self.bad += 1
+        self.blamed(now, by_call=by_call)
+
+    def blamed(self, now: float, *, by_call: bool = False) -> None:
+        """It failed; or complained, and another upstream has answered the same call."""
+        self.calls += 1
+        self.failures_in_a_row += 1
+        self.failing_share += FOLLOW * (1.0 - self.failing_share)
+        failing = self.calls >= ENOUGH_CALLS and self.failing_share > FAILING_SHARE
+        if self.failures_in_a_row >= FAILURES_IN_A_ROW or failing or self.pause_s:
+            self.open(now, softly=by_call and not self.silent)
+
+    def overdue(self, began: float, now: float) -> None:
+        """A call timed out. An upstream that has reported its head meanwhile is healthy: the call itself is slow."""
+        if self.head_at > began:
+            self.complained()
+        else:
+            self.failed(now, by_call=True)
+
+    def late(self, after_s: float, now: float) -> None:
+        """Another upstream answered the call, although it was asked later, and this one has answered nothing meanwhile."""
+        self.slow(after_s)
+        self.failed(now, by_call=True)
+
+    def slow(self, after_s: float) -> None:
+        """A call was not answered within this time."""
+        if after_s > self.latency_s:
+            self.latency_s += FOLLOW * (after_s - self.latency_s)
+
+    def open(self, now: float, *, softly: bool = False) -> None:
+        """Open the breaker: no calls for a while, twice as long as last time."""
+        if self.pause_s and now < self.paused_until:
+            self.is_soft = self.is_soft and softly
+            return  # A call that was under way when it opened: it says nothing new.
+        self.pause_s = min(self.pause_s * 2 or FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self.paused_until = max(self.rests_until, now + self.pause_s)
+        self.trial_until = 0.0
+        self.is_soft = softly
+        self.free = False
+
+    def write_failed(self, now: float) -> None:
+        """It replied to a write with an HTTP error. A write is not repeated, so no other upstream's reply will show whose fault
+        that was: after a few of them, writes go elsewhere for a while."""
+        self.writes_failed += 1
+        if self.writes_failed >= WRITE_FAILURES_IN_A_ROW:
+            doublings = min(self.writes_failed - WRITE_FAILURES_IN_A_ROW, 6)
+            self.writes_paused_until = now + min(FIRST_PAUSE_S * 2.0**doublings, LONGEST_PAUSE_S)
+
+    def rest(self, now: float, for_s: float) -> None:
+        """The upstream asked for a pause (429 with Retry-After): that is not a failure."""
+        self.rests_until = max(self.rests_until, now + min(for_s, LONGEST_REST_S))
+        self.paused_until = max(self.paused_until, self.rests_until)
+        self.free = False
+
+    def cordon(self, *, cordoned: bool, now: float) -> None:
+        """No calls, or calls again, because an operator says so; what is under way goes on to its end."""
+        self.cordoned = cordoned
+        self.refresh(now)
+
+    def stand(self, standing: Standing, now: float) -> bool:
+        """Its chain or branch was compared with what it should be. Returns whether the outcome is new."""
+        if standing == self.standing:
+            return False
+        self.standing = standing
+        self.refresh(now)
+        return True
+
+    def refresh(self, now: float) -> None:
+        """A pause ends by time alone, so the clock has to be checked."""
+        self.withheld = self.cordoned or self.standing != "good"
+        self.free = now >= self.paused_until and not (self.pause_s or self.rate_s or self.withheld)
+
+    def saw_head(self, number: int, now: float, block_hash: str = "", parent_hash: str = "") -> None:
+        self.head = number
+        self.head_at = now
+        self.head_hash = block_hash
+        self.parent_hash = parent_hash
+        if number > self.peak:
+            self.peak = number
+
+    def fell_silent(self, now: float) -> None:
+        """It did not say where its head is. Its traffic decides; one that is being tried has failed."""
+        self.silent = True
+        if self.pause_s or self.failures_in_a_row >= FAILURES_IN_A_ROW:
+            self.open(now)
+
+    def spoke(self, took_s: float, now: float) -> None:
+        """It said where its head is. One that was silent is back: the next call may try it. One that is quick again is not
+        thought slow for ever, although it gets no calls that would show it."""
+        if self.silent:
+            self.back_at = now
+            if self.pause_s:
+                self.paused_until = min(self.paused_until, max(now, self.rests_until))
+        self.silent = False
+        self.latency_s = min(self.latency_s, max(took_s, self.latency_s / 2))
+
+    # Decisions
+
+    def takes_calls(self, now: float) -> bool:
+        """Whether the breaker lets a call through; half open, one trial at a time."""
+        if self.withheld or now < self.paused_until:
+            return False
+        if self.rate_s and self._rate_edge(now) > now:
+            return False
+        return not self.pause_s or now >= self.trial_until
+
+    def takes_calls_softly(self, now: float) -> bool:
+        """Whether a call can go here that finds no upstream with a closed breaker."""
+        if not self.is_soft or self.withheld or now < self.rests_until:
+            return False
+        return not self.rate_s or self._rate_edge(now) <= now
+
+    def begin(self, now: float) -> None:
+        self.inflight += 1
+        if self.rate_s:
+            self.rate_edge = self._rate_edge(now)
+        if self.pause_s:
+            self.trial_until = now + max(self.pause_s, 1.0)
+
+    def _rate_edge(self, now: float) -> float:
+        """The edge after one more call. The bucket holds a second's calls, one at the least."""
+        return max(self.rate_edge, now - max(1.0, self.rate_s)) + self.rate_s
+
+    def may_serve(self, method: str) -> bool:
+        return method not in self.deny and (not self.allow or method in self.allow)
+
+    def lacks(self, method: str, now: float) -> bool:
+        return self.lacking.get(method, 0.0) > now
+
+    def score(self) -> float:
+        """Lower is better: the wait to expect, by load for its weight, and failures."""
+        return (self.latency_s + 0.0005) * (1.0 + self.inflight / self.weight) * (1.0 + 4.0 * self.failing_share)
+
+    def quantile_s(self, share: float) -> float | None:
+        """This quantile of recent latencies; None while too few are known."""
+        return self.latencies.quantile_s(share)
