@@ -10,9 +10,9 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from aiohttp import HttpVersion10, web
+from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy import telemetry
@@ -120,8 +120,6 @@ class Gate:
 
     def _check_head(self, request: web.Request) -> None:
         check_strictly(request)
-        if request.version < HttpVersion10:
-            raise InvalidRequest("the request line must end in HTTP/1.1")
         size = len(request.raw_path) + sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
         if size > self._settings.max_head_bytes:
             raise HeadTooLarge(f"the request's head is larger than {self._settings.max_head_bytes} bytes")
@@ -170,11 +168,12 @@ class Gate:
 
     # Called by handlers
 
-    def authenticate(self, request: web.Request, operation: str, in_query: str | None = None) -> Key:
+    def authenticate(self, request: web.Request, operation: str, in_query: Sequence[str] = ()) -> Key:
         """The key of the request, from either header, or from the query if the path allows it."""
         address = self.enter(request, operation)
         origin = request.headers.get("Origin", "")
-        key = self._admission.who(in_query or _presented(request), address, time.monotonic(), origin=origin)
+        presented = _presented(request, in_query)
+        key = self._admission.who(presented, address, time.monotonic(), origin=origin)
         request[KEY] = key
         client_of_task.set(key.account.id)
         if isinstance(request.protocol, HandlerConnection):
@@ -229,12 +228,14 @@ def _is_json(request: web.Request) -> bool:
     return given.lower() == _OCTETS or request.content_type == "application/json"
 
 
-def _presented(request: web.Request) -> str | None:
-    if keys := {key.strip() for key in request.headers.getall("X-API-Key", ())} - {""}:
-        # Two different keys name no client: an empty one is refused like any unknown key.
-        return keys.pop() if len(keys) == 1 else ""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else None
+def _presented(request: web.Request, in_query: Sequence[str] = ()) -> str | None:
+    """The key that the request presents, or None. Two different keys name no client: they are refused like an unknown one."""
+    words = [line.partition(" ") for line in request.headers.getall("Authorization", ())]
+    bearer = [token for scheme, _, token in words if scheme.lower() == "bearer"]
+    for given in (in_query, request.headers.getall("X-API-Key", ()), bearer):
+        if keys := {key.strip() for key in given} - {""}:
+            return keys.pop() if len(keys) == 1 else ""
+    return None
 
 
 def _of_http(exc: web.HTTPException, request: web.Request) -> Fault:

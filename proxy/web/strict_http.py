@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from proxy.errors import InternalError, InvalidRequest
 
@@ -22,10 +22,13 @@ class NotImplementedHere(InternalError):
 
 def check_strictly(request: web.BaseRequest) -> None:
     """Raise the fault of a request that aiohttp accepts and HTTP does not."""
-    if request._version > HttpVersion11:
+    if not HttpVersion10 <= request._version <= HttpVersion11:
+        is_later = request._version > HttpVersion11
         # aiohttp replies in the version of the request, and caches it at the first look at `version`.
         request._version = HttpVersion11
-        raise VersionNotSupported("only HTTP/1.0 and HTTP/1.1 are supported")
+        if is_later:
+            raise VersionNotSupported("only HTTP/1.0 and HTTP/1.1 are supported")
+        raise InvalidRequest("the request line must end in HTTP/1.1")
     # RFC 9112, 6.1: "A server that receives a request message with a transfer coding it does not understand SHOULD respond
     # with 501".
     coding = request.headers.get("Transfer-Encoding", "chunked")

@@ -53,6 +53,13 @@ async def test_later_version_is_not_supported_and_the_reply_is_in_ours() -> None
 
 
 @on_uvloop
+async def test_older_version_is_refused_and_the_reply_is_in_ours() -> None:
+    async with running_worker(NOWHERE) as worker, await worker.connect() as client:
+        await client.write(b"GET /healthz HTTP/0.9\r\nHost: penstock\r\n\r\n")
+        assert (await client.reader.readline()).startswith(b"HTTP/1.1 400 ")
+
+
+@on_uvloop
 async def test_other_transfer_codings_are_not_implemented() -> None:
     async with running_worker(NOWHERE) as worker:
         (await get(worker, more="Transfer-Encoding: gzip, chunked\r\n")).fault(501)
@@ -70,8 +77,27 @@ async def test_two_different_keys_are_no_key() -> None:
         worker.add_key("other")
         keys = [f"X-API-Key: {worker.keys[name]}\r\n" for name in ("main", "other", "main")]
         path = "GET /v1/wallets/0x HTTP/1.1"
-        (await get(worker, line=path, more=keys[0] + keys[1])).fault(401)
+        assert "not valid" in (await get(worker, line=path, more=keys[0] + keys[1])).fault(401)["message"]
         assert (await get(worker, line=path, more=keys[0] + keys[2])).status != 401
+        bearers = [each.replace("X-API-Key:", "Authorization: Bearer") for each in keys]
+        (await get(worker, line=path, more=bearers[0] + bearers[1])).fault(401)
+        assert (await get(worker, line=path, more=bearers[0] + bearers[2])).status != 401
+        call = worker.post(rpc("eth_chainId"), key=None).replace(
+            b"\r\n\r\n", f"\r\n{bearers[0]}{bearers[1]}\r\n".encode()
+        )
+        async with await worker.connect() as client:
+            (await client.send(call)).fault(401)
+
+
+@on_uvloop
+async def test_two_different_keys_of_a_socket_are_no_key() -> None:
+    async with running_worker(NOWHERE) as worker:
+        key = worker.keys["main"].encode()
+        for other, status in ((b"svc_live_other", 401), (key, 101)):
+            asked = handshake(worker).replace(b"apiKey=" + key, b"apiKey=%b&apiKey=%b" % (key, other))
+            assert other in asked
+            async with await worker.connect() as client:
+                assert (await client.send(asked)).status == status
 
 
 @on_uvloop

@@ -75,7 +75,7 @@ class Admission:
                 if key.fence is not None and (refusal := key.fence.refusal(address, origin)):
                     raise Forbidden(refusal)
                 return key
-        raise self.unknown(address, now, _BAD_KEY if text else _NO_KEY)
+        raise self.unknown(address, now, _NO_KEY if text is None else _BAD_KEY)
 
     def unknown(self, address: str, now: float, words: str) -> Fault:
         """Count a failed authentication and return the error for the client."""

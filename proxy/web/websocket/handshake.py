@@ -51,7 +51,7 @@ class Handshake:
         self._sockets = sockets
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        key = self._gate.authenticate(request, "open_socket", request.query.get("apiKey"))
+        key = self._gate.authenticate(request, "open_socket", request.query.getall("apiKey", ()))
         route = self._resolver.route(key, ANY_SCOPE, request.match_info["chain"], request.match_info["network"])
         token = _token(request)
         if refusal := self._sockets.refusal(key):
