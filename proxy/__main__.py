@@ -7,44 +7,29 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from proxy import __version__
-from proxy.commands import (
-    accounts,
-    admin,
-    background,
-    check,
-    compiling,
-    dev,
-    index,
-    init,
-    keys,
-    migrate,
-    operations,
-    reseal,
-    serve,
-    webhooks,
-    worker,
-)
 from proxy.errors import Fault, StartError
 
-COMMANDS = (
-    dev,
-    init,
-    serve,
-    check,
-    compiling,
-    migrate,
-    accounts,
-    keys,
-    admin,
-    operations,
-    index,
-    webhooks,
-    reseal,
-    worker,
-    background,
-)
+# The commands, and their modules in `commands/`.
+COMMANDS = {
+    "dev": "dev",
+    "init": "init",
+    "serve": "serve",
+    "check": "check",
+    "compile": "compiling",
+    "migrate": "migrate",
+    "accounts": "accounts",
+    "keys": "keys",
+    "admin": "admin",
+    "operations": "operations",
+    "index": "index",
+    "webhooks": "webhooks",
+    "reseal": "reseal",
+    "worker": "worker",
+    "background": "background",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,9 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=prog, description="Penstock, a self-hosted blockchain access API.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.register(commands)
-    args = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    # The other commands are needed only for the usage. Importing them takes longer than most commands run.
+    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
+        import_module(f"proxy.commands.{COMMANDS[name]}").register(commands)
+    args = parser.parse_args(words)
     try:
         code = int(args.run(args))
         sys.stdout.flush()
