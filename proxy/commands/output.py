@@ -9,6 +9,8 @@ from typing import Any
 import orjson
 
 OutputRow = Mapping[str, Any]
+# Internal columns that help no reader. JSON contains them.
+HIDDEN = frozenset({"slot"})
 
 
 def rows(found: Sequence[OutputRow], columns: Sequence[str], *, as_json: bool) -> None:
@@ -25,8 +27,9 @@ def row(found: OutputRow, *, as_json: bool, **extra: Any) -> None:
     if as_json:
         print(_json(whole))
         return
-    width = max(len(name) for name in whole)
-    for name, value in whole.items():
+    shown = {name: value for name, value in whole.items() if name not in HIDDEN}
+    width = max(len(name) for name in shown)
+    for name, value in shown.items():
         print(f"{name:<{width}}  {_cell(value)}")
 
 
@@ -45,6 +48,8 @@ def _cell(value: Any) -> str:
     match value:
         case None:
             return "-"
+        case bool():
+            return "yes" if value else "no"
         case datetime.datetime():
             return value.astimezone(datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
         case list():

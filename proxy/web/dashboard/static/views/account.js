@@ -6,6 +6,9 @@ import * as forms from "../forms.js";
 import { card, facts, heading, toast } from "../components.js";
 import * as format from "../format.js";
 
+// Names of plan limits that are not clear by themselves.
+const LABELS = { keys: "API keys", policies: "Gas policies", sockets: "WebSockets", subscriptions: "Subscriptions per WebSocket" };
+
 const limit = (value) => (value ? format.number(value) : "No limit");
 
 export async function show() {
@@ -20,7 +23,7 @@ function planCard({ account: holder, limits, plan: figures }) {
     ["Requests per second", limit(limits.requests_per_second)],
     ["Units per second", limit(limits.units_per_second)],
     ["Requests per day", limit(limits.requests_per_day)],
-    ...others.map(([name, value]) => [format.label(name), typeof value === "number" ? limit(value) : String(value)]),
+    ...others.map(([name, value]) => [LABELS[name] ?? format.label(name), typeof value === "number" ? limit(value) : String(value)]),
     ["Account ID", el("code", null, holder.id)],
     ["Created", format.date(holder.created_at)],
   ]));
