@@ -20,7 +20,7 @@ from tests.http_client import Reply, rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted, value_of
 from tests.web.worker import LIVE, ChunkedClient, Worker, running_worker
 
-# Each call of a load asks something that was never asked before.
+# Makes each call of a load unique.
 _serial = itertools.count()
 
 
@@ -65,11 +65,11 @@ class NetworkHarness:
         return [state_of(upstream.health, now) for upstream in self.route.upstreams]
 
     async def look(self) -> None:
-        """See where the heads are, now."""
+        """Poll the heads once."""
         await self.tracker.look()
 
     def watch(self) -> None:
-        """See where the heads are from now on, as the product does."""
+        """Poll the heads from now on, as the product does."""
         self.worker.app.tasks.start(f"heads {self.network}", self.tracker.run)
 
     async def call(self, method: str, params: Sequence[Any] = (), **options: Any) -> Reply:
@@ -94,18 +94,18 @@ class RpcHarness(NetworkHarness):
 
     @property
     def asked(self) -> int:
-        """Requests that reached the upstreams or what stands before them, those about the head left out."""
+        """Calls that reached the upstreams, without those about the head."""
         return sum(
             1 for each in self.upstreams for call in each.calls if call.method not in ("eth_blockNumber", "net_version")
         )
 
     def count(self, method: str, params: Sequence[Any] | None = None) -> int:
-        """Calls of a method at all upstreams: with these params, if they are given."""
+        """Calls of a method at all upstreams; with `params`, only calls with these."""
         calls = [call for each in self.upstreams for call in each.calls if call.method == method]
         return len([call for call in calls if params is None or call.params == list(params)])
 
     async def load(self, calls: int, *, at_once: int = 16) -> Load:
-        """So many reads over so many connections; every answer is checked against what was asked."""
+        """Make so many reads over `at_once` connections, and check every reply."""
         load = Load()
         left = itertools.repeat(None, calls)
         async with asyncio.TaskGroup() as group:
@@ -137,7 +137,7 @@ async def rpc_harness(
     options: Sequence[Mapping[str, Any]] = (),
     **sections: Mapping[str, Any],
 ) -> AsyncIterator[RpcHarness]:
-    """A worker whose network has so many upstreams, whose heads are known; with `faults`, each behind a proxy."""
+    """A worker with `count` upstreams whose heads are known; with `faults`, each behind a fault proxy."""
     chain = chain or Chain()
     async with AsyncExitStack() as stack:
         upstreams = await stack.enter_async_context(scripted(count, chain, kind))

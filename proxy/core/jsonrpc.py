@@ -1,7 +1,7 @@
 """The JSON-RPC 2.0 envelope: parsed strictly, never forwarded, rebuilt.
 
 Go nodes match member names case-insensitively and let the last one win, so an envelope that is checked here and
-forwarded as it came could run as something else. Therefore only the four members of the specification are accepted, by
+forwarded unchanged could run as something else. Therefore only the four members of the specification are accepted, by
 exact name and once; the method is ASCII text; `id` and `params` stay raw bytes (an id beyond 64 bits is returned as it
 was sent); and the upstream's request is rebuilt from these parts.
 """
@@ -45,7 +45,7 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class MalformedCall(Exception):
-    """The bytes are no call: a JSON-RPC code, and words that say what is wrong."""
+    """The bytes are not a call: the JSON-RPC code, and the reason."""
 
     def __init__(self, code: int, message: str, id: bytes = NULL) -> None:  # noqa: A002
         super().__init__(message)
@@ -88,7 +88,7 @@ def parse(body: bytes, envelope: Envelope | None = None) -> RawCall:
 
 
 def parse_batch(body: bytes, most: int) -> list[RawCall | MalformedCall]:
-    """Each item a call or what is wrong with it, in order; Malformed for a body that is no batch of at most `most` items."""
+    """Each item as a call or as its error, in order. Raises Malformed for a body that is not a batch of up to `most` items."""
     if is_deeper(body, MAX_DEPTH + 2):  # the batch, the call, its params
         raise MalformedCall(PARSE_ERROR, _TOO_DEEP)
     try:
@@ -108,7 +108,7 @@ def parse_batch(body: bytes, most: int) -> list[RawCall | MalformedCall]:
 
 
 def _each_item(body: bytes, most: int) -> list[RawCall | MalformedCall]:
-    """The slow way: one bad item must not spoil the others."""
+    """The slow path: one invalid item must not affect the others."""
     try:
         if not body.isascii():
             body.decode()
@@ -180,7 +180,7 @@ def _fault(envelope: Envelope, *, good_id: bool) -> str:
 
 
 def _malformed(body: bytes, exc: Exception) -> MalformedCall:
-    """Tell bytes that are no JSON from JSON that is no call, and find the id to answer under."""
+    """Distinguish invalid JSON from JSON that is not a call, and find the id for the reply."""
     if isinstance(exc, RecursionError):
         return MalformedCall(PARSE_ERROR, _TOO_DEEP)
     try:
@@ -214,7 +214,7 @@ def result_reply(id: bytes, result: bytes | msgspec.Raw) -> bytes:  # noqa: A002
 
 
 def result_start(id: bytes) -> bytes:  # noqa: A002
-    """How a reply with a result begins."""
+    """The start of a reply with a result."""
     return b'%b%b,"result":' % (HEAD, id)
 
 
@@ -223,7 +223,7 @@ def error_reply(id: bytes, error: bytes) -> bytes:  # noqa: A002
 
 
 def error(code: int, message: str, data: Any = None) -> bytes:
-    """An error object of our own."""
+    """An error object with our own code and message."""
     body: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
         body["data"] = data

@@ -118,7 +118,7 @@ def test_what_is_compiled_stands_under_its_mark_and_nothing_beside_it(tmp_path: 
     assert place.name == compiled.place().name
     assert compiled.Finder(place).files.keys() > set(SMALL)
     assert "compiling" not in compile_small(tmp_path).stdout
-    # A crash of the machine has left an empty file: it is compiled anew.
+    # A crash of the machine has left an empty file: it is compiled again.
     library = next(file for name, file in compiled.Finder(place).files.items() if name not in SMALL)
     library.write_bytes(b"")
     assert "compiling" in compile_small(tmp_path).stdout

@@ -303,7 +303,7 @@ class SponsorService:
         return policy.overpriced(fee, fast_wei=await self._costs.fast_wei(request.network))
 
     async def _block_times(self, network: Network) -> BlockTimes:
-        """Only a chain that makes its blocks on demand has a clock of its own. An upstream must not extend a signature."""
+        """Only a chain that makes its blocks on demand has its own clock. An upstream must not extend a signature."""
         now = int(self._wall())
         latest = await self._block_time(network, "latest")
         following = await self._block_time(network, "pending") if network.facts.on_demand else None
