@@ -27,9 +27,6 @@ TITLES = {
     "readers": "66 readers of 30 MB results at 3 KB every 5 s",
     "database": "200 reads from the database at once, every second",
 }
-# By so much a worker may grow under any attack: 128 MiB of held replies (`server.max_held_bytes`), and as much again for the
-# buffers of connections and the allocator.
-MAX_GROWTH_MIB = 256
 SETTLE_S = 0.5
 
 

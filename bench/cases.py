@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from bench.attacks import MAX_GROWTH_MIB
 from bench.loaders import MARKER, Generator, Target
 
 Kind = Literal[
@@ -27,6 +26,9 @@ ONE_IN_A_TURN = "one by one"
 NO_SOCKETS = "without sockets"
 # Penstock's own p99 without an attack.
 NO_ATTACK = "without the attack"
+# By so much a worker may grow under any attack: 128 MiB of held replies (`server.max_held_bytes`), and as much again for the
+# buffers of connections and the allocator.
+MAX_GROWTH_MIB = 256
 # The same block matched against few watched addresses.
 FEW_ADDRESSES = "a thousand addresses"
 # Penstock's own p99 while every upstream is healthy.
