@@ -1,8 +1,9 @@
 """Gas price estimates, cached per network.
 
-An estimate is valid until the head moves. The first request after that renews it, and concurrent requests wait for the same
-result. It is computed from the block that the workers of a host agree is the newest, so all workers return the same prices.
-While the chain cannot be read, the last good estimate is served for up to a minute, with its original time.
+An estimate is valid until the head moves or a block is replaced. The first request after that renews it, and concurrent
+requests wait for the same result. It is computed from the block that the workers of a host agree is the newest, so all
+workers return the same prices. While the chain cannot be read, the last good estimate is served for up to a minute, with
+its original time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from proxy.services.rpc.networks import Route
 
 # The oldest estimate served while the chain cannot be read.
 STALE_S = 60.0
-# An estimate is renewed after this time even if the head has not moved: the head block may have been replaced.
+# An estimate is renewed after this time even if the head has not moved.
 RENEW_S = 10.0
 # The time limit for reading prices.
 READ_S = 3.0
@@ -42,8 +43,10 @@ class GasReading:
 
 @dataclass(slots=True)
 class _CachedReading:
+    """`head`: the tip, and how often blocks had been replaced."""
+
     reading: GasReading
-    tip: int
+    head: tuple[int, int]
     made_at: float
 
 
@@ -82,18 +85,18 @@ class GasPrices:
         cached, now = self._cached.get(route.network.id), self._clock()
         if cached is None or now - cached.made_at > STALE_S:
             return None
-        is_current = cached.tip == route.heads.tip and now - cached.made_at < RENEW_S
+        is_current = cached.head == _head_of(route) and now - cached.made_at < RENEW_S
         return cached if is_current or now < self._paused_until.get(route.network.id, 0.0) else None
 
     async def _renew(self, network: Network, route: Route) -> GasReading:
         name = network.id
         flight = self._flights[name] = asyncio.get_running_loop().create_future()
-        tip = route.heads.tip
+        head = _head_of(route)
         try:
             async with asyncio.timeout(READ_S):
-                found = await self._fees(network, tip)
+                found = await self._fees(network, head[0])
             reading = GasReading(found, self._wall())
-            self._cached[name] = _CachedReading(reading, tip, self._clock())
+            self._cached[name] = _CachedReading(reading, head, self._clock())
             return reading
         except (Fault, RpcError, ValueError, TimeoutError) as exc:
             self._paused_until[name] = self._clock() + PAUSE_S
@@ -121,6 +124,10 @@ class GasPrices:
 
     async def _tip(self, network: Network) -> int:
         return _number(await self._internal_calls.call(network, "eth_blockNumber"))
+
+
+def _head_of(route: Route) -> tuple[int, int]:
+    return route.heads.tip, route.state.reorgs
 
 
 def _number(value: Any) -> int:

@@ -15,6 +15,7 @@ from proxy.services.rpc.tracker import Tracker, start_tracking
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, scripted
 from tests.service import until
+from tests.sockets import connected
 from tests.svm_upstreams import SvmChain, SvmUpstream
 from tests.web.worker import on_uvloop
 
@@ -329,6 +330,40 @@ async def test_hash_that_another_worker_has_seen_discards_nothing_again() -> Non
         state.catch_up()
         await harness.look()
         assert state.replies.moves == moves + 1
+
+
+# Every way to ask
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_reorganisation_reaches_single_calls_batches_sockets_and_our_own_calls_at_once(count: int, depth: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(count) as harness, connected(harness.worker, network=harness.network) as socket:
+            for each in harness.upstreams:
+                each.answers["eth_getBalance"] = lambda _: harness.chain.hash_of(harness.chain.head)
+            app, given = harness.worker.app, (ADDRESS, "latest")
+
+            async def read() -> set[str]:
+                batch = await harness.batch(("eth_getBalance", given), ("eth_gasPrice", ()), ("eth_getBalance", given))
+                over_socket: list[Any] = [
+                    {"jsonrpc": "2.0", "id": n, "method": "eth_getBalance", "params": given} for n in (71, 72)
+                ]
+                await socket.send(over_socket)
+                found = [await harness.result("eth_getBalance", given), *[batch.json[n]["result"] for n in (0, 2)]]
+                found += [reply["result"] for reply in await socket.message()]
+                found += [await socket.result("eth_getBalance", *given)]
+                found += [await app.internal_calls.call(harness.route.network, "eth_getBalance", *given)]
+                return set(found)
+
+            for _ in range(2):
+                assert await read() == {harness.chain.hash_of(harness.chain.head)}
+            harness.chain.reorganise(depth)
+            await harness.look()
+            assert await read() == {harness.chain.hash_of(harness.chain.head)}
+
+    run()
 
 
 # Intervals

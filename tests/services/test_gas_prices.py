@@ -31,7 +31,7 @@ class Clock:
 
 
 @pytest.fixture
-async def found() -> AsyncIterator[RpcHarness]:
+async def harness() -> AsyncIterator[RpcHarness]:
     async with rpc_harness(1, cache={"enabled": False, "coalesce": False}) as one:
         one.upstreams[0].answers["eth_feeHistory"] = history
         yield one
@@ -69,6 +69,15 @@ async def test_estimate_is_computed_once_for_each_head(harness: RpcHarness, cloc
     harness.chain.head += 1
     await harness.look()
     assert (await gas.read(network)).fees.block == 1001
+    assert harness.count("eth_feeHistory") == 2
+
+
+async def test_estimate_is_renewed_when_the_newest_block_is_replaced(harness: RpcHarness, clock: Clock) -> None:
+    gas, network = prices(harness, clock), harness.route.network
+    await gas.read(network)
+    harness.chain.reorganise(1)
+    await harness.look()
+    await gas.read(network)
     assert harness.count("eth_feeHistory") == 2
 
 
