@@ -170,6 +170,20 @@ class Upstream:
     def close(self) -> Awaitable[None]:
         raise NotImplementedError
 
+    def count_overdue(self, began: float, now: float) -> None:
+        """A call timed out. An upstream that has answered other calls meanwhile is slow, not broken."""
+        if self.has_replied_since(began):
+            self.health.complained()
+        else:
+            self.health.overdue(began, now)
+
+    def count_late(self, began: float, now: float) -> None:
+        """A call was given up because another upstream answered it, or will be asked."""
+        if self.has_replied_since(began):
+            self.health.slow(now - began)
+        else:
+            self.health.late(now - began, now)
+
     # Called by connections
 
     def release(self, connection: UpstreamConnection, ended: ReplySink | None) -> None:

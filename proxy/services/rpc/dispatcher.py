@@ -22,6 +22,7 @@ from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
 from proxy.services.rpc.flights import Flight, FlightHandler, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
+from proxy.services.rpc.result_checks import is_doubtful, may_lack_blocks
 from proxy.services.rpc.waiters import Waiter
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import CROWDED, OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
@@ -66,12 +67,9 @@ class Dispatcher(FlightHandler):
         client: str,
     ) -> Flight:
         """A flight for a call that was sent on the short path and did not complete there."""
-        flight = Flight(self, policy, params, waiter, began, self.state.replies.moves)
-        flight.id = id_
+        flight = self.new_flight(policy, params, waiter, began)
         flight.client = client
-        flight.first, flight.first_at = upstream, began
-        flight.tried = 1 << upstream.health.index
-        flight.tries = 1
+        flight.was_sent(upstream, id_)
         return flight
 
     def launch(self, flight: Flight, now: float) -> None:
@@ -131,7 +129,7 @@ class Dispatcher(FlightHandler):
                 connection.fail("the reply stopped")
         elif now - flight.began > self.call_timeout_s:
             for upstream in flight.under_way():
-                _count_overdue(upstream, flight.began, now)
+                upstream.count_overdue(flight.began, now)
             reason = f"no upstream replied within {self.call_timeout_s:g} s"
             self._give_up(flight, UpstreamTimeout(self._message(reason)))
         elif self._is_late(flight, now):
@@ -158,7 +156,7 @@ class Dispatcher(FlightHandler):
             oldest = flight.first if flight.first_at < flight.second_at else flight.second
             began = flight.ended(oldest)
             oldest.leave(flight)
-            _count_late(oldest, began, now)
+            oldest.count_late(began, now)
 
     def _repeat(self, flight: Flight, now: float) -> None:
         """The call hangs on every upstream. One that was silent and is back may have lost it, and gets it again."""
@@ -217,11 +215,14 @@ class Dispatcher(FlightHandler):
         upstream.health.succeeded(took_s)
         if flight.suspects:
             flight.blame_suspects(now)
-        if policy.method.empty and self._is_doubtful(flight, reply.result, upstream, now):
-            return
+        if policy.method.empty and is_doubtful(self.state, flight, upstream, reply.result):
+            flight.spare = bytes(reply.result)
+            if flight.is_under_way() or self._send_another(flight, now):
+                return
         if flight.reports_head and not self._agrees_with_head(flight, reply, upstream, now):
             return
-        if policy.by_range and self._may_lack_blocks(flight, upstream, now, reply.result):
+        if policy.by_range and self.on_partial and may_lack_blocks(self.state, flight, upstream, now, reply.result):
+            self.on_partial(flight, bytes(reply.result), upstream)
             flight.handed_over = True
             return
         if policy.looks_up_null and self.state.is_null(reply.result) and self.on_null and self.on_null(flight):
@@ -329,34 +330,6 @@ class Dispatcher(FlightHandler):
     def _split(self, flight: Flight, error: bytes) -> bool:
         return not flight.is_piece and self.on_split is not None and self.on_split(flight, error)
 
-    def _is_doubtful(self, flight: Flight, result: msgspec.Raw, upstream: Upstream, now: float) -> bool:
-        """Whether an empty result is verified elsewhere first: its upstream may not have the block yet."""
-        spare = bytes(result)
-        if not flight.policy.family.is_empty(flight.policy.method, spare):
-            return False
-        if upstream.health.head >= self.state.heads.tip:
-            return False
-        flight.spare = spare
-        return flight.is_under_way() or self._send_another(flight, now)
-
-    def _may_lack_blocks(
-        self, flight: Flight, upstream: Upstream, now: float, result: bytes | msgspec.Raw = b""
-    ) -> bool:
-        """Whether a range ends beyond the head of the upstream that sent its logs, while another one may have more. A range
-        that ends far beyond any head means all blocks up to the latest."""
-        state = self.state
-        if state.only is not None or self.on_partial is None or flight.is_piece or flight.handed_over:
-            return False
-        last = flight.policy.last_block(flight.params, state.heads.tip)
-        if last <= upstream.health.head or not state.heads.is_plausible(last, now):
-            return False
-        raw = bytes(result)
-        if (newest := state.head_reader.newest_block(raw)) is not None and newest >= last:
-            return False
-        if raw:
-            self.on_partial(flight, raw, upstream)
-        return True
-
     def _agrees_with_head(self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float) -> bool:
         """Whether a result that contains the head may be passed on: the head never goes back, nor beyond what is plausible."""
         match self.state.compare_head(bytes(reply.result), upstream.health, now):
@@ -412,7 +385,7 @@ class Dispatcher(FlightHandler):
         if len(waiters) != 1 or not waiters[0].streams or flight.reports_head or flight.handed_over:
             return False
         start = result_at(flight.policy, flight.id, head, beginning)
-        if not start or (flight.policy.by_range and self._may_lack_blocks(flight, connection.upstream, _monotonic())):
+        if not start or (flight.policy.by_range and self._may_be_partial(flight, connection.upstream)):
             return False
         flight.streaming = True
         flight.answered_by = connection.upstream
@@ -424,6 +397,9 @@ class Dispatcher(FlightHandler):
         left = head.length - start if head.length >= 0 else None
         waiters[0].on_stream(memoryview(beginning)[start:], left, connection)
         return True
+
+    def _may_be_partial(self, flight: Flight, upstream: Upstream) -> bool:
+        return self.on_partial is not None and may_lack_blocks(self.state, flight, upstream, _monotonic())
 
     def on_end(self, flight: Flight, connection: UpstreamConnection) -> None:
         began = flight.ended(connection.upstream)
@@ -470,19 +446,4 @@ class Dispatcher(FlightHandler):
             began = flight.ended(upstream)
             upstream.leave(flight)
             if began < answered_began:
-                _count_late(upstream, began, now)
-
-
-def _count_overdue(upstream: Upstream, began: float, now: float) -> None:
-    """An upstream that has answered other calls meanwhile is slow, not broken."""
-    if upstream.has_replied_since(began):
-        upstream.health.complained()
-    else:
-        upstream.health.overdue(began, now)
-
-
-def _count_late(upstream: Upstream, began: float, now: float) -> None:
-    if upstream.has_replied_since(began):
-        upstream.health.slow(now - began)
-    else:
-        upstream.health.late(now - began, now)
+                upstream.count_late(began, now)

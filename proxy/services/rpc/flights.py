@@ -121,6 +121,13 @@ class Flight:
         self.tries += 1
         health.begin(now)
 
+    def was_sent(self, upstream: Upstream, id_: bytes) -> None:
+        """The call was sent under this id before there was a flight for it."""
+        self.id = id_
+        self.first, self.first_at = upstream, self.began
+        self.tried = 1 << upstream.health.index
+        self.tries = 1
+
     def ended(self, upstream: Upstream) -> float:
         """An attempt is over. Returns when it began."""
         upstream.health.inflight -= 1

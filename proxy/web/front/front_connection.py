@@ -20,8 +20,7 @@ from typing import Final, final
 from proxy.core import jsonrpc, outline
 from proxy.core.access import Key
 from proxy.core.caching import key_of
-from proxy.core.jsonrpc import MAX_DEPTH, MalformedCall
-from proxy.core.nesting import is_deeper
+from proxy.core.jsonrpc import MalformedCall
 from proxy.core.usage import LATENCY_S
 from proxy.errors import Fault, InvalidRequest, RequestTimeout
 from proxy.services.rpc.flights import Flight, result_at
@@ -32,6 +31,7 @@ from proxy.web.front.front_context import FrontContext
 from proxy.web.front.reply_writer import ReplyWriter
 from proxy.web.front.request_heads import RequestHead
 from proxy.web.front.request_reader import LARGE_BODY, RequestMessage, RequestReader
+from proxy.web.front.short_calls import is_short
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
@@ -40,17 +40,11 @@ from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 MAX_AHEAD: Final = 262_144
 # Calls that take longer than this leave the short path, so that the sweep can retry or hedge them.
 SHORT_PATH_S: Final = 0.05
-# JSON-RPC ids longer than this take the long path, which has their limit.
-_LONGEST_SHORT_ID: Final = 64
-_ARRAY: Final = ord("[")
 _monotonic: Final = time.monotonic
 _read_envelope: Final = jsonrpc.read_envelope
 _read_reply: Final = jsonrpc.read_any_reply
 _NOT_JSON: Final = jsonrpc.NOT_JSON
 _NO_REPLY: Final = jsonrpc.UpstreamReply()
-_ID_STARTS: Final = jsonrpc.ID_STARTS
-_COMPACT: Final[int] = jsonrpc.COMPACT
-_repeats_members: Final = jsonrpc.repeats_members
 
 
 @final
@@ -256,22 +250,7 @@ class FrontConnection(asyncio.Protocol):
             return
         policy = head.policies.get(envelope.method)
         params, call_id = bytes(envelope.params), bytes(envelope.id)
-        if (
-            policy is None
-            or not params
-            or params[0] != _ARRAY
-            or not call_id
-            or call_id[0] not in _ID_STARTS
-            or len(call_id) > _LONGEST_SHORT_ID
-            or (
-                policy.has_block
-                and (params[1] != policy.opens or params.partition(policy.before_latest)[2] != policy.latest)
-                and not policy.is_latest(params)
-            )
-            or not body.isascii()
-            or (len(body) - len(params) - len(call_id) - len(envelope.method) > _COMPACT and _repeats_members(body))
-            or (len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH))
-        ):
+        if policy is None or not is_short(policy, envelope, params, call_id, body):
             self._serve_in_full(head, body, envelope)
             return
         key, context, replies = head.key, self._context, self._replies
