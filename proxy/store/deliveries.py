@@ -53,6 +53,7 @@ class ClaimedDelivery(NamedTuple):
     type: str
     test: bool
     body: bytes
+    account: str
 
 
 class AttemptResult(NamedTuple):
@@ -284,7 +285,7 @@ async def _finish(
 def _claimed(row: Any) -> ClaimedDelivery:
     return ClaimedDelivery(
         row["event_id"], row["webhook_id"], row["claim"], row["tries"], row["network"], row["url"], row["event_type"],
-        row["secret"], row["old_secret"], row["type"], row["test"], row["body"],
+        row["secret"], row["old_secret"], row["type"], row["test"], row["body"], row["account_id"],
     )  # fmt: skip
 
 

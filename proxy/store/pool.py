@@ -18,8 +18,8 @@ from typing import TypeAlias
 import asyncpg
 
 from proxy import telemetry
+from proxy.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unavailable
-from proxy.store.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.tasks import client_of_task
 
 log = logging.getLogger("penstock.database")

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 from yarl import URL
 
 from proxy import __version__
-from proxy.wire.outbound_guard import Blocked, OutboundGuard, UrlRefused
+from proxy.connection_queue import ConnectionQueue, TooManyWaiting
+from proxy.tasks import client_of_task
+from proxy.wire.outbound_guard import CONNECTIONS, MOST_OF_A_CLIENT, Blocked, OutboundGuard, UrlRefused
 
 FetchOutcome = Literal["ok", "not_found", "unreachable", "refused", "too_large", "invalid", "timeout"]
 
@@ -53,15 +57,17 @@ class Fetcher:
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._sessions: dict[bool, ClientSession] = {}
+        # A client whose documents take long leaves connections to the others: to hosts of strangers, and to the operator's.
+        self._turns = {own: ConnectionQueue(CONNECTIONS, per_client=MOST_OF_A_CLIENT) for own in (False, True)}
 
     def __repr__(self) -> str:
         return f"<Fetcher {self._max_bytes} bytes in {self._timeout_s} s, {self._guard!r}>"
 
     async def get(self, url: str, *, own: bool = False) -> Fetched:
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s), self._turn(own=own):
                 return await self._follow(url, own=own)
-        except TimeoutError:
+        except (TimeoutError, TooManyWaiting):
             return Fetched("timeout")
         except _Ended as exc:
             return Fetched(exc.outcome)
@@ -72,6 +78,15 @@ class Fetcher:
             return Fetched("refused" if was_blocked else "unreachable")
         except ValueError:  # The URL has a host or a header that cannot be sent.
             return Fetched("invalid")
+
+    @asynccontextmanager
+    async def _turn(self, *, own: bool) -> AsyncIterator[None]:
+        turns, client = self._turns[own], client_of_task.get()
+        await turns.enter(client, within_s=self._timeout_s)
+        try:
+            yield
+        finally:
+            turns.leave(client)
 
     async def _follow(self, text: str, *, own: bool) -> Fetched:
         url = URL(text) if own else self._guard.check(text)
@@ -96,6 +111,7 @@ class Fetcher:
         if not own:
             return self._guard.session(_HEADERS, timeout_s=self._timeout_s)
         return ClientSession(
+            connector=TCPConnector(limit=CONNECTIONS),
             headers=_HEADERS,
             timeout=ClientTimeout(total=self._timeout_s),
             cookie_jar=DummyCookieJar(),

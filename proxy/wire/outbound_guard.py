@@ -13,19 +13,25 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from aiohappyeyeballs import AddrInfoType
 from aiohttp import ClientSession, ClientTimeout, DummyCookieJar, TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
+from proxy.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.core.egress import EgressPolicy
+from proxy.tasks import client_of_task
 
 # Longer than any legitimate URL, and short enough to parse cheaply.
 LONGEST_URL = 2048
-# Concurrent name lookups and connections.
-LOOKUPS = 8
+# Concurrent name lookups and connections, and how many of them a client may have in progress and waiting.
+LOOKUPS = 32
 CONNECTIONS = 64
+MOST_OF_A_CLIENT = 1000
+# A lookup that finds no free thread for this long fails. Its caller gives up before.
+LOOKUP_WAIT_S = 60.0
 PER_HOST = 8
 KEEPALIVE_S = 5.0
 
@@ -132,22 +138,41 @@ class OutboundGuard:
 
 
 class GuardedResolver(AbstractResolver):
-    """The system's resolver, on separate threads."""
+    """The system's resolver, on separate threads.
+
+    A name whose servers do not answer takes a thread for up to half a minute, also after its caller has given up. So clients
+    share the threads: one with many such names leaves some to the others.
+    """
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="lookup")
+        self._turns = ConnectionQueue(LOOKUPS, per_client=MOST_OF_A_CLIENT)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
-        loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._threads, lambda: _look_up(host, port, family))
+        found = await self._look_up(host, port, family)
         return [
             ResolveResult(
                 hostname=host, host=str(address[0]), port=port, family=kind, proto=proto, flags=socket.AI_NUMERICHOST
             )
             for kind, _, proto, _, address in found
         ]
+
+    async def _look_up(self, host: str, port: int, family: socket.AddressFamily) -> list[_Info]:
+        loop, client = asyncio.get_running_loop(), client_of_task.get()
+        try:
+            await self._turns.enter(client, within_s=LOOKUP_WAIT_S)
+        except (TimeoutError, TooManyWaiting) as exc:
+            raise OSError("too many name lookups") from exc
+
+        def leave(_: object) -> None:
+            with suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(self._turns.leave, client)
+
+        looking = self._threads.submit(_look_up, host, port, family)
+        looking.add_done_callback(leave)
+        return await asyncio.wrap_future(looking)
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -7,11 +7,12 @@ import ast
 from tests.house.source import imports_of, modules, ring_of
 
 # Modules that every ring but the pure ones may import beside its inner rings.
-SUPPORT = {"data_files", "settings", "telemetry", "tasks"}
+SUPPORT = {"connection_queue", "data_files", "settings", "telemetry", "tasks"}
 
 # The whole table. A ring may know itself, but for services.
 MAY_KNOW: dict[str, set[str]] = {
     "compiled": set(),
+    "connection_queue": set(),
     "data_files": set(),
     "errors": set(),
     "core": {"errors"},

@@ -29,7 +29,7 @@ from proxy.store.deliveries import LEASE_S, AttemptResult, ClaimedDelivery, Deli
 from proxy.store.notices import Notices
 from proxy.store.pool import AWAY
 from proxy.store.secrets import SealBroken, Vault
-from proxy.tasks import FirstFailure, until_set
+from proxy.tasks import FirstFailure, client_of_task, until_set
 from proxy.wire.receiver import DeliveryReply, Receiver
 
 log = logging.getLogger("penstock.deliverer")
@@ -183,6 +183,7 @@ class Deliverer:
 
     async def _attempt(self, claimed: ClaimedDelivery) -> None:
         began = time.monotonic()
+        client_of_task.set(claimed.account)
         try:
             headers = self._headers(claimed)
         except SealBroken as exc:

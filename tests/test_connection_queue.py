@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from proxy.store.connection_queue import OWN_WORK, ConnectionQueue, TooManyWaiting
+from proxy.connection_queue import OWN_WORK, ConnectionQueue, TooManyWaiting
 
 
 async def settle() -> None:

@@ -1,4 +1,4 @@
-"""Shares the connections of a pool between clients: a client is an account, or the address of a request without one.
+"""Shares the connections of a pool, or other places, between clients: accounts, or addresses of requests without one.
 
 Each client has its own queue, and the queues are served in turn, so a flood of one client delays only itself. A client may hold
 no more connections than are free: alone it gets half of them, and the next one always finds some, also if every statement of
