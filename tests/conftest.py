@@ -4,7 +4,7 @@ their own."""
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import pytest
@@ -18,8 +18,9 @@ from tests import service as service_room
 from tests.database import database, empty_database, pool, server
 from tests.flows.upstream import HOODI, Upstream, echo
 from tests.service import Service
+from tests.shared_services import NEXT, SharedServices, shared_services
 
-__all__ = ("database", "empty_database", "pool", "server")
+__all__ = ("database", "empty_database", "pool", "server", "shared_services")
 
 memory_disk.use()
 
@@ -57,10 +58,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Start long files first where several processes share the files."""
-    if config.getoption("numprocesses", None) or "workerinput" in vars(config):
-        items.sort(key=lambda item: scheduling.place_of(item.path))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start long files first, and run files that share a service one after the other."""
+    items.sort(key=lambda item: scheduling.place_of(item.path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    item.session.stash[NEXT] = nextitem
 
 
 class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]
@@ -104,16 +109,23 @@ def faulty(faulty_server: Upstream) -> Upstream:
     return faulty_server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 async def service(
-    tmp_path_factory: pytest.TempPathFactory, upstream_server: Upstream, faulty_server: Upstream
+    request: pytest.FixtureRequest,
+    shared_services: SharedServices,
+    tmp_path_factory: pytest.TempPathFactory,
+    upstream_server: Upstream,
+    faulty_server: Upstream,
 ) -> AsyncIterator[Service]:
     """The whole service with four workers, shared by every test that leaves it as it was."""
-    running = await service_room.start(
-        tmp_path_factory.mktemp("penstock"),
-        *("--workers", "4", "--upstream", f"ethereum/sepolia={upstream_server.url}"),
-        *("--upstream", f"ethereum/hoodi={faulty_server.url}"),
-        env=PATIENT,
-    )
-    yield running
-    await service_room.stop(running)
+
+    def start() -> Awaitable[Service]:
+        return service_room.start(
+            tmp_path_factory.mktemp("penstock"),
+            *("--workers", "4", "--upstream", f"ethereum/sepolia={upstream_server.url}"),
+            *("--upstream", f"ethereum/hoodi={faulty_server.url}"),
+            env=PATIENT,
+        )
+
+    yield await shared_services.get("service", start)
+    await shared_services.release("service", request)

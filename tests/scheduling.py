@@ -11,47 +11,29 @@ from pathlib import Path
 from proxy.compiled import MODULES
 
 ROOT = Path(__file__).resolve().parent.parent
-# With two processes, a long file that starts last leaves one of them idle. These take 15 seconds or more, the longest first.
-LONG = (
-    "tests/browser/test_page.py",
-    "tests/browser/test_user_flows.py",
-    "tests/browser/test_sign_in.py",
-    "tests/browser/test_cross_origin_page.py",
-    "tests/flows/test_dev.py",
-    "tests/flows/test_smart_wallets.py",
-    "tests/flows/test_sponsor.py",
-    "tests/follower/test_failover.py",
-    "tests/flows/test_clients.py",
-    "tests/flows/test_follower.py",
-    "tests/isolation/test_overload.py",
-    "tests/dev/test_bundler.py",
-    "tests/flows/test_feed_heads.py",
-    "tests/flows/test_serve.py",
-    "tests/flows/test_upstream_faults.py",
-    "tests/isolation/test_socket_floods.py",
-    "tests/flows/test_limits.py",
-    "tests/flows/test_api_spec_fuzz.py",
-    "tests/flows/test_faults.py",
-    "tests/house/test_compiled.py",
-    "tests/flows/test_front.py",
-    "tests/wire/test_hazards.py",
-    "tests/flows/test_nft_metadata.py",
-    "tests/flows/test_socket_events.py",
-    "tests/isolation/test_hostile_calls.py",
-    "tests/follower/test_backfill.py",
-    "tests/delivery/test_audit.py",
-    "tests/flows/test_command_line.py",
-    "tests/store/test_ledger_machine.py",
-    "tests/web/test_front_backpressure.py",
-    "tests/isolation/test_large_batches.py",
-    "tests/web/test_front_framing.py",
-    "tests/flows/test_bundler.py",
-    "tests/flows/test_pepper.py",
-    "tests/dashboard/test_sign_in.py",
-    "tests/flows/test_socket_clients.py",
-)
-# Files of one row share a service that takes seconds to start, so one process runs them all. It is long: start it early.
+# Files of one row share a service that takes seconds to start. They form a unit: one process runs them, one after the other.
 TOGETHER = (
+    (
+        "tests/flows/test_clients.py",
+        "tests/flows/test_socket_clients.py",
+        "tests/flows/test_limits.py",
+        "tests/flows/test_api_spec_fuzz.py",
+        "tests/flows/test_command_line.py",
+        "tests/flows/test_gas_policies.py",
+        "tests/flows/test_keys.py",
+        "tests/flows/test_tokens.py",
+        "tests/flows/test_quotas.py",
+        "tests/flows/test_webhooks_api.py",
+        "tests/flows/test_webhook_events.py",
+        "tests/flows/test_deliveries.py",
+        "tests/flows/test_errors.py",
+        "tests/flows/test_secrets.py",
+        "tests/flows/test_operations.py",
+        "tests/flows/test_collections.py",
+        "tests/flows/test_first_call.py",
+        "tests/dev/test_contracts.py",
+        "tests/dev/test_indexing.py",
+    ),
     ("tests/flows/test_smart_wallets.py", "tests/flows/test_sponsor.py"),
     (
         "tests/browser/test_page.py",
@@ -60,18 +42,57 @@ TOGETHER = (
         "tests/browser/test_cross_origin_page.py",
     ),
 )
+# With two processes, a long unit that starts last leaves one of them idle. The first files of units that take 15 seconds or
+# more, the longest first.
+LONG = (
+    "tests/flows/test_clients.py",
+    "tests/browser/test_page.py",
+    "tests/flows/test_dev.py",
+    "tests/flows/test_smart_wallets.py",
+    "tests/flows/test_serve.py",
+    "tests/follower/test_failover.py",
+    "tests/isolation/test_overload.py",
+    "tests/dev/test_bundler.py",
+    "tests/flows/test_operator.py",
+    "tests/flows/test_follower.py",
+    "tests/flows/test_feed_heads.py",
+    "tests/isolation/test_socket_floods.py",
+    "tests/flows/test_faults.py",
+    "tests/house/test_compiled.py",
+    "tests/flows/test_nft_metadata.py",
+    "tests/flows/test_upstream_branches.py",
+    "tests/flows/test_sockets.py",
+    "tests/flows/test_solana_polling.py",
+    "tests/flows/test_front.py",
+    "tests/wire/test_hazards.py",
+    "tests/flows/test_socket_events.py",
+    "tests/isolation/test_hostile_calls.py",
+    "tests/follower/test_backfill.py",
+    "tests/delivery/test_audit.py",
+    "tests/store/test_ledger_machine.py",
+    "tests/web/test_front_backpressure.py",
+    "tests/isolation/test_large_batches.py",
+    "tests/web/test_front_framing.py",
+    "tests/flows/test_bundler.py",
+    "tests/flows/test_pepper.py",
+    "tests/dashboard/test_sign_in.py",
+)
 _UNITS = {file: files[0] for files in TOGETHER for file in files}
 _PLACES = {file: place for place, file in enumerate(LONG)}
 
 
 def place_of(file: Path) -> int:
-    """The sort key of a test file: long files in the order of the table, all others after them."""
-    return _PLACES.get(str(file.relative_to(ROOT)), len(LONG))
+    """The sort key of a test file: long units in the order of the table, all others after them."""
+    return _PLACES.get(unit_at(file), len(LONG))
 
 
 def unit_of(file: str) -> str:
     """The name of the files that run in one process with this one."""
     return _UNITS.get(file, file)
+
+
+def unit_at(file: Path) -> str:
+    return unit_of(str(file.relative_to(ROOT)))
 
 
 def runs_compiled_code(file: Path) -> bool:

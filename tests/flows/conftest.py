@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 
@@ -10,6 +10,7 @@ from proxy.dev.postgres import Postgres
 from tests import service as service_room
 from tests.database import Server
 from tests.service import Service
+from tests.shared_services import SharedServices
 
 
 @pytest.fixture(scope="session")
@@ -18,9 +19,14 @@ def cluster(server: Server) -> Postgres:
     return server.postgres
 
 
-@pytest.fixture(scope="session")
-async def bundled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
+@pytest.fixture(scope="module")
+async def bundled(
+    request: pytest.FixtureRequest, shared_services: SharedServices, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Service]:
     """The complete service with its bundler."""
-    running = await service_room.start(tmp_path_factory.mktemp("bundled"), "--workers", "2", bundler=True)
-    yield running
-    await service_room.stop(running)
+
+    def start() -> Awaitable[Service]:
+        return service_room.start(tmp_path_factory.mktemp("bundled"), "--workers", "2", bundler=True)
+
+    yield await shared_services.get("bundled", start)
+    await shared_services.release("bundled", request)

@@ -55,10 +55,13 @@ async def _all_gone(data: Path) -> None:
 # Refusals
 
 
-async def test_port_in_use_is_reported_with_a_remedy(service: Service, tmp_path: Path, own_tmp: dict[str, str]) -> None:
+async def test_port_in_use_is_reported_with_a_remedy(
+    kept: dict[str, Service], tmp_path: Path, own_tmp: dict[str, str]
+) -> None:
     """Also the port of another run: with SO_REUSEPORT both could listen and each would get half of the requests."""
-    said = await refused(tmp_path / "data", "--port", str(service.port), env=own_tmp)
-    assert f"{service.port}" in said
+    port = str(kept["now"].port)
+    said = await refused(tmp_path / "data", "--port", port, env=own_tmp)
+    assert port in said
     assert "--port" in said
     assert left_in(tmp_path / "tmp") == []
     assert not (tmp_path / "data" / "ready.json").exists()
