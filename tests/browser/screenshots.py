@@ -20,7 +20,9 @@ import orjson
 from playwright.async_api import Browser, Page, async_playwright
 
 from proxy.core.usage import BUCKETS, UsageSums
+from proxy.services.accounts.keyring import utc_day
 from proxy.store.pool import Pool
+from proxy.store.quotas import QuotaStore
 from proxy.store.usage import UsageSeries, UsageStore
 from tests import service as services
 from tests.browser import chromium
@@ -68,8 +70,12 @@ async def write_usage(site: Site) -> None:
     rng = random.Random(1)
     accounts = {each["id"]: each["plan"] for each in await site.service.cli_json("accounts", "list")}
     growth = [key for key in keys if accounts[key["account_id"]] == "growth"]
+    midnight = int(time.time()) // 86_400 * 1440
     for number, key in enumerate(growth):
-        await UsageStore(pool).write(f"generated {number}", 1, generated_usage(key["account_id"], key["id"], rng))
+        usage = generated_usage(key["account_id"], key["id"], rng)
+        await UsageStore(pool).write(f"generated {number}", 1, usage)
+        today = sum(used.requests for (_, minute), used in usage.items() if minute >= midnight)
+        await QuotaStore(pool).lease(utc_day(), [(key["account_id"], today, 5_000_000)])
     await pool.close()
 
 
