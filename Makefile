@@ -28,13 +28,14 @@ PURE := tests/core tests/chains tests/test_settings.py \
 GETH_VERSION := v1.17.8
 GETH_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/penstock
 
-.PHONY: help run test quick lint pure unit source browser geth compile compiled bench lock clean
+.PHONY: help run test quick lint pure unit source browser web3-tests geth compile compiled bench lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
 	@echo "make test     run lint, type checks and all tests"
 	@echo "make quick    run lint, type checks and the tests without services: under a minute"
 	@echo "make lint     run ruff and mypy only"
+	@echo "make web3-tests  run all of web3.py's tests for nodes through the service; make test runs some of them"
 	@echo "make geth     build geth for the tests on its chain (needs Go; takes minutes; without it they are skipped)"
 	@echo "make compile  compile the hot path to machine code (needs a C compiler; test and bench do it too)"
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
@@ -117,6 +118,9 @@ $(LIBRARIES): $(CLIENTS)/package.json $(CLIENTS)/package-lock.json
 # Chromium for the browser tests: the one on PATH, else npm's build (x86-64 only), else Debian's package (as root).
 browser: .venv/.test
 	@$(PY) -m tests.browser.chromium
+
+web3-tests: .venv/.test $(CHAIN)
+	WEB3_TESTS=1 $(PY) -m pytest -q tests/flows/test_web3_modules.py
 
 geth:
 	@command -v go >/dev/null || { echo "geth is built with Go, which was not found on PATH"; exit 1; }
