@@ -187,6 +187,22 @@ def test_one_of_two_that_finality_contradicts_gets_no_calls(place: int) -> None:
     run()
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_of_two_that_forks_while_the_other_is_behind_gets_no_calls(place: int) -> None:
+    """It is the only one near the head, so it has no opponent in the vote."""
+
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(2) as harness:
+            harness.upstreams[1 - place].behind = 5
+            fork(harness, harness.upstreams[place], FINALITY + 10)
+            for _ in range(2):
+                await harness.look()
+                assert [state == "forked" for state in harness.states] == [index == place for index in range(2)]
+
+    run()
+
+
 @on_uvloop
 async def test_of_two_short_branches_the_longer_is_used_and_the_other_when_it_is_left_alone() -> None:
     async with rpc_harness(2) as harness:

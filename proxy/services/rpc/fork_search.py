@@ -1,8 +1,9 @@
 """Which upstreams of a network are on another branch than the others.
 
 All upstreams that report their heads vote with the hash that they have at one height, the highest that all near the head have.
-The hash with the most votes is the network's. If two branches are tied, the one that lacks a block that was final loses, and
-then the one that has finalized fewer blocks. Upstreams further behind are compared with a winner at their own height.
+The hash with the most votes is the network's. If two branches are tied, or half of the upstreams did not vote, a branch that
+lacks a block that was final loses, and then the one that has finalized fewer blocks. Upstreams further behind are compared with
+a winner at their own height.
 
 An upstream that loses stays out until it agrees with the winners again. If it is the only one that is left, it must have the
 final block that the network had.
@@ -47,7 +48,7 @@ class ForkSearch:
             return dict.fromkeys(heard, "good")
         near, behind = self._parted(heard)
         votes = await self._votes_at(min([each.head for each in near], default=0), near)
-        winner = await self._winner(votes)
+        winner = await self._winner(votes, of=len(near) + len(behind))
         # An upstream that reports no hash cannot be compared.
         found: dict[UpstreamHealth, Standing] = {each: "good" for each in heard if not each.head_hash}
         found |= {health: "good" if block_hash == winner else "forked" for health, block_hash in votes}
@@ -91,9 +92,11 @@ class ForkSearch:
 
     # The winner
 
-    async def _winner(self, votes: list[Vote]) -> str:
+    async def _winner(self, votes: list[Vote], of: int) -> str:
+        """The hash of the network. `of`: the upstreams with a hash, also those without a vote."""
         tied = most_voted(votes)
-        if len(tied) > 1 or all(health.standing == "forked" for health, _ in votes):
+        is_minority = 2 * len([vote for vote in votes if vote[1] in tied]) <= of
+        if len(tied) > 1 or is_minority or all(health.standing == "forked" for health, _ in votes):
             tied = await self._not_contradicted(tied, votes)
         if len(tied) > 1:
             tied = await self._most_final(tied, votes)
