@@ -111,6 +111,8 @@ class FaultProxy:
                     continue
                 target.write(request)
                 reply = await _message(replies)
+                if not reply:  # The upstream has closed the connection, which was idle.
+                    raise EOFError
                 await self._pass_on(mode, request, reply, writer)
         except (OSError, EOFError):
             pass

@@ -13,6 +13,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.services.rpc.tracker import PATIENCE_S, Tracker
 from tests.faults import Mode
 from tests.http_client import rpc
@@ -251,6 +252,53 @@ async def test_silent_upstream_does_not_delay_the_heads_of_the_others() -> None:
             await until(lambda: harness.route.heads.tip == harness.chain.head, within_s=2.0)
             assert not looking.done()
             looking.cancel()
+
+
+@on_uvloop
+async def test_late_read_of_the_latest_block_is_not_sent_to_an_upstream_that_is_behind() -> None:
+    """A second attempt may save time, but an older reply is worse than a late one."""
+    async with rpc_harness(2, cache=NO_CACHE) as harness:
+        behind, ahead = harness.upstreams
+        await harness.load(60)
+        behind.behind = 1
+        await harness.look()
+        ahead.held = {"eth_getBalance"}
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(harness.result("eth_getBalance", [TX[:42], "latest"]))
+            await until(lambda: ahead.count("eth_getBalance") == 1)
+            await asyncio.wait([asking], timeout=5 * HEDGE_FLOOR_S)
+            ahead.gate.set()
+        assert asking.result() == ahead._eth_getBalance([TX[:42], "latest"])
+
+
+@on_uvloop
+async def test_read_that_hangs_at_a_silent_upstream_is_sent_to_one_that_is_behind() -> None:
+    async with rpc_harness(2, cache=NO_CACHE) as harness:
+        behind, ahead = harness.upstreams
+        await harness.load(60)
+        behind.behind = 1
+        await harness.look()
+        ahead.held = {"eth_getBalance", "eth_getBlockByNumber", "eth_blockNumber"}
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(harness.result("eth_getBalance", [TX[:42], "latest"]))
+            await until(lambda: ahead.count("eth_getBalance") == 1)
+            harness.watch()
+            await until(asking.done)
+            ahead.gate.set()
+        assert asking.result() == behind._eth_getBalance([TX[:42], "latest"])
+
+
+@on_uvloop
+async def test_failed_read_of_the_latest_block_is_repeated_where_that_block_is() -> None:
+    async with rpc_harness(2, faults=True, cache=NO_CACHE) as harness:
+        behind, ahead = harness.upstreams
+        behind.behind = 1
+        await harness.look()
+        for _ in range(4):
+            await harness.proxies[1].switch("reset", times=1)
+            assert await harness.result("eth_getBalance", [TX[:42], "latest"]) == ahead._eth_getBalance(
+                [TX[:42], "latest"]
+            )
 
 
 # Empty answers

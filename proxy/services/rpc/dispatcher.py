@@ -102,13 +102,15 @@ class Dispatcher(FlightHandler):
         body = (jsonrpc.HEAD, flight.id, policy.request_tail, flight.params, b"}")
         upstream.submit(flight, *body, once=not policy.may_repeat, fresh=fresh)
 
-    def _another(self, flight: Flight, now: float, *, was_refused: bool = False) -> Upstream | None:
+    def _another(
+        self, flight: Flight, now: float, *, was_refused: bool = False, has_block: bool = False
+    ) -> Upstream | None:
         """Another upstream for the flight, if one is left, has room, and the budget allows it. `was_refused`: the last one
-        certainly did not execute the call, so even a write may be sent again."""
+        certainly did not execute the call, so even a write may be sent again. `has_block`: only one that is not behind."""
         if not (flight.policy.may_repeat or was_refused) or flight.tries >= MAX_TRIES:
             return None
         upstream = self.choose(flight, now, flight.tried)
-        if upstream is None or upstream.is_crowded:
+        if upstream is None or upstream.is_crowded or (has_block and _lacks_block(flight, upstream)):
             return None
         return upstream if self.budget.spend(now, flight.client) else None
 
@@ -143,8 +145,10 @@ class Dispatcher(FlightHandler):
         return age > self.state.group.hedge_after_s(newest.health)
 
     def _hedge(self, flight: Flight, now: float) -> None:
-        """Send one more attempt. If two are in flight already, the older one is given up."""
-        upstream = self._another(flight, now)
+        """Send one more attempt; to an upstream that is behind only if the last one is silent. If two are in flight already,
+        the older one is given up."""
+        newest = flight.newest(now)[0]
+        upstream = self._another(flight, now, has_block=newest is None or not newest.health.silent)
         if upstream is None:
             self._repeat(flight, now)
             return
@@ -355,9 +359,9 @@ class Dispatcher(FlightHandler):
             return
         if (flight.policy.may_repeat or not sent) and flight.tries < MAX_TRIES:
             upstream = self.choose(flight, now, flight.tried)
-            if upstream is None and sent:
-                # No other upstream is left: use the same one on another connection. The upstream may have closed an idle
-                # connection in the moment in which it was used.
+            if sent and (upstream is None or (flight.tries == 1 and _lacks_block(flight, upstream))):
+                # No other upstream is left, or none that has the block: use the same one on another connection. The upstream
+                # may have closed an idle connection in the moment in which it was used.
                 upstream = self.choose(flight, now, 0)
             # A call that was not sent puts no load on an upstream, so it needs no budget.
             if upstream is not None and (not sent or self.budget.spend(now, flight.client)):
@@ -447,3 +451,8 @@ class Dispatcher(FlightHandler):
             upstream.leave(flight)
             if began < answered_began:
                 upstream.count_late(began, now)
+
+
+def _lacks_block(flight: Flight, upstream: Upstream) -> bool:
+    """Whether an upstream is behind the block that the call needs."""
+    return 0 < upstream.health.head < flight.least_head
