@@ -44,7 +44,6 @@ MODULES = (
     "proxy.web.front.reply_writer",
     "proxy.web.front.request_heads",
     "proxy.web.front.request_reader",
-    "proxy.web.front.short_calls",
     "proxy.wire.call_queue",
     "proxy.wire.http1",
     "proxy.wire.http_connection",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from proxy.chains.families import family_of
 from proxy.chains.family import Family, Method, MethodTable
 from proxy.chains.registry import Network
 from proxy.core import access
-from proxy.core.jsonrpc import request_tail
+from proxy.core.jsonrpc import COMPACT, ID_STARTS, MAX_DEPTH, Envelope, repeats_members, request_tail
+from proxy.core.nesting import is_deeper
 from proxy.telemetry import Tally
 
 _SCOPES = {
@@ -19,6 +21,11 @@ _SCOPES = {
 }
 # A key without any of these may not call any method.
 ANY_SCOPE = _SCOPES["read"] | _SCOPES["write"]
+# JSON-RPC ids longer than this take the long path, which has their limit.
+LONGEST_SHORT_ID: Final = 64
+_ARRAY: Final = ord("[")
+_ID_STARTS: Final = ID_STARTS
+_COMPACT: Final[int] = COMPACT
 # No params begin with a zero byte.
 _NO_SHAPE = (0, b"", b"")
 
@@ -91,6 +98,26 @@ class MethodPolicy:
 
     def __repr__(self) -> str:
         return f"<MethodPolicy {self.method.name} {self.units} units>"
+
+    def is_short_call(self, envelope: Envelope, params: bytes, call_id: bytes, body: bytes) -> bool:
+        """Whether a call may take the short path: it is certainly valid, and about the newest block if about any. All others
+        take the long path, which has all checks. `params` and `call_id` are those of the envelope, which was read from `body`.
+        """
+        return not (
+            not params
+            or params[0] != _ARRAY
+            or not call_id
+            or call_id[0] not in _ID_STARTS
+            or len(call_id) > LONGEST_SHORT_ID
+            or (
+                self.has_block
+                and (params[1] != self.opens or params.partition(self.before_latest)[2] != self.latest)
+                and not self.is_latest(params)
+            )
+            or not body.isascii()
+            or (len(body) - len(params) - len(call_id) - len(envelope.method) > _COMPACT and repeats_members(body))
+            or (len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH))
+        )
 
     def is_latest(self, params: bytes) -> bool:
         """Whether the call is about the latest block, named last or not at all."""

@@ -31,7 +31,6 @@ from proxy.web.front.front_context import FrontContext
 from proxy.web.front.reply_writer import ReplyWriter
 from proxy.web.front.request_heads import RequestHead
 from proxy.web.front.request_reader import LARGE_BODY, RequestMessage, RequestReader
-from proxy.web.front.short_calls import is_short
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
@@ -250,7 +249,7 @@ class FrontConnection(asyncio.Protocol):
             return
         policy = head.policies.get(envelope.method)
         params, call_id = bytes(envelope.params), bytes(envelope.id)
-        if policy is None or not is_short(policy, envelope, params, call_id, body):
+        if policy is None or not policy.is_short_call(envelope, params, call_id, body):
             self._serve_in_full(head, body, envelope)
             return
         key, context, replies = head.key, self._context, self._replies
