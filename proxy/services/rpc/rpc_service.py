@@ -31,7 +31,6 @@ from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.short_batch import ShortBatch, may_be_short
-from proxy.wire.upstream import Upstream
 
 
 class SubscriptionCalls(Protocol):
@@ -75,7 +74,7 @@ class RpcService:
         if not isinstance(policy, MethodPolicy):
             self._decline(caller, key, policy, now)
             return
-        units = policy.units if policy.is_plain else self._price(policy, route, call)
+        units = self._price(policy, route, call)
         refusal = self._admission.charge(key, 1, units, now)
         if refusal is not None:
             caller.on_fault(refusal)
@@ -113,6 +112,8 @@ class RpcService:
 
     def _price(self, policy: MethodPolicy, route: Route, call: RawCall) -> int:
         """A read of old state costs at least the archive price."""
+        if policy.is_plain:
+            return policy.units
         family = policy.family
         if policy.units < self._archive_minimum and not policy.method.history and route.heads.tip:
             ref = family.block_ref(policy.method, call[1])
@@ -136,22 +137,17 @@ class RpcService:
     ) -> CallBatch | ShortBatch | BatchAdmission | Fault:
         """Admit a batch, at once or item by item, and answer its items. `done` is called when all are answered, unless the
         reply is large and `sink` takes it in parts."""
-        batch = CallBatch(items, done, now, key.sheet, self.held_replies.share(key.account.id), sink)
+        share = self.held_replies.share(key.account.id)
+        if not fresh and (calls := self._short_calls(items, route, key)):
+            units = sum([self._price(policy, route, call) for policy, call in calls])
+            if self._admission.charge(key, len(calls), units, now) is None:
+                return self._send_short(ShortBatch(calls, route, done, key, share, sink), route, units, now)
+        batch = CallBatch(items, done, now, key.sheet, share, sink)
         accepted, declined, units = self._checked_items(batch, items, route, key, subscriber)
         is_large = len(items) > ITEMS_PER_TURN
         if is_large or self._admission.charge(key, len(items), units, now) is not None:
             send = partial(self._send_items, route, key, fresh, subscriber)
             return self._admit_by_item(batch, key, accepted, declined, send)
-        if (
-            len(accepted) == len(items)
-            and not fresh
-            and (upstream := self._short_path(route, key, accepted)) is not None
-        ):
-            calls, policies = [call for _, _, call, _ in accepted], [policy for _, policy, _, _ in accepted]
-            short = ShortBatch(calls, policies, route, done, key, batch.share, sink)
-            short.units = units
-            short.send(upstream, now)
-            return short
         batch.units = units
         for item, why in declined:
             item.decline(why)
@@ -182,7 +178,7 @@ class RpcService:
                 declined.append((item, policy))
                 units += 0 if isinstance(policy, Fault) else UNITS_OF_AN_ERROR
                 continue
-            price = policy.units if policy.is_plain else self._price(policy, route, call)
+            price = self._price(policy, route, call)
             units += price
             accepted.append((item, policy, call, price))
         return accepted, declined, units
@@ -234,14 +230,30 @@ class RpcService:
                 forwarded.append((item, policy, call[1]))
         self.forwarder.forward_all(forwarded, route, key, now, fresh=fresh)
 
-    def _short_path(self, route: Route, key: Key, accepted: Sequence[PricedItem]) -> Upstream | None:
-        """The only upstream, if all calls are plain reads and it accepts them in one request."""
+    def _short_calls(
+        self, items: Sequence[RawCall | MalformedCall], route: Route, key: Key
+    ) -> list[tuple[MethodPolicy, RawCall]]:
+        """The calls with their policies, if all are plain reads and the only upstream accepts them in one request."""
         upstream = route.only
-        if upstream is None or not upstream.health.free:
-            return None
-        if not 1 < len(accepted) <= upstream.batches.of(key.account.id):
-            return None
-        return upstream if all(may_be_short(policy, call) for _, policy, call, _ in accepted) else None
+        if upstream is None or not upstream.health.free or len(items) > ITEMS_PER_TURN:
+            return []
+        if not 1 < len(items) <= upstream.batches.of(key.account.id):
+            return []
+        found = []
+        for call in items:
+            policy = None if isinstance(call, MalformedCall) else route.policies.get(call[0])
+            if policy is None or isinstance(call, MalformedCall) or not key.scopes & policy.scope:
+                return []
+            if not may_be_short(policy, call):
+                return []
+            found.append((policy, call))
+        return found
+
+    def _send_short(self, batch: ShortBatch, route: Route, units: int, now: float) -> ShortBatch:
+        assert route.only is not None
+        batch.units = units
+        batch.send(route.only, now)
+        return batch
 
     # Refunds
 

@@ -35,14 +35,13 @@ def may_be_short(policy: MethodPolicy, call: RawCall) -> bool:
 
 class ShortBatch:
     __slots__ = (
-        "_became", "_body", "_calls", "_client", "_done", "_first_id", "_policies", "_route", "_sheet", "_sink", "_upstream",
+        "_became", "_body", "_calls", "_client", "_done", "_first_id", "_route", "_sheet", "_sink", "_upstream",
         "began", "share", "units",
     )  # fmt: skip
 
     def __init__(
         self,
-        calls: Sequence[RawCall],
-        policies: Sequence[MethodPolicy],
+        calls: Sequence[tuple[MethodPolicy, RawCall]],
         route: Route,
         done: Callable[[CallBatch | ShortBatch], None],
         key: Key,
@@ -50,7 +49,6 @@ class ShortBatch:
         sink: BatchSink | None = None,
     ) -> None:
         self._calls = calls
-        self._policies = policies
         self._route = route
         self._done = done
         self._sheet = key.sheet
@@ -77,7 +75,7 @@ class ShortBatch:
         # Far from the ids of flights: an `UpstreamBatch` that takes over keeps these.
         self._first_id = number = next_id() * 1000
         parts: list[bytes] = []
-        for call, policy in zip(self._calls, self._policies, strict=True):
+        for policy, call in self._calls:
             parts += (b",", jsonrpc.HEAD, b"%d" % number, policy.request_tail, call[1], b"}")
             number += 1
         parts[0] = b"["
@@ -100,7 +98,7 @@ class ShortBatch:
         health.good += len(results) - 1
         self._upstream = None
         parts: list[bytes | msgspec.Raw] = []
-        for call, policy, result in zip(self._calls, self._policies, results, strict=True):
+        for (policy, call), result in zip(self._calls, results, strict=True):
             parts += (b",", jsonrpc.HEAD, call[2], b',"result":', result, b"}")
             self._sheet[policy.tally].count("results", "", policy.units, took)
         parts[0] = b"["
@@ -153,12 +151,13 @@ class ShortBatch:
         upstream = self._upstream
         assert upstream is not None
         self._upstream = None
-        self._became = batch = CallBatch(self._calls, self._done, self.began, self._sheet, self.share, self._sink)
+        calls = [call for _, call in self._calls]
+        self._became = batch = CallBatch(calls, self._done, self.began, self._sheet, self.share, self._sink)
         batch.units = self.units
-        batch.expect(len(self._calls))
+        batch.expect(len(calls))
         dispatcher = self._route.dispatcher
         flights = []
-        for index, (item, call, policy) in enumerate(zip(batch.items, self._calls, self._policies, strict=True)):
+        for index, (item, (policy, call)) in enumerate(zip(batch.items, self._calls, strict=True)):
             item.policy, item.units = policy, policy.units
             item.flight = dispatcher.take_over(
                 policy,
