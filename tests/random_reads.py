@@ -1,7 +1,8 @@
 """Random reads through the service, each compared with the node itself, while the chain is extended and reorganised.
 
 After each change of the chain the upstreams are polled once: from then on every reply must equal the node's. Replies during the
-change and the poll may be older; they are counted. PENSTOCK_RANDOM_READS sets the number of reads for each case.
+change and the poll may be older; they are counted. PENSTOCK_RANDOM_READS sets the number of reads for each case and
+PENSTOCK_RANDOM_SEED the seed; long runs need pytest's `-o timeout=0`.
 """
 
 from __future__ import annotations
