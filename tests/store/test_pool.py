@@ -98,7 +98,7 @@ async def test_silent_database_blocks_no_caller_for_long(line: Pool, cable: Cabl
         began = time.monotonic()
         with pytest.raises(Unavailable):
             await answer(hurried)
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < COMMAND_S
     cable.muted = False
     assert await answer(line) == 42
 

@@ -229,8 +229,8 @@ async def test_read_of_a_client_that_left_is_cancelled(cache: dict[str, Any], wa
             if "batch" in way or "convoy" in way:
                 body = b"[%b]" % b",".join([CALL] * (3 if "convoy" in way else 1))
             await client.write(worker.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
-            await until(lambda: upstream.bodies, within_s=2.0)
-        await until(lambda: not upstream.alive, within_s=2.0)
+            await until(lambda: upstream.bodies)
+        await until(lambda: not upstream.alive)
         gate.set()
         assert is_good(await worker.send(CALL))
         assert upstream.connections == 2
@@ -244,8 +244,8 @@ async def test_write_of_a_client_that_left_is_completed(way: str) -> None:
         async with await worker.connect() as client:
             body = b"[%b]" % WRITE if "batch" in way else WRITE
             await client.write(worker.post(body, **({"TE": "trailers"} if "aiohttp" in way else {})))
-            await until(lambda: upstream.bodies, within_s=2.0)
-        await until(lambda: not worker.app.limiter.connections, within_s=2.0)
+            await until(lambda: upstream.bodies)
+        await until(lambda: not worker.app.limiter.connections)
         await asyncio.sleep(0.05)
         assert upstream.alive == 1
         gate.set()
@@ -266,7 +266,7 @@ def test_client_that_leaves_in_the_middle_of_its_request_logs_no_error(
                 async with await worker.connect() as client:
                     await client.write(data[:cut])
                     await asyncio.sleep(0.01)
-                await until(lambda: not worker.app.limiter.connections, within_s=2.0)
+                await until(lambda: not worker.app.limiter.connections)
             assert not upstream.bodies
 
     leave()
@@ -311,10 +311,10 @@ async def test_one_of_two_clients_of_a_coalesced_call_may_leave() -> None:
     async with Scripted(script) as upstream, running_worker(upstream.url) as worker, await worker.connect() as stays:
         async with await worker.connect() as leaves:
             await leaves.write(worker.post(rpc("eth_gasPrice", id="leaves")))
-            await until(lambda: upstream.bodies, within_s=2.0)
+            await until(lambda: upstream.bodies)
             await stays.write(worker.post(rpc("eth_gasPrice", id="stays")))
             await asyncio.sleep(0.02)
-        await until(lambda: len(worker.app.limiter.connections) == 1, within_s=2.0)
+        await until(lambda: len(worker.app.limiter.connections) == 1)
         gate.set()
         reply = await stays.reply()
         assert reply.json == {"jsonrpc": "2.0", "id": "stays", "result": "0x5"}
@@ -403,9 +403,9 @@ async def test_draining_worker_answers_requests_under_way_and_closes(cache: dict
         for client, way, body in zip(clients, ways, bodies, strict=True):
             await client.write(worker.post(body, **way))
         idle = await worker.connect()
-        await until(lambda: len(upstream.bodies) == 4, within_s=2.0)
+        await until(lambda: len(upstream.bodies) == 4)
         stopping = asyncio.get_running_loop().create_task(worker.app.stop())
-        await until(lambda: worker.app.front.draining, within_s=2.0)
+        await until(lambda: worker.app.front.draining)
         await asyncio.sleep(0.05)
         assert not stopping.done()
         gate.set()
@@ -427,7 +427,7 @@ async def test_request_during_a_drain_is_answered_and_closed() -> None:
         for client in clients:
             assert is_good(await client.send(worker.post(CALL)))
         stopping = asyncio.get_running_loop().create_task(worker.app.stop())
-        await until(lambda: worker.app.front.draining, within_s=2.0)
+        await until(lambda: worker.app.front.draining)
         for client in clients:
             reply = await client.send(worker.post(CALL))
             assert is_good(reply)

@@ -117,7 +117,7 @@ async def test_malformed_reply_fails_the_call_and_ends_the_connection(name: str)
         call = send_call(upstream)
         assert "malformed" in await call.failure()
         assert (call.events, call.sent) == (["fail"], True)
-        await until(lambda: not server.writers, within_s=2.0)
+        await until(lambda: not server.writers)
         await still_works(upstream, server)
         assert server.connections == 2
 
@@ -156,7 +156,7 @@ async def test_second_reply_to_one_call_is_dropped(apart: bool) -> None:
             await call.done.wait()
             assert call.events == ["reply"]
             assert b"stray" not in call.body
-            await until(lambda: not server.writers, within_s=2.0)
+            await until(lambda: not server.writers)
         await still_works(upstream, server)
 
 
@@ -175,7 +175,7 @@ async def test_bytes_on_an_idle_connection_end_it_before_it_is_used_again() -> N
         await still_works(upstream, server)
         (writer,) = server.writers
         writer.write(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
-        await until(lambda: not upstream.idle, within_s=2.0)
+        await until(lambda: not upstream.idle)
         await still_works(upstream, server)
         assert server.connections == 2
 
@@ -189,13 +189,13 @@ async def test_idle_connections_that_the_upstream_closes_are_noticed() -> None:
         gate = asyncio.Event()
         server.script = upstreams.held(gate, GOOD)
         several = [send_call(upstream, number) for number in range(4)]
-        await until(lambda: len(server.bodies) == 4, within_s=2.0)
+        await until(lambda: len(server.bodies) == 4)
         gate.set()
         for call in several:
             assert await call.result() == "0x1"
         assert len(upstream.idle) == 4
         server.drop_all()
-        await until(lambda: not upstream.idle, within_s=2.0)
+        await until(lambda: not upstream.idle)
         assert await send_call(upstream).result() == "0x1"
         assert server.connections == 5
 
@@ -212,7 +212,7 @@ async def test_call_sent_into_a_closing_connection_fails_as_retryable() -> None:
             assert call.events in (["reply"], ["fail"])
             if call.events == ["fail"]:
                 assert call.reason == STALE
-            await until(lambda: not server.writers or upstream.idle, within_s=2.0)
+            await until(lambda: not server.writers or upstream.idle)
         await still_works(upstream, server)
 
 
@@ -274,7 +274,7 @@ async def test_reply_to_an_abandoned_call_is_dropped(depth: int) -> None:
         await still_works(upstream, server)
         server.script = upstreams.held(gate, stub({"ask": "not for you"}))
         left = send_call(upstream, 1)
-        await until(lambda: len(server.bodies) == 2, within_s=2.0)
+        await until(lambda: len(server.bodies) == 2)
         upstream.leave(left)
         gate.set()
         server.script = GOOD
@@ -291,7 +291,7 @@ async def test_waiting_call_that_is_left_is_never_sent() -> None:
     gate = asyncio.Event()
     async with pool(upstreams.held(gate, GOOD), limit=1) as (upstream, server):
         first, left, last = (send_call(upstream, number) for number in range(3))
-        await until(lambda: len(server.bodies) == 1, within_s=2.0)
+        await until(lambda: len(server.bodies) == 1)
         upstream.leave(left)
         gate.set()
         assert await first.result() == await last.result() == "0x1"
@@ -352,7 +352,7 @@ async def test_calls_leave_in_the_order_of_their_sinks_whichever_way_they_come()
     turn = WriteBuffer(asyncio.get_running_loop())
     async with pool(act, depth=2, turn=turn) as (upstream, server):
         several = [send_call(upstream, number) for number in range(upstream._queue.limit.most)]
-        await until(lambda: len(server.bodies) == len(several), within_s=2.0)
+        await until(lambda: len(server.bodies) == len(several))
         upstream.tick(time.monotonic())
         connection = several[0].connection
         assert connection is not None
@@ -458,7 +458,7 @@ async def test_call_that_is_asked_again_when_it_fails_is_not_asked_on_the_same_c
         server.script = upstreams.first(replies(lambda _: BAD["garbage"]), GOOD)
         for _ in range(3):
             upstream.submit(Stubborn(), b'{"jsonrpc":"2.0","id":1,"method":"ask","params":[]}')
-        await until(lambda: len(again) == 3, within_s=2.0)
+        await until(lambda: len(again) == 3)
         assert [await call.result() for call in again] == ["0x1"] * 3
 
 

