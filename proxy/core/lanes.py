@@ -5,14 +5,15 @@ success doubles the limit, up to a maximum; each failure halves it. Receivers of
 ones, however many there are: failing and slow receivers get at most half of the places, these and unproven ones three
 quarters, and the rest is reserved for receivers that respond. Free places are shared evenly. If they do not suffice,
 those with the fewest deliveries under way and the longest wait come first, among receivers and among the webhooks of
-each.
+each. An account leaves an eighth of all places to others, however many receivers it has: they could respond for a while
+and then hang together.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -54,6 +55,7 @@ class Lanes:
         self.total = total
         self.each = each
         self._busy: dict[LaneKind, int] = {"slow": 0, "new": 0, "good": 0}
+        self._of_account: Counter[str] = Counter()
         self._lanes: dict[str, Lane] = {}
         self._turn = 0
 
@@ -72,9 +74,9 @@ class Lanes:
             found = self._lanes[receiver] = Lane()
         return found
 
-    def rooms(self, waiting: Mapping[str, str]) -> dict[str, int]:
+    def rooms(self, waiting: Mapping[str, str], accounts: Mapping[str, str]) -> dict[str, int]:
         """The number of deliveries that each webhook may start now; webhooks that may start none are left out.
-        `waiting`: the webhooks with due deliveries, and the receiver of each."""
+        `waiting`: the webhooks with due deliveries, and the receiver of each. `accounts`: the account of each."""
         webhooks: defaultdict[str, list[str]] = defaultdict(list)
         for webhook, receiver in waiting.items():
             webhooks[receiver].append(webhook)
@@ -83,16 +85,30 @@ class Lanes:
         if not lanes:
             return {}
         self._turn += 1
-        left = self._left()
+        left, of_account = self._left(), self._of_account.copy()
         share = max(1, left["good"] // len(lanes))
         found: dict[str, int] = {}
         for lane, own in sorted(lanes, key=lambda each: (each[0].busy, each[0].turn)):
             room = min(lane.window - lane.busy, share, left[lane.kind])
-            if room > 0:
+            given = self._within_accounts(_shared(lane, own, room), accounts, of_account) if room > 0 else {}
+            if given:
                 lane.turn = self._turn
-                found |= _shared(lane, own, room)
-                left = _after(left, lane.kind, room)
+                found |= given
+                left = _after(left, lane.kind, sum(given.values()))
         return found
+
+    def _within_accounts(
+        self, rooms: Mapping[str, int], accounts: Mapping[str, str], of_account: Counter[str]
+    ) -> dict[str, int]:
+        """As much of the rooms as the accounts may take, which is added to `of_account`."""
+        given: dict[str, int] = {}
+        for webhook, room in rooms.items():
+            account = accounts[webhook]
+            allowed = min(room, self.total - self.total // 8 - of_account[account])
+            if allowed > 0:
+                given[webhook] = allowed
+                of_account[account] += allowed
+        return given
 
     def _left(self) -> dict[LaneKind, int]:
         """Places that each kind may still take. Places taken by better kinds count against it only when all are taken."""
@@ -101,12 +117,16 @@ class Lanes:
         unknown = min(total, (self.total * 3 + 3) // 4 - slow - new)
         return {"slow": min(unknown, (self.total + 1) // 2 - slow), "new": unknown, "good": total}
 
-    def begin(self, receiver: str) -> None:
+    def begin(self, receiver: str, account: str) -> None:
         lane = self.lane(receiver)
         lane.busy += 1
         self._busy[lane.kind] += 1
+        self._of_account[account] += 1
 
-    def end(self, receiver: str, *, took_s: float, ok: bool) -> None:
+    def end(self, receiver: str, account: str, *, took_s: float, ok: bool) -> None:
+        self._of_account[account] -= 1
+        if not self._of_account[account]:
+            del self._of_account[account]
         lane = self.lane(receiver)
         self._busy[lane.kind] -= lane.busy
         lane.busy -= 1
@@ -118,6 +138,7 @@ class Lanes:
     def clear(self) -> None:
         """Reset: no delivery is under way any more, because the deliverer was stopped."""
         self._busy = dict.fromkeys(self._busy, 0)
+        self._of_account.clear()
         for lane in self._lanes.values():
             lane.busy = 0
 

@@ -31,9 +31,10 @@ SHOWN_ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True)
 class DueWebhooks:
-    """Webhooks with due deliveries, the active ones with their URLs. `next_s`: seconds until the next delivery is due."""
+    """Webhooks with due deliveries, the active ones with their URLs and accounts. `next_s`: seconds until the next is due."""
 
     active: dict[str, str]
+    accounts: dict[str, str]
     inactive: list[str]
     next_s: float | None
 
@@ -105,8 +106,10 @@ class DeliveryStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.deliveries.list_due, at)
         active = {row["webhook_id"]: row["url"] for row in rows if row["status"] == "active"}
+        accounts = {row["webhook_id"]: row["account_id"] for row in rows if row["status"] == "active"}
         inactive = [row["webhook_id"] for row in rows if row["status"] not in (None, "active")]
-        return DueWebhooks(active, inactive, next((row["in_s"] for row in rows if row["webhook_id"] is None), None))
+        next_s = next((row["in_s"] for row in rows if row["webhook_id"] is None), None)
+        return DueWebhooks(active, accounts, inactive, next_s)
 
     async def claim(
         self,

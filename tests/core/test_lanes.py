@@ -16,17 +16,22 @@ def alone(names: Iterable[str]) -> dict[str, str]:
     return {name: name for name in names}
 
 
+def rooms(lanes: Lanes, waiting: dict[str, str]) -> dict[str, int]:
+    """Every webhook has its own account."""
+    return lanes.rooms(waiting, {webhook: webhook for webhook in waiting})
+
+
 def run(lanes: Lanes, receiver: str, times: int, *, took_s: float = 0.01, ok: bool = True) -> None:
     for _ in range(times):
-        lanes.begin(receiver)
-        lanes.end(receiver, took_s=took_s, ok=ok)
+        lanes.begin(receiver, receiver)
+        lanes.end(receiver, receiver, took_s=took_s, ok=ok)
 
 
 def test_receiver_begins_with_one_and_success_doubles_it() -> None:
     lanes = Lanes(total=100, each=8)
     seen = []
     for _ in range(5):
-        seen.append(lanes.rooms(alone("a"))["a"])
+        seen.append(rooms(lanes, alone("a"))["a"])
         run(lanes, "a", 1)
     assert seen == [1, 2, 4, 8, 8]
 
@@ -36,7 +41,7 @@ def test_failure_halves_it_down_to_one() -> None:
     run(lanes, "a", 3)
     seen = []
     for _ in range(4):
-        seen.append(lanes.rooms(alone("a"))["a"])
+        seen.append(rooms(lanes, alone("a"))["a"])
         run(lanes, "a", 1, ok=False)
     assert seen == [8, 4, 2, 1]
 
@@ -45,15 +50,15 @@ def test_delivery_in_flight_takes_a_slot() -> None:
     lanes = Lanes(total=100, each=8)
     run(lanes, "a", 3)
     for left in range(8, 0, -1):
-        assert lanes.rooms(alone("a")) == {"a": left}
-        lanes.begin("a")
-    assert lanes.rooms(alone("a")) == {}
+        assert rooms(lanes, alone("a")) == {"a": left}
+        lanes.begin("a", "a")
+    assert rooms(lanes, alone("a")) == {}
 
 
 def fill(lanes: Lanes, names: Iterable[str]) -> None:
-    for name, room in lanes.rooms(alone(names)).items():
+    for name, room in rooms(lanes, alone(names)).items():
         for _ in range(room):
-            lanes.begin(name)
+            lanes.begin(name, name)
 
 
 def test_worse_ones_leave_room_for_the_better_however_many_they_are() -> None:
@@ -81,25 +86,25 @@ def test_one_that_answers_again_counts_as_good_with_all_it_has() -> None:
     run(lanes, "b", 1, ok=False)
     fill(lanes, ["a"])
     assert lanes.busy == 4
-    assert lanes.rooms(alone("b")) == {}
-    lanes.end("a", took_s=0.1, ok=True)
-    assert lanes.rooms(alone("b")) == {"b": 1}
+    assert rooms(lanes, alone("b")) == {}
+    lanes.end("a", "a", took_s=0.1, ok=True)
+    assert rooms(lanes, alone("b")) == {"b": 1}
 
 
 def test_free_slots_are_shared() -> None:
     lanes = Lanes(total=12, each=10)
     for name in "abc":
         run(lanes, name, 4)
-    assert lanes.rooms(alone("abc")) == {"a": 4, "b": 4, "c": 4}
+    assert rooms(lanes, alone("abc")) == {"a": 4, "b": 4, "c": 4}
 
 
 def test_scarce_slots_rotate_among_receivers_and_none_starves() -> None:
     lanes = Lanes(total=4, each=4)
     served: Counter[str] = Counter()
     for _ in range(30):
-        rooms = lanes.rooms(alone(f"{n:02}" for n in range(20)))
-        served.update(rooms)
-        for name, room in rooms.items():
+        given = rooms(lanes, alone(f"{n:02}" for n in range(20)))
+        served.update(given)
+        for name, room in given.items():
             run(lanes, name, room)
         assert lanes.busy == 0
     assert len(served) == 20
@@ -110,21 +115,21 @@ def test_busy_receiver_comes_after_idle_ones() -> None:
     lanes = Lanes(total=4, each=4)
     run(lanes, "a", 3)
     for _ in range(2):
-        lanes.begin("a")
-    assert lanes.rooms(alone("abcd")) == {"b": 1, "c": 1}
+        lanes.begin("a", "a")
+    assert rooms(lanes, alone("abcd")) == {"b": 1, "c": 1}
 
 
 def test_webhooks_of_one_receiver_share_its_slots_and_take_turns() -> None:
     lanes = Lanes(total=100, each=4)
     run(lanes, "host", 4)
     webhooks = {f"wh_{n}": "host" for n in range(6)}
-    first = lanes.rooms(webhooks)
+    first = rooms(lanes, webhooks)
     assert first == {"wh_0": 1, "wh_1": 1, "wh_2": 1, "wh_3": 1}
-    assert lanes.rooms(webhooks) == {"wh_4": 1, "wh_5": 1, "wh_0": 1, "wh_1": 1}
-    assert lanes.rooms({"wh_1": "host", "wh_2": "host", "wh_3": "host"}) == {"wh_2": 2, "wh_3": 1, "wh_1": 1}
+    assert rooms(lanes, webhooks) == {"wh_4": 1, "wh_5": 1, "wh_0": 1, "wh_1": 1}
+    assert rooms(lanes, {"wh_1": "host", "wh_2": "host", "wh_3": "host"}) == {"wh_2": 2, "wh_3": 1, "wh_1": 1}
     for _ in first:
-        lanes.begin("host")
-    assert lanes.rooms(webhooks) == {}
+        lanes.begin("host", "host")
+    assert rooms(lanes, webhooks) == {}
 
 
 def test_clearing_frees_all_slots() -> None:
@@ -135,7 +140,7 @@ def test_clearing_frees_all_slots() -> None:
     lanes.clear()
     assert lanes.busy == 0
     assert lanes.lane("a").kind == "slow"
-    assert lanes.rooms(alone("b")) == {"b": 1}
+    assert rooms(lanes, alone("b")) == {"b": 1}
 
 
 @pytest.mark.parametrize(
@@ -161,25 +166,40 @@ def test_counts_come_out_even_whatever_happens() -> None:
     lanes = Lanes(total=20, each=6)
     running: list[str] = []
     for _ in range(5000):
-        for name, room in lanes.rooms(alone([f"r{chance.randrange(8)}"])).items():
+        for name, room in rooms(lanes, alone([f"r{chance.randrange(8)}"])).items():
             for _ in range(room):
-                lanes.begin(name)
+                lanes.begin(name, name)
                 running.append(name)
         assert lanes.busy == len(running) <= 20
         for _ in range(chance.randrange(6)):
             if running:
-                lanes.end(
-                    running.pop(chance.randrange(len(running))), took_s=chance.random() * 2, ok=chance.random() < 0.8
-                )
+                name = running.pop(chance.randrange(len(running)))
+                lanes.end(name, name, took_s=chance.random() * 2, ok=chance.random() < 0.8)
     for name in running:
-        lanes.end(name, took_s=0.0, ok=True)
+        lanes.end(name, name, took_s=0.0, ok=True)
     assert repr(lanes) == "<Lanes {'slow': 0, 'new': 0, 'good': 0} of 20; 8 receivers>"
+
+
+def test_account_leaves_an_eighth_of_all_places_to_others() -> None:
+    lanes = Lanes(total=16, each=4)
+    for name in "abcdefgh":
+        run(lanes, name, 3)
+    waiting = alone("abcdefgh")
+    accounts = dict.fromkeys("abcdefg", "many") | {"h": "one"}
+    for _ in range(2):
+        for name, room in lanes.rooms(alone("abcdefg"), accounts).items():
+            for _ in range(room):
+                lanes.begin(name, "many")
+    assert lanes.busy == 14
+    assert lanes.rooms(waiting, accounts) == {"h": 1}
+    lanes.end("a", "many", took_s=0.01, ok=True)
+    assert lanes.rooms(waiting, accounts) == {"h": 1, "a": 1}
 
 
 def test_receivers_with_nothing_under_way_are_forgotten_in_the_end() -> None:
     lanes = Lanes(total=20, each=6)
-    lanes.begin("kept")
+    lanes.begin("kept", "kept")
     for place in range(25_000):
-        lanes.rooms(alone([str(place)]))
+        rooms(lanes, alone([str(place)]))
     assert len(lanes._lanes) <= 10_001
     assert lanes.lane("kept").busy == 1

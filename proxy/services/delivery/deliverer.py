@@ -152,7 +152,7 @@ class Deliverer:
         due = await self._list_due()
         if due.inactive:
             await self._store.park(due.inactive)
-        slots = self._lanes.rooms({webhook: receiver_of(url) for webhook, url in due.active.items()})
+        slots = self._lanes.rooms({each: receiver_of(url) for each, url in due.active.items()}, due.accounts)
         if slots:
             claimed, exhausted = await self._store.claim(slots, day_limits=self._day_limits, lease_s=self._lease_s)
             for account in exhausted:
@@ -160,7 +160,7 @@ class Deliverer:
                     "daily delivery limit reached: further deliveries wait until 00:00 UTC", extra={"account": account}
                 )
             for each in claimed:
-                self._lanes.begin(receiver_of(each.url))
+                self._lanes.begin(receiver_of(each.url), each.account)
                 group.create_task(self._attempt(each))
             if len(claimed) < sum(slots.values()):
                 self._due = None
@@ -200,7 +200,7 @@ class Deliverer:
     def _leave(self, claimed: ClaimedDelivery, reason: str) -> None:
         """Leave a delivery to a deliverer that can open its secret, when the lease ends. The receiver has not failed."""
         log.error("cannot sign a delivery: it stays queued", extra={"event": claimed.event_id, "reason": reason})
-        self._lanes.end(receiver_of(claimed.url), took_s=0.0, ok=False)
+        self._lanes.end(receiver_of(claimed.url), claimed.account, took_s=0.0, ok=False)
         telemetry.delivery_attempts_total.labels("unsigned").inc()
         self._wake.set()
         self._written.set()
@@ -260,7 +260,8 @@ class Deliverer:
                 )
                 break
         for claimed, reply, _, took_s in batch:
-            self._lanes.end(receiver_of(claimed.url), took_s=took_s, ok=attempts.is_delivered(reply.status))
+            is_delivered = attempts.is_delivered(reply.status)
+            self._lanes.end(receiver_of(claimed.url), claimed.account, took_s=took_s, ok=is_delivered)
         self._count(batch)
         self._wake.set()
         self._written.set()

@@ -15,11 +15,12 @@ with recursive seen as (
         where state in ('due', 'over_quota') and webhook_id > seen.webhook_id order by webhook_id, due_at limit 1
     ) next
 )
-select seen.webhook_id, coalesce(webhooks.status, 'deleted') as status, webhooks.url, null::double precision as in_s
+select seen.webhook_id, coalesce(webhooks.status, 'deleted') as status, webhooks.url, webhooks.account_id,
+    null::double precision as in_s
 from seen left join webhooks on webhooks.id = seen.webhook_id
 where seen.due_at <= coalesce($1::timestamptz, now())
 union all
-select null, null, null, extract(epoch from min(seen.due_at) - coalesce($1, now()))::double precision
+select null, null, null, null, extract(epoch from min(seen.due_at) - coalesce($1, now()))::double precision
 from seen where seen.due_at > coalesce($1, now());
 
 -- claim
