@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.jsonrpc import RawCall
@@ -97,7 +95,7 @@ class ShortBatch:
         health.succeeded(took)
         health.good += len(results) - 1
         self._upstream = None
-        parts: list[bytes | msgspec.Raw] = []
+        parts: list[bytes] = []
         for (policy, call), result in zip(self._calls, results, strict=True):
             parts += (b",", jsonrpc.HEAD, call[2], b',"result":', result, b"}")
             self._sheet[policy.tally].count("results", "", policy.units, took)
@@ -106,7 +104,7 @@ class ShortBatch:
         self._body = b"".join(parts)
         self._done(self)
 
-    def _results(self, head: ReplyHead, body: bytes) -> list[msgspec.Raw] | None:
+    def _results(self, head: ReplyHead, body: bytes) -> list[bytes] | None:
         """The results in order; None if the reply is anything else."""
         if head.status != 200 or not head.plain or not body.isascii():
             return None
@@ -117,11 +115,11 @@ class ShortBatch:
         number = self._first_id
         if len(replies) != len(self._calls):
             return None
-        results: list[msgspec.Raw] = []
+        results: list[bytes] = []
         for reply in replies:
             if not reply.result or reply.error or bytes(reply.id) != b"%d" % number:
                 return None
-            results.append(reply.result)
+            results.append(bytes(reply.result))
             number += 1
         return results
 
