@@ -56,6 +56,7 @@ LONG = (
     "tests/flows/test_operator.py",
     "tests/flows/test_follower.py",
     "tests/flows/test_feed_heads.py",
+    "tests/flows/test_real_reorgs.py",
     "tests/isolation/test_socket_floods.py",
     "tests/flows/test_faults.py",
     "tests/house/test_compiled.py",
