@@ -232,6 +232,18 @@ async def test_replies_of_an_upstream_that_turns_out_to_be_on_another_branch_are
 
 
 @on_uvloop
+async def test_head_that_only_a_forked_upstream_had_is_given_up_with_it() -> None:
+    async with rpc_harness(3) as harness:
+        fork(harness, harness.upstreams[0], 3).head += 1
+        for others in (True, False):
+            for upstream in harness.route.upstreams[1:]:
+                upstream.health.cordon(cordoned=others, now=time.monotonic())
+            assert int(await harness.result("eth_blockNumber", Cache_Control="no-cache"), 16) == harness.chain.head + 1
+        await harness.look()
+        assert int(await harness.result("eth_blockNumber"), 16) == harness.chain.head
+
+
+@on_uvloop
 async def test_upstream_that_is_behind_is_compared_at_its_own_height() -> None:
     async with rpc_harness(3, rpc={"lag_s": 600}) as harness:
         fork(harness, harness.upstreams[1], 30)

@@ -232,10 +232,15 @@ class NetworkState:
         self.observe_heads(now, is_newer=is_newer)
 
     def distrust(self) -> None:
-        """An upstream that replies came from is of another chain or branch: nothing that was cached is known to be true."""
+        """An upstream that replies came from is of another chain or branch: nothing that was cached is known to be true, and
+        the tip may be its block."""
         self.reorgs += 1
         self.replies.clear()
-        self.forget_recent()
+        tip = max([member.head for member in self.group.members if member.standing == "good"], default=0)
+        is_lower = 0 < tip < self.heads.tip
+        if is_lower:
+            self.heads.lower_to(tip)
+        self.forget_recent(is_lower=is_lower)
 
     def _note_blocks(self, now: float) -> bool:
         """Compare new reports with the branch. Returns whether a block was replaced."""
