@@ -14,6 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Files of one row share a service that takes seconds to start. They form a unit: one process runs them, one after the other.
 TOGETHER = (
     (
+        # Reads what the recipe deployed, before other files mint and transfer.
+        "tests/dev/test_contracts.py",
         "tests/flows/test_clients.py",
         "tests/flows/test_socket_clients.py",
         "tests/flows/test_limits.py",
@@ -31,7 +33,6 @@ TOGETHER = (
         "tests/flows/test_operations.py",
         "tests/flows/test_collections.py",
         "tests/flows/test_first_call.py",
-        "tests/dev/test_contracts.py",
         "tests/dev/test_indexing.py",
     ),
     ("tests/flows/test_smart_wallets.py", "tests/flows/test_sponsor.py"),
@@ -45,7 +46,7 @@ TOGETHER = (
 # With two processes, a long unit that starts last leaves one of them idle. The first files of units that take 15 seconds or
 # more, the longest first.
 LONG = (
-    "tests/flows/test_clients.py",
+    "tests/dev/test_contracts.py",
     "tests/browser/test_page.py",
     "tests/flows/test_dev.py",
     "tests/flows/test_smart_wallets.py",
@@ -80,11 +81,13 @@ LONG = (
 )
 _UNITS = {file: files[0] for files in TOGETHER for file in files}
 _PLACES = {file: place for place, file in enumerate(LONG)}
+_PLACES_IN_UNITS = {file: place for files in TOGETHER for place, file in enumerate(files)}
 
 
-def place_of(file: Path) -> int:
-    """The sort key of a test file: long units in the order of the table, all others after them."""
-    return _PLACES.get(unit_at(file), len(LONG))
+def place_of(file: Path) -> tuple[int, int]:
+    """The sort key of a test file: long units in the order of the table, all others after them; and its place in its unit."""
+    name = str(file.relative_to(ROOT))
+    return _PLACES.get(unit_of(name), len(LONG)), _PLACES_IN_UNITS.get(name, 0)
 
 
 def unit_of(file: str) -> str:
