@@ -90,7 +90,7 @@ async def test_key_is_restricted_and_account_disabled_from_the_command_line(serv
     assert (await run_json(service, "accounts", "disable", account["id"]))["disabled"] is True
     await until(lambda: has_status(403))
     head, *rows = (await run(service, "accounts", "list")).stdout.splitlines()
-    assert [row[head.index("disabled") :].split()[0] for row in rows if account["id"] in row] == ["True"]
+    assert [row[head.index("disabled") :].split()[0] for row in rows if account["id"] in row] == ["yes"]
     assert (await run_json(service, "accounts", "enable", account["id"]))["disabled"] is False
     await until(lambda: has_status(200))
     wrong = await run(service, "keys", "set", made["id"], "--allow-ip", "somewhere")

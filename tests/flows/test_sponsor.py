@@ -265,7 +265,8 @@ async def test_paymaster_accepts_the_sponsorship_for_at_most_five_minutes(bundle
         assert answer["paymasterAndData"] == "0x" + operation.paymaster_and_data.hex()
     good, after, until_ = await validated(bundled, operation, payer, entry_point)
     assert good
-    assert after < time.time() < until_ <= time.time() + 270
+    # The chain's clock runs ahead of ours by a second for each block that it mines in the same second.
+    assert after < time.time() < until_ <= time.time() + 300
 
 
 async def test_included_nonce_is_not_sponsored_again(bundled: Service, seen: dict[str, Any]) -> None:
