@@ -35,6 +35,7 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     prog = "penstock" if os.path.basename(sys.argv[0]) == "penstock" else "python -m proxy"
     parser = argparse.ArgumentParser(prog=prog, description="Penstock, a self-hosted blockchain access API.")
+    parser.set_defaults(program=prog)
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     words = sys.argv[1:] if argv is None else argv

@@ -17,7 +17,8 @@ def test_file_is_complete_private_and_has_fresh_secrets(tmp_path: Path) -> None:
         words = ("--database", DATABASE, "--upstream", 'ethereum/mainnet=https://node.example/"key"')
         done = command_here("init", str(file), *words)
         assert (done.returncode, done.stderr) == (0, "")
-        assert f"penstock check --config {file} --connect" in done.stdout
+        assert f"then python -m proxy check --config {file} --connect" in done.stdout
+        assert f"python -m proxy serve --config {file}\n" in file.read_text()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     one, two = (settings.load(file, environ={}) for file in files)
     assert one.database.url == DATABASE

@@ -38,18 +38,22 @@ def run(args: argparse.Namespace) -> int:
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     database = args.database or (asks and _database()) or DATABASE
     upstreams = args.upstream or (list(_upstreams()) if asks else [])
-    text = settings_text(args.file, database, _checked([upstream_option.parse(each) for each in upstreams]))
+    checked = _checked([upstream_option.parse(each) for each in upstreams])
+    text = settings_text(args.program, args.file, database, checked)
     write_private(args.file, text.encode())
     print(f"wrote {args.file}, readable only by you")
     if not upstreams:
         print("it has no upstreams yet: add [[upstreams]] blocks, as described at its end")
-    print(f"next: penstock check --config {args.file} --connect")
+    print(
+        f"next: {args.program} migrate --config {args.file}, then {args.program} check --config {args.file} --connect"
+    )
     return 0
 
 
-def settings_text(file: Path, database: str, upstreams: Iterable[Mapping[str, str]]) -> str:
+def settings_text(program: str, file: Path, database: str, upstreams: Iterable[Mapping[str, str]]) -> str:
     blocks = [_UPSTREAM.format(**{name: json.dumps(value) for name, value in each.items()}) for each in upstreams]
     return Template(TEMPLATE.read_text("utf-8")).substitute(
+        program=program,
         file=file,
         database=json.dumps(database),
         pepper=json.dumps(secrets.token_urlsafe(36)),
