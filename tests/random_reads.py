@@ -1,8 +1,8 @@
 """Random reads through the service, each compared with the node itself, while the chain is extended and reorganised.
 
 After each change of the chain the upstreams are polled once: from then on every reply must equal the node's. Replies during the
-change and the poll may be older; they are counted. PENSTOCK_RANDOM_READS sets the number of reads for each case and
-PENSTOCK_RANDOM_SEED the seed; long runs need pytest's `-o timeout=0`.
+change and the poll may be older; they are counted. RANDOM_READS sets the number of reads for each case and
+RANDOM_SEED the seed; long runs need pytest's `-o timeout=0`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tests.http_client import rpc
 from tests.rpc_harness import NetworkHarness
 from tests.web.worker import ChunkedClient
 
-SEED = os.environ.get("PENSTOCK_RANDOM_SEED", "20261")
+SEED = os.environ.get("RANDOM_SEED", "20261")
 READS_PER_STEP = 40
 CLIENTS = 4
 
 
 def reads_or(default: int) -> int:
-    return int(os.environ.get("PENSTOCK_RANDOM_READS", default))
+    return int(os.environ.get("RANDOM_READS", default))
 
 
 class RandomReads(ABC):
