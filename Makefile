@@ -18,7 +18,7 @@ BROWSER := tests/browser
 TESTED := .venv/.test $(CHAIN) $(BUNDLER) $(LIBRARIES) browser
 # Processes that share the test files. Each starts its own services.
 JOBS ?= 2
-PYTEST := $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(PY) -m tests.second_look -n $(JOBS) --dist loadfile --no-loadscope-reorder
 COMPILED := tests/core tests/store/test_windows.py tests/wire tests/web $(wildcard tests/flows/test_upstream_*.py) \
 	tests/flows/test_cache.py tests/flows/test_logs_filters.py tests/flows/test_short_batches.py
 PURE := tests/core tests/chains tests/test_settings.py \
@@ -66,7 +66,7 @@ unit: compiled $(TESTED)
 
 # Run the tests of the compiled modules again, uncompiled. Their output follows at the end, apart from that of `unit`.
 source: .venv/.test
-	@log=$$(mktemp); PENSTOCK_SOURCE=1 $(PY) -m pytest --compiled-only $(COMPILED) >$$log 2>&1; status=$$?; \
+	@log=$$(mktemp); PENSTOCK_SOURCE=1 $(PY) -m tests.second_look --compiled-only $(COMPILED) >$$log 2>&1; status=$$?; \
 		echo "uncompiled:"; cat $$log; rm -f $$log; exit $$status
 
 # Without a compiler the tests run uncompiled.
