@@ -8,13 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from proxy.services.rpc.tracker import PATIENCE_S
 from tests.faults import FaultProxy, fault_proxy
 from tests.real_nodes import CONTRACT, Branch, RealNode, geth_nodes, hardhat_nodes, planned
 from tests.rpc_harness import NetworkHarness
-from tests.service import until
+from tests.service import node_session, until
 from tests.web.worker import Worker, running_worker
 
 DEV = "dev/mainnet"
@@ -94,7 +92,7 @@ async def real_harness(
 ) -> AsyncIterator[RealHarness]:
     """These nodes at the end of BASE, and a worker that has polled them. The first `ws` are also upstreams by WebSocket."""
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(aiohttp.ClientSession())
+        session = await stack.enter_async_context(node_session())
         for node in nodes:
             node.session = session
             await node.follow(BASE)

@@ -219,7 +219,7 @@ def owner_of(server_port: int, client_port: int, pids: Iterable[int]) -> int | N
     return None
 
 
-async def until(condition: Any, *, within_s: float = 15.0, every_s: float = 0.02) -> Any:
+async def until(condition: Any, *, within_s: float = 45.0, every_s: float = 0.02) -> Any:
     """Wait until the condition, a function or coroutine function, returns a true value; return that value."""
     end = time.monotonic() + within_s
     while True:
@@ -252,6 +252,11 @@ def launch(
     )
 
 
+def node_session() -> aiohttp.ClientSession:
+    """A session for nodes that close idle connections: Node.js does after 5 s, and a call sent at that moment fails."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0))
+
+
 async def start(data: Path, *words: str, env: Mapping[str, str] | None = None, bundler: bool = False) -> Service:
     """Start the service and wait until it is ready."""
     ready_file = data / "ready.json"
@@ -267,7 +272,7 @@ async def start(data: Path, *words: str, env: Mapping[str, str] | None = None, b
         process.communicate()
         raise
     ready = orjson.loads(ready_file.read_bytes())
-    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    session = node_session()
     return Service(process, data, ready, session)
 
 

@@ -135,7 +135,7 @@ async def changes_arrive(victim: Service, account: str, held: dict[int, list[Htt
         if status == 401:
             await victim.cli_json("keys", "revoke", made["id"])
         for clients in held.values():
-            await until(lambda client=clients[0], status=status: _returns(client, made["key"], status), within_s=8.0)
+            await until(lambda client=clients[0], status=status: _returns(client, made["key"], status))
 
 
 async def _returns(client: HttpClient, key: str, status: int) -> bool:

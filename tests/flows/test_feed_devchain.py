@@ -14,7 +14,7 @@ from proxy.dev.chain import development_chain
 from proxy.dev.funded_accounts import FUNDED
 from proxy.services.feed.topics import NetworkFeed, Topic
 from tests.feed_upstreams import HEADS, RecordingListener, logs_topic
-from tests.service import until
+from tests.service import node_session, until
 from tests.web.worker import on_uvloop, running_worker
 
 DEV = "dev/mainnet"
@@ -57,7 +57,7 @@ async def dev_chain(place: Path) -> AsyncIterator[DevChain]:
     child, url = development_chain(place, place / "chain.log")
     await child.start()
     try:
-        async with aiohttp.ClientSession() as session:
+        async with node_session() as session:
             yield DevChain(url, session)
     finally:
         await child.stop()

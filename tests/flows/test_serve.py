@@ -334,7 +334,7 @@ async def test_workers_end_when_the_supervisor_is_killed(tmp_path: Path, config:
     assert sum(" proxy worker " in words for words in below.values()) == 2
     running.process.kill()
     running.process.wait()
-    await until(lambda: not any(map(is_running, below)), within_s=15.0)
+    await until(lambda: not any(map(is_running, below)))
 
 
 async def test_killed_worker_is_replaced_and_counted(steady: Production) -> None:

@@ -259,7 +259,7 @@ def test_cached_list_of_a_replaced_block_is_not_served(database: str) -> None:
             async def is_new() -> bool:
                 return bool((await api.balances())["total"] == 2)
 
-            await until(is_new, within_s=8.0)
+            await until(is_new)
 
     run()
 

@@ -335,7 +335,7 @@ async def test_every_change_sends_a_notification(store: KeyStore, account: str, 
     await store.set_key_status(new["id"], "revoked")
     await store.update_account(account, plan="growth")
     expected = [("penstock_keys", key) for key in (old["id"], new["id"], old["id"], new["id"])]
-    await until(lambda: notifications == [*expected, ("penstock_accounts", account)], within_s=5)
+    await until(lambda: notifications == [*expected, ("penstock_accounts", account)])
     await listener.close()
 
 

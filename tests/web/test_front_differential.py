@@ -73,7 +73,7 @@ async def send_both_ways(worker: Worker, body: bytes, *, hot: bool = True, **opt
 
 
 async def until_empty(worker: Worker) -> None:
-    await until(lambda: not worker.app.limiter.connections, within_s=5.0, every_s=0.0)
+    await until(lambda: not worker.app.limiter.connections, every_s=0.0)
 
 
 def batch(*calls: bytes) -> bytes:

@@ -99,7 +99,7 @@ async def recovered(worker: Worker) -> None:
     async def is_back() -> bool:
         return is_good(await worker.send(CALL))
 
-    await until(is_back, within_s=5.0)
+    await until(is_back)
 
 
 @on_uvloop
