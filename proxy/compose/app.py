@@ -47,9 +47,10 @@ from proxy.telemetry import AccessLines, Tallies
 from proxy.web import api_spec, routes
 from proxy.web.cross_origin import CrossOrigin
 from proxy.web.docs.pages import Pages
-from proxy.web.front.connection_limiter import ConnectionLimiter, require_c_parser
+from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.front_connection import FrontConnection
 from proxy.web.front.front_context import FrontContext
+from proxy.web.front.handler_connection import require_c_parser
 from proxy.web.front.request_heads import RequestHeadReader
 from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver

@@ -33,7 +33,8 @@ from proxy.services.accounts.admission import Admission
 from proxy.settings import ServerSettings
 from proxy.tasks import client_of_task
 from proxy.web.cross_origin import CrossOrigin
-from proxy.web.front.connection_limiter import ConnectionLimiter, HandlerConnection
+from proxy.web.front.connection_limiter import ConnectionLimiter
+from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.reply import SERVER, fault_reply
 from proxy.web.request_ids import new_request_id
 from proxy.web.strict_http import check_strictly

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from proxy.web.front.connection_limiter import (
+from proxy.web.front.handler_connection import (
     MAX_CHUNK_OVERHEAD,
     MAX_UNWANTED_BYTES,
     PARSE_BYTES,

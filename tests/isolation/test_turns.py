@@ -7,8 +7,8 @@ import contextlib
 import itertools
 
 from proxy.core.access import Limits
-from proxy.web.front.connection_limiter import HandlerConnection
 from proxy.web.front.front_connection import FrontConnection
+from proxy.web.front.handler_connection import HandlerConnection
 from tests.http_client import HttpClient, rpc
 from tests.rpc_harness import rpc_harness
 from tests.web.worker import Worker, on_uvloop, running_worker

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from proxy.settings import ServerSettings, load
-from proxy.web.front.connection_limiter import MAX_LINE_BYTES, ConnectionLimiter
+from proxy.web.front.connection_limiter import ConnectionLimiter
+from proxy.web.front.handler_connection import MAX_LINE_BYTES
 from tests.http_client import request
 from tests.web.worker import PEPPER, on_uvloop, running_worker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.services.accounts.admission import AuthFailures
-from proxy.web.front.connection_limiter import MAX_HEADERS, MAX_TARGET_BYTES
+from proxy.web.front.handler_connection import MAX_HEADERS, MAX_TARGET_BYTES
 from tests.http_client import Reply, request
 from tests.web.worker import on_uvloop, running_worker
 

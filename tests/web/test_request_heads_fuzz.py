@@ -18,7 +18,7 @@ from aiohttp.http_parser import HttpRequestParser
 from aiohttp.http_writer import HttpVersion11
 
 from proxy.core.access import Key
-from proxy.web.front.connection_limiter import MAX_HEADERS, MAX_LINE_BYTES, MAX_TARGET_BYTES
+from proxy.web.front.handler_connection import MAX_HEADERS, MAX_LINE_BYTES, MAX_TARGET_BYTES
 from proxy.web.front.request_heads import (
     LONGEST_REMEMBERED,
     MAX_HOT_HEAD,

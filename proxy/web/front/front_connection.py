@@ -28,6 +28,7 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.front_context import FrontContext
+from proxy.web.front.handler_connection import hand_over
 from proxy.web.front.reply_writer import ReplyWriter
 from proxy.web.front.request_heads import RequestHead
 from proxy.web.front.request_reader import LARGE_BODY, RequestMessage, RequestReader
@@ -221,13 +222,7 @@ class FrontConnection(asyncio.Protocol):
         assert transport is not None
         self._context.write_buffer.flush()
         self._resume_reading()
-        # RFC 9112, 2.2: empty lines before a request are ignored.
-        data = data.lstrip(b"\r\n")
-        end = data.find(b"\r\n")
-        if data and data.find(b" HTTP/", 0, len(data) if end < 0 else end) < 0:
-            self._limiter.close_not_http(self)
-            return
-        self._limiter.hand_over(self, transport, self._address, data)
+        hand_over(self, self._limiter, transport, self._address, data)
         self._replies.close()
 
     # Serving

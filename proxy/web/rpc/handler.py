@@ -21,7 +21,7 @@ from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.services.rpc.short_batch import ShortBatch
-from proxy.web.front.connection_limiter import HandlerConnection
+from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.gate import CACHE, UNITS, UPSTREAM, Gate
 from proxy.web.network_resolver import NetworkResolver
 

@@ -18,7 +18,7 @@ from proxy.core.access import Key
 from proxy.errors import Fault, RateLimited, Unavailable
 from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
-from proxy.web.front.connection_limiter import HandlerConnection
+from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.websocket.client_socket import ClientSocket
 from proxy.web.websocket.frames import POLICY, RESTART
 from proxy.web.websocket.socket_context import SocketContext

@@ -15,7 +15,7 @@ from aiohttp.abc import AbstractStreamWriter
 
 from proxy.errors import InvalidRequest, UpgradeRequired
 from proxy.services.rpc.method_policy import ANY_SCOPE
-from proxy.web.front.connection_limiter import HandlerConnection
+from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.gate import REQUEST_ID, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.routes import BASE

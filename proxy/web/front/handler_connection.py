@@ -1,0 +1,312 @@
+"""A connection that aiohttp serves, in turns and with deadlines.
+
+A connection starts as a `FrontConnection` (the hot path). `hand_over` makes it a `HandlerConnection` for good when it sends any
+other request. aiohttp parses what comes a share at a time, so that no connection keeps the loop from others; unparsable
+requests get the API's error body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from aiohttp import HttpVersion11, StreamReader, http_parser, web, web_protocol
+from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
+
+from proxy.errors import Fault, HeadTooLarge, InvalidRequest, StartError, TargetTooLong, of_status
+from proxy.web.front.connection_limiter import ConnectionLimiter, LimitedConnection
+from proxy.web.reply import fault_reply
+
+log = logging.getLogger("penstock.front")
+
+# aiohttp's parser stops after each request until that one is taken up. If it read on, an error in what follows would replace
+# the requests that it has read.
+web_protocol.MAX_MSG_QUEUE_SIZE = 1
+
+# Headers in one request. With MAX_LINE_BYTES this bounds the parser's memory for a head that never ends.
+MAX_HEADERS = 100
+MAX_LINE_BYTES = 8190
+# RFC 9112, 3: request lines of at least 8000 bytes should be supported. Its own figure, which tells its error from a line's.
+MAX_TARGET_BYTES = 8000
+# Bytes of one connection that aiohttp parses in one step, and the line ends in them. A chunk has two, and costs up to 5 µs.
+PARSE_BYTES = 8192
+PARSE_LINES = 50
+# Bytes of a body that no handler has read, after its reply. Up to that they are skipped, so that the connection can be kept.
+MAX_UNWANTED_BYTES = 16_384
+# Bytes around the chunks of a body, besides a quarter of the body itself. Many tiny chunks cost far more time than their bytes.
+MAX_CHUNK_OVERHEAD = 16_384
+
+
+def require_c_parser() -> None:
+    """Refuse to start on aiohttp's Python parser, which accepts more malformed requests than its C parser."""
+    if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
+        raise StartError(["aiohttp has no C parser: unset AIOHTTP_NO_EXTENSIONS, or install a wheel with extensions"])
+
+
+class HandlerConnection(web.RequestHandler):
+    """A connection served by aiohttp: *idle* until a byte comes, *reading* until the head is complete, then *busy*."""
+
+    __slots__ = (
+        "_address", "_body_bytes", "_left", "_limiter", "_parsed", "_parses_soon", "_phase", "_since", "_stalled_since",
+        "_unparsed", "_unsent", "_unwanted", "_unwanted_bytes", "client", "on_lost",
+    )  # fmt: skip
+
+    def __init__(self, limiter: ConnectionLimiter, address: str, server: web.Server) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=limiter.limits.keepalive_s,
+            access_log=None,  # type: ignore[arg-type]
+            max_line_size=MAX_TARGET_BYTES,
+            max_field_size=MAX_LINE_BYTES,
+            max_headers=MAX_HEADERS,
+            auto_decompress=False,
+        )
+        self._limiter = limiter
+        self._address = address
+        # The account of its last request, or its address: connections of one client share a place in the queue for turns.
+        self.client = address
+        self._phase: Literal["idle", "reading", "busy"] = "idle"
+        self._left = limiter.limits.keepalive_requests
+        self._since = limiter.now()
+        self._stalled_since = 0.0
+        self._unsent = 0
+        # Received, and left for later turns of the loop from `_parsed` on.
+        self._unparsed = b""
+        self._parsed = 0
+        self._parses_soon = False
+        # Bytes since the head of the request that is being served.
+        self._body_bytes = 0
+        # A body that was still arriving when its request was answered, and the bytes since.
+        self._unwanted: StreamReader | None = None
+        self._unwanted_bytes = 0
+        # aiohttp does not cancel a handler whose client has left. A handler that needs to know sets this callback.
+        self.on_lost: Callable[[], object] | None = None
+
+    def __repr__(self) -> str:
+        return f"<HandlerConnection {self._phase}>"
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._limiter.remove(self, self._address)
+        if self.on_lost is not None:
+            self.on_lost()
+        if self._messages and self._current_request is None and self._task_handler is not None:
+            # A request was parsed in this turn. aiohttp would serve it with what `connection_lost` takes away.
+            self._task_handler.cancel()
+        super().connection_lost(exc)
+
+    async def start(self) -> None:
+        """Do nothing if the client has left before this task's first turn: aiohttp asserts that it has not."""
+        if self._manager is not None:
+            await super().start()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, a share in each turn. Empty data is aiohttp's own call, to parse what its parser holds."""
+        if not data:
+            super().data_received(data)
+            return
+        if self._phase == "idle":
+            self._phase = "reading"
+            self._since = self._limiter.now()
+            self._limiter.timed.add(self)
+        self._unparsed = self._bytes_left() + data
+        self._parsed = 0
+        if len(self._unparsed) > PARSE_BYTES:
+            self._pause_transport_reading()
+        self._parse_soon()
+
+    def _bytes_left(self) -> bytes:
+        return self._unparsed[self._parsed :]
+
+    def _drop_unparsed(self) -> None:
+        self._unparsed, self._parsed = b"", 0
+
+    def _parse_soon(self) -> None:
+        if not self._parses_soon:
+            self._parses_soon = True
+            self._limiter.turns.add(self.client, self._parse_next)
+
+    def _parse_next(self) -> bool:
+        """Parse a share, which wakes the task that waits for it."""
+        self._parses_soon = False
+        if not self._unparsed or self._is_held() or self.transport is None:
+            return False
+        data = self._next_share()
+        self._parsed += len(data)
+        if self._parsed == len(self._unparsed):
+            self._drop_unparsed()
+        self._parse(data)
+        if not self._is_held():
+            self._resume_transport_reading()
+        return True
+
+    def _next_share(self) -> bytes:
+        size = PARSE_BYTES
+        while size > PARSE_LINES and self._unparsed.count(b"\n", self._parsed, self._parsed + size) > PARSE_LINES:
+            size //= 2
+        return self._unparsed[self._parsed : self._parsed + size]
+
+    def _is_held(self) -> bool:
+        """Whether aiohttp wants no more bytes at the moment."""
+        return self._reading_paused or self._buffer_paused
+
+    def _parse(self, data: bytes) -> None:
+        if self._unwanted is not None:
+            self._unwanted_bytes += len(data)
+            if self._unwanted.is_eof():
+                self._unwanted = None
+            elif self._unwanted_bytes > MAX_UNWANTED_BYTES:
+                # aiohttp reads the body up to its end, or up to a timeout.
+                self._stop_reading(self._unwanted, TimeoutError())
+                self.force_close()
+                return
+        super().data_received(data)
+        self._body_bytes += len(data)
+        request = self._current_request
+        if request is not None and self._has_tiny_chunks(request.content):
+            self._stop_reading(request.content, ConnectionResetError("the chunks of the body are too small"))
+            self._limiter.close_tiny_chunks(self)
+
+    def _has_tiny_chunks(self, body: StreamReader) -> bool:
+        size = body.total_bytes
+        return not body.is_eof() and self._body_bytes > size + size // 4 + MAX_CHUNK_OVERHEAD
+
+    def _stop_reading(self, body: StreamReader, reason: Exception) -> None:
+        """End the body for its reader, who would take the closed connection for a bug."""
+        self._drop_unparsed()
+        body.set_exception(reason)
+
+    def _resume_transport_reading(self) -> None:
+        """Called by aiohttp too, when a body has been read: first comes what was left for later."""
+        if self._unparsed:
+            self._parse_soon()
+        else:
+            super()._resume_transport_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stalled_since = self._limiter.now()
+        self._unsent = 0
+        self._limiter.timed.add(self)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stalled_since = 0.0
+
+    def release(self) -> tuple[asyncio.Transport | None, str, bytes]:
+        """Detach the connection from aiohttp: its transport, its address, and the bytes behind the request.
+
+        aiohttp sees a client that has left. The transport is None if the client really has.
+        """
+        transport, ahead = self.transport, self._message_tail + self._bytes_left()
+        if self._unparsed:
+            self._drop_unparsed()
+            self._resume_transport_reading()
+        self.transport = None
+        if transport is not None:
+            web.RequestHandler.connection_lost(self, None)
+        return transport, self._address, ahead
+
+    def begin_request(self) -> None:
+        """Called when the head is complete, before its handler runs."""
+        self._phase = "busy"
+        self._left -= 1
+        self._limiter.timed.discard(self)
+
+    @property
+    def is_at_last_request(self) -> bool:
+        """Whether this request is the last that the connection may make."""
+        return self._left <= 0
+
+    def end_request(self) -> None:
+        self._phase = "idle"
+        self._since = self._limiter.now()
+
+    def check(self, now: float) -> None:
+        limits = self._limiter.limits
+        if self._stalled_since:
+            self._stalled_since, self._unsent = self._limiter.watch_reader(self, now, self._stalled_since, self._unsent)
+        elif self._phase != "reading":
+            self._limiter.timed.discard(self)
+        elif now - self._since > limits.head_timeout_s:
+            self._limiter.close_late_head(self)
+
+    def close_if_quiet(self, now: float, quiet_s: float) -> None:
+        if self._phase == "idle" and now - self._since >= quiet_s:
+            self.force_close()
+
+    async def _handle_request(
+        self,
+        request: web.BaseRequest,
+        start_time: float | None,
+        request_handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+    ) -> tuple[web.StreamResponse, bool]:
+        """Start handlers in turn: none is short, and many connections may send their requests at the same moment."""
+
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            await self._limiter.turns.wait(self.client)
+            return await request_handler(request)
+
+        self._body_bytes = 0
+        return await super()._handle_request(request, start_time, handle)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Replace aiohttp's error pages with ours, such as the 404 it sends before the gate sees the request."""
+        if isinstance(resp, web.HTTPException):
+            resp = self.handle_error(request, resp.status)
+        finished = await super().finish_response(request, resp, start_time)
+        if not request.content.is_eof():
+            self._unwanted, self._unwanted_bytes = request.content, 0
+        return finished
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Answer an unparsable request, or a bug outside all handlers, with the API's error body."""
+        if status >= 500:
+            # A client that leaves in the middle of its request is not an error.
+            if not isinstance(exc, ConnectionError):
+                log.error("unhandled", exc_info=exc)
+            reply = fault_reply(of_status(status, "internal error"))
+        else:
+            reply = fault_reply(
+                _parse_fault(exc) if status == 400 else of_status(status, "the request is not valid HTTP")
+            )
+        reply.headers.update(self._limiter.headers_for(self._address))
+        # aiohttp takes a request that it could not parse for one of HTTP/1.0.
+        request._version = HttpVersion11
+        reply.force_close()
+        return reply
+
+
+def hand_over(
+    front: LimitedConnection, limiter: ConnectionLimiter, transport: asyncio.Transport, address: str, data: bytes
+) -> None:
+    """Give a connection to aiohttp for good, and replay the bytes of its message."""
+    # RFC 9112, 2.2: empty lines before a request are ignored.
+    data = data.lstrip(b"\r\n")
+    end = data.find(b"\r\n")
+    if data and data.find(b" HTTP/", 0, len(data) if end < 0 else end) < 0:
+        limiter.close_not_http(front)
+        return
+    assert limiter.server is not None
+    handler = HandlerConnection(limiter, address, limiter.server)
+    limiter.replace(front, handler)
+    transport.set_protocol(handler)
+    handler.connection_made(transport)
+    handler.data_received(data)
+
+
+def _parse_fault(exc: BaseException | None) -> Fault:
+    """The fault of an unparsable request. Its message does not repeat the client's bytes, as the parser's own does."""
+    if isinstance(exc, LineTooLong) and exc.args[1] == MAX_TARGET_BYTES:
+        return TargetTooLong(f"the request target is longer than {MAX_TARGET_BYTES} bytes")
+    if isinstance(exc, LineTooLong):
+        return HeadTooLarge(f"a header is longer than {MAX_LINE_BYTES} bytes")
+    if isinstance(exc, BadHttpMessage) and "Too many headers" in exc.message:
+        return HeadTooLarge(f"the request has more than {MAX_HEADERS} headers")
+    return InvalidRequest("the request is not valid HTTP")
