@@ -15,9 +15,9 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
-from proxy.core.access import KEY_PREFIXES
 from proxy.core.sessions import SessionKind
 from proxy.errors import InvalidRequest
+from proxy.web.refusal_words import RefusalWords
 
 METHODS = ("get", "post", "patch", "delete", "put")
 # Paths that also exist under /account, for signed-in account holders.
@@ -27,7 +27,6 @@ SCHEMAS_AT = "#/components/schemas/"
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 # How many characters of the caller's text an error message repeats at most.
 MAX_ECHO = 100
-_INVALID = "is not valid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +36,12 @@ class Parameter:
     kind: str
     default: Any
     validator: jsonschema_rs.Draft202012Validator
+    words: RefusalWords
 
     def read(self, text: str) -> Any:
         value = _cast(text, self.kind)
         if (error := next(self.validator.iter_errors(value), None)) is not None:
-            raise InvalidRequest(f"parameter {self.name!r}: {_plain(error, text)}")
+            raise InvalidRequest(f"parameter {self.name!r}: {self.words.of(error)}")
         return value
 
     def absent(self) -> Any:
@@ -55,13 +55,14 @@ class ApiOperation:
     id: str
     method: str
     path: str
-    # The scope that the key needs. Operations for signed-in people have a session instead.
+    # The scope that the key needs; empty if every key may use it. Operations for signed-in people have a session instead.
     scope: str
     session: SessionKind | None
     large_body: bool
     path_parameters: Mapping[str, Parameter]
     query: Mapping[str, Parameter]
     body: jsonschema_rs.Draft202012Validator | None
+    words: RefusalWords
 
     def check_path(self, given: Mapping[str, str]) -> dict[str, str]:
         """Validate the path parameters; an error names the invalid one."""
@@ -92,7 +93,8 @@ class ApiOperation:
         except ValueError:  # the validator's depth limit is lower than the parser's
             raise InvalidRequest("the body is nested too deeply") from None
         if error is not None:
-            raise InvalidRequest(_named(error))
+            path = ".".join(str(step) for step in error.instance_path)
+            raise InvalidRequest(f"{path or 'body'}: {self.words.of(error)}")
         return _whole(data)
 
 
@@ -147,6 +149,7 @@ def _mirrored(paths: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _operations(document: dict[str, Any]) -> Iterator[ApiOperation]:
+    words = RefusalWords(document["components"] | document["paths"])
     for path, item in document["paths"].items():
         for method in METHODS:
             if method not in item:
@@ -160,17 +163,22 @@ def _operations(document: dict[str, Any]) -> Iterator[ApiOperation]:
                 scope=spec.get("x-scope", ""),
                 session=spec.get("x-session"),
                 large_body=spec.get("x-large-body", False),
-                path_parameters={p["name"]: _parameter(document, p) for p in parameters if p["in"] == "path"},
-                query={p["name"]: _parameter(document, p) for p in parameters if p["in"] == "query"},
+                path_parameters={p["name"]: _parameter(document, p, words) for p in parameters if p["in"] == "path"},
+                query={p["name"]: _parameter(document, p, words) for p in parameters if p["in"] == "query"},
                 body=_body(document, spec),
+                words=words,
             )
 
 
-def _parameter(document: dict[str, Any], spec: dict[str, Any]) -> Parameter:
+def _parameter(document: dict[str, Any], spec: dict[str, Any], words: RefusalWords) -> Parameter:
     schema = _resolved(document, spec["schema"])
-    kind = schema.get("type", "string")
     return Parameter(
-        spec["name"], spec.get("required", False), kind, schema.get("default"), _validator(document, spec["schema"])
+        spec["name"],
+        spec.get("required", False),
+        schema.get("type", "string"),
+        schema.get("default"),
+        _validator(document, spec["schema"]),
+        words,
     )
 
 
@@ -242,18 +250,3 @@ def _whole(data: Any) -> Any:
             return {name: _whole(each) for name, each in data.items()}
         case _:
             return data
-
-
-def _named(error: jsonschema_rs.ValidationError) -> str:
-    path = ".".join(str(step) for step in error.instance_path)
-    return f"{path or 'body'}: {_words(error, most=300)}"
-
-
-def _plain(error: jsonschema_rs.ValidationError, text: str) -> str:
-    return _words(error, most=300) if len(text) <= MAX_ECHO else _INVALID
-
-
-def _words(error: jsonschema_rs.ValidationError, *, most: int) -> str:
-    """Return the validator's message, which repeats the input, unless it is too long or contains an API key."""
-    text = error.message
-    return text if len(text) < most and not any(prefix in text for prefix in KEY_PREFIXES) else _INVALID

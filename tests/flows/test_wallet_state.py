@@ -310,7 +310,7 @@ async def test_wallet_of_another_key_is_not_found(database: str) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"owner": "0x12", "chain": "ethereum"}, 'owner: "0x12" does not match "^0x[0-9a-fA-F]{40}$"'),
+        ({"owner": "0x12", "chain": "ethereum"}, 'owner: must be an EVM address: 0x and 40 hex digits, not "0x12"'),
         (
             {"owner": "0x5AAeb6053F3E94C9b9A09f33669435E7Ef1BeAed", "chain": "ethereum"},
             "owner: the checksum of 0x5AAeb6053F3E94C9b9A09f33669435E7Ef1BeAed is wrong; check the address for typing errors",

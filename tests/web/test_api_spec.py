@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,41 @@ def test_webhook_status_filter_is_accepted(status: str) -> None:
 @pytest.mark.parametrize("status", ["", "ACTIVE", "deleted"])
 def test_unknown_webhook_status_is_rejected_by_name(status: str) -> None:
     assert query_refusal("list_webhooks", ("status", status)).startswith("parameter 'status': ")
+
+
+def test_value_outside_an_enum_is_rejected_with_all_values() -> None:
+    message = query_refusal("list_webhooks", ("status", "deleted"))
+    assert message == """parameter 'status': must be one of "active", "paused", "disabled", not "deleted\""""
+    kinds = SPEC.document["components"]["schemas"]["WebhookEventType"]["enum"]
+    message = body_refusal("create_webhook", {**WEBHOOK, "event_type": "x"})
+    assert all(f'"{kind}"' in message for kind in kinds)
+
+
+def test_invalid_address_is_rejected_with_the_form_of_an_address() -> None:
+    message = body_refusal("create_wallet", {**WALLET, "owner": "0x12"})
+    assert message == 'owner: must be an EVM address: 0x and 40 hex digits, not "0x12"'
+    with pytest.raises(InvalidRequest) as caught:
+        operation("list_token_balances").check_path({"chain": "ethereum", "address": "vitalik"})
+    assert "parameter 'address': must be an address (0x and 40 hex digits, or" in caught.value.message
+
+
+def test_no_pattern_of_a_request_is_without_a_form() -> None:
+    """A refusal would show the regular expression."""
+    for each in SPEC.operations.values():
+        body = SPEC.document["paths"][each.path][each.method.lower()].get("requestBody", {})
+        named: dict[str, Any] = {}
+        api_spec._gather(body, SPEC.document["components"]["schemas"], named)
+        for node in all_nodes([body, *named.values()]):
+            assert "x-form" in node or not isinstance(node.get("pattern"), str), node
+
+
+def all_nodes(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        yield node
+        node = [*node.values()]
+    if isinstance(node, list):
+        for part in node:
+            yield from all_nodes(part)
 
 
 # Bodies
