@@ -56,6 +56,8 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": 
     ens: str | None = None
     # By the address of the token, or `native`.
     feeds: dict[str, PriceFeedContract] = {}
+    # Addresses of block explorers for people.
+    explorers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

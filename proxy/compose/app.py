@@ -55,6 +55,7 @@ from proxy.web.front.request_heads import RequestHeadReader
 from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestEndpoints
+from proxy.web.rest.usable_networks import UsableNetworks
 from proxy.web.rpc.handler import RpcHandler
 from proxy.web.rpc.paymaster import PaymasterHandler
 from proxy.web.websocket.client_sockets import ClientSockets
@@ -187,6 +188,13 @@ class App:
             **self.smart_wallets.handlers(),
             **self.gas.handlers(),
             **self.webhooks.handlers(),
+            **UsableNetworks(
+                self._tables.chains,
+                self.networks,
+                self.smart_wallets.bundlers,
+                self.gas.paymasters,
+                follows=settings.follower.follows,
+            ).handlers(),
         }
         return {
             "rpc_call": RpcHandler(gate, resolver, self.rpc, shows_upstream=shown).answer,

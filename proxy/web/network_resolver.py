@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 
 from proxy.chains.registry import Network, Registry
 from proxy.core.access import Key
@@ -10,6 +11,7 @@ from proxy.errors import NotFound
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.networks import Networks, Route
 
+_LIST = "GET /v1/chains lists those that this key can use"
 _NAME = re.compile(r"[a-z0-9-]{1,40}(?:/[a-z0-9-]{1,40})?", re.ASCII)
 
 
@@ -46,9 +48,19 @@ class NetworkResolver:
 
     def _known(self, key: Key, scopes: int, network: Network | None, name: str) -> Network:
         if network is None:
-            # Repeat only valid names: the path may contain an API key by mistake.
-            named = f" {name}" if _NAME.fullmatch(name) else ""
-            raise NotFound(f"there is no network{named}")
+            raise self._no_network(key, name)
         if refusal := self._admission.may(key, scopes, network):
             raise refusal
         return network
+
+    def _no_network(self, key: Key, name: str) -> NotFound:
+        """Repeats only valid names: the path may contain an API key by mistake."""
+        if not _NAME.fullmatch(name):
+            return NotFound(f"there is no such network; {_LIST}")
+        nearest = get_close_matches(name, self._names(key, name), n=1)
+        return NotFound(f"there is no network {name}; " + (f"did you mean {nearest[0]}?" if nearest else _LIST))
+
+    def _names(self, key: Key, name: str) -> list[str]:
+        """The names of the networks that the key can use, in the form of the given one."""
+        found = [route.network for route in self._networks.routes.values() if key.live or not route.network.is_live]
+        return [network.id if "/" in name else network.word(live=key.live) for network in found]

@@ -68,6 +68,49 @@ async def test_encoded_path_finds_the_same_network(service: Service, key: str) -
     assert (await send_once(service, post(READ, key=key, network="de%76/mainnet"))).status == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "target", "message"),
+    [
+        ("POST", "/v1/rpc/ethereum/sepola", "there is no network ethereum/sepola; did you mean ethereum/sepolia?"),
+        ("POST", "/v1/rpc/def/mainnet", "there is no network def/mainnet; did you mean dev/mainnet?"),
+        (
+            "GET",
+            "/v1/gas/etherum-sepolia/prices",
+            "there is no network etherum-sepolia; did you mean ethereum-sepolia?",
+        ),
+        (
+            *("GET", "/v1/gas/foo/prices"),
+            "there is no network foo; GET /v1/chains lists those that this key can use",
+        ),
+    ],
+)
+async def test_unknown_network_names_the_nearest(
+    service: Service, key: str, method: str, target: str, message: str
+) -> None:
+    body = READ if method == "POST" else b""
+    assert (await send_once(service, request(method, target, body, key=key))).fault(404)["message"] == message
+
+
+async def test_chains_lists_the_networks_of_the_key(service: Service) -> None:
+    status, live = await service.send("GET", "/chains", key="free")
+    assert status == 200
+    found = {f"{each['chain']}/{each['network']}": each for each in live["networks"]}
+    assert found.keys() == {"dev/mainnet", "dev/testnet", "ethereum/sepolia", "ethereum/hoodi"}
+    assert found["ethereum/sepolia"]["explorers"] == ["https://sepolia.etherscan.io"]
+    assert found["ethereum/sepolia"]["chain_id"] == 11155111
+    assert found["dev/mainnet"]["native"] == {"symbol": "ETH", "decimals": 18}
+    assert {"rpc", "archive", "webhooks", "tokens", "sponsorship"} <= set(found["dev/mainnet"]["features"])
+    assert "webhooks" not in found["ethereum/sepolia"]["features"]
+    status, test = await service.send("GET", "/chains", key="test")
+    assert {each["class"] for each in test["networks"]} == {"test"}
+
+
+async def test_key_with_any_scope_lists_chains(service: Service) -> None:
+    account = await service.new_account()
+    made = await service.new_key(account["id"], "--mode", "test", "--scope", "data:read")
+    assert (await service.send("GET", "/chains", key=made["key"]))[0] == 200
+
+
 async def test_unknown_network_and_network_without_upstream_differ(service: Service, key: str) -> None:
     unknown = await send_once(service, post(READ, key=key, network="atlantis/mainnet"))
     known = await send_once(service, post(READ, key=key, network="polygon/mainnet"))

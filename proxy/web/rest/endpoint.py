@@ -118,7 +118,8 @@ class RestEndpoints:
 
     def _wrap(self, operation: ApiOperation, handler: RestHandler) -> Callable[[web.Request], Awaitable[web.Response]]:
         units = self._prices[operation.id]
-        scopes = access.SCOPE_BIT[operation.scope]
+        # An operation without a scope is open to every key.
+        scopes = access.SCOPE_BIT.get(operation.scope, access.ALL_SCOPES)
 
         async def handle(request: web.Request) -> web.Response:
             key = self._gate.authenticate(request, operation.id)
