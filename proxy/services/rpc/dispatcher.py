@@ -152,15 +152,8 @@ class Dispatcher(FlightHandler):
         if upstream is None:
             self._repeat(flight, now)
             return
-        self._make_room(flight, now)
+        flight.leave_older(now)
         self.send(flight, upstream, now)
-
-    def _make_room(self, flight: Flight, now: float) -> None:
-        if flight.first is not None and flight.second is not None:
-            oldest = flight.first if flight.first_at < flight.second_at else flight.second
-            began = flight.ended(oldest)
-            oldest.leave(flight)
-            oldest.count_late(began, now)
 
     def _repeat(self, flight: Flight, now: float) -> None:
         """The call hangs on every upstream. One that was silent and is back may have lost it, and gets it again."""
@@ -175,7 +168,7 @@ class Dispatcher(FlightHandler):
             elif flight.tried < 0:  # It may be sent to one upstream only.
                 continue
             else:
-                self._make_room(flight, now)
+                flight.leave_older(now)
             self.send(flight, upstream, now, fresh=True)
             return
 
@@ -394,10 +387,7 @@ class Dispatcher(FlightHandler):
         flight.streaming = True
         flight.answered_by = connection.upstream
         self.state.landed(flight)  # No caller may join a reply that has started.
-        for other in flight.under_way():
-            if other is not connection.upstream:
-                flight.ended(other)
-                other.leave(flight)
+        flight.leave_others(connection.upstream)
         left = head.length - start if head.length >= 0 else None
         waiters[0].on_stream(memoryview(beginning)[start:], left, connection)
         return True
@@ -441,16 +431,7 @@ class Dispatcher(FlightHandler):
         flight.done = True
         self.state.landed(flight)
         if flight.first is not None or flight.second is not None:
-            self._drop_attempts(flight)
-
-    def _drop_attempts(self, flight: Flight) -> None:
-        """An attempt that began before the one that was answered counts as late."""
-        now, answered_began = _monotonic(), flight.last_began
-        for upstream in flight.under_way():
-            began = flight.ended(upstream)
-            upstream.leave(flight)
-            if began < answered_began:
-                upstream.count_late(began, now)
+            flight.leave_attempts(_monotonic())
 
 
 def _lacks_block(flight: Flight, upstream: Upstream) -> bool:

@@ -155,6 +155,30 @@ class Flight:
             return second, now - self.second_at
         return first, now - self.first_at
 
+    def leave_older(self, now: float) -> None:
+        """Make room for another attempt: of two, the older one is given up."""
+        if self.first is not None and self.second is not None:
+            oldest = self.first if self.first_at < self.second_at else self.second
+            began = self.ended(oldest)
+            oldest.leave(self)
+            oldest.count_late(began, now)
+
+    def leave_others(self, upstream: Upstream) -> None:
+        """Give up the attempts on other upstreams."""
+        for other in self.under_way():
+            if other is not upstream:
+                self.ended(other)
+                other.leave(self)
+
+    def leave_attempts(self, now: float) -> None:
+        """Give up the attempts that are left. One that began before the one that was answered counts as late."""
+        answered_began = self.last_began
+        for upstream in self.under_way():
+            began = self.ended(upstream)
+            upstream.leave(self)
+            if began < answered_began:
+                upstream.count_late(began, now)
+
     def suspect(self, upstream: Upstream) -> None:
         """The upstream reports that it is unhealthy. Since a client can send calls that make every upstream do so, this
         counts against the upstream only once another one has replied."""
