@@ -46,13 +46,38 @@ Standing = Literal["good", "unchecked", "wrong_chain", "forked"]
 class UpstreamHealth:
     """The health of one upstream."""
 
-    __slots__ = (
-        "ahead", "allow", "archive", "back_at", "bad", "calls", "cordoned", "deny", "failing_share", "failures_in_a_row",
-        "free", "good", "head", "head_at", "head_hash", "index", "inflight", "is_soft", "label", "lacking", "lagging",
-        "latencies", "latency_s", "mark", "parent_hash", "pause_s", "paused_until", "peak", "rate_edge", "rate_s",
-        "rests_until", "serves_all", "silent", "standing", "tier", "trial_until", "weight", "withheld", "writes_failed",
-        "writes_paused_until",
-    )  # fmt: skip
+    inflight = 0
+    calls = 0
+    good = 0
+    bad = 0
+    failures_in_a_row = 0
+    latency_s = 0.01
+    failing_share = 0.0
+    # The breaker: open until `paused_until`, then one call until `trial_until`. `is_soft`: because of what clients sent.
+    pause_s = 0.0
+    paused_until = 0.0
+    rests_until = 0.0
+    trial_until = 0.0
+    is_soft = False
+    # Writes in a row that got no valid reply, and until when other upstreams are preferred for them.
+    writes_failed = 0
+    writes_paused_until = 0.0
+    # Its head, with the hashes of that and its parent if they are known; and the highest head it reported on this branch.
+    head = 0
+    head_at = 0.0
+    head_hash = ""
+    parent_hash = ""
+    peak = 0
+    # Whether it did not even say where its head is when it was last asked, and when it last did so again.
+    silent = False
+    back_at = 0.0
+    # Takes no reads: too far behind the others, or `ahead` of them by more than is possible.
+    lagging = False
+    ahead = False
+    # Takes no calls at all (`withheld`): cordoned, or not in good standing.
+    cordoned = False
+    withheld = False
+    standing: Standing = "good"
 
     def __init__(
         self,
@@ -79,33 +104,12 @@ class UpstreamHealth:
         self.serves_all = not self.allow and not self.deny
         # Methods that it said it does not have, and until when that is believed.
         self.lacking: dict[str, float] = {}
+        self.latencies = LatencyHistogram()
         # The upstream's own limit: seconds of refill that a call costs, and the moment its bucket would have been empty.
         self.rate_s = 1.0 / requests_per_second if requests_per_second else 0.0
         self.rate_edge = 0.0
-        self.inflight = self.calls = self.good = self.bad = self.failures_in_a_row = 0
-        self.latencies = LatencyHistogram()
-        self.latency_s = 0.01
-        self.failing_share = 0.0
-        # The breaker: open until `paused_until`, then one call until `trial_until`. `is_soft`: because of what clients sent.
-        self.pause_s = self.paused_until = self.rests_until = self.trial_until = 0.0
-        self.is_soft = False
         # Whether calls go through without a second thought: kept by what happens, and by `refresh`.
         self.free = not self.rate_s
-        # Writes in a row that got no valid reply, and until when other upstreams are preferred for them.
-        self.writes_failed = 0
-        self.writes_paused_until = 0.0
-        # Its head, with the hashes of that and its parent if they are known; and the highest head it reported on this branch.
-        self.head = self.peak = 0
-        self.head_at = 0.0
-        self.head_hash = self.parent_hash = ""
-        # Whether it did not even say where its head is when it was last asked, and when it last did so again.
-        self.silent = False
-        self.back_at = 0.0
-        # Takes no reads: too far behind the others, or `ahead` of them by more than is possible.
-        self.lagging = self.ahead = False
-        # Takes no calls at all (`withheld`): cordoned, or not in good standing.
-        self.cordoned = self.withheld = False
-        self.standing: Standing = "good"
 
     def __repr__(self) -> str:
         figures = f"{self.latency_s * 1000:.1f} ms, {self.inflight} in flight, {self.failing_share:.0%} failing"
