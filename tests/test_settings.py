@@ -252,7 +252,7 @@ def test_unknown_networks_are_reported_with_all_other_faults(write: Write) -> No
         signer_env = "NOT_THERE"
         """)
     with pytest.raises(StartError) as failed:
-        settings.load(path, environ=GIVEN, tables=settings.load_tables())
+        settings.load_with_tables(path, environ=GIVEN)
     found = {fault.split(": ")[0] for fault in failed.value.faults}
     assert found >= {
         *("server.port", "follower.networks", "follower.networks.2", "follower.start", "prices.feeds"),

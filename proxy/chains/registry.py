@@ -42,11 +42,11 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": 
     """One network in a chain's file."""
 
     class_: NetworkClass
-    block_time_s: float
-    finality_blocks: int
-    finality_tag: bool
-    min_priority_gwei: str
-    legacy_fees: bool
+    block_time_s: float = 12.0
+    finality_blocks: int = 64
+    finality_tag: bool = True
+    min_priority_gwei: str = "0.0"
+    legacy_fees: bool = False
     chain_id: int | None = None
     genesis: str | None = None
     default: bool = False
@@ -64,10 +64,10 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": 
 class Chain:
     name: str
     title: str
-    # A name in `families.py`.
-    family: str
-    native: Native
     networks: Mapping[str, NetworkFacts]
+    # A name in `families.py`.
+    family: str = "evm"
+    native: Native = Native("ETH", 18)
     aliases: tuple[str, ...] = ()
     multicall: str | None = None
     listing: PriceListing | None = None

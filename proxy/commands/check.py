@@ -13,7 +13,6 @@ from typing import Any
 from proxy import settings
 from proxy.commands import connections, output
 from proxy.commands.context import CONFIG_HELP, inspect_service
-from proxy.errors import StartError
 from proxy.settings import Settings, Tables
 
 
@@ -32,7 +31,7 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found, tables = loaded(args.config)
+    found, tables = settings.load_with_tables(args.config, environ=settings.environment())
     for name, value in settings.masked(found):
         print(f"{name} = {value}")
     code = asyncio.run(_connect(found, tables, offline=args.offline)) if args.connect else 0
@@ -47,20 +46,3 @@ async def _connect(found: Settings, tables: Tables, *, offline: bool) -> int:
     print()
     output.rows(rows, connections.COLUMNS, as_json=False)
     return int(not all(connections.is_useful(row) for row in rows))
-
-
-def loaded(config: Path | None) -> tuple[Settings, Tables]:
-    """Load settings and tables, or raise one StartError with the faults of both."""
-    faults: list[str] = []
-    found, tables = None, None
-    try:
-        tables = settings.load_tables()
-    except StartError as exc:
-        faults += exc.faults
-    try:
-        found = settings.load(config, environ=settings.environment(), tables=tables)
-    except StartError as exc:
-        faults += exc.faults
-    if found is None or tables is None:
-        raise StartError(faults)
-    return found, tables

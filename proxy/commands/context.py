@@ -55,6 +55,10 @@ def _running(data: Path) -> dict[str, Any]:
         ) from None
 
 
+def tables_of(found: Settings) -> settings.Tables:
+    return settings.load_tables(own=found.data_files.directory)
+
+
 @asynccontextmanager
 async def database(url: str) -> AsyncIterator[DatabaseConnection]:
     """Open one connection. Errors do not include the URL, which contains a password."""
@@ -79,7 +83,7 @@ async def check_database(found: Settings) -> None:
     """Raise StartError if the database does not fit this version or the pepper. A new pepper is recorded."""
     async with database(found.database.url) as connection:
         await _check_schema(connection)
-        marks = renewed_marks(found, settings.load_tables()) if found.keys.previous_pepper else {}
+        marks = renewed_marks(found, tables_of(found)) if found.keys.previous_pepper else {}
         await peppers.admit(connection, found.keys.pepper, found.keys.previous_pepper, marks)
 
 
@@ -123,7 +127,7 @@ async def key_store(args: argparse.Namespace) -> AsyncIterator[KeyStore]:
             pool,
             pepper=found.keys.pepper,
             previous_pepper=found.keys.previous_pepper,
-            plans={name: plan.keys for name, plan in settings.load_tables().plans.items()},
+            plans={name: plan.keys for name, plan in tables_of(found).plans.items()},
         )
 
 

@@ -75,7 +75,8 @@ async def run(args: argparse.Namespace) -> int:
         raise StartError(["--from N is required: give the first block (or use --forget)"])
     if args.first is not None and args.last is not None and args.first > args.last:
         raise StartError([f"--to {args.last}: must not be below --from {args.first}"])
-    settings, tables = context.load(args), settings_room.load_tables()
+    settings = context.load(args)
+    tables = context.tables_of(settings)
     network = _network(tables, args.chain)
     await context.check_database(settings)
     if "follower" not in family_of(network).features:

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.commands import context
-from proxy.commands.check import loaded
 from proxy.errors import StartError
-from proxy.settings import Settings
+from proxy.settings import Settings, environment, load_with_tables
 from proxy.tasks import ROLES, unless_stopped
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from proxy import telemetry
     from proxy.processes.supervisor import Supervisor
 
-    settings, _ = loaded(args.config)
+    settings, _ = load_with_tables(args.config, environ=environment())
     listener = telemetry.start_logging(settings.log.level)
     try:
         wanted = settings.server.max_connections
@@ -108,7 +107,7 @@ async def _reload_on(hangup: asyncio.Event, config: Path | None, supervisor: Sup
 async def _reload(config: Path | None, supervisor: Supervisor) -> None:
     """Replace the settings, unless they are faulty or do not fit the database."""
     try:
-        settings, _ = loaded(config)
+        settings, _ = load_with_tables(config, environ=environment())
         wanted = settings.server.max_connections
         settings = _within_file_limit(settings)
         await context.check_service(settings)

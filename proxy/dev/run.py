@@ -173,7 +173,7 @@ class DevService:
         found = settings_room.from_tree(
             {**found.tree, "upstreams": upstreams, "bundlers": bundlers, "paymasters": paymasters}
         )
-        tables = settings_room.load_tables()
+        tables = settings_room.load_tables(own=found.data_files.directory)
         faults = [*settings_room.network_faults(found.tree, tables)]
         faults += settings_room.paymaster_faults(found.tree, tables, settings_room.environment())
         if faults:

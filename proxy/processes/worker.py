@@ -39,7 +39,7 @@ def run_child(run: Callable[[Settings, Tables], Coroutine[Any, Any, None]]) -> i
     if not line.endswith(b"\n"):  # The supervisor ended before it sent the settings.
         return 0
     settings = settings_room.from_tree(orjson.loads(line))
-    tables = settings_room.load_tables()
+    tables = settings_room.load_tables(own=settings.data_files.directory)
     listener = telemetry.start_logging(settings.log.level)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

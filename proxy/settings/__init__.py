@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from proxy.data_files import CONFIG, SCHEMAS
 from proxy.settings.crosschecks import network_faults, paymaster_faults, signer_key
-from proxy.settings.loading import data_directory, environment, from_tree, load, masked
+from proxy.settings.loading import data_directory, environment, from_tree, load, load_with_tables, masked
 from proxy.settings.sections import (
     BundlerSettings,
     BundlingSettings,
     CacheSettings,
     DashboardSettings,
     DatabaseSettings,
+    DataFileSettings,
     EgressSettings,
     FixedPrice,
     FollowerSettings,
@@ -45,6 +46,7 @@ __all__ = [
     "BundlingSettings",
     "CacheSettings",
     "DashboardSettings",
+    "DataFileSettings",
     "DatabaseSettings",
     "EgressSettings",
     "FixedPrice",
@@ -73,6 +75,7 @@ __all__ = [
     "from_tree",
     "load",
     "load_tables",
+    "load_with_tables",
     "masked",
     "network_faults",
     "paymaster_faults",

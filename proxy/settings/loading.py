@@ -17,7 +17,7 @@ from proxy.errors import StartError
 from proxy.settings.crosschecks import network_faults, paymaster_faults
 from proxy.settings.schemas import is_secret, schema_faults
 from proxy.settings.sections import Settings
-from proxy.settings.tables import Tables
+from proxy.settings.tables import Tables, load_tables
 from proxy.settings.toml_files import read
 
 PREFIX = "PENSTOCK_"
@@ -34,20 +34,44 @@ def load(
     environ: Mapping[str, str],
     defaults: Mapping[str, Any] | None = None,
     overrides: Mapping[str, Any] | None = None,
-    tables: Tables | None = None,
 ) -> Settings:
-    """Return the effective settings, or raise StartError with every fault. With `tables`, also check network names.
+    """Return the effective settings, or raise StartError with every fault.
 
     `defaults` replace those of `config/default.toml`; `overrides` replace everything.
     """
-    known = tree = _merged(read(CONFIG / "default.toml"), defaults or {})
+    tree, faults = _tree(path, environ, defaults or {})
+    return from_tree(_merged(tree, overrides or {}), faults=faults)
+
+
+def load_with_tables(path: Path | None, *, environ: Mapping[str, str]) -> tuple[Settings, Tables]:
+    """Return the effective settings and the data files, or raise StartError with the faults of both."""
+    tree, faults = _tree(path, environ, {})
+    tables = None
+    try:
+        tables = load_tables(own=_own_directory(tree))
+        faults += (*network_faults(tree, tables), *paymaster_faults(tree, tables, environ))
+    except StartError as exc:
+        faults += exc.faults
+    settings = from_tree(tree, faults=faults)
+    if tables is None:
+        raise StartError(faults)
+    return settings, tables
+
+
+def _tree(
+    path: Path | None, environ: Mapping[str, str], defaults: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    known = tree = _merged(read(CONFIG / "default.toml"), defaults)
     if path is not None:
         tree = _merged(tree, read(path))
-    tree, faults = _with_environment(tree, environ, known)
-    tree = _merged(tree, overrides or {})
-    if tables is not None:
-        faults += (*network_faults(tree, tables), *paymaster_faults(tree, tables, environ))
-    return from_tree(tree, faults=faults)
+    return _with_environment(tree, environ, known)
+
+
+def _own_directory(tree: Mapping[str, Any]) -> str:
+    """The operator's data files. The schema reports values of the wrong type."""
+    section = tree.get("data_files")
+    found = section.get("directory") if isinstance(section, Mapping) else None
+    return found if isinstance(found, str) else ""
 
 
 def from_tree(tree: Mapping[str, Any], *, faults: list[str] | None = None) -> Settings:

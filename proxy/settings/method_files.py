@@ -6,7 +6,7 @@ Several files may add methods to a family, but no method is defined twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from proxy.chains.family import Method, MethodTable
 from proxy.settings.toml_files import checked
 
 
-def load_methods(directory: Path, faults: list[str]) -> dict[str, MethodTable]:
+def load_methods(paths: Iterable[Path], faults: list[str]) -> dict[str, MethodTable]:
     """The methods by family. Adds the faults of every file to `faults`."""
     tables: dict[str, dict[str, Method]] = {name: {} for name in (*FAMILIES, BUNDLER.name)}
-    for path in sorted(directory.glob("*.toml")):
+    for path in paths:
         data = checked("methods", path, faults)
         if data:
             faults += [f"{path.name}: {fault}" for fault in _file_faults(data, tables)]

@@ -38,6 +38,11 @@ class MetricsSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class DataFileSettings:
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
 class DatabaseSettings:
     url: str
     pool_size: int
@@ -259,6 +264,7 @@ class Settings:
 
     server: ServerSettings
     metrics: MetricsSettings
+    data_files: DataFileSettings
     database: DatabaseSettings
     keys: KeySettings
     quotas: QuotaSettings

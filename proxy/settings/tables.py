@@ -1,10 +1,14 @@
-"""Loads the data files in config/: chains, methods, plans, unit prices, wallet proxies and token logos."""
+"""Loads the data files: chains, methods, plans, unit prices, wallet proxies and token logos.
+
+They are in config/. An operator's own directory (`data_files.directory`) may add files and replace files of the same name.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import orjson
@@ -55,19 +59,21 @@ class Tables:
     logos: Mapping[tuple[int, str], str]
 
 
-def load_tables(config: Path = CONFIG) -> Tables:
-    """Load all tables, or raise StartError with the faults of every file."""
+def load_tables(config: Path = CONFIG, *, own: str = "") -> Tables:
+    """Load all tables, or raise StartError with the faults of every file. `own`: the operator's directory, if there is one."""
     faults: list[str] = []
-    files = sorted((config / "chains").glob("*.toml"))
-    chains = [msgspec.convert(data, Chain) for path in files if (data := checked("chain", path, faults))]
-    plans = checked("plans", config / "plans.toml", faults)
-    prices = checked("pricing", config / "pricing.toml", faults)
-    proxies = _proxies(config / "factories", faults)
-    logos = _logos(config / "tokens", faults)
+    directories = DataDirectories(config, Path(own) if own else None)
+    faults += directories.faults()
+    files = directories.all("chains", "*.toml")
+    chains = [_chain(data) for path in files if (data := checked("chain", path, faults))]
+    plans = checked("plans", directories.one("plans.toml"), faults)
+    prices = checked("pricing", directories.one("pricing.toml"), faults)
+    proxies = _proxies(directories.all("factories", "*.json"), faults)
+    logos = _logos(directories.all("tokens", "*.json"), faults)
     registry = Registry(chains)
     faults += registry.faults()
     faults += _family_faults(registry)
-    methods = load_methods(config / "methods", faults)
+    methods = load_methods(directories.all("methods", "*.toml"), faults)
     if faults:
         raise StartError(faults)
     return Tables(
@@ -80,6 +86,38 @@ def load_tables(config: Path = CONFIG) -> Tables:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class DataDirectories:
+    """The directory of the shipped files and, if there is one, the operator's."""
+
+    shipped: Path
+    own: Path | None
+
+    def faults(self) -> Iterator[str]:
+        if self.own is not None and not self.own.is_dir():
+            yield f"data_files.directory: {self.own} is not a directory: create it, or leave the setting empty"
+
+    def one(self, name: str) -> Path:
+        return own if self.own and (own := self.own / name).exists() else self.shipped / name
+
+    def all(self, directory: str, pattern: str) -> list[Path]:
+        """All files, by name. The operator's replace shipped ones of the same name."""
+        found = {path.name: path for path in (self.shipped / directory).glob(pattern)}
+        if self.own:
+            found |= {path.name: path for path in (self.own / directory).glob(pattern)}
+        return [found[name] for name in sorted(found)]
+
+
+def _chain(data: Mapping[str, Any]) -> Chain:
+    """A chain's file with its defaults: `mainnet` is live, and the only test network is the default one."""
+    tests = [name for name in data["networks"] if name != "mainnet"]
+    networks = {
+        name: {"class": "test" if name in tests else "live", "default": tests == [name], **facts}
+        for name, facts in data["networks"].items()
+    }
+    return msgspec.convert({"title": data["name"].capitalize(), **data, "networks": networks}, Chain)
+
+
 def _family_faults(registry: Registry) -> Iterator[str]:
     """Report chains of a family that does not exist."""
     for chain in registry.chains.values():
@@ -87,10 +125,10 @@ def _family_faults(registry: Registry) -> Iterator[str]:
             yield f"{chain.name}.toml: family: there is no family {chain.family!r}; use one of {', '.join(FAMILIES)}"
 
 
-def _proxies(directory: Path, faults: list[str]) -> dict[str, bytes]:
+def _proxies(paths: Iterable[Path], faults: list[str]) -> dict[str, bytes]:
     """Load the creation code of the proxy that each factory version deploys."""
     found = {}
-    for path in sorted(directory.glob("*.json")):
+    for path in paths:
         try:
             found[path.stem] = bytes.fromhex(orjson.loads(path.read_bytes())["creation_code"].removeprefix("0x"))
         except (ValueError, KeyError, AttributeError, TypeError):
@@ -98,10 +136,10 @@ def _proxies(directory: Path, faults: list[str]) -> dict[str, bytes]:
     return found
 
 
-def _logos(directory: Path, faults: list[str]) -> dict[tuple[int, str], str]:
+def _logos(paths: Iterable[Path], faults: list[str]) -> dict[tuple[int, str], str]:
     """Load logos by chain id and address from token lists in the Uniswap format; the last list wins."""
     found: dict[tuple[int, str], str] = {}
-    for path in sorted(directory.glob("*.json")):
+    for path in paths:
         try:
             data = orjson.loads(path.read_bytes())
         except ValueError as exc:

@@ -221,6 +221,39 @@ def test_new_chain_is_one_file_and_no_code(config: Path) -> None:
     assert found.id == "one/mainnet"
 
 
+def test_chain_file_needs_no_more_than_a_name_and_a_chain_id(config: Path) -> None:
+    (config / "chains" / "one.toml").write_text(
+        'name = "one"\n[networks.mainnet]\nchain_id = 7\n[networks.test]\nchain_id = 8'
+    )
+    chains = settings.load_tables(config).chains
+    live, test = chains.find_word("one", live=True), chains.find_word("one", live=False)
+    assert live is not None
+    assert test is not None
+    assert (live.chain.title, live.chain.family, live.chain.native.symbol) == ("One", "evm", "ETH")
+    assert [(each.id, each.is_live, each.facts.chain_id) for each in (live, test)] == [
+        ("one/mainnet", True, 7),
+        ("one/test", False, 8),
+    ]
+
+
+def test_files_of_the_operator_are_added_and_replace_shipped_ones(tmp_path: Path) -> None:
+    (tmp_path / "chains").mkdir()
+    (tmp_path / "chains" / "one.toml").write_text(CHAIN_FILE.format(name="one", id=424242))
+    (tmp_path / "chains" / "base.toml").write_text(CHAIN_FILE.format(name="base", id=8453))
+    (tmp_path / "plans.toml").write_text((settings.CONFIG / "plans.toml").read_text().replace("[growth]", "[tiny]"))
+    found = settings.load_tables(own=str(tmp_path))
+    assert found.chains.find("one", "mainnet") is not None
+    assert found.chains.find("base", "sepolia") is None
+    assert found.chains.find("ethereum", "sepolia") is not None
+    assert "tiny" in found.plans
+    assert "growth" not in found.plans
+
+
+def test_directory_of_the_operator_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"data_files\.directory: .* is not a directory: create it"):
+        settings.load_tables(own=str(tmp_path / "missing"))
+
+
 def test_file_must_have_the_name_of_its_chain(config: Path) -> None:
     (config / "chains" / "two.toml").write_text(CHAIN_FILE.format(name="one", id=1))
     assert load_faults(config) == ("two.toml: name: must be two, like the file's name",)
