@@ -25,6 +25,7 @@ COMMANDS = {
     "admin": "admin",
     "operations": "operations",
     "index": "index",
+    "chains": "chains",
     "webhooks": "webhooks",
     "reseal": "reseal",
     "worker": "worker",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from proxy.data_files import CONFIG, SCHEMAS
 from proxy.settings.crosschecks import network_faults, paymaster_faults, signer_key
-from proxy.settings.loading import data_directory, environment, from_tree, load, load_with_tables, masked
+from proxy.settings.loading import data_directory, environment, from_tree, load, load_with_tables, masked, own_directory
 from proxy.settings.sections import (
     BundlerSettings,
     BundlingSettings,
@@ -78,6 +78,7 @@ __all__ = [
     "load_with_tables",
     "masked",
     "network_faults",
+    "own_directory",
     "paymaster_faults",
     "signer_key",
 ]

@@ -1,0 +1,190 @@
+"""`chains`: list the known networks, and write the file of a new chain from the replies of one of its nodes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from proxy import settings as settings_room
+from proxy.chains.registry import Chain, Registry
+from proxy.commands import context, output
+from proxy.errors import InvalidRequest, StartError
+
+COLUMNS = ("network", "title", "id", "family", "class", "coin", "block_time_s")
+ASK_S = 10.0
+# The block time is the mean over this many blocks.
+MEASURED_BLOCKS = 100
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser("chains", help="list the known networks, and add a chain of your own")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listed = actions.add_parser("list", help="list all networks")
+    listed.add_argument("--config", type=Path, metavar="FILE", help=context.CONFIG_HELP)
+    listed.add_argument("--json", action="store_true", help="print JSON")
+    listed.set_defaults(run=_list)
+    add = actions.add_parser("add", help="write the file of a new chain; a node of the chain provides the facts")
+    add.add_argument("id", type=int, help="the chain id (EIP-155), such as 100")
+    add.add_argument("--upstream", required=True, metavar="URL", help="an http or https URL of one of its nodes")
+    add.add_argument("--name", required=True, help="the chain's name in paths: lower-case letters, digits and hyphens")
+    add.add_argument("--symbol", default="ETH", help="the coin that pays for gas (default: ETH)")
+    add.add_argument("--config", type=Path, metavar="FILE", help=context.CONFIG_HELP)
+    add.add_argument(
+        "--directory", type=Path, metavar="DIR", help="your data files (default: the setting data_files.directory)"
+    )
+    add.set_defaults(run=lambda args: asyncio.run(_add(args)))
+
+
+def _tables(config: Path | None) -> tuple[str, settings_room.Tables]:
+    """The operator's directory and all tables. Settings that `serve` needs may still be missing."""
+    own = settings_room.own_directory(config, environ=settings_room.environment())
+    return own, settings_room.load_tables(own=own)
+
+
+def _list(args: argparse.Namespace) -> int:
+    rows = [
+        {
+            "network": network.id,
+            "title": network.chain.title,
+            "id": network.identity,
+            "family": network.family,
+            "class": network.facts.class_,
+            "coin": network.chain.native.symbol,
+            "block_time_s": network.facts.block_time_s,
+        }
+        for network in _tables(args.config)[1].chains.networks()
+    ]
+    output.rows(rows, COLUMNS, as_json=args.json)
+    return 0
+
+
+async def _add(args: argparse.Namespace) -> int:
+    own, tables = _tables(args.config)
+    directory = args.directory or (Path(own) if own else None)
+    if directory is None:
+        raise StartError(["--directory DIR is required: data_files.directory is not set"])
+    path = directory / "chains" / f"{args.name}.toml"
+    _check_free(tables.chains, args.id, path)
+    facts = await _facts(args.upstream, args.id, list(tables.chains.chains.values()))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(chain_text(args.name, args.symbol, facts))
+    try:
+        settings_room.load_tables(own=str(directory))
+    except StartError:
+        path.unlink()
+        raise
+    print(f"wrote {path}: check it, and add an upstream to your settings:\n")
+    print(f'[[upstreams]]\nnetwork = "{args.name}/mainnet"\nurl = {json.dumps(args.upstream)}')
+    if str(directory) != own:
+        print(f"\n[data_files]\ndirectory = {json.dumps(str(directory.resolve()))}")
+    return 0
+
+
+def _check_free(registry: Registry, chain_id: int, path: Path) -> None:
+    known = registry.find_word(str(chain_id), live=True)
+    if known is not None:
+        raise StartError([f"chain id {chain_id} is {known.id}, which is known already: add an upstream for it"])
+    if path.exists():
+        raise StartError([f"{path} exists already: choose another --name, or edit the file"])
+
+
+async def _facts(url: str, chain_id: int, known: Sequence[Chain]) -> dict[str, Any]:
+    """The facts of a network as its node reports them. Shared contracts are looked for at their addresses on known chains."""
+    import aiohttp
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as session:
+        node = NewNode(session, url)
+        found = int(await node.call("eth_chainId"), 16)
+        if found != chain_id:
+            raise InvalidRequest(f"--upstream: the node's chain id is {found}, not {chain_id}")
+        head = await node.call("eth_getBlockByNumber", "latest", False)
+        return {
+            "chain_id": chain_id,
+            "block_time_s": await node.block_time(int(head["number"], 16), int(head["timestamp"], 16)),
+            "finality_tag": await node.has_tag("finalized"),
+            "legacy_fees": "baseFeePerGas" not in head,
+            "multicall": await node.first_deployed({chain.multicall for chain in known if chain.multicall}),
+            "entry_points": await node.deployed([chain.entry_points for chain in known]),
+            "factories": await node.deployed([chain.factories for chain in known]),
+        }
+
+
+class NewNode:
+    """A node of the new chain, called directly: it is not an upstream yet."""
+
+    def __init__(self, session: Any, url: str) -> None:
+        self._session = session
+        self._url = url
+
+    async def call(self, method: str, *params: Any) -> Any:
+        reply = await self._reply(method, *params)
+        if reply.get("result") is None:
+            raise InvalidRequest(f"--upstream: the node does not answer {method}: {reply.get('error')}")
+        return reply["result"]
+
+    async def _reply(self, method: str, *params: Any) -> dict[str, Any]:
+        import aiohttp
+
+        call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        try:
+            async with self._session.post(self._url, json=call) as response:
+                reply = await response.json(content_type=None)
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:
+            raise InvalidRequest(f"--upstream: the node does not reply ({type(exc).__name__}): check the URL") from None
+        if not isinstance(reply, dict):
+            raise InvalidRequest("--upstream: the reply is not JSON-RPC: check the URL")
+        return reply
+
+    async def block_time(self, head: int, at: int) -> float:
+        """Mean seconds between the newest blocks; at least 0.1, as timestamps are whole seconds."""
+        blocks = min(MEASURED_BLOCKS, head)
+        if not blocks:
+            return 12.0
+        older = await self.call("eth_getBlockByNumber", hex(head - blocks), False)
+        return max(0.1, round((at - int(older["timestamp"], 16)) / blocks, 1))
+
+    async def has_tag(self, tag: str) -> bool:
+        return bool((await self._reply("eth_getBlockByNumber", tag, False)).get("result"))
+
+    async def first_deployed(self, addresses: Iterable[str]) -> str | None:
+        for address in sorted(addresses):
+            if len(await self.call("eth_getCode", address, "latest")) > 2:
+                return address
+        return None
+
+    async def deployed(self, tables: Iterable[Mapping[str, str]]) -> dict[str, str]:
+        """For each version, the first of its addresses that has code."""
+        known: dict[str, set[str]] = {}
+        for version, address in (pair for table in tables for pair in table.items()):
+            known.setdefault(version, set()).add(address)
+        found = {version: await self.first_deployed(addresses) for version, addresses in sorted(known.items())}
+        return {version: address for version, address in found.items() if address is not None}
+
+
+def chain_text(name: str, symbol: str, facts: Mapping[str, Any]) -> str:
+    """The file of a chain. `schemas/config/chain.json` describes all keys."""
+    lines = [
+        f"name = {json.dumps(name)}",
+        f"native = {{ symbol = {json.dumps(symbol)}, decimals = 18 }}",
+        *([f"multicall = {json.dumps(facts['multicall'])}"] if facts["multicall"] else []),
+        f"entry_points = {_inline(facts['entry_points'])}   # ERC-4337, as deployed on this chain",
+        f"factories = {_inline(facts['factories'])}",
+        "",
+        "[networks.mainnet]",
+        f"chain_id = {facts['chain_id']}",
+        f"block_time_s = {facts['block_time_s']}   # the mean of the newest {MEASURED_BLOCKS} blocks",
+        f"finality_tag = {json.dumps(facts['finality_tag'])}   # whether nodes know the tags safe and finalized",
+        "finality_blocks = 64   # the depth at which a block is final without these tags",
+        f"legacy_fees = {json.dumps(facts['legacy_fees'])}   # whether blocks lack baseFeePerGas",
+        'min_priority_gwei = "0.0"   # the lowest priority fee to suggest',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _inline(table: Mapping[str, str]) -> str:
+    pairs = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in table.items()]
+    return f"{{ {', '.join(pairs)} }}" if pairs else "{}"
