@@ -15,6 +15,7 @@ import orjson
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
 from proxy.settings.crosschecks import network_faults, paymaster_faults
+from proxy.settings.masking import masked_value
 from proxy.settings.schemas import is_secret, schema_faults
 from proxy.settings.sections import Settings
 from proxy.settings.tables import Tables, load_tables
@@ -67,8 +68,13 @@ def _tree(
     return _with_environment(tree, environ, known)
 
 
+def own_directory(path: Path | None, *, environ: Mapping[str, str]) -> str:
+    """The operator's directory of data files, even if other settings are still missing. Empty if there is none."""
+    return _own_directory(_tree(path, environ, {})[0])
+
+
 def _own_directory(tree: Mapping[str, Any]) -> str:
-    """The operator's data files. The schema reports values of the wrong type."""
+    """The schema reports values of the wrong type."""
     section = tree.get("data_files")
     found = section.get("directory") if isinstance(section, Mapping) else None
     return found if isinstance(found, str) else ""
@@ -90,7 +96,7 @@ def masked(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield each setting with its value as JSON, secrets masked."""
     for name, value in _leaves(settings.tree):
         secret = is_secret(name.split(".")) and value
-        yield name, "********" if secret else str(orjson.dumps(value), "utf-8")
+        yield name, masked_value(value) if secret else str(orjson.dumps(value), "utf-8")
 
 
 def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import orjson
 
 from proxy.data_files import SCHEMAS
 
-# Settings whose value is never printed.
+# Settings whose value is never printed whole.
 SECRETS = frozenset(
     {
         *(
