@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,16 +68,30 @@ async def database(url: str) -> AsyncIterator[DatabaseConnection]:
     except (asyncpg.InterfaceError, ValueError):
         raise StartError(["database.url: is not a valid Postgres URL"]) from None
     except (OSError, asyncpg.PostgresError) as exc:
-        raise StartError(
-            [
-                f"database.url: cannot connect ({type(exc).__name__}): check that Postgres is running and that the user "
-                "and password are right"
-            ]
-        ) from None
+        raise StartError([f"database.url: cannot connect: {_reason(exc)}"]) from None
     try:
         yield connection
     finally:
         await connection.close()
+
+
+# Reasons for which Postgres refuses a connection, and what to do. Its own words may contain the user or the database.
+_REASONS: dict[type[Exception], str] = {
+    asyncpg.InvalidPasswordError: "the password is wrong",
+    asyncpg.InvalidAuthorizationSpecificationError: "Postgres refuses this user: check the user, the password and pg_hba.conf",
+    asyncpg.InvalidCatalogNameError: "the database does not exist: create it with createdb",
+    asyncpg.TooManyConnectionsError: "Postgres has no free connection: raise its max_connections",
+    asyncpg.CannotConnectNowError: "Postgres is starting or stopping: try again shortly",
+    socket.gaierror: "the host name is not known: check the host",
+    ConnectionRefusedError: "nothing listens there: check the host and port, and that Postgres is running",
+    FileNotFoundError: "there is no such socket: check the directory, and that Postgres is running",
+    TimeoutError: f"no reply within {CONNECT_S:.0f} s: check the host and the firewall",
+}
+
+
+def _reason(exc: Exception) -> str:
+    known = next((words for kind, words in _REASONS.items() if isinstance(exc, kind)), None)
+    return known or f"{type(exc).__name__}: check that Postgres is running and that the URL is right"
 
 
 async def check_database(found: Settings) -> None:

@@ -68,6 +68,8 @@ class Supervisor:
         # Replaced processes that are still draining.
         self._retiring: set[SupervisedProcess] = set()
         self._reload: dict[int | str, asyncio.Event] = {}
+        # The processes that a reload has yet to replace, and when it began.
+        self._reloading: dict[int | str, float] = {}
         self._directory = RunDirectory()
         self._scrape: Scrape | None = None
         self.port = 0
@@ -110,6 +112,7 @@ class Supervisor:
         if fixed := [name for name in FIXED if _leaf(settings, name) != _leaf(self.settings, name)]:
             log.warning("some changed settings need a restart", extra={"settings": fixed})
         self.settings = settings
+        self._reloading = {place: time.monotonic() for place in self._reload}
         for event in self._reload.values():
             event.set()
 
@@ -249,8 +252,12 @@ class Supervisor:
         except WorkerFailed as exc:
             log.error("reload failed: keeping the old process and its settings", extra={"reason": str(exc)})
             self.settings = old.settings
+            self._reloading.clear()
             return
         self._retire_soon(old)
+        began = self._reloading.pop(place, None)
+        if began is not None and not self._reloading:
+            log.info("reloaded", extra={"took_s": round(time.monotonic() - began, 1), "processes": len(self._workers)})
 
     def _retire_soon(self, old: SupervisedProcess) -> None:
         self._retiring.add(old)
@@ -317,7 +324,8 @@ def listeners(host: str, port: int, count: int) -> list[socket.socket]:
         reason = exc.strerror or str(exc)
         raise StartError(
             [
-                f"server.port: cannot listen on {host}:{port} ({reason}): choose another port, in the settings or with --port"
+                f"server.port: cannot listen on {host}:{port} ({reason}): choose another port, with server.port in the "
+                "settings, PENSTOCK_SERVER__PORT or, in development, --port"
             ]
         ) from None
     for listener in found:

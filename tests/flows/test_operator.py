@@ -83,8 +83,9 @@ async def test_check_prints_every_setting_and_masks_the_secrets(tmp_path: Path) 
     assert shown["server.workers"] == "2"
     assert shown["server.max_body_bytes"] == "1048576"
     assert shown["upstreams.0.network"] == '"ethereum/sepolia"'
-    for name in ("database.url", "keys.pepper", "upstreams.0.url"):
-        assert shown[name] == "********"
+    assert shown["keys.pepper"] == "********"
+    assert shown["database.url"] == '"postgresql://user:********@h/d"'
+    assert shown["upstreams.0.url"].endswith('/********"')
     for secret in ("canary-password", "canary-path", PEPPER):
         assert secret not in done.stdout + done.stderr
 
@@ -133,11 +134,14 @@ async def test_missing_database_or_user_is_reported(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "penstock.toml"
-    for address in (cluster.url.replace("/penstock?", "/nowhere?"), cluster.url.replace("penstock@", "nobody@")):
+    for address, reason in (
+        (cluster.url.replace("/penstock?", "/nowhere?"), "the database does not exist: create it"),
+        (cluster.url.replace("penstock@", "nobody@"), "Postgres refuses this user"),
+    ):
         path.write_text(settings_text(address, UPSTREAM))
         done = await asyncio.to_thread(command, "keys", "list", "--config", str(path))
         assert done.returncode == 2
-        assert "database.url" in done.stderr
+        assert f"database.url: cannot connect: {reason}" in done.stderr
         assert len(done.stderr.splitlines()) == 1, done.stderr
 
 

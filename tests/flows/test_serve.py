@@ -309,7 +309,8 @@ async def test_settings_that_need_a_restart_are_named_at_a_reload(steady: Produc
     steady.config.write_text(steady.config.read_text().replace("workers = 2", "workers = 3"))
     steady.send_signal(signal.SIGHUP)
     await until(lambda: steady.said("some changed settings need a restart"))
-    await until(lambda: old.isdisjoint(steady.worker_pids()), within_s=30.0)
+    await until(lambda: old.isdisjoint(steady.worker_pids()))
+    await until(lambda: steady.said("reloaded"))
     assert steady.said("some changed settings need a restart")[0]["settings"] == ["server.workers"]
     assert (await _send(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
 
