@@ -18,7 +18,7 @@ from typing import Final
 
 from proxy.core.jsonrpc import HEAD
 from proxy.core.upstream_health import UpstreamHealth
-from proxy.wire.address import UpstreamAddress
+from proxy.wire.address import CONNECT_TIMEOUT_S, UpstreamAddress
 from proxy.wire.call_queue import CallQueue
 from proxy.wire.http_connection import HttpConnection
 from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection
@@ -312,7 +312,12 @@ class HttpUpstream(Upstream):
         self.release(connection, None)
 
     def _fail_waiting(self, reason: str) -> None:
-        """Fail one waiting call, or all of them if no connection is open."""
+        """No connection was opened. Calls wait for those that are open if the upstream replies on them, and the sweep tries
+        again. Otherwise one of them fails, or all if no connection is open."""
+        now = time.monotonic()
+        if self.has_replied_since(now - CONNECT_TIMEOUT_S):
+            self.health.failed(now)
+            return
         calls = self._queue.take_one() if self._open else self._queue.take_all()
         for call in calls:
             call.sink.on_fail(self, reason, sent=False)

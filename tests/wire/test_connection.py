@@ -252,6 +252,28 @@ async def test_call_that_never_left_is_reported_as_unsent() -> None:
 
 
 @on_uvloop
+async def test_call_whose_connection_is_refused_waits_for_one_that_answers() -> None:
+    gate = asyncio.Event()
+
+    async def act(exchange: Exchange) -> None:
+        body = await exchange.body()
+        if b'"id":1,' in body:
+            await gate.wait()
+        await exchange.send(http(answer({"id": 1}, result="0x1")))
+
+    async with pool(act) as (upstream, server):
+        assert await send_call(upstream, 99).result() == "0x1"
+        held = send_call(upstream, 1)
+        server.stop_accepting()
+        waiting = send_call(upstream, 2)
+        await until(lambda: upstream.health.bad or waiting.done.is_set())
+        assert not waiting.done.is_set()
+        gate.set()
+        assert await held.result() == await waiting.result() == "0x1"
+        assert server.connections == 1
+
+
+@on_uvloop
 async def test_upstream_that_closes_what_it_accepts_leaves_no_dead_connection_behind() -> None:
     async with pool() as (upstream, server):
         serve = server.on_connect

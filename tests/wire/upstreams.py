@@ -115,9 +115,13 @@ class Scripted:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def close(self) -> None:
+    def stop_accepting(self) -> None:
+        """Refuse new connections; those that are open stay."""
         assert self._server is not None
         self._server.close()
+
+    async def close(self) -> None:
+        self.stop_accepting()
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
