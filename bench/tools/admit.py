@@ -14,6 +14,8 @@ from proxy.core import access
 from proxy.services.accounts.admission import Admission, AuthFailures
 from proxy.services.accounts.keyring import Keyring, utc_day
 from proxy.services.accounts.quotas import Quotas
+from proxy.store import host_memory
+from proxy.store.host_memory import HostMemory
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool
 from proxy.store.quotas import QuotaStore
@@ -33,7 +35,7 @@ async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: st
     await keyring.load()
     loaded_s = time.perf_counter() - began
     quotas = Quotas(QuotaStore(pool), chunk=1000, flush_s=1.0, day=utc_day, accounts=keyring.accounts.values)
-    admission = Admission(keyring, windows, quotas, AuthFailures(60))
+    admission = Admission(keyring, windows, quotas, AuthFailures(60, HostMemory(host_memory.create()).addresses))
     with open(keys_file) as file:
         texts = file.read().split()
     costs = [_admit(admission, random.choices(texts, k=count)) for _ in range(ROUNDS)]

@@ -9,10 +9,11 @@ from typing import Any
 def register(commands: Any) -> None:
     parser = commands.add_parser("background")
     parser.add_argument("part")
+    parser.add_argument("--memory-fd", type=int, default=-1, help="the memory that all processes of the host share")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from proxy.compose import background
 
-    return background.main(args.part)
+    return background.main(args.part, args.memory_fd)

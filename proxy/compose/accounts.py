@@ -8,6 +8,7 @@ from proxy.services.accounts.keyring import Keyring, utc_day
 from proxy.services.accounts.quotas import Quotas
 from proxy.services.usage import UsageService
 from proxy.settings import Settings, Tables
+from proxy.store.edge_table import EdgeTable
 from proxy.store.keys import KeyStore
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
@@ -25,6 +26,7 @@ class AccountsFeature:
         tables: Tables,
         pool: Pool,
         windows: Windows,
+        addresses: EdgeTable,
         *,
         copies: CopyDirectory | None = None,
     ) -> None:
@@ -40,7 +42,8 @@ class AccountsFeature:
             day=utc_day,
             accounts=self.keyring.accounts.values,
         )
-        self.admission = Admission(self.keyring, windows, self.quotas, AuthFailures(given.auth_failures_per_minute))
+        failures = AuthFailures(given.auth_failures_per_minute, addresses)
+        self.admission = Admission(self.keyring, windows, self.quotas, failures)
         self.usage = UsageService(
             UsageStore(pool),
             self.keyring.touched,

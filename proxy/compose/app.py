@@ -22,6 +22,7 @@ from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import SmartWalletFeature
 from proxy.compose.webhooks import WebhookFeature
 from proxy.errors import Unavailable
+from proxy.services.accounts.socket_caps import SocketCaps
 from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.feed.feeds import feeds_of
 from proxy.services.feed.head_announcements import HeadAnnouncements
@@ -37,7 +38,9 @@ from proxy.services.rpc.shared_cache import SharedCache
 from proxy.services.rpc.shared_lookup import SharedLookup
 from proxy.services.rpc.tracker import Tracker, start_tracking
 from proxy.settings import SCHEMAS, Settings, Tables
+from proxy.store import host_memory
 from proxy.store.cache import SharedReplies
+from proxy.store.host_memory import HostMemory
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
@@ -78,9 +81,16 @@ class App:
     """One worker: everything between its listening socket and its upstreams."""
 
     def __init__(
-        self, settings: Settings, tables: Tables, windows: Windows, copies: CopyDirectory | None = None
+        self,
+        settings: Settings,
+        tables: Tables,
+        windows: Windows,
+        *,
+        copies: CopyDirectory | None = None,
+        memory: HostMemory | None = None,
     ) -> None:
-        """`copies`: where a successor finds what this worker has read from Postgres."""
+        """`copies`: where a successor finds what this worker has read from Postgres. `windows` and `memory` are shared by the
+        workers of the host; without `memory`, this worker has its own."""
         self.settings = settings
         self._tables = tables
         self.tasks = Tasks()
@@ -97,9 +107,15 @@ class App:
         )
         self.notices = Notices(self.pool)
         self._copies = copies
+        self.memory = memory or HostMemory(host_memory.create())
         self._build_accounts(windows)
         builder = NetworkBuilder(
-            settings, tables, self.write_buffer, tally=self.tallies.of, shared_heads=windows.shared_heads
+            settings,
+            tables,
+            self.write_buffer,
+            tally=self.tallies.of,
+            shared_heads=windows.shared_heads,
+            memory=self.memory,
         )
         self._build_data_plane(builder)
         self._build_features(builder)
@@ -109,7 +125,9 @@ class App:
         self._server: asyncio.Server | None = None
 
     def _build_accounts(self, windows: Windows) -> None:
-        self.accounts = AccountsFeature(self.settings, self._tables, self.pool, windows, copies=self._copies)
+        self.accounts = AccountsFeature(
+            self.settings, self._tables, self.pool, windows, self.memory.addresses, copies=self._copies
+        )
         self.keyring = self.accounts.keyring
         self.admission = self.accounts.admission
         self.usage = self.accounts.usage
@@ -231,9 +249,9 @@ class App:
             self.settings.sockets,
             limiter=self.limiter,
             admission=self.admission,
+            caps=SocketCaps(self._tables.plans, self.memory.counts),
             rpc=self.rpc,
             feeds=self.feeds,
-            plans=self._tables.plans,
             prices=self._tables.prices.events,
             tasks=self.tasks,
             access=self.access,

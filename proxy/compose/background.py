@@ -33,6 +33,7 @@ from proxy.services.wallets import DeploymentSink
 from proxy.settings import Settings, Tables
 from proxy.store.blocks import BlockStore
 from proxy.store.fleet import FleetStore
+from proxy.store.host_memory import HostMemory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.windows import SHARED_HEAD_NUMBERS
@@ -47,7 +48,8 @@ SWEEP_S = 0.05
 class Background:
     """Every object of a background process: networks, database, and the features of its part."""
 
-    def __init__(self, settings: Settings, tables: Tables) -> None:
+    def __init__(self, settings: Settings, tables: Tables, memory: HostMemory | None = None) -> None:
+        """`memory`: what this process shares with the host's workers."""
         self.settings = settings
         self.tables = tables
         self.tasks = Tasks()
@@ -59,9 +61,9 @@ class Background:
             application="penstock-background",
         )
         write_buffer = WriteBuffer(asyncio.get_running_loop())
-        # Not shared with the workers: this process serves no clients, so it need not be consistent with them.
+        # The heads are not shared with the workers: this process serves no clients, so it need not be consistent with them.
         self.networks = NetworkBuilder(
-            settings, tables, write_buffer, tally=Tallies().of, shared_heads=[0] * SHARED_HEAD_NUMBERS
+            settings, tables, write_buffer, tally=Tallies().of, shared_heads=[0] * SHARED_HEAD_NUMBERS, memory=memory
         ).networks()
         self.sinks: list[FollowerSink] = [
             HoldingsSink(),
@@ -165,14 +167,15 @@ PARTS: dict[str, Callable[[Background], Awaitable[None] | None]] = {
 WITHOUT_UPSTREAMS = frozenset({"deliverer"})
 
 
-def main(part: str) -> int:
-    return run_child(lambda settings, tables: _run(settings, tables, part))
+def main(part: str, memory_fd: int = -1) -> int:
+    memory = HostMemory(memory_fd) if memory_fd >= 0 else None
+    return run_child(lambda settings, tables: _run(part, lambda: Background(settings, tables, memory)))
 
 
-async def _run(settings: Settings, tables: Tables, part: str) -> None:
+async def _run(part: str, build: Callable[[], Background]) -> None:
     """Run until the supervisor stops this process or dies. An open transaction is rolled back and repeated later."""
-    stop = watch_supervisor(settings)
-    running = Background(settings, tables)
+    running = build()
+    stop = watch_supervisor(running.settings)
     await running.open(needs_upstreams=part not in WITHOUT_UPSTREAMS)
     if (starting := PARTS[part](running)) is not None:
         await starting

@@ -11,6 +11,7 @@ from proxy.chains.registry import Network
 from proxy.compose.upstream_marks import BUNDLER, mark_of
 from proxy.core.caching import ReplyCache
 from proxy.core.heads import NetworkHead
+from proxy.core.limits import CallRate, ProcessRate
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.bundler import bundler_policies
 from proxy.services.rpc.dispatcher import Dispatcher
@@ -18,6 +19,8 @@ from proxy.services.rpc.method_policy import policies_of, unknown_of
 from proxy.services.rpc.network_state import NetworkState, SharedHead
 from proxy.services.rpc.networks import Networks, Route
 from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
+from proxy.store.edge_table import SharedRate
+from proxy.store.host_memory import HostMemory
 from proxy.telemetry import Tally
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.http_upstream import HttpUpstream
@@ -31,7 +34,8 @@ Numbered = Sequence[tuple[int, UpstreamSettings]]
 
 
 class NetworkBuilder:
-    """`shared_heads` is memory shared by the workers of a host. A process that serves no clients passes its own."""
+    """`shared_heads` and `memory` are shared by the processes of a host. A process that serves no clients passes its own
+    heads."""
 
     def __init__(
         self,
@@ -41,12 +45,14 @@ class NetworkBuilder:
         *,
         tally: Callable[[str, str], Tally],
         shared_heads: MutableSequence[int] | memoryview[int],
+        memory: HostMemory | None = None,
     ) -> None:
         self._settings = settings
         self._tables = tables
         self._write_buffer = write_buffer
         self._tally = tally
         self._shared_heads = shared_heads
+        self._memory = memory
 
     def networks(self) -> Networks:
         by_network = self._by_network(self._settings.upstreams)
@@ -138,6 +144,7 @@ class NetworkBuilder:
         return upstream
 
     def _health(self, network: Network, label: str, index: int, given: UpstreamSettings, kind: str) -> UpstreamHealth:
+        mark = mark_of(self._settings.keys.pepper, network.id, given.url, kind)
         return UpstreamHealth(
             label,
             index=index,
@@ -146,9 +153,14 @@ class NetworkBuilder:
             archive=given.archive,
             allow=given.allow,
             deny=given.deny,
-            requests_per_second=given.requests_per_second,
-            mark=mark_of(self._settings.keys.pepper, network.id, given.url, kind),
+            rate=self._rate(mark, given.requests_per_second) if given.requests_per_second else None,
+            mark=mark,
         )
+
+    def _rate(self, mark: str, per_second: float) -> CallRate:
+        if self._memory is None:
+            return ProcessRate(per_second)
+        return SharedRate(self._memory.upstreams, mark, per_second)
 
     def _built(self, health: UpstreamHealth, given: UpstreamSettings) -> Upstream:
         if given.url.startswith("ws"):

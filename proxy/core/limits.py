@@ -53,6 +53,38 @@ class BucketRates:
         return f"<BucketRates {self.requests_per_second} requests/s, {self.units_per_second} units/s, slot {self.slot}>"
 
 
+class CallRate(Protocol):
+    """A limit on calls that is checked before a call is chosen for it, and charged when the call is sent."""
+
+    def admits(self, now: float) -> bool: ...
+    def take(self, now: float) -> None: ...
+
+
+@final
+class ProcessRate:
+    """A `CallRate` that only this process uses."""
+
+    __slots__ = ("_cost_s", "_edge")
+
+    def __init__(self, per_second: float) -> None:
+        self._cost_s = 1.0 / per_second
+        self._edge = 0.0
+
+    def __repr__(self) -> str:
+        return f"<ProcessRate {1.0 / self._cost_s:g}/s>"
+
+    def admits(self, now: float) -> bool:
+        return edge_after_call(self._edge, now, self._cost_s) <= now + TOLERANCE_S
+
+    def take(self, now: float) -> None:
+        self._edge = edge_after_call(self._edge, now, self._cost_s)
+
+
+def edge_after_call(edge: float, now: float, cost_s: float) -> float:
+    """The edge after one more call. The bucket holds a second's calls, at least one."""
+    return max(edge, now - max(1.0, cost_s)) + cost_s
+
+
 class BucketEdges(Protocol):
     """The interface of the memory that holds the buckets. A `memoryview` of doubles implements it."""
 

@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from proxy.core.latency_histogram import LatencyHistogram
+from proxy.core.limits import CallRate
 
 # How fast the averages follow: the last twenty calls or so.
 FOLLOW = 0.05
@@ -89,7 +90,7 @@ class UpstreamHealth:
         archive: bool = True,
         allow: Iterable[str] = (),
         deny: Iterable[str] = (),
-        requests_per_second: float = 0.0,
+        rate: CallRate | None = None,
         mark: str = "",
     ) -> None:
         self.label = label
@@ -105,11 +106,10 @@ class UpstreamHealth:
         # Methods that it said it does not have, and until when that is believed.
         self.lacking: dict[str, float] = {}
         self.latencies = LatencyHistogram()
-        # The upstream's own limit: seconds of refill that a call costs, and the moment its bucket would have been empty.
-        self.rate_s = 1.0 / requests_per_second if requests_per_second else 0.0
-        self.rate_edge = 0.0
+        # The upstream's own limit, if it has one. All workers of the host share it.
+        self.rate = rate
         # Whether calls go through without a second thought: kept by what happens, and by `refresh`.
-        self.free = not self.rate_s
+        self.free = rate is None
 
     def __repr__(self) -> str:
         figures = f"{self.latency_s * 1000:.1f} ms, {self.inflight} in flight, {self.failing_share:.0%} failing"
@@ -214,7 +214,7 @@ class UpstreamHealth:
     def refresh(self, now: float) -> None:
         """A pause ends by time alone, so the clock has to be checked."""
         self.withheld = self.cordoned or self.standing != "good"
-        self.free = now >= self.paused_until and not (self.pause_s or self.rate_s or self.withheld)
+        self.free = now >= self.paused_until and not (self.pause_s or self.rate is not None or self.withheld)
 
     def saw_head(self, number: int, now: float, block_hash: str = "", parent_hash: str = "") -> None:
         self.head = number
@@ -246,7 +246,7 @@ class UpstreamHealth:
         """Whether the breaker lets a call through; half open, one trial at a time."""
         if self.withheld or now < self.paused_until:
             return False
-        if self.rate_s and self._rate_edge(now) > now:
+        if self.rate is not None and not self.rate.admits(now):
             return False
         return not self.pause_s or now >= self.trial_until
 
@@ -254,18 +254,14 @@ class UpstreamHealth:
         """Whether a call can go here that finds no upstream with a closed breaker."""
         if not self.is_soft or self.withheld or now < self.rests_until:
             return False
-        return not self.rate_s or self._rate_edge(now) <= now
+        return self.rate is None or self.rate.admits(now)
 
     def begin(self, now: float) -> None:
         self.inflight += 1
-        if self.rate_s:
-            self.rate_edge = self._rate_edge(now)
+        if self.rate is not None:
+            self.rate.take(now)
         if self.pause_s:
             self.trial_until = now + max(self.pause_s, 1.0)
-
-    def _rate_edge(self, now: float) -> float:
-        """The edge after one more call. The bucket holds a second's calls, one at the least."""
-        return max(self.rate_edge, now - max(1.0, self.rate_s)) + self.rate_s
 
     def may_serve(self, method: str) -> bool:
         return method not in self.deny and (not self.allow or method in self.allow)

@@ -1,7 +1,7 @@
 """The supervisor: runs worker processes on one port.
 
 The supervisor owns everything that must outlive a worker: the listening sockets, one per worker on the same port
-(SO_REUSEPORT), the shared windows, and the directory with the workers' copies of the keys. If a worker dies or hangs, the
+(SO_REUSEPORT), the shared memory, and the directory with the workers' copies of the keys. If a worker dies or hangs, the
 others accept from its socket (`listening_sockets.py`) until its successor does, which can start without Postgres. A replacement
 causes no gap: both workers listen on the same socket for a moment. On shutdown, new connections are refused, workers accept
 those already queued, and only then do the sockets close. No connection is lost in between.
@@ -29,7 +29,7 @@ from proxy.processes.listening_sockets import unattended_line
 from proxy.processes.run_directory import RunDirectory
 from proxy.processes.supervised_process import SupervisedProcess, WorkerFailed
 from proxy.settings import Settings
-from proxy.store import windows
+from proxy.store import host_memory, windows
 from proxy.store.local_copy import CopyDirectory
 from proxy.tasks import ROLES, Tasks
 from proxy.telemetry import Scrape
@@ -60,7 +60,7 @@ class Supervisor:
         self._log_to = log_to
         self._tasks = Tasks()
         self._listeners: list[socket.socket] = []
-        self._windows_fd = -1
+        self._windows_fd = self._memory_fd = -1
         # The process id of the last worker or part at each place that was ready.
         self._last_ready: dict[int | str, int] = {}
         # Workers by the index of their listening socket, parts by name.
@@ -96,6 +96,7 @@ class Supervisor:
             self._listeners = listeners(self.settings.server.host, self.settings.server.port, self.count)
             self.port = self._listeners[0].getsockname()[1]
         self._windows_fd = windows.create()
+        self._memory_fd = host_memory.create()
         self._directory.open()
         self.metrics_port = self._serve_metrics(self._directory.path)
         self._reload = {place: asyncio.Event() for place in self.places}
@@ -124,7 +125,8 @@ class Supervisor:
         self._retiring.clear()
         if self._windows_fd >= 0:
             os.close(self._windows_fd)
-            self._windows_fd = -1
+            os.close(self._memory_fd)
+            self._windows_fd = self._memory_fd = -1
         if self._scrape is not None:
             self._scrape.close()
             self._scrape = None
@@ -159,7 +161,7 @@ class Supervisor:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_to,
-                pass_fds=(*fds, self._directory.lock_fd),
+                pass_fds=(*fds, self._memory_fd, self._directory.lock_fd),
                 env=self._environment(),
                 start_new_session=True,
             )
@@ -176,12 +178,13 @@ class Supervisor:
         return worker
 
     def _arguments(self, place: int | str) -> tuple[str, ...]:
+        memory = ("--memory-fd", str(self._memory_fd))
         if isinstance(place, str):
-            return "background", place
+            return "background", place, *memory
         alone = ("--alone",) if self.count == 1 else ()
         copies = ("--copies", str(self._copies.path), "--predecessor", str(self._last_ready.get(place, 0)))
         sockets = ("--listen-fds", *(str(each.fileno()) for each in self._listeners), "--place", str(place))
-        return "worker", *sockets, "--windows-fd", str(self._windows_fd), *copies, *alone
+        return "worker", *sockets, "--windows-fd", str(self._windows_fd), *memory, *copies, *alone
 
     def _environment(self) -> Mapping[str, str]:
         root = str(Path(__file__).resolve().parents[2])

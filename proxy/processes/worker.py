@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 import uvloop
@@ -21,6 +21,7 @@ from proxy.errors import Unavailable
 from proxy.processes.listening_sockets import ListeningSockets
 from proxy.processes.supervised_process import BEAT, BEAT_S, READY, STOP_GRACE_S
 from proxy.settings import Settings, Tables
+from proxy.store.host_memory import HostMemory
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.windows import UnsharedWindows, Windows
 from proxy.tasks import Tasks, unless_stopped
@@ -28,9 +29,20 @@ from proxy.tasks import Tasks, unless_stopped
 STDIN, STDOUT = 0, 1
 
 
-def main(sockets: ListeningSockets, *, windows_fd: int, alone: bool, copies: CopyDirectory | None) -> int:
-    windows = (UnsharedWindows if alone else Windows)(windows_fd)
-    return run_child(lambda settings, tables: _serve(settings, tables, sockets, windows, copies))
+class SharedFiles(NamedTuple):
+    """The descriptors of the memory that the processes of a host share."""
+
+    windows: int
+    # -1: the supervisor is of the version before. This process then has its own.
+    memory: int
+
+
+def main(sockets: ListeningSockets, shared: SharedFiles, *, alone: bool, copies: CopyDirectory | None) -> int:
+    windows = (UnsharedWindows if alone else Windows)(shared.windows)
+    memory = HostMemory(shared.memory) if shared.memory >= 0 else None
+    return run_child(
+        lambda settings, tables: _serve(sockets, lambda: App(settings, tables, windows, copies=copies, memory=memory))
+    )
 
 
 def run_child(run: Callable[[Settings, Tables], Coroutine[Any, Any, None]]) -> int:
@@ -57,11 +69,9 @@ def _first_line() -> bytes:
     return bytes(line)
 
 
-async def _serve(
-    settings: Settings, tables: Tables, sockets: ListeningSockets, windows: Windows, copies: CopyDirectory | None
-) -> None:
-    stop = watch_supervisor(settings, sockets.hear)
-    app = App(settings, tables, windows, copies)
+async def _serve(sockets: ListeningSockets, build: Callable[[], App]) -> None:
+    app = build()
+    stop = watch_supervisor(app.settings, sockets.hear)
     if not await unless_stopped(stop, _start(app, sockets.own())):
         await app.pool.close()
         return

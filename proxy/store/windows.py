@@ -4,28 +4,24 @@ The memory is an anonymous file that the supervisor creates and every worker map
 heads of the networks, then two doubles (edges, see core/limits) per slot. It outlives workers, so a restarted one
 continues with the same buckets. Every account has a slot. A key has one too, which is used if its own limits are lower.
 
-The mutexes are POSIX robust and process-shared: if a holder is killed, the kernel passes the lock on and the next lock call
-returns EOWNERDEAD. A mutex guards the buckets of an account and of its keys. Each is a number that is written atomically, so
-nothing needs repair. The calls go through
-PyDLL, which keeps the GIL: a lock is held for about a microsecond and never across an await. A host with one worker needs no
-locks and saves that microsecond; while a reload runs its successor beside it, two takes at once may be counted as one.
+A mutex (store/robust_mutexes) guards the buckets of an account and of its keys. Each is a number that is written atomically,
+so nothing needs repair if its holder is killed. A host with one worker needs no locks and saves a microsecond; while a reload
+runs its successor beside it, two takes at once may be counted as one.
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
 import mmap
 import os
 
 from proxy.core import limits
 from proxy.core.limits import EDGES_PER_SLOT, BucketRates
+from proxy.store import robust_mutexes
+from proxy.store.robust_mutexes import STRIPE_BYTES, Mutex
 
 # Accounts that share a mutex wait for each other; with this many mutexes that is rare.
 STRIPES = 256
-# One cache line per mutex: pthread_mutex_t takes 40 bytes on x86-64 and 48 on aarch64.
-STRIPE_BYTES = 64
 MUTEX_BYTES = STRIPES * STRIPE_BYTES
 # Two numbers per network that keep the workers in step (services/rpc/networks): enough for 2,048 networks.
 SHARED_HEAD_NUMBERS = 4096
@@ -33,28 +29,17 @@ HEAD_BYTES = MUTEX_BYTES + 8 * SHARED_HEAD_NUMBERS
 SLOT_BYTES = 8 * EDGES_PER_SLOT
 FIRST_SLOTS = 1 << 16
 
-_PROCESS_SHARED = 1
-_ROBUST = 1
-
-_libc = ctypes.PyDLL(None)
-_lock = _libc.pthread_mutex_lock
-_unlock = _libc.pthread_mutex_unlock
+_lock = robust_mutexes.lock
+_unlock = robust_mutexes.unlock
+_adopt = robust_mutexes.adopt
 
 
 def create() -> int:
     """Create windows with every bucket full and return the file descriptor, which the workers inherit."""
     fd = os.memfd_create("penstock-windows")
     os.ftruncate(fd, HEAD_BYTES + FIRST_SLOTS * SLOT_BYTES)
-    attributes = ctypes.create_string_buffer(64)
-    _libc.pthread_mutexattr_init(attributes)
-    _libc.pthread_mutexattr_setpshared(attributes, _PROCESS_SHARED)
-    _libc.pthread_mutexattr_setrobust(attributes, _ROBUST)
     with mmap.mmap(fd, HEAD_BYTES) as memory:
-        for stripe in range(STRIPES):
-            mutex = (ctypes.c_char * STRIPE_BYTES).from_buffer(memory, stripe * STRIPE_BYTES)
-            if failed := _libc.pthread_mutex_init(mutex, attributes):
-                raise OSError(failed, os.strerror(failed))
-            del mutex
+        robust_mutexes.initialise(memory, STRIPES)
     return fd
 
 
@@ -74,8 +59,7 @@ class Windows:
         self._edges = memoryview(memory)[HEAD_BYTES:].cast("d")
         # Views of an older, smaller map stay valid: the memory is the same.
         self.shared_heads = memoryview(memory)[MUTEX_BYTES:HEAD_BYTES].cast("q")
-        kind = ctypes.c_char * STRIPE_BYTES
-        self._locks = [kind.from_buffer(memory, stripe * STRIPE_BYTES) for stripe in range(STRIPES)]
+        self._locks = robust_mutexes.mutexes_of(memory, STRIPES)
         self.slots = (size - HEAD_BYTES) // SLOT_BYTES
 
     def reserve(self, slot: int) -> None:
@@ -130,7 +114,7 @@ class Windows:
         finally:
             _unlock(mutex)
 
-    def _hold(self, slot: int) -> ctypes.Array[ctypes.c_char]:
+    def _hold(self, slot: int) -> Mutex:
         mutex = self._locks[slot % STRIPES]
         if held := _lock(mutex):
             _adopt(mutex, held)
@@ -158,10 +142,3 @@ class UnsharedWindows(Windows):
 
     def take(self, slot: int, now: float, request_s: float, unit_s: float) -> float:
         return limits.take(self._edges, slot * EDGES_PER_SLOT, now, request_s, unit_s)
-
-
-def _adopt(mutex: ctypes.Array[ctypes.c_char], held: int) -> None:
-    """Recover a mutex whose holder was killed. This process holds it now, and the guarded numbers are valid."""
-    if held != errno.EOWNERDEAD:
-        raise OSError(held, os.strerror(held))
-    _libc.pthread_mutex_consistent(mutex)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.latency_histogram import ENOUGH_SAMPLES, FORGET_AT
+from proxy.core.limits import ProcessRate
 from proxy.core.retry_budget import OWN_RETRIES, OWN_RETRIES_PER_S, RetryBudget
 from proxy.core.routing import HEDGE_CEILING_S, HEDGE_FLOOR_S, UpstreamGroup
 from proxy.core.upstream_health import (
@@ -254,7 +255,7 @@ def test_shorter_rest_and_an_opened_breaker_do_not_cut_a_longer_rest_short() -> 
 
 @pytest.mark.parametrize("rate", [0.5, 1.0, 10.0, 250.0])
 def test_own_rate_limit_is_held_over_time_and_never_bars_for_good(rate: float) -> None:
-    health = UpstreamHealth("up", requests_per_second=rate)
+    health = UpstreamHealth("up", rate=ProcessRate(rate))
     sent, now = 0, 100.0
     for _ in range(20_000):
         if health.takes_calls(now):
@@ -288,7 +289,7 @@ def test_upstream_that_is_not_in_good_standing_takes_nothing(standing: Standing)
 
 
 def test_short_way_is_closed_by_a_pause_a_rest_or_a_limit_and_opened_again_in_time() -> None:
-    health, limited = UpstreamHealth("up"), UpstreamHealth("limited", requests_per_second=5.0)
+    health, limited = UpstreamHealth("up"), UpstreamHealth("limited", rate=ProcessRate(5.0))
     assert health.free
     assert not limited.free
     health.rest(10.0, 2.0)

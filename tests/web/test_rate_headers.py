@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.services.accounts.admission import AuthFailures
+from proxy.store import host_memory
+from proxy.store.host_memory import HostMemory
 from proxy.web.front.handler_connection import MAX_HEADERS, MAX_TARGET_BYTES
 from tests.http_client import Reply, request
 from tests.web.worker import on_uvloop, running_worker
@@ -73,7 +75,7 @@ def headers(failures: AuthFailures, now: float) -> tuple[int, int]:
 
 
 def test_rate_headers_of_an_address_show_the_failures_that_are_left() -> None:
-    failures = AuthFailures(per_minute=180)
+    failures = AuthFailures(180, HostMemory(host_memory.create()).addresses)
     assert headers(failures, 1000.0) == (3, 3)
     for _ in range(178):
         assert failures.count("192.0.2.1", 1000.0) == 0.0

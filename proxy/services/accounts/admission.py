@@ -13,14 +13,14 @@ import time
 from proxy.chains.registry import Network
 from proxy.core import access, limits
 from proxy.core.access import Key
-from proxy.core.lru_cache import LruCache
 from proxy.errors import Fault, Forbidden, InvalidRequest, RateLimited, Unauthorized
 from proxy.services.accounts.keyring import Keyring
 from proxy.services.accounts.quotas import Quotas
+from proxy.store.edge_table import EdgeTable
 from proxy.store.windows import Windows
 
-# Addresses with recorded failures: bounds the memory that a flood from many addresses can take.
-ADDRESSES = 10_000
+# An address may fail this long at its rate before it has to wait.
+ALLOWANCE_S = 60.0
 _DAY_S = 86_400
 
 _NO_KEY = "an API key is required: send it in the header X-API-Key or as Authorization: Bearer <API_KEY>"
@@ -29,25 +29,21 @@ _TEST_KEY = "test keys (svc_test_) cannot be used on {network}, a live network: 
 
 
 class AuthFailures:
-    """Failed authentications by client: one token bucket for each address or IPv6 /64, with a minute's allowance."""
+    """Failed authentications by client: one token bucket for each address or IPv6 /64, with a minute's allowance. All
+    workers of a host share the buckets."""
 
-    def __init__(self, per_minute: int) -> None:
+    def __init__(self, per_minute: int, buckets: EdgeTable) -> None:
         self._cost_s = 60.0 / per_minute
         self._per_second = max(1, per_minute // 60)
-        self._edges: LruCache[str, float] = LruCache(ADDRESSES)
+        self._buckets = buckets
 
     def count(self, address: str, now: float) -> float:
         """Record a failure. Returns 0 while the address is within its allowance, otherwise the seconds to wait."""
-        place = access.place_of(address)
-        edge = max(self._edges.get(place, 0.0), now - 60.0) + self._cost_s
-        if edge > now + limits.TOLERANCE_S:
-            return edge - now
-        self._edges[place] = edge
-        return 0.0
+        return self._buckets.take(access.place_of(address), now, self._cost_s, holds_s=ALLOWANCE_S)
 
     def rate_headers(self, address: str, now: float) -> dict[str, str]:
         """The `X-RateLimit-*` headers of a client without a valid key: the failures that it is still allowed in this second."""
-        edge = max(self._edges.get(access.place_of(address), 0.0), now - 60.0)
+        edge = max(self._buckets.edge(access.place_of(address)), now - ALLOWANCE_S)
         most = self._per_second
         left = min(most, max(0, int((now - edge + limits.TOLERANCE_S) / self._cost_s)))
         return _rate_headers(most, left, max(0.0, edge + most * self._cost_s - now))

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
 from proxy import telemetry
 from proxy.core.access import Key
-from proxy.errors import Fault, RateLimited, Unavailable
+from proxy.errors import Unavailable
 from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
 from proxy.web.front.handler_connection import HandlerConnection
@@ -40,8 +39,6 @@ class ClientSockets:
         self.context = context
         self._keys = keys
         self._by_key: dict[str, dict[ClientSocket, None]] = {}
-        # Open sockets of each account. Keys are free, so the plan's limit holds for all of them together.
-        self._by_account: Counter[str] = Counter()
         self._allowances: dict[str, UnitAllowance] = {}
         self._count = 0
         # Sockets that are not pinged yet in this round, and when the next round starts.
@@ -59,22 +56,20 @@ class ClientSockets:
 
     # Opening
 
-    def refusal(self, key: Key) -> Fault | None:
-        """Why this key may not open another socket, or None."""
+    def admit(self, key: Key) -> None:
+        """Count a socket that is about to open, or raise why this key may not open another one."""
         if self.context.limiter.draining:
-            return Unavailable("this worker is about to stop: connect again")
-        most = self.context.plan_of(key).sockets
-        if self._by_account[key.account.id] >= most:
-            message = f"this account has reached its limit of {most} open sockets"
-            return RateLimited(f"{message}: close one", retry_after_s=1)
-        return None
+            raise Unavailable("this worker is about to stop: connect again")
+        self.context.caps.add_socket(key)
 
     def open(
         self, handler: HandlerConnection, *, reply: bytes, route: Route, key: Key, request_id: str
     ) -> ClientSocket | None:
-        """Turn an HTTP connection into a socket, after the handshake's reply. None if the client has left meanwhile."""
+        """Turn an HTTP connection into the socket that was admitted, after the handshake's reply. None if the client has left
+        meanwhile."""
         transport, address, ahead = handler.release()
         if transport is None:
+            self.context.caps.remove_socket(key)
             return None
         socket = ClientSocket(
             self.context,
@@ -87,7 +82,6 @@ class ClientSockets:
             on_lost=self._on_lost,
         )
         self._by_key.setdefault(key.id, {})[socket] = None
-        self._by_account[key.account.id] += 1
         self._count += 1
         self.context.limiter.replace(handler, socket)
         transport.write(reply)
@@ -102,16 +96,11 @@ class ClientSockets:
         if of_key is None or socket not in of_key:
             return
         del of_key[socket]
-        self._count_closed(socket.key.account.id)
+        self._count -= 1
+        self.context.caps.remove_socket(socket.key)
         if not of_key:
             del self._by_key[socket.key.id]
             self._allowances.pop(socket.key.id).close()
-
-    def _count_closed(self, account: str) -> None:
-        self._count -= 1
-        self._by_account[account] -= 1
-        if not self._by_account[account]:
-            del self._by_account[account]
 
     def allowance_of(self, key: Key) -> UnitAllowance:
         allowance = self._allowances.get(key.id)

@@ -54,13 +54,12 @@ class Handshake:
         key = self._gate.authenticate(request, "open_socket", request.query.getall("apiKey", ()))
         route = self._resolver.route(key, ANY_SCOPE, request.match_info["chain"], request.match_info["network"])
         token = _token(request)
-        if refusal := self._sockets.refusal(key):
-            raise refusal
         reply = SwitchedProtocols(status=101)
         reply.headers.update({"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept": _accept(token)})
         self._gate.sign(request, reply)
         handler = request.protocol
         assert isinstance(handler, HandlerConnection)
+        self._sockets.admit(key)
         self._sockets.open(handler, reply=reply.head(), route=route, key=key, request_id=request[REQUEST_ID])
         return reply
 

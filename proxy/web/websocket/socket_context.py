@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 
 from proxy.core.access import Key
 from proxy.core.usage import Tally
-from proxy.errors import RateLimited
 from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.socket_caps import SocketCaps
 from proxy.services.feed.topics import Feeds
 from proxy.services.rpc.rpc_service import RpcService
-from proxy.settings import Plan, SocketSettings
+from proxy.settings import SocketSettings
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines
 from proxy.web.front.connection_limiter import ConnectionLimiter
@@ -54,9 +53,9 @@ class SocketContext:
         *,
         limiter: ConnectionLimiter,
         admission: Admission,
+        caps: SocketCaps,
         rpc: RpcService,
         feeds: Feeds,
-        plans: Mapping[str, Plan],
         prices: Mapping[str, int],
         tasks: Tasks,
         access: AccessLines | None,
@@ -64,6 +63,7 @@ class SocketContext:
         self.limits = limits
         self.limiter = limiter
         self.admission = admission
+        self.caps = caps
         self.rpc = rpc
         self.feeds = feeds
         self.kinds = {name: EventKind(name, units) for name, units in prices.items()}
@@ -72,38 +72,13 @@ class SocketContext:
         self.queue = FlushQueue(self.loop)
         # Rounds of pings that may pass without a byte from the client.
         self.silent_rounds = max(1, round(limits.idle_s / limits.ping_s))
-        self._plans = plans
         self._tasks = tasks
         self._access = access
         self._log_time = b""
         self._serial = itertools.count(1)
-        # Subscriptions of each account, over all its sockets.
-        self._subscribed: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<SocketContext {self._subscribed.total()} subscriptions>"
-
-    def plan_of(self, key: Key) -> Plan:
-        """The plan of the key's account. A plan that is no longer configured counts as the smallest."""
-        return self._plans.get(key.account.plan) or self._plans["free"]
-
-    # Subscriptions
-
-    def check_subscriptions(self, key: Key, on_socket: int) -> None:
-        """Raise RateLimited if one more would exceed the plan, on the socket or over all sockets of the account."""
-        plan = self.plan_of(key)
-        if on_socket >= plan.subscriptions:
-            message = f"this socket has reached its limit of {plan.subscriptions} subscriptions: unsubscribe from one"
-            raise RateLimited(f"{message}, or open another socket", retry_after_s=1)
-        if self._subscribed[key.account.id] >= plan.subscriptions_per_account:
-            message = f"this account has reached its limit of {plan.subscriptions_per_account} subscriptions"
-            raise RateLimited(f"{message}: unsubscribe from one", retry_after_s=1)
-
-    def count_subscription(self, key: Key, change: int) -> None:
-        account = key.account.id
-        self._subscribed[account] += change
-        if not self._subscribed[account]:
-            del self._subscribed[account]
+        return f"<SocketContext {sum(kind.open for kind in self.kinds.values())} subscriptions>"
 
     def start(self, work: Callable[[], Awaitable[None]]) -> None:
         """Start a supervised task for one subscription."""

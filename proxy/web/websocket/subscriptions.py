@@ -236,14 +236,13 @@ class Subscriptions:
         context, key = self._context, self.allowance.key
         request = read_request(policy.family, policy.method.name, params)
         feed = self._feed()
-        context.check_subscriptions(key, len(self._by_id))
         if request.from_block is not None:
             feed.check_from(request.topic, request.from_block)
+        context.caps.add_subscription(key, len(self._by_id))
         kind = context.kinds[request.kind]
         made = Subscription(self, request, id_=self._ids.make(request), kind=kind, caller=caller)
         self._by_id[made.id] = made
         kind.open += 1
-        context.count_subscription(key, 1)
         context.start(lambda: self._listen(feed, made, request.from_block))
 
     def _feed(self) -> NetworkFeed:
@@ -318,7 +317,7 @@ class Subscriptions:
             return
         made.is_open = False
         made.kind.open -= 1
-        self._context.count_subscription(self.allowance.key, -1)
+        self._context.caps.remove_subscription(self.allowance.key)
         made.wake()
         del self._by_id[made.id]
         if self.backlog is not None:

@@ -1,0 +1,50 @@
+"""Memory that all processes of a host share, besides the buckets of accounts (store/windows).
+
+It is an anonymous file that the supervisor creates and every process maps: mutexes, the owners of the regions in
+`AccountCounts`, the buckets of upstreams and of client addresses (`EdgeTable`), then those regions.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from proxy.store import account_counts, edge_table, robust_mutexes
+from proxy.store.account_counts import AccountCounts
+from proxy.store.edge_table import EdgeTable
+
+STRIPES = 64
+# Places for 2,048 upstreams with a rate limit, and for 16,384 addresses with failed authentications.
+UPSTREAM_SETS = 256
+ADDRESS_SETS = 2048
+
+_OWNERS_AT = STRIPES * robust_mutexes.STRIPE_BYTES
+_UPSTREAMS_AT = _OWNERS_AT + account_counts.OWNER_BYTES
+_ADDRESSES_AT = _UPSTREAMS_AT + edge_table.bytes_of(UPSTREAM_SETS)
+_TABLES_END = _ADDRESSES_AT + edge_table.bytes_of(ADDRESS_SETS)
+# A map starts at a page.
+_REGIONS_AT = -(-_TABLES_END // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
+
+def create() -> int:
+    """Create the memory and return its file descriptor, which the processes inherit."""
+    fd = os.memfd_create("penstock-host")
+    os.ftruncate(fd, _REGIONS_AT + account_counts.PROCESSES * account_counts.REGION_BYTES)
+    with mmap.mmap(fd, _OWNERS_AT) as memory:
+        robust_mutexes.initialise(memory, STRIPES)
+    return fd
+
+
+class HostMemory:
+    """One process's view of the memory."""
+
+    def __init__(self, fd: int) -> None:
+        self._memory = memory = mmap.mmap(fd, _REGIONS_AT)
+        view = memoryview(memory)
+        mutexes = robust_mutexes.mutexes_of(memory, STRIPES)
+        self.upstreams = EdgeTable(view[_UPSTREAMS_AT:_ADDRESSES_AT], mutexes)
+        self.addresses = EdgeTable(view[_ADDRESSES_AT:_TABLES_END], mutexes)
+        self.counts = AccountCounts(fd, _REGIONS_AT, view[_OWNERS_AT:_UPSTREAMS_AT], mutexes)
+
+    def __repr__(self) -> str:
+        return f"<HostMemory {self.counts!r}>"

@@ -1,0 +1,104 @@
+"""Real gateways on one database: each is a `serve` with workers of its own, as on a host of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from proxy.dev.postgres import Postgres
+from tests.database import another
+from tests.flows import production
+from tests.flows.production import Production, settings_text
+from tests.http_client import HttpClient, Reply, post, request, rpc
+from tests.service import command, owner_of, until
+
+# Failed authentications that an address may make in a minute.
+FAILURES = 40
+HANDSHAKE = {
+    "Connection": "Upgrade",
+    "Upgrade": "websocket",
+    "Sec_WebSocket_Version": "13",
+    "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==",
+}
+
+
+@dataclass
+class Gateways:
+    """Running gateways, and the means to create accounts for them."""
+
+    config: Path
+    hosts: list[Production] = field(default_factory=list)
+
+    async def run(self, *words: str) -> Any:
+        done = await asyncio.to_thread(command, *words, "--config", str(self.config), "--json")
+        assert done.returncode == 0, done.stderr
+        return orjson.loads(done.stdout)
+
+    async def new_key(self, plan: str, *words: str) -> str:
+        email = f"{plan}{len(words)}-{id(self)}-{asyncio.get_running_loop().time()}@example.com"
+        account = await self.run("accounts", "create", "--name", "A", "--email", email, "--plan", plan, *words)
+        made = await self.run("keys", "create", "--account", account["id"])
+        return str(made["key"])
+
+
+@asynccontextmanager
+async def gateways(
+    postgres: Postgres, room: Path, upstream_url: str, *, hosts: int, workers: int, more: str = ""
+) -> AsyncIterator[Gateways]:
+    """Gateways on a new database. `more` is added to their settings; it ends in the table of the upstream."""
+    name = f"fleet_{room.name.replace('-', '_')}"
+    async with AsyncExitStack() as stack:
+        database = await stack.enter_async_context(another(postgres.url, name))
+        config = room / "penstock.toml"
+        config.write_text(_settings(database, upstream_url, workers, more))
+        done = await asyncio.to_thread(command, "migrate", "--config", str(config))
+        assert done.returncode == 0, done.stderr
+        found = Gateways(config)
+        for number in range(hosts):
+            running = production.launch(config, room / f"log{number}", role="gateway")
+            stack.push_async_callback(production.stop, running)
+            found.hosts.append(running)
+        for running in found.hosts:
+            await production.ready(running)
+        yield found
+
+
+def _settings(database: str, upstream_url: str, workers: int, more: str) -> str:
+    text = settings_text(database, upstream_url, workers=workers)
+    return text.replace("[keys]", f"[keys]\nauth_failures_per_minute = {FAILURES}") + more
+
+
+async def each_worker(running: Production) -> dict[int, HttpClient]:
+    """A connection to each worker of a host, by process id."""
+    pids = running.worker_pids()
+    held: dict[int, HttpClient] = {}
+    while len(held) < len(pids):
+        client = await HttpClient.open(running.port)
+        pid = await until(lambda client=client: owner_of(running.port, client.port, pids))
+        if pid in held:
+            await client.close()
+        else:
+            held[pid] = client
+    return held
+
+
+async def known_everywhere(clients: Iterable[HttpClient], key: str) -> None:
+    """Wait until the workers of these connections know the key. The requests name an unknown network, so they cost nothing."""
+    data = post(rpc("eth_chainId"), key=key, network="dev/nowhere")
+    for client in clients:
+
+        async def knows(client: HttpClient = client) -> bool:
+            return (await client.send(data)).status != 401
+
+        await until(knows)
+
+
+async def open_socket(client: HttpClient, key: str, network: str = "ethereum/sepolia") -> Reply:
+    """Send a WebSocket handshake on the connection and return the reply."""
+    return await client.send(request("GET", f"/v1/ws/{network}", b"", key=key, **HANDSHAKE))
