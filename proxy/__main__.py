@@ -26,6 +26,8 @@ COMMANDS = {
     "operations": "operations",
     "index": "index",
     "chains": "chains",
+    "upstreams": "upstreams",
+    "top": "top",
     "webhooks": "webhooks",
     "reseal": "reseal",
     "worker": "worker",

@@ -46,7 +46,7 @@ async def tried(found: Settings, tables: Tables, *, offline: bool) -> list[Conne
     rows = [] if offline else [_part("database", await _outcome(lambda: _query(found.database.url)))]
     if found.cache.redis_url:
         rows.append(_part("cache", await _outcome(lambda: _ping(found.cache.redis_url))))
-    return rows + await _upstreams(found, tables)
+    return rows + await tried_upstreams(found, tables)
 
 
 def is_useful(row: ConnectionRow) -> bool:
@@ -79,7 +79,7 @@ async def _ping(url: str) -> None:
 # Upstreams
 
 
-async def _upstreams(found: Settings, tables: Tables) -> list[ConnectionRow]:
+async def tried_upstreams(found: Settings, tables: Tables) -> list[ConnectionRow]:
     write_buffer = WriteBuffer(asyncio.get_running_loop())
     builder = NetworkBuilder(found, tables, write_buffer, tally=Tallies().of, shared_heads=[0] * SHARED_HEAD_NUMBERS)
     networks = builder.networks()

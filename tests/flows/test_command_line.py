@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from proxy.core.access import is_well_formed
-from tests.service import ROOT, Service, command, command_here
+from tests.service import ROOT, Service, command, command_here, until
 
 
 async def test_account_is_created_shown_changed_and_listed(service: Service) -> None:
@@ -157,3 +157,42 @@ async def test_data_directory_is_read_from_the_environment(service: Service) -> 
     done = await asyncio.to_thread(command, "accounts", "list", env={"PENSTOCK_DATA": str(service.data)})
     assert done.returncode == 0, done.stderr
     assert "free@example.com" in done.stdout
+
+
+# Upstreams
+
+
+async def test_upstream_is_listed_cordoned_and_used_again(service: Service) -> None:
+    label = "ethereum/sepolia#1"
+
+    async def states() -> dict[str, str]:
+        return {row["label"]: row["state"] for row in await service.cli_json("upstreams", "list")}
+
+    async def is_in(state: str) -> bool:
+        return (await states()).get(label) == state
+
+    await until(lambda: is_in("up"))
+    await service.cli_json("upstreams", "cordon", label, "--reason", "maintenance")
+    try:
+        await until(lambda: is_in("cordoned"))
+        (row,) = [row for row in await service.cli_json("upstreams", "list") if row["label"] == label]
+        assert row["cordon"] == "maintenance"
+    finally:
+        await service.cli_json("upstreams", "uncordon", label)
+    await until(lambda: is_in("up"))
+    done = await service.cli("upstreams", "uncordon", label)
+    assert (done.returncode, done.stderr) == (1, f"penstock: {label} is not cordoned; cordoned are: none\n")
+    done = await service.cli("upstreams", "cordon", "nowhere#1")
+    assert "no running worker has an upstream nowhere#1; there are: " in done.stderr
+    assert label in done.stderr
+
+
+async def test_top_shows_keys_methods_and_upstreams(service: Service) -> None:
+    assert (await service.rpc("eth_chainId")).status == 200
+
+    async def is_shown() -> bool:
+        done = await service.cli("top", "--once")
+        assert done.returncode == 0, done.stderr
+        return all(word in done.stdout for word in ("key_", "eth_chainId", "dev/mainnet#1"))
+
+    await until(is_shown)

@@ -1,0 +1,76 @@
+"""`upstreams`: list upstreams as the running service sees them, take one out of use, and try those of a settings file."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from proxy import settings
+from proxy.commands import connections, context, output
+from proxy.core.fleet import networks_of
+from proxy.errors import NotFound
+from proxy.store.fleet import FleetStore
+
+COLUMNS = (
+    *("label", "kind", "state", "head", "lag_blocks", "latency_ms", "p99_ms", "error_rate"),
+    *("in_flight", "answered", "failed", "cordon"),
+)
+
+
+def register(commands: Any) -> None:
+    parser = commands.add_parser("upstreams", help="list, try, cordon and uncordon upstreams")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    context.add_action(actions, "list", "list upstreams as all workers see them", _list, fleet_store)
+    cordon = context.add_action(actions, "cordon", "take an upstream out of use on every host", _cordon, fleet_store)
+    cordon.add_argument("label", help="the upstream's label, such as ethereum/mainnet#1")
+    cordon.add_argument("--reason", default="", help="a note for other operators")
+    uncordon = context.add_action(actions, "uncordon", "use a cordoned upstream again", _uncordon, fleet_store)
+    uncordon.add_argument("label", help="the upstream's label, such as ethereum/mainnet#1")
+    test = actions.add_parser("test", help="call each upstream of the settings: its chain, head, archive and batches")
+    test.add_argument("--config", type=Path, metavar="FILE", help=context.CONFIG_HELP)
+    test.set_defaults(run=_test)
+
+
+@asynccontextmanager
+async def fleet_store(args: argparse.Namespace) -> AsyncIterator[FleetStore]:
+    async with context.opened(args) as (_, pool):
+        yield FleetStore(pool)
+
+
+async def _list(store: FleetStore, args: argparse.Namespace) -> None:
+    cordons = {row["label"]: row["reason"] or "yes" for row in (await store.cordons()).values()}
+    found = [{**each, "cordon": cordons.get(each["label"])} for each in await upstreams_of(store)]
+    output.rows(found, COLUMNS, as_json=args.json)
+
+
+async def upstreams_of(store: FleetStore) -> list[dict[str, Any]]:
+    """All upstreams, merged from the reports of the workers of every host."""
+    return [each for network in networks_of(await store.views()) for each in network["upstreams"]]
+
+
+async def _cordon(store: FleetStore, args: argparse.Namespace) -> None:
+    known = {each["label"]: each["id"] for each in await upstreams_of(store)}
+    if args.label not in known:
+        raise NotFound(f"no running worker has an upstream {args.label}; there are: {', '.join(known) or 'none'}")
+    await store.cordon(known[args.label], label=args.label, reason=args.reason, by="command line")
+    output.row({"label": args.label, "cordoned": True}, as_json=args.json)
+
+
+async def _uncordon(store: FleetStore, args: argparse.Namespace) -> None:
+    cordons = {row["label"]: mark for mark, row in (await store.cordons()).items()}
+    if args.label not in cordons:
+        raise NotFound(f"{args.label} is not cordoned; cordoned are: {', '.join(cordons) or 'none'}")
+    await store.uncordon(cordons[args.label])
+    output.row({"label": args.label, "cordoned": False}, as_json=args.json)
+
+
+def _test(args: argparse.Namespace) -> int:
+    """Like `check --connect`, for the upstreams alone. Returns 1 if one of them cannot be used."""
+    found, tables = settings.load_with_tables(args.config, environ=settings.environment())
+    rows = asyncio.run(connections.tried_upstreams(found, tables))
+    output.rows(rows, connections.COLUMNS, as_json=False)
+    return int(not all(connections.is_useful(row) for row in rows))
