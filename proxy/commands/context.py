@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -25,7 +26,10 @@ from proxy.store.sessions import SessionStore
 
 # Written by `dev` while it runs: its database and keys, for the other commands.
 RUNNING = "running.json"
+# Written beside it: the development chain's URL, accounts and contracts, for `webhooks trigger`.
+CHAIN = "devchain.json"
 CONNECT_S = 10.0
+ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}")
 CONFIG_HELP = "a TOML file with settings; it overrides config/default.toml, the environment overrides both"
 
 
@@ -34,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="the data directory of a running `dev` service (default: .penstock)"
     )
+
+
+def address(text: str) -> str:
+    """The type of an argument that is an address."""
+    if not ADDRESS.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address: use 0x and 40 hex digits")
+    return text.lower()
 
 
 def load(args: argparse.Namespace) -> Settings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from proxy.services.follower.backfill import BackfillProgress
     from proxy.services.rpc.networks import Route
 
-ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}")
 WIDTH = 24
 # How often progress is printed if the output is not a terminal.
 PRINT_S = 5.0
@@ -44,7 +42,9 @@ def register(commands: Any) -> None:
         metavar="M",
         help="last block (default: the block before the follower's first)",
     )
-    parser.add_argument("--contract", type=_address, metavar="ADDRESS", help="index only events of this contract")
+    parser.add_argument(
+        "--contract", type=context.address, metavar="ADDRESS", help="index only events of this contract"
+    )
     parser.add_argument(
         "--forget", action="store_true", help="delete the network's whole index; its follower starts again"
     )
@@ -59,12 +59,6 @@ def _block(text: str) -> int:
     if not 0 <= number < 1 << 62:
         raise argparse.ArgumentTypeError(f"{text!r} is not a block number")
     return number
-
-
-def _address(text: str) -> str:
-    if not ADDRESS.fullmatch(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an address: use 0x and 40 hex digits")
-    return text.lower()
 
 
 async def run(args: argparse.Namespace) -> int:

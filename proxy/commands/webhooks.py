@@ -1,25 +1,29 @@
 """`webhooks listen`: receive deliveries on this machine, verify and print them, and forward them to your program.
 
 With a running development service it creates a webhook and deletes it at the end. With --secret it only receives, for an
-existing webhook that reaches this machine through a tunnel.
+existing webhook that reaches this machine through a tunnel. `webhooks trigger` sends a transaction that makes a real event.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import signal
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import orjson
 
 from proxy import settings as settings_room
-from proxy.commands.context import RUNNING
+from proxy.commands.context import CHAIN, RUNNING
 from proxy.core import signatures
+from proxy.dev import triggers
+from proxy.dev.triggers import EVENT_TYPES
 from proxy.errors import InvalidRequest, StartError
 
 API = "http://127.0.0.1:8545/v1"
@@ -50,6 +54,51 @@ def register(commands: Any) -> None:
     listen.add_argument("--key", metavar="KEY", help="API key (default: that of the development service)")
     listen.add_argument("--data", type=Path, metavar="DIR", help="data directory of the development service")
     listen.set_defaults(run=lambda args: asyncio.run(run(args)))
+    _register_trigger(below)
+
+
+def _register_trigger(below: Any) -> None:
+    trigger = below.add_parser("trigger", help="send a transaction on the development chain that makes a real event")
+    trigger.add_argument("type", choices=EVENT_TYPES, metavar="TYPE", help=f"one of {', '.join(EVENT_TYPES)}")
+    trigger.add_argument(
+        "--to", metavar="ADDRESS", help="the address that the event is about (default: a funded account)"
+    )
+    trigger.add_argument("--data", type=Path, metavar="DIR", help="data directory of the development service")
+    trigger.set_defaults(run=lambda args: asyncio.run(_trigger(args)))
+
+
+async def _trigger(args: argparse.Namespace) -> int:
+    import aiohttp
+
+    chain = _dev_chain(args.data or settings_room.data_directory())
+    to = args.to or chain.accounts[1]["address"]
+    call = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "eth_sendTransaction",
+        "params": [triggers.transaction(args.type, chain, to)],
+    }
+    try:
+        async with aiohttp.ClientSession() as session, session.post(chain.upstream_url, json=call) as response:
+            reply = await response.json()
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        raise InvalidRequest(f"the development chain at {chain.upstream_url} does not reply: is it running?") from None
+    if "error" in reply:
+        raise InvalidRequest(f"the development chain refused the transaction: {reply['error']['message']}")
+    print(f"sent {reply['result']} for {to}: a webhook for {args.type} that matches it gets an event")
+    return 0
+
+
+def _dev_chain(data: Path) -> triggers.DevChainFile:
+    try:
+        found: triggers.DevChainFile = msgspec.json.decode((data / CHAIN).read_bytes(), type=triggers.DevChainFile)
+    except (OSError, msgspec.DecodeError):
+        raise StartError(
+            ["no development chain: start one with `make run` (with --data if it uses another directory)"]
+        ) from None
+    if not found.tokens:
+        raise StartError(["the development chain has no contracts: start it without --no-contracts"])
+    return found
 
 
 def _config(text: str) -> dict[str, Any]:
@@ -70,6 +119,10 @@ async def run(args: argparse.Namespace) -> int:
         raise StartError([f"--forward {args.forward}: must be an http or https URL"])
     if args.secret is not None:
         _check_secret(args.secret)
+    ended = asyncio.Event()
+    # The webhook is deleted on SIGTERM too.
+    with suppress(NotImplementedError, ValueError, RuntimeError):
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=FORWARD_S), auto_decompress=False)
@@ -90,7 +143,7 @@ async def run(args: argparse.Namespace) -> int:
             print(f"listening on {url}", flush=True)
         else:
             await _subscribe(stack, session, receiver, _service(args), url, args)
-        await asyncio.Event().wait()
+        await ended.wait()
     return 0
 
 
@@ -141,6 +194,12 @@ async def _subscribe(
     receiver.secret = made["signing_secret"]
     stack.push_async_callback(_ask, session, service, "DELETE", f"/webhooks/{made['id']}", None)
     print(f"{made['id']} ({args.event_type} on {args.chain}) delivers to {url}; Ctrl-C deletes it", flush=True)
+    if args.chain == "dev":
+        print(
+            f"the development chain makes a block for each transaction: `{args.program} webhooks trigger {args.event_type}` "
+            "sends one",
+            flush=True,
+        )
 
 
 async def _ask(session: Any, service: Service, method: str, path: str, body: Any) -> Any:

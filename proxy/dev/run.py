@@ -18,7 +18,7 @@ import orjson
 
 from proxy import settings as settings_room
 from proxy.commands import upstream_option
-from proxy.commands.context import RUNNING
+from proxy.commands.context import CHAIN, RUNNING
 from proxy.dev import seed
 from proxy.dev.banner import ReadyFile, banner
 from proxy.dev.devnet import Devnet
@@ -38,7 +38,7 @@ from proxy.store.sessions import SessionStore
 from proxy.tasks import Tasks, unless_stopped
 
 # Entries of the data directory that --fresh deletes. The directory itself stays.
-PARTS = ("postgres", "chain", "logs", "pepper", "paymaster.key", "keys.json", "dashboard.json", RUNNING)
+PARTS = ("postgres", "chain", "logs", "pepper", "paymaster.key", "keys.json", "dashboard.json", RUNNING, CHAIN)
 T = TypeVar("T")
 
 DEV_NETWORKS = ("dev/mainnet", "dev/testnet")
@@ -216,7 +216,7 @@ class DevService:
             await pool.close()
 
     def _announce(self, stack: AsyncExitStack, settings: Settings, ready: ReadyFile) -> None:
-        """Write running.json, which other commands read, and the ready file."""
+        """Write the files that other commands read, and the ready file."""
         overrides = {
             "database": {"url": settings.database.url},
             "keys": {"pepper": settings.keys.pepper},
@@ -225,8 +225,12 @@ class DevService:
         }
         seed.write_private(self._data / RUNNING, orjson.dumps(overrides))
         stack.callback((self._data / RUNNING).unlink, missing_ok=True)
+        found = ready.as_json()
+        chain = {name: found[name] for name in ("upstream_url", "accounts", "tokens", "nfts")}
+        seed.write_private(self._data / CHAIN, orjson.dumps(chain))
+        stack.callback((self._data / CHAIN).unlink, missing_ok=True)
         if self._options.ready_file is not None:
-            seed.write_private(self._options.ready_file, orjson.dumps(ready.as_json(), option=orjson.OPT_INDENT_2))
+            seed.write_private(self._options.ready_file, orjson.dumps(found, option=orjson.OPT_INDENT_2))
             stack.callback(self._options.ready_file.unlink, missing_ok=True)
 
 

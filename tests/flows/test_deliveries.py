@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -18,12 +19,15 @@ import pytest
 from proxy.chains.evm.watch_index import KINDS
 from proxy.commands.webhooks import fault_of
 from proxy.core import signatures
+from proxy.dev.triggers import EVENT_TYPES
 from tests.delivery.harness import Inbox, inbox
+from tests.dev.onchain import rpc
 from tests.flows.test_webhook_events import CHECKED
-from tests.service import ROOT, Service, finished, until
+from tests.service import ROOT, Service, command_here, finished, until
 from tests.shapes import conforms
 
 ADDRESS = "0x" + "ab" * 20
+WATCHED = "0x" + "7e" * 20
 # A minimal config for each kind.
 CONFIGS: dict[str, dict[str, Any]] = {
     "activity": {"addresses": [ADDRESS]},
@@ -225,8 +229,10 @@ async def test_paused_webhook_accepts_no_test_and_parks_a_redelivery_until_it_is
 
 
 @asynccontextmanager
-async def listening(service: Service, *words: str) -> AsyncIterator[list[str]]:
-    """Run the command and yield the lines it prints."""
+async def listening(
+    service: Service, *words: str, ends_with: tuple[signal.Signals, int] = (signal.SIGINT, 130)
+) -> AsyncIterator[list[str]]:
+    """Run the command and yield the lines it prints. `ends_with`: the signal that ends it, and its exit code."""
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "proxy", "webhooks", "listen", "--data", str(service.data), *words],
         cwd=ROOT,
@@ -244,9 +250,9 @@ async def listening(service: Service, *words: str) -> AsyncIterator[list[str]]:
             await until(lambda: output)
             yield output
         finally:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(ends_with[0])
     code, _ = await finished(process)
-    assert code == 130, output
+    assert code == ends_with[1], output
 
 
 async def test_listen_creates_a_webhook_prints_and_forwards_deliveries_and_deletes_it(
@@ -269,6 +275,31 @@ async def test_listen_creates_a_webhook_prints_and_forwards_deliveries_and_delet
             assert response.status == 400
         await until(lambda: any(line.startswith("refused: ") for line in output))
     assert (await service.send("GET", f"/webhooks/{name}"))[0] == 404
+
+
+async def test_triggered_event_reaches_the_listener_whose_webhook_sigterm_deletes(service: Service) -> None:
+    words = ("--api", service.base, "--event-type", "TOKEN_TRANSFER", "--filter", f'{{"addresses": ["{WATCHED}"]}}')
+    async with listening(service, *words, ends_with=(signal.SIGTERM, 0)) as output:
+        name = output[0].split()[0]
+        await until(lambda: any("webhooks trigger TOKEN_TRANSFER` sends one" in line for line in output))
+        done = await service.cli("webhooks", "trigger", "TOKEN_TRANSFER", "--to", WATCHED)
+        assert done.returncode == 0, done.stderr
+        await until(lambda: any(line.startswith("verified  TOKEN_TRANSFER") for line in output))
+    assert (await service.send("GET", f"/webhooks/{name}"))[0] == 404
+
+
+@pytest.mark.parametrize("event_type", EVENT_TYPES)
+async def test_every_event_type_can_be_triggered(service: Service, event_type: str) -> None:
+    done = await service.cli("webhooks", "trigger", event_type)
+    assert (done.returncode, done.stderr) == (0, "")
+    sent = done.stdout.split()[1]
+    receipt = await rpc(service.ready["upstream_url"], service, "eth_getTransactionReceipt", sent)
+    assert receipt["status"] == "0x1"
+
+
+async def test_trigger_needs_the_development_chain(tmp_path: Path) -> None:
+    done = await asyncio.to_thread(command_here, "webhooks", "trigger", "log", "--data", str(tmp_path))
+    assert (done.returncode, done.stderr.startswith("penstock: no development chain: start one")) == (2, True)
 
 
 async def test_listen_with_a_secret_only_receives(service: Service) -> None:
