@@ -8,6 +8,8 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 
 from proxy import __version__
 from proxy.errors import Fault, StartError
@@ -28,6 +30,7 @@ COMMANDS = {
     "chains": "chains",
     "upstreams": "upstreams",
     "top": "top",
+    "completion": "completion",
     "webhooks": "webhooks",
     "reseal": "reseal",
     "worker": "worker",
@@ -69,5 +72,13 @@ def _on_broken_pipe() -> int:
     return 128 + signal.SIGPIPE
 
 
+def _use_environment() -> None:
+    """In a checkout, run in `.venv`, which `make run` creates, if this interpreter does not have the packages."""
+    python = Path(__file__).parent.parent / ".venv" / "bin" / "python"
+    if find_spec("msgspec") is None and python.exists() and Path(sys.prefix) != python.parent.parent:
+        os.execv(python, [str(python), "-m", "proxy", *sys.argv[1:]])
+
+
 if __name__ == "__main__":
+    _use_environment()
     sys.exit(main())

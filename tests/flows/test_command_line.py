@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
+import venv
 from datetime import datetime
+from pathlib import Path
 
 import orjson
 import pytest
@@ -196,3 +199,29 @@ async def test_top_shows_keys_methods_and_upstreams(service: Service) -> None:
         return all(word in done.stdout for word in ("key_", "eth_chainId", "dev/mainnet#1"))
 
     await until(is_shown)
+
+
+# Shells
+
+
+def test_bash_completes_commands_options_and_values() -> None:
+    script = command_here("completion", "bash").stdout
+
+    def completed(*words: str) -> list[str]:
+        line = f'COMP_WORDS=(penstock {" ".join(words)}); COMP_CWORD={len(words)}; _penstock; echo "${{COMPREPLY[@]}}"'
+        done = subprocess.run(["bash", "-c", f"{script}\n{line}"], capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed("che") == ["check"]
+    assert completed("webhooks", "l") == ["listen"]
+    assert "--config" in completed("check", "--offline", "--")
+    assert completed("webhooks", "trigger", "NEW") == ["NEW_BLOCK"]
+    assert completed("work") == []
+
+
+def test_interpreter_without_the_packages_uses_those_of_the_checkout(tmp_path: Path) -> None:
+    venv.create(tmp_path, with_pip=False)
+    words = (str(tmp_path / "bin" / "python"), "-m", "proxy", "chains", "list")
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "dev/mainnet" in done.stdout
