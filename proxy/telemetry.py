@@ -35,6 +35,10 @@ connections_open = Gauge("penstock_connections_open", "Open client connections",
 connections_refused_total = Counter(
     "penstock_connections_refused_total", "Connections refused by the connection limiter", ["reason"]
 )
+tls_handshake_failures_total = Counter(
+    "penstock_tls_handshake_failures_total",
+    "TLS connections of clients that failed or left before the end of the handshake",
+)
 held_reply_bytes = Gauge(
     "penstock_held_reply_bytes",
     "Bytes of large replies held for slow readers, batches and sockets",

@@ -140,5 +140,5 @@ async def _link(opened: tuple[SessionStore, Settings], args: argparse.Namespace)
     store, settings = opened
     holder, token = await store.read_holder(args.id), new_token()
     until = await store.add_link(token, holder.id, lasts_s=settings.dashboard.link_s)
-    where = settings.dashboard.url or f"http://{settings.server.host}:{settings.server.port}"
+    where = settings.dashboard.url or f"{settings.server.tls.scheme}://{settings.server.host}:{settings.server.port}"
     output.row({"url": link_of(where, token), "expires_at": until}, as_json=args.json)

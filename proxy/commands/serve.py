@@ -112,8 +112,7 @@ async def _reload(config: Path | None, supervisor: Supervisor) -> None:
         settings = _within_file_limit(settings)
         await context.check_service(settings)
         _warn_if_lowered(wanted, settings)
+        log.info("reloading")
+        supervisor.reload(settings)
     except StartError as exc:
         log.error("reload refused: keeping the old settings", extra={"faults": exc.faults})
-        return
-    log.info("reloading")
-    supervisor.reload(settings)

@@ -37,7 +37,7 @@ from proxy.services.rpc.rpc_service import RpcService
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.services.rpc.shared_lookup import SharedLookup
 from proxy.services.rpc.tracker import Tracker, start_tracking
-from proxy.settings import SCHEMAS, Settings, Tables
+from proxy.settings import SCHEMAS, Certificates, Settings, Tables
 from proxy.store import host_memory
 from proxy.store.cache import SharedReplies
 from proxy.store.host_memory import HostMemory
@@ -55,8 +55,10 @@ from proxy.web.front.front_connection import FrontConnection
 from proxy.web.front.front_context import FrontContext
 from proxy.web.front.handler_connection import require_c_parser
 from proxy.web.front.request_heads import RequestHeadReader
+from proxy.web.front.tls_listener import TlsListener
 from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
+from proxy.web.reply import fixed_headers, header_lines
 from proxy.web.rest.endpoint import RestEndpoints
 from proxy.web.rest.usable_networks import UsableNetworks
 from proxy.web.rpc.handler import RpcHandler
@@ -88,15 +90,17 @@ class App:
         *,
         copies: CopyDirectory | None = None,
         memory: HostMemory | None = None,
+        certificates: Certificates | None = None,
     ) -> None:
         """`copies`: where a successor finds what this worker has read from Postgres. `windows` and `memory` are shared by the
-        workers of the host; without `memory`, this worker has its own."""
+        workers of the host; without `memory`, this worker has its own. `certificates`: for https."""
         self.settings = settings
         self._tables = tables
         self.tasks = Tasks()
         self.tallies = Tallies()
         self.access = AccessLines() if settings.log.access else None
         self.limiter = ConnectionLimiter(settings.server)
+        self._tls = None if certificates is None else TlsListener(self.limiter, settings.server.tls, certificates)
         self.write_buffer = WriteBuffer(asyncio.get_running_loop())
         self.pool = Pool(
             settings.database.url,
@@ -195,6 +199,7 @@ class App:
             held=self.held_replies,
             log=self.access,
             shows_upstream=self.settings.rpc.show_upstream,
+            fixed_lines=header_lines(fixed_headers(self.settings.server.tls)),
         )
 
     def _handlers(self, gate: Gate, resolver: NetworkResolver) -> dict[str, Handler]:
@@ -322,7 +327,7 @@ class App:
     async def listen(self, listener: socket.socket) -> None:
         """Serve on the socket. From here on everything that a call needs is in memory."""
         require_c_parser()
-        self.dashboard.listens_on(*listener.getsockname()[:2])
+        self.dashboard.listens_on(self.settings.server.tls.scheme, *listener.getsockname()[:2])
         await self._runner.setup()
         assert self._runner.server is not None
         self.limiter.open(
@@ -346,7 +351,13 @@ class App:
         self._server = await self.accept_from(listener)
 
     async def accept_from(self, listener: socket.socket) -> asyncio.Server:
-        return await asyncio.get_running_loop().create_server(self.limiter, sock=listener, backlog=4096)
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(self._tls or self.limiter, sock=listener, backlog=4096)
+
+    def renew_certificates(self, certificates: Certificates) -> None:
+        if self._tls is not None:
+            self._tls.renew(certificates)
+            log.info("certificates renewed", extra={"names": self._tls.names})
 
     async def _sweep(self) -> None:
         while True:

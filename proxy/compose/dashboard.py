@@ -97,14 +97,14 @@ class DashboardFeature:
         self._tasks.start("cordons", self.cordons.follow)
         self._tasks.start("fleet", self.fleet.run)
 
-    def listens_on(self, host: str, port: int) -> None:
+    def listens_on(self, scheme: str, host: str, port: int) -> None:
         """Derive the dashboard's URL from the listening address, if the settings have none.
 
         The Host header of a request is not used: an attacker could then make sign-in links lead elsewhere.
         """
         if self.sign_in.url:
             return
-        self.sign_in.url = url_of(host, port)
+        self.sign_in.url = url_of(scheme, host, port)
         if ipaddress.ip_address(host).is_unspecified:
             log.warning("sign-in links work on this machine only: set dashboard.url to the dashboard's public URL")
 
@@ -112,8 +112,8 @@ class DashboardFeature:
         await self.fleet.close()
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(scheme: str, host: str, port: int) -> str:
     """The URL of a listening address; for the unspecified address, localhost is the only name that surely works."""
     address = ipaddress.ip_address(host)
     name = "localhost" if address.is_unspecified else f"[{host}]" if address.version == 6 else host
-    return f"http://{name}:{port}"
+    return f"{scheme}://{name}:{port}"

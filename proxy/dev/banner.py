@@ -39,10 +39,11 @@ class ReadyFile:
         seeded: Seeded,
     ) -> ReadyFile:
         where, keys = f"{settings.server.host}:{supervisor.port}", seeded.keys
+        scheme = settings.server.tls.scheme
         return cls(
-            base_url=f"http://{where}/v1",
-            ws_url=f"ws://{where}",
-            dashboard_url=f"http://{where}/dashboard",
+            base_url=f"{scheme}://{where}/v1",
+            ws_url=f"{scheme.replace('http', 'ws')}://{where}",
+            dashboard_url=f"{scheme}://{where}/dashboard",
             metrics_url=f"http://{settings.metrics.host}:{supervisor.metrics_port}/metrics",
             upstream_url=devnet.url,
             bundler_url=devnet.bundler_url,

@@ -16,13 +16,11 @@ import orjson
 
 
 class ListeningSockets:
-    """Call `hear` with all that the supervisor writes. `stand_in` is a supervised loop."""
+    """`stand_in` is a supervised loop."""
 
     def __init__(self, fds: Sequence[int], place: int) -> None:
         self._fds = fds
         self._place = place
-        # What came after the last complete line.
-        self._rest = b""
         self._unattended: frozenset[int] = frozenset()
         self._changed = asyncio.Event()
         self._servers: dict[int, asyncio.Server] = {}
@@ -33,12 +31,10 @@ class ListeningSockets:
     def own(self) -> socket.socket:
         return socket.socket(fileno=self._fds[self._place])
 
-    def hear(self, data: bytes) -> None:
-        """The last complete line is valid: it has the numbers of all sockets that no worker attends to."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if lines:
-            self._unattended = frozenset(orjson.loads(lines[-1]))
-            self._changed.set()
+    def set_unattended(self, line: bytes) -> None:
+        """A line of the supervisor with the numbers of all sockets that no worker attends to."""
+        self._unattended = frozenset(orjson.loads(line))
+        self._changed.set()
 
     async def stand_in(self, accept_from: Callable[[socket.socket], Awaitable[asyncio.Server]]) -> None:
         while True:

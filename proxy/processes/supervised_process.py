@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import orjson
 
-from proxy.settings import Settings
+from proxy.settings import Certificates, Settings
 from proxy.tasks import send_signal
 
 log = logging.getLogger("penstock.supervisor")
@@ -40,8 +40,16 @@ class WorkerFailed(Exception):
 class SupervisedProcess:
     """A running process, worker or part, and the settings that it was started with."""
 
-    def __init__(self, process: asyncio.subprocess.Process, settings: Settings, *, name: str = "worker") -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        settings: Settings,
+        *,
+        name: str = "worker",
+        certificates: Certificates | None = None,
+    ) -> None:
         self._process = process
+        self.certificates = certificates
         self.name = name
         self._is_stopping = False
         # How long the process has not been heard, in whole steps.
@@ -59,6 +67,8 @@ class SupervisedProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(orjson.dumps(self.settings.tree) + b"\n")
+        if self.certificates is not None:
+            self._process.stdin.write(self.certificates.line())
         line = b""
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):

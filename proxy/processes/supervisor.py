@@ -28,7 +28,7 @@ from proxy.errors import StartError
 from proxy.processes.listening_sockets import unattended_line
 from proxy.processes.run_directory import RunDirectory
 from proxy.processes.supervised_process import SupervisedProcess, WorkerFailed
-from proxy.settings import Settings
+from proxy.settings import Certificates, Settings, file_versions, read_certificates
 from proxy.store import host_memory, windows
 from proxy.store.local_copy import CopyDirectory
 from proxy.tasks import ROLES, Tasks
@@ -57,6 +57,8 @@ class Supervisor:
         self.count = (settings.server.workers or os.cpu_count() or 1) if has_workers else 0
         # Without networks to follow, a follower would only use memory.
         self.parts = tuple(name for name in parts if name != "follower" or settings.follower.networks)
+        self._certificates: Certificates | None = None
+        self._data_files = file_versions(settings.data_files.directory)
         self._log_to = log_to
         self._tasks = Tasks()
         self._listeners: list[socket.socket] = []
@@ -93,6 +95,7 @@ class Supervisor:
     async def start(self) -> None:
         """Listen, serve metrics, start every worker, and return when all are ready."""
         if self.count:
+            self._certificates = read_certificates(self.settings.server.tls)
             self._listeners = listeners(self.settings.server.host, self.settings.server.port, self.count)
             self.port = self._listeners[0].getsockname()[1]
         self._windows_fd = windows.create()
@@ -109,13 +112,32 @@ class Supervisor:
             self._tasks.start(f"place-{place}", lambda place=place: self._keep_running(place))  # type: ignore[misc]
 
     def reload(self, settings: Settings) -> None:
-        """Start a process with the new settings for every old one, then drain the old one. No request is lost."""
+        """Start a process with the new settings for every old one, then drain the old one. No request is lost.
+
+        If only certificates have changed, the processes stay and use them for new connections. Raises StartError if a
+        certificate cannot be used.
+        """
+        certificates = read_certificates(settings.server.tls) if self.count else None
+        data_files = file_versions(settings.data_files.directory)
+        are_renewed = certificates is not None and certificates != self._certificates
+        are_alone = (settings.tree, data_files) == (self.settings.tree, self._data_files)
+        self._certificates, self._data_files = certificates, data_files
+        if are_renewed and are_alone:
+            for worker in self._workers.values():
+                self._send_certificates(worker)
+            return
         if fixed := [name for name in FIXED if _leaf(settings, name) != _leaf(self.settings, name)]:
             log.warning("some changed settings need a restart", extra={"settings": fixed})
         self.settings = settings
         self._reloading = {place: time.monotonic() for place in self._reload}
         for event in self._reload.values():
             event.set()
+
+    def _send_certificates(self, worker: SupervisedProcess) -> None:
+        """Send the certificates to a worker that was started with others. Parts have none."""
+        if self._certificates is not None and worker.certificates not in (None, self._certificates):
+            worker.certificates = self._certificates
+            worker.send(self._certificates.line())
 
     async def stop(self) -> None:
         await self._tasks.close()
@@ -151,6 +173,7 @@ class Supervisor:
         self._copies.remove(self._last_ready.get(place, 0))
         self._workers[place] = worker
         self._last_ready[place] = worker.pid
+        self._send_certificates(worker)
 
     async def _spawn(self, place: int | str) -> SupervisedProcess:
         fds = () if isinstance(place, str) else (*(each.fileno() for each in self._listeners), self._windows_fd)
@@ -168,7 +191,12 @@ class Supervisor:
         finally:
             if log_to:
                 log_to.close()
-        worker = SupervisedProcess(process, self.settings, name=place if isinstance(place, str) else "worker")
+        worker = SupervisedProcess(
+            process,
+            self.settings,
+            name=place if isinstance(place, str) else "worker",
+            certificates=None if isinstance(place, str) else self._certificates,
+        )
         try:
             await worker.ready()
         except BaseException:
@@ -254,7 +282,7 @@ class Supervisor:
             await self._fill(place)
         except WorkerFailed as exc:
             log.error("reload failed: keeping the old process and its settings", extra={"reason": str(exc)})
-            self.settings = old.settings
+            self.settings, self._certificates = old.settings, old.certificates or self._certificates
             self._reloading.clear()
             return
         self._retire_soon(old)

@@ -20,7 +20,8 @@ from proxy.compose.app import App
 from proxy.errors import Unavailable
 from proxy.processes.listening_sockets import ListeningSockets
 from proxy.processes.supervised_process import BEAT, BEAT_S, READY, STOP_GRACE_S
-from proxy.settings import Settings, Tables
+from proxy.processes.supervisor_lines import CERTIFICATES, UNATTENDED, SupervisorLines
+from proxy.settings import Certificates, Settings, Tables
 from proxy.store.host_memory import HostMemory
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.windows import UnsharedWindows, Windows
@@ -40,14 +41,17 @@ class SharedFiles(NamedTuple):
 def main(sockets: ListeningSockets, shared: SharedFiles, *, alone: bool, copies: CopyDirectory | None) -> int:
     windows = (UnsharedWindows if alone else Windows)(shared.windows)
     memory = HostMemory(shared.memory) if shared.memory >= 0 else None
-    return run_child(
-        lambda settings, tables: _serve(sockets, lambda: App(settings, tables, windows, copies=copies, memory=memory))
-    )
+
+    def build(settings: Settings, tables: Tables) -> App:
+        certificates = Certificates.of_line(_next_line()) if settings.server.tls.is_used else None
+        return App(settings, tables, windows, copies=copies, memory=memory, certificates=certificates)
+
+    return run_child(lambda settings, tables: _serve(sockets, lambda: build(settings, tables)))
 
 
 def run_child(run: Callable[[Settings, Tables], Coroutine[Any, Any, None]]) -> int:
     """Run a process of the supervisor: read its settings, start its log, run its event loop."""
-    line = _first_line()
+    line = _next_line()
     if not line.endswith(b"\n"):  # The supervisor ended before it sent the settings.
         return 0
     settings = settings_room.from_tree(orjson.loads(line))
@@ -61,8 +65,8 @@ def run_child(run: Callable[[Settings, Tables], Coroutine[Any, Any, None]]) -> i
     return 0
 
 
-def _first_line() -> bytes:
-    """Read the settings from standard input, byte by byte: the loop must still see the end of file that follows."""
+def _next_line() -> bytes:
+    """Read a line from standard input, byte by byte: the loop must still see the end of file that follows."""
     line = bytearray()
     while not line.endswith(b"\n") and (byte := os.read(STDIN, 1)):
         line += byte
@@ -71,7 +75,13 @@ def _first_line() -> bytes:
 
 async def _serve(sockets: ListeningSockets, build: Callable[[], App]) -> None:
     app = build()
-    stop = watch_supervisor(app.settings, sockets.hear)
+    lines = SupervisorLines(
+        {
+            UNATTENDED: sockets.set_unattended,
+            CERTIFICATES: lambda line: app.renew_certificates(Certificates.of_line(line)),
+        }
+    )
+    stop = watch_supervisor(app.settings, lines.feed)
     if not await unless_stopped(stop, _start(app, sockets.own())):
         await app.pool.close()
         return

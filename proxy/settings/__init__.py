@@ -7,6 +7,7 @@ values. All faults are collected and reported together, each with the name of it
 from __future__ import annotations
 
 from proxy.data_files import CONFIG, SCHEMAS
+from proxy.settings.certificates import Certificates, read_certificates
 from proxy.settings.crosschecks import network_faults, paymaster_faults, signer_key
 from proxy.settings.loading import data_directory, environment, from_tree, load, load_with_tables, masked, own_directory
 from proxy.settings.sections import (
@@ -32,12 +33,13 @@ from proxy.settings.sections import (
     ServerSettings,
     Settings,
     SocketSettings,
+    TlsSettings,
     UpstreamSettings,
     UsageSettings,
     WalletSettings,
     WebhookSettings,
 )
-from proxy.settings.tables import Plan, Tables, load_tables
+from proxy.settings.tables import Plan, Tables, file_versions, load_tables
 
 __all__ = [
     "CONFIG",
@@ -45,6 +47,7 @@ __all__ = [
     "BundlerSettings",
     "BundlingSettings",
     "CacheSettings",
+    "Certificates",
     "DashboardSettings",
     "DataFileSettings",
     "DatabaseSettings",
@@ -66,12 +69,14 @@ __all__ = [
     "Settings",
     "SocketSettings",
     "Tables",
+    "TlsSettings",
     "UpstreamSettings",
     "UsageSettings",
     "WalletSettings",
     "WebhookSettings",
     "data_directory",
     "environment",
+    "file_versions",
     "from_tree",
     "load",
     "load_tables",
@@ -80,5 +85,6 @@ __all__ = [
     "network_faults",
     "own_directory",
     "paymaster_faults",
+    "read_certificates",
     "signer_key",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import orjson
 
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
+from proxy.settings.certificates import tls_faults
 from proxy.settings.crosschecks import network_faults, paymaster_faults
 from proxy.settings.masking import masked_value
 from proxy.settings.schemas import is_secret, schema_faults
@@ -50,7 +51,7 @@ def load_with_tables(path: Path | None, *, environ: Mapping[str, str]) -> tuple[
     tables = None
     try:
         tables = load_tables(own=_own_directory(tree))
-        faults += (*network_faults(tree, tables), *paymaster_faults(tree, tables, environ))
+        faults += (*network_faults(tree, tables), *paymaster_faults(tree, tables, environ), *tls_faults(tree))
     except StartError as exc:
         faults += exc.faults
     settings = from_tree(tree, faults=faults)
@@ -114,30 +115,38 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(base)
     for key, value in over.items():
         below = out.get(key)
-        out[key] = _merged(below, value) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
+        out[key] = _merged(below if isinstance(below, Mapping) else {}, value) if isinstance(value, Mapping) else value
     return out
 
 
 def _with_environment(
     tree: Mapping[str, Any], environ: Mapping[str, str], defaults: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Apply PENSTOCK_SECTION__KEY=value, parsed as the type of the key's default, and DATABASE_URL."""
+    """Apply PENSTOCK_SECTION__KEY=value, parsed as the type of the key's default, and DATABASE_URL.
+
+    A table inside a section adds its name: PENSTOCK_SERVER__TLS__CERT.
+    """
     faults: list[str] = []
-    tree = {section: dict(values) if isinstance(values, Mapping) else values for section, values in tree.items()}
+    tree = _merged({}, tree)
     own = {name: text for name, text in environ.items() if name.startswith(PREFIX) and name not in _NOT_SETTINGS}
     if url := environ.get("DATABASE_URL"):
         own = {f"{PREFIX}DATABASE__URL": url, **own}
     for name, text in own.items():
-        section, _, key = name.removeprefix(PREFIX).lower().partition("__")
-        if key not in defaults.get(section, {}):
-            faults.append(
-                f"{name}: there is no setting {section}.{key}"
-                if key
-                else f"{name}: settings are named {PREFIX}SECTION__KEY"
-            )
-        elif isinstance(tree[section], dict):  # otherwise the file is wrong, and the schema reports it
-            tree[section][key] = _typed(text, defaults[section][key])
+        *tables, key = name.removeprefix(PREFIX).lower().split("__")
+        like = _value_at(defaults, (*tables, key))
+        if not tables:
+            faults.append(f"{name}: settings are named {PREFIX}SECTION__KEY")
+        elif like is None:
+            faults.append(f"{name}: there is no setting {'.'.join((*tables, key))}")
+        elif isinstance(section := _value_at(tree, tables), dict):  # otherwise the schema reports the file's fault
+            section[key] = _typed(text, like)
     return tree, faults
+
+
+def _value_at(tree: Any, names: Sequence[str]) -> Any:
+    for name in names:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def _typed(text: str, like: Any) -> Any:

@@ -9,6 +9,25 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
+class TlsSettings:
+    cert: str = ""
+    key: str = ""
+    directory: str = ""
+    min_version: Literal["1.2", "1.3"] = "1.2"
+    client_ca: str = ""
+    client_certificates: Literal["none", "optional", "required"] = "none"
+    hsts_s: int = 0
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self.cert or self.key or self.directory)
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.is_used else "http"
+
+
+@dataclass(frozen=True, slots=True)
 class ServerSettings:
     host: str
     port: int
@@ -29,6 +48,7 @@ class ServerSettings:
     worker_timeout_s: float
     trusted_proxies: tuple[str, ...]
     cors_origins: tuple[str, ...]
+    tls: TlsSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,12 @@ def load_tables(config: Path = CONFIG, *, own: str = "") -> Tables:
     )
 
 
+def file_versions(own: str) -> frozenset[tuple[Path, int, int]]:
+    """The operator's data files with their times and sizes: equal unless one was changed, added or removed."""
+    files = [(path, path.stat()) for path in Path(own).rglob("*")] if own else []
+    return frozenset((path, stat.st_mtime_ns, stat.st_size) for path, stat in files)
+
+
 @dataclass(frozen=True, slots=True)
 class DataDirectories:
     """The directory of the shipped files and, if there is one, the operator's."""

@@ -35,7 +35,7 @@ from proxy.tasks import client_of_task
 from proxy.web.cross_origin import CrossOrigin
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import HandlerConnection
-from proxy.web.reply import SERVER, fault_reply
+from proxy.web.reply import fault_reply, fixed_headers
 from proxy.web.request_ids import new_request_id
 from proxy.web.strict_http import check_strictly
 
@@ -70,6 +70,7 @@ class Gate:
         self._cross_origin = cross_origin
         self._limiter = limiter
         self._settings = settings
+        self._fixed_headers = fixed_headers(settings.tls)
         self._access_log = access_log
 
     @web.middleware
@@ -130,7 +131,7 @@ class Gate:
     def sign(self, request: web.Request, reply: web.StreamResponse) -> None:
         """Add the headers that every reply has."""
         reply.headers["X-Request-Id"] = request[REQUEST_ID]
-        reply.headers["Server"] = SERVER
+        reply.headers.update(self._fixed_headers)
         if (units := request.get(UNITS)) is not None:
             reply.headers["X-Compute-Units"] = str(units)
         if cache := request.get(CACHE):

@@ -10,9 +10,20 @@ import orjson
 from aiohttp import web
 
 from proxy.errors import Fault
+from proxy.settings import TlsSettings
 
 JSON = "application/json"
 SERVER = "Penstock"
+
+
+def fixed_headers(tls: TlsSettings) -> dict[str, str]:
+    """The headers that are the same in every reply. RFC 6797, 7.2: no Strict-Transport-Security without TLS."""
+    hsts = {"Strict-Transport-Security": f"max-age={tls.hsts_s}"} if tls.is_used and tls.hsts_s else {}
+    return {"Server": SERVER, **hsts}
+
+
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
 
 
 def json_reply(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

@@ -56,4 +56,4 @@ async def test_link_that_cannot_be_sent_is_logged_once(
     ],
 )
 def test_link_uses_the_address_that_the_service_listens_on(host: str, url: str) -> None:
-    assert url_of(host, 8080) == url
+    assert url_of("http", host, 8080) == url

@@ -16,15 +16,17 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
+from cryptography import x509
 
 from proxy import settings
 from proxy.dev.postgres import Postgres
 from proxy.processes.supervisor import Supervisor, listeners, refuse_new, waiting
+from tests.certificates import Authority
 from tests.flows import production
 from tests.flows.production import PEPPER, Production, settings_text
 from tests.flows.upstream import PASSWORD, SECRET_PATH, Upstream, reply
 from tests.http_client import Closed, HttpClient, Reply, fresh_call, post, queued_at
-from tests.service import command, command_here, descendants, is_running, until
+from tests.service import command, command_here, descendants, is_running, owner_of, until
 
 SEPOLIA = "ethereum/sepolia"
 CONNECTIONS = 12
@@ -302,6 +304,51 @@ async def test_sighup_with_a_broken_file_keeps_the_old_settings(steady: Producti
     await until(lambda: len(steady.said("reload refused: keeping the old settings")) == 4)
     assert steady.worker_pids() == workers
     assert (await _send(steady, post(fresh_call(), key=steady.key, network=SEPOLIA))).status == 200
+
+
+async def test_sighup_renews_certificates_without_closing_a_connection(
+    tmp_path: Path, config: tuple[Path, str], upstream: Upstream
+) -> None:
+    """A renewal that cannot be used changes nothing, even for a worker that starts afterwards."""
+    authority = Authority(tmp_path)
+    served, renewed = authority.leaf("localhost"), authority.leaf("localhost", stem="renewed")
+    path = tmp_path / "penstock.toml"
+    files = f'[server.tls]\ncert = "{served.cert}"\nkey = "{served.key}"\n'
+    path.write_text(config[0].read_text() + files)
+    running = await production.start(path, tmp_path / "log", config[1], role="gateway")
+    try:
+        workers, context = running.worker_pids(), authority.client_context()
+
+        async def connect() -> HttpClient:
+            return HttpClient(
+                *await asyncio.open_connection("127.0.0.1", running.port, ssl=context, server_hostname="localhost")
+            )
+
+        async def shown() -> int:
+            async with await connect() as client:
+                found = client.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+                return x509.load_der_x509_certificate(found).serial_number
+
+        call = post(fresh_call(), key=running.key, network=SEPOLIA)
+        async with await connect() as old:
+            assert (await old.send(call)).status == 200
+            owner, first = owner_of(running.port, old.port, workers), served.serial
+            other = next(pid for pid in workers if pid != owner)
+            served.cert.write_text("half written")
+            running.send_signal(signal.SIGHUP)
+            await until(lambda: bool(running.said("reload refused: keeping the old settings")))
+            os.kill(other, signal.SIGKILL)
+            await until(lambda: other not in running.worker_pids() and len(running.worker_pids()) == 2)
+            assert {await shown() for _ in range(4)} == {first}
+            served.replace_with(renewed)
+            running.send_signal(signal.SIGHUP)
+            await until(lambda: len(running.said("certificates renewed")) == 2, within_s=60.0)
+            assert {await shown() for _ in range(4)} == {renewed.serial}
+            assert (await old.send(call)).status == 200
+            assert owner in running.worker_pids()
+            assert not running.said("process did not start")
+    finally:
+        assert await production.stop(running) == 0
 
 
 async def test_settings_that_need_a_restart_are_named_at_a_reload(steady: Production) -> None:

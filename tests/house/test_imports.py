@@ -57,6 +57,7 @@ PAST_SERVICES: dict[tuple[str, str], str] = {
     ("front.reply_writer", "wire"): "a large reply streams from the upstream's connection to the client's",
     ("front.request_reader", "wire"): "bytes that no message begins with mark a head that is not known",
     ("front.front_context", "wire"): "replies and calls of one turn of the loop leave together",
+    ("front.tls_listener", "wire"): "both sides of a connection use the same TLS",
 }
 
 # Foreign modules that core and chains may import: no clock, no randomness, no I/O, no logging. Check a module for these

@@ -21,7 +21,7 @@ from proxy.compose.app import App
 from proxy.core import access
 from proxy.core.access import Account, Key, Limits
 from proxy.core.limits import BucketRates
-from proxy.settings import load, load_tables
+from proxy.settings import load, load_tables, read_certificates
 from proxy.store import windows
 from proxy.store.windows import UnsharedWindows
 from tests.http_client import HttpClient, Reply
@@ -163,7 +163,9 @@ async def running_worker(
     for name, section in sections.items():
         over[name] = {**over.get(name, {}), **section} if isinstance(section, Mapping) else section  # type: ignore[dict-item]
     fd = windows.create()
-    app = App(load(environ={}, overrides=over), TABLES, UnsharedWindows(fd))
+    settings = load(environ={}, overrides=over)
+    certificates = read_certificates(settings.server.tls)
+    app = App(settings, TABLES, UnsharedWindows(fd), certificates=certificates)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     found = Worker(app, listener.getsockname()[1])

@@ -29,7 +29,7 @@ from proxy.errors import (
 )
 from proxy.settings import ServerSettings
 from proxy.web.front.turn_queue import TurnQueue
-from proxy.web.reply import SERVER, raw_fault
+from proxy.web.reply import fixed_headers, raw_fault
 from proxy.web.request_ids import new_request_id
 
 SWEEP_S = 0.5
@@ -61,6 +61,7 @@ class ConnectionLimiter:
 
     def __init__(self, limits: ServerSettings) -> None:
         self.limits = limits
+        self._fixed_headers = fixed_headers(limits.tls)
         self._trusted = [ipaddress.ip_network(block) for block in limits.trusted_proxies]
         self._by_place: Counter[str] = Counter()
         self.connections: set[LimitedConnection] = set()
@@ -158,7 +159,7 @@ class ConnectionLimiter:
     def headers_for(self, address: str) -> dict[str, str]:
         """The common headers of a reply to a request that cannot be read."""
         assert self._rate_headers is not None
-        return {"Server": SERVER, "X-Request-Id": new_request_id(), **self._rate_headers(address)}
+        return {**self._fixed_headers, "X-Request-Id": new_request_id(), **self._rate_headers(address)}
 
     def trusts(self, address: str) -> bool:
         if not self._trusted:

@@ -15,7 +15,6 @@ from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.telemetry import AccessLines
 from proxy.web.front.request_heads import RequestHead, RequestHeadReader
-from proxy.web.reply import SERVER
 from proxy.web.request_ids import STEM
 from proxy.wire.write_buffer import WriteBuffer
 
@@ -36,7 +35,9 @@ class FrontContext:
         held: HeldReplies,
         log: AccessLines | None,
         shows_upstream: bool = False,
+        fixed_lines: bytes = b"Server: Penstock\r\n",
     ) -> None:
+        """`fixed_lines`: headers of every reply."""
         self.heads = heads
         self.rpc = rpc
         self.forwarder = rpc.forwarder
@@ -53,6 +54,7 @@ class FrontContext:
         self.shows_upstream = shows_upstream
         # Whether every reply needs extra header lines: X-Upstream, or Connection: close.
         self.adds_lines = shows_upstream
+        self._fixed_lines = fixed_lines
         self._served = 0
         self._request_ids = b"%b%06x" % (STEM, 0)
         self.reset_lines: dict[int, bytes] = {}
@@ -67,7 +69,7 @@ class FrontContext:
 
     def tick(self) -> None:
         """Refresh the Date header. Called once a second."""
-        self.stamp = f"\r\nServer: {SERVER}\r\nDate: {formatdate(usegmt=True)}\r\n".encode()
+        self.stamp = b"\r\n%bDate: %b\r\n" % (self._fixed_lines, formatdate(usegmt=True).encode())
         self.ok_stamp = b"HTTP/1.1 200 OK\r\nContent-Type: application/json" + self.stamp + b"X-Request-Id: "
         self.log_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()).encode()
         # Added to a bucket's edge on the monotonic clock, this gives the Unix time when the bucket is full, rounded up.

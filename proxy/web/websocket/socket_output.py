@@ -70,8 +70,8 @@ class SocketOutput:
     """The sending side of one socket."""
 
     __slots__ = (
-        "_max_unread", "_on_overflow", "_shares", "fd", "is_closing", "is_direct", "pending", "queue", "stalled_since",
-        "transport",
+        "_is_plain", "_max_unread", "_on_overflow", "_shares", "fd", "is_closing", "is_direct", "pending", "queue",
+        "stalled_since", "transport",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +85,8 @@ class SocketOutput:
         # Whether the transport's buffer is empty, so that frames can bypass it. The descriptor is valid until the
         # connection is lost.
         self.is_direct = False
+        # Frames on a TLS connection must not bypass their transport, which encrypts them.
+        self._is_plain = transport.get_extra_info("sslcontext") is None
         self.fd = transport.get_extra_info("socket").fileno()
         # Frames that are written at the end of the turn.
         self.pending: bytes | list[bytes] | None = None
@@ -155,7 +157,7 @@ class SocketOutput:
             return
         if isinstance(data, list):
             data = b"".join(data)
-        if self.is_direct or not self.transport.get_write_buffer_size():
+        if self.is_direct or (self._is_plain and not self.transport.get_write_buffer_size()):
             self.is_direct = True
             try:
                 data = data[os.write(self.fd, data) :]

@@ -1,0 +1,24 @@
+"""The lines that a worker gets from its supervisor while it runs: a list of unattended sockets, or new certificates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+# The first byte of a line, which is JSON, tells one kind from the other.
+UNATTENDED, CERTIFICATES = b"[", b"{"
+
+
+class SupervisorLines:
+    def __init__(self, handlers: Mapping[bytes, Callable[[bytes], None]]) -> None:
+        """`handlers`: by the first byte of their lines."""
+        self._handlers = handlers
+        # The bytes after the last complete line.
+        self._rest = b""
+
+    def __repr__(self) -> str:
+        return f"<SupervisorLines {len(self._rest)} bytes of a line>"
+
+    def feed(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._handlers[line[:1]](line)
