@@ -58,6 +58,14 @@ database_up.set(1)
 database_refusals_total = Counter(
     "penstock_database_refusals_total", "Uses of the database that failed or were refused, by reason", ["reason"]
 )
+replica_age = Gauge(
+    "penstock_database_replica_age_seconds",
+    "How old the data of the read replica is at most",
+    multiprocess_mode="livemax",
+)
+replica_reads_total = Counter(
+    "penstock_database_replica_reads_total", "Reads that a replica may answer, by the server that did", ["server"]
+)
 follower_leads = Gauge(
     "penstock_follower_leads", "Whether this follower indexes the network", ["network"], multiprocess_mode="livemax"
 )

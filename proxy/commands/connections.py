@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 from redis.asyncio import Redis
@@ -43,10 +44,17 @@ class BatchProbe(Probe):
 
 
 async def tried(found: Settings, tables: Tables, *, offline: bool) -> list[ConnectionRow]:
-    rows = [] if offline else [_part("database", await _outcome(lambda: _query(found.database.url)))]
+    rows = [] if offline else [_part(name, await _outcome(partial(_query, url))) for name, url in _servers(found)]
     if found.cache.redis_url:
         rows.append(_part("cache", await _outcome(lambda: _ping(found.cache.redis_url))))
     return rows + await tried_upstreams(found, tables)
+
+
+def _servers(found: Settings) -> Iterator[tuple[str, str]]:
+    """The configured addresses of Postgres."""
+    given = found.database
+    named = {"database": given.url, "database (direct)": given.direct_url, "replica": given.replica_url}
+    yield from ((name, url) for name, url in named.items() if url)
 
 
 def is_useful(row: ConnectionRow) -> bool:

@@ -20,7 +20,7 @@ from proxy.errors import StartError
 from proxy.settings import Settings
 from proxy.store import migrate, peppers
 from proxy.store.keys import KeyStore
-from proxy.store.pool import DatabaseConnection, Pool
+from proxy.store.pool import COMMAND_S, DatabaseConnection, Pool
 from proxy.store.secrets import vault_of
 from proxy.store.sessions import SessionStore
 
@@ -107,7 +107,7 @@ def _reason(exc: Exception) -> str:
 
 async def check_database(found: Settings) -> None:
     """Raise StartError if the database does not fit this version or the pepper. A new pepper is recorded."""
-    async with database(found.database.url) as connection:
+    async with database(found.database.session_url) as connection:
         await _check_schema(connection)
         marks = renewed_marks(found, tables_of(found)) if found.keys.previous_pepper else {}
         await peppers.admit(connection, found.keys.pepper, found.keys.previous_pepper, marks)
@@ -121,7 +121,7 @@ async def check_service(found: Settings) -> None:
 
 async def inspect_service(found: Settings) -> None:
     """Like `check_service`, but change nothing."""
-    async with database(found.database.url) as connection:
+    async with database(found.database.session_url) as connection:
         await _check_schema(connection)
         await peppers.check(connection, found.keys.pepper, found.keys.previous_pepper)
         await peppers.check_vault(connection, vault_of(found))
@@ -133,12 +133,19 @@ async def _check_schema(connection: DatabaseConnection) -> None:
         raise StartError([f"the database lacks the migrations {', '.join(missing)}: run `python -m proxy migrate`"])
 
 
+def own_pool(found: Settings, *, size: int) -> Pool:
+    """A pool for a command, which waits longer than a request may."""
+    return Pool.of(
+        found.database, size=size, acquire_timeout_s=5.0, request_timeout_s=COMMAND_S, application="penstock-cli"
+    )
+
+
 @asynccontextmanager
 async def opened(args: argparse.Namespace) -> AsyncIterator[tuple[Settings, Pool]]:
     """Yield the settings and a pool for a database whose schema is up to date."""
     found = load(args)
     await check_database(found)
-    pool = Pool(found.database.url, size=2, acquire_timeout_s=5.0, application="penstock-cli")
+    pool = own_pool(found, size=2)
     await pool.open()
     try:
         yield found, pool

@@ -21,7 +21,7 @@ def register(commands: Any) -> None:
 
 async def run(args: argparse.Namespace) -> int:
     found = context.load(args)
-    async with context.database(found.database.url) as connection:
+    async with context.database(found.database.session_url) as connection:
         try:
             applied = await migrate.migrate(connection)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:

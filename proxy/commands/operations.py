@@ -8,7 +8,6 @@ from typing import Any
 
 from proxy.commands import context, output
 from proxy.store.operations import OperationStore
-from proxy.store.pool import Pool
 
 COLUMNS = ("hash", "network", "key_id", "sender", "status", "block", "transaction", "seen_at", "changed_at")
 _BYTES = ("hash", "sender", "entry_point", "block_hash", "transaction")
@@ -30,7 +29,7 @@ async def _list(args: argparse.Namespace) -> int:
     async with context.key_store(args) as keys:
         lineage = None if args.key is None else (await keys.read_key(args.key))["lineage_id"]
     found = context.load(args)
-    pool = Pool(found.database.url, size=1, acquire_timeout_s=5.0, application="penstock-cli")
+    pool = context.own_pool(found, size=1)
     await pool.open()
     try:
         rows = await OperationStore(pool).list_of(lineage, limit=max(1, min(args.limit, MOST)))

@@ -51,7 +51,7 @@ def register(commands: Any) -> None:
 async def run(args: argparse.Namespace) -> int:
     found = context.load(args)
     await context.check_database(found)
-    async with context.database(found.database.url) as connection:
+    async with context.database(found.database.session_url) as connection:
         if args.finish or not found.keys.previous_pepper:
             await _reseal(connection, found)
         await _report_keys(connection, found, is_finish=args.finish)

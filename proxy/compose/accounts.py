@@ -14,6 +14,7 @@ from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.quotas import QuotaStore
+from proxy.store.replica import ReplicaReads
 from proxy.store.usage import UsageStore
 from proxy.store.windows import Windows
 from proxy.tasks import Tasks
@@ -29,7 +30,9 @@ class AccountsFeature:
         addresses: EdgeTable,
         *,
         copies: CopyDirectory | None = None,
+        reads: ReplicaReads | None = None,
     ) -> None:
+        """`reads`: where usage is read."""
         given = settings.keys
         peppers = {"pepper": given.pepper, "previous_pepper": given.previous_pepper}
         self.keys = KeyStore(pool, plans={name: plan.keys for name, plan in tables.plans.items()}, **peppers)
@@ -45,7 +48,7 @@ class AccountsFeature:
         failures = AuthFailures(given.auth_failures_per_minute, addresses)
         self.admission = Admission(self.keyring, windows, self.quotas, failures)
         self.usage = UsageService(
-            UsageStore(pool),
+            UsageStore(pool, reads),
             self.keyring.touched,
             flush_s=settings.usage.flush_s,
             keep_s={

@@ -44,6 +44,7 @@ from proxy.store.host_memory import HostMemory
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
+from proxy.store.replica import replica_reads
 from proxy.store.windows import Windows
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines, Tallies
@@ -102,13 +103,8 @@ class App:
         self.limiter = ConnectionLimiter(settings.server)
         self._tls = None if certificates is None else TlsListener(self.limiter, settings.server.tls, certificates)
         self.write_buffer = WriteBuffer(asyncio.get_running_loop())
-        self.pool = Pool(
-            settings.database.url,
-            size=settings.database.pool_size,
-            acquire_timeout_s=settings.database.acquire_timeout_s,
-            request_timeout_s=settings.database.request_timeout_s,
-            per_client=settings.database.per_client,
-        )
+        self.pool = Pool.of(settings.database, per_client=settings.database.per_client)
+        self.reads = replica_reads(settings.database, self.pool)
         self.notices = Notices(self.pool)
         self._copies = copies
         self.memory = memory or HostMemory(host_memory.create())
@@ -130,7 +126,13 @@ class App:
 
     def _build_accounts(self, windows: Windows) -> None:
         self.accounts = AccountsFeature(
-            self.settings, self._tables, self.pool, windows, self.memory.addresses, copies=self._copies
+            self.settings,
+            self._tables,
+            self.pool,
+            windows,
+            self.memory.addresses,
+            copies=self._copies,
+            reads=self.reads,
         )
         self.keyring = self.accounts.keyring
         self.admission = self.accounts.admission
@@ -159,7 +161,7 @@ class App:
 
     def _build_features(self, builder: NetworkBuilder) -> None:
         parts = self.settings, self._tables, self.pool
-        self.data = DataFeature(*parts, self.internal_calls)
+        self.data = DataFeature(*parts, self.internal_calls, reads=self.reads)
         self.smart_wallets = SmartWalletFeature(*parts, self.internal_calls, self.networks, builder, self.tasks)
         self.gas = GasFeature(*parts, self.internal_calls, self.data.prices)
         self.webhooks = WebhookFeature(*parts, self.internal_calls)
@@ -314,6 +316,7 @@ class App:
         self.tasks.start("notices", self.notices.run)
         self.accounts.start(self.tasks, self.notices)
         self.tasks.start("readiness", self.readiness.watch)
+        self.tasks.start("replica", self.reads.watch)
         self.tasks.start("tally", self._tally)
         self.dashboard.start(self.notices)
         self.tasks.start("refusals", self.gas.refusals.run)
@@ -402,6 +405,7 @@ class App:
         await self.data.close()
         if self.shared is not None:
             await self.shared.close()
+        await self.reads.close()
         await self.pool.close()
         if self.access is not None:
             self.access.flush()

@@ -53,13 +53,7 @@ class Background:
         self.settings = settings
         self.tables = tables
         self.tasks = Tasks()
-        self.pool = Pool(
-            settings.database.url,
-            size=settings.database.pool_size,
-            acquire_timeout_s=settings.database.acquire_timeout_s,
-            request_timeout_s=settings.database.request_timeout_s,
-            application="penstock-background",
-        )
+        self.pool = Pool.of(settings.database, application="penstock-background")
         write_buffer = WriteBuffer(asyncio.get_running_loop())
         # The heads are not shared with the workers: this process serves no clients, so it need not be consistent with them.
         self.networks = NetworkBuilder(

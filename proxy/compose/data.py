@@ -19,6 +19,7 @@ from proxy.settings import EgressSettings, PriceSources, Settings, Tables
 from proxy.store.cache import DataCache
 from proxy.store.holdings import HoldingStore
 from proxy.store.pool import Pool
+from proxy.store.replica import ReplicaReads
 from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.nfts import NftHandlers
 from proxy.web.rest.path_address import PathAddresses
@@ -29,7 +30,16 @@ from proxy.wire.price_api import PriceApi
 
 
 class DataFeature:
-    def __init__(self, settings: Settings, tables: Tables, pool: Pool, internal_calls: InternalCalls) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        tables: Tables,
+        pool: Pool,
+        internal_calls: InternalCalls,
+        *,
+        reads: ReplicaReads | None = None,
+    ) -> None:
+        """`reads`: where holdings are read."""
         given = settings.cache
         self.cache = DataCache(bytes=given.data_bytes, redis_url=given.redis_url, enabled=given.enabled)
         self.multicall = Multicall(internal_calls)
@@ -40,7 +50,7 @@ class DataFeature:
             keep_s=settings.prices.keep_s,
             stale_s=settings.prices.stale_s,
         )
-        holdings = HoldingStore(pool)
+        holdings = HoldingStore(pool, reads)
         self.contracts = TokenContracts(self.multicall, holdings, self.cache, follows=settings.follower.follows)
         token_prices = TokenPrices(self.prices, tables.logos)
         self.tokens: dict[TokenKind, TokenReader] = {

@@ -16,7 +16,7 @@ from proxy.settings import Settings, Tables
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.mails import MailStore
 from proxy.store.notices import Notices
-from proxy.store.pool import Pool
+from proxy.store.pool import COMMAND_S, Pool
 from proxy.store.secrets import vault_of
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
@@ -37,11 +37,8 @@ class DeliveryFeature:
     def __init__(self, settings: Settings, tables: Tables) -> None:
         given = settings.webhooks
         # A separate pool: there is a statement for every few deliveries, and it must not wait for other work.
-        self.pool = pool = Pool(
-            settings.database.url,
-            size=POOL_SIZE,
-            acquire_timeout_s=settings.database.acquire_timeout_s,
-            application="penstock-deliverer",
+        self.pool = pool = Pool.of(
+            settings.database, size=POOL_SIZE, request_timeout_s=COMMAND_S, application="penstock-deliverer"
         )
         self._keep_days = given.keep_days
         self.store = DeliveryStore(pool)

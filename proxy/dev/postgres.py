@@ -54,12 +54,14 @@ def url(socket_dir: Path, database: str = USER) -> str:
 
 
 class Postgres:
-    """A database cluster in a directory."""
+    """A database cluster in a directory, or a standby of another one."""
 
-    def __init__(self, directory: Path, socket_dir: Path, log_file: Path) -> None:
+    def __init__(self, directory: Path, socket_dir: Path, log_file: Path, *, standby_of: str = "") -> None:
+        """`standby_of`: the URL of the server that this one copies and then follows until it is promoted."""
         self._directory = directory
+        self._standby_of = standby_of
         self._socket_dir = socket_dir
-        self._drop_root = _unprivileged() if os.geteuid() == 0 else None
+        self._drop_root = without_root()
         options = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
         self.url = url(socket_dir)
         self.child = Child(
@@ -82,7 +84,8 @@ class Postgres:
             await self._init()
         await self.end_stale()
         await self.child.start()
-        await self._create_database()
+        if not self._standby_of:
+            await self._create_database()
 
     async def _init(self) -> None:
         """Create a cluster in a temporary directory and rename it when complete, so that a kill never leaves half of one."""
@@ -93,28 +96,45 @@ class Postgres:
         made = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         if self._drop_root is _become_nobody:
             os.chown(made, NOBODY, NOBODY)
-        initdb = await asyncio.create_subprocess_exec(
-            *(str(binaries() / "initdb"), "-D", str(made), "-U", USER),
-            *("-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"),
+        maker = await asyncio.create_subprocess_exec(
+            *self._maker(made),
             env=inherited_environment(LC_ALL="C"),
-            preexec_fn=self._before_initdb,
+            preexec_fn=self._before_making,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             start_new_session=True,
         )
         try:
-            output, _ = await initdb.communicate()
+            output, _ = await maker.communicate()
         except asyncio.CancelledError:
-            send_signal(initdb, signal.SIGKILL)
-            await initdb.wait()
+            send_signal(maker, signal.SIGKILL)
+            await maker.wait()
             shutil.rmtree(made, ignore_errors=True)
             raise
-        if initdb.returncode:
-            raise StartError([f"postgres: initdb failed in {made}:\n{output.decode('utf-8', 'replace').strip()}"])
+        if maker.returncode:
+            raise StartError([f"postgres: could not create {made}:\n{output.decode('utf-8', 'replace').strip()}"])
         made.rename(self._directory)
 
-    def _before_initdb(self) -> None:
+    def _maker(self, made: Path) -> tuple[str, ...]:
+        """The command that fills the directory of a new cluster."""
+        if self._standby_of:
+            copy = ("--checkpoint=fast", "--no-sync", "--write-recovery-conf")
+            return str(binaries() / "pg_basebackup"), "-D", str(made), "-d", self._standby_of, *copy
+        return (
+            *(str(binaries() / "initdb"), "-D", str(made), "-U", USER),
+            *("-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync"),
+        )
+
+    async def promote(self) -> None:
+        """Make a standby accept writes."""
+        connection = await asyncpg.connect(self.url, timeout=5)
+        try:
+            await connection.execute("select pg_promote()")
+        finally:
+            await connection.close()
+
+    def _before_making(self) -> None:
         if self._drop_root is not None:
             self._drop_root()
         die_with_parent(signal.SIGKILL)
@@ -155,8 +175,10 @@ class Postgres:
             await connection.close()
 
 
-def _unprivileged() -> Callable[[], None]:
+def without_root() -> Callable[[], None] | None:
     """Return the function by which root becomes another user, depending on what this machine allows."""
+    if os.geteuid():
+        return None
     try:
         subprocess.run(["true"], preexec_fn=_become_other_in_namespace, check=True)
     except (subprocess.SubprocessError, OSError):

@@ -15,6 +15,8 @@ SECRETS = frozenset(
     {
         *(
             "cache.redis_url",
+            "database.direct_url",
+            "database.replica_url",
             "database.url",
             "keys.pepper",
             "keys.previous_pepper",
@@ -44,6 +46,8 @@ def schema_faults(name: str, data: Mapping[str, Any]) -> list[str]:
 _FAULT_WORDS: dict[tuple[str, ...], str] = {
     ("cache", "redis_url"): "must be a redis:// or rediss:// address, or empty",
     ("database", "url"): "must be a postgresql:// address (set it in the file or in DATABASE_URL)",
+    ("database", "direct_url"): "must be a postgresql:// address, or empty",
+    ("database", "replica_url"): "must be a postgresql:// address, or empty",
     ("nfts", "floor_url"): "must be an http or https address with {contract} in it, or empty",
     ("prices", "url"): "must be an http or https address, or empty",
     ("webhooks", "secret_key"): "must be 32 or more random characters, or empty",

@@ -65,10 +65,18 @@ class DataFileSettings:
 @dataclass(frozen=True, slots=True)
 class DatabaseSettings:
     url: str
+    direct_url: str
+    replica_url: str
+    replica_lag_s: float
     pool_size: int
     acquire_timeout_s: float
     request_timeout_s: float
     per_client: int
+
+    @property
+    def session_url(self) -> str:
+        """The address for sessions that keep state, such as locks."""
+        return self.direct_url or self.url
 
 
 @dataclass(frozen=True, slots=True)

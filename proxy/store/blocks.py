@@ -163,7 +163,7 @@ class BlockStore:
     async def _session(self, network: str, statement_s: float | None) -> AsyncIterator[tuple[DatabaseConnection, int]]:
         with translated():
             connection = await asyncpg.connect(
-                self._pool.url,
+                self._pool.session_url,
                 timeout=5.0,
                 command_timeout=statement_s,
                 server_settings={"application_name": f"penstock {network}"[:63], **_SESSION},

@@ -11,9 +11,12 @@ import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import asyncpg
+
 from proxy.core.holdings import HoldingChanges
 from proxy.store import sql
 from proxy.store.pool import DatabaseConnection, Pool
+from proxy.store.replica import ReplicaReads
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,49 +64,54 @@ class IndexBlock:
 
 
 class HoldingStore:
-    """Reads holdings."""
+    """Reads holdings. What is read of a network is never older than the block that `as_of` returned last."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, reads: ReplicaReads | None = None) -> None:
+        self._reads = reads or ReplicaReads(pool)
+        # The position of the last `as_of` of each network.
+        self._positions: dict[str, int] = {}
 
     async def tokens_of(self, network: str, holder: bytes, *, limit: int) -> list[TokenHolding]:
         """Return the tokens that the holder has or had, non-zero amounts first.
 
         An amount may be zero, negative, or wrong for a token that rebases.
         """
-        async with self._pool.connection() as connection:
-            rows = await connection.fetch(sql.holdings.tokens_of, network, holder, limit)
+        rows = await self._fetch(sql.holdings.tokens_of, network, holder, limit)
         return [TokenHolding(contract, int(amount)) for contract, amount in rows]
 
     async def nfts_of(self, network: str, holder: bytes, *, limit: int, offset: int = 0) -> list[NftHolding]:
         """Return the holder's NFTs, ordered by contract and token id."""
-        async with self._pool.connection() as connection:
-            rows = await connection.fetch(sql.holdings.nfts_of, network, holder, limit, offset)
+        rows = await self._fetch(sql.holdings.nfts_of, network, holder, limit, offset)
         return [NftHolding(contract, int(token), int(amount), standard) for contract, token, amount, standard in rows]
 
     async def count_nfts(self, network: str, holder: bytes) -> int:
-        async with self._pool.connection() as connection:
-            return int(await connection.fetchval(sql.holdings.count_nfts, network, holder))
+        (row,) = await self._fetch(sql.holdings.count_nfts, network, holder)
+        return int(row[0])
 
     async def holders_of(self, network: str, contract: bytes, token_id: int, *, limit: int) -> list[HolderShare]:
         """Return up to `limit` holders of an ERC-1155 token."""
-        async with self._pool.connection() as connection:
-            rows = await connection.fetch(sql.holdings.holders_of, network, contract, str(token_id), limit)
+        rows = await self._fetch(sql.holdings.holders_of, network, contract, str(token_id), limit)
         return [HolderShare(holder, int(amount)) for holder, amount in rows]
 
     async def collection(self, network: str, contract: bytes) -> Collection:
-        async with self._pool.connection() as connection:
-            row = await connection.fetchrow(sql.holdings.read_collection, network, contract)
-        assert row is not None  # an aggregate always returns a row
+        (row,) = await self._fetch(sql.holdings.read_collection, network, contract)
         return Collection(row["owners"], row["pieces"], int(row["supply"]), row["standard"])
 
     async def as_of(self, network: str) -> IndexBlock | None:
         """Return the block that the index has reached, or None if the network is not followed yet."""
-        async with self._pool.connection() as connection:
-            row = await connection.fetchrow(sql.holdings.as_of, network)
+        row, position = await self._reads.read(lambda connection: self._as_of(connection, network))
+        self._positions[network] = max(position, self._positions.get(network, 0))
         if row is None:
             return None
         return IndexBlock(row["block"], row["block_hash"], row["block_time"], row["first_block"], row["fault"])
+
+    async def _as_of(self, connection: DatabaseConnection, network: str) -> tuple[asyncpg.Record | None, int]:
+        row = await connection.fetchrow(sql.holdings.as_of, network)
+        return row, await self._reads.position(connection)
+
+    async def _fetch(self, query: str, network: str, *arguments: object) -> list[asyncpg.Record]:
+        since = self._positions.get(network, 0)
+        return await self._reads.read(lambda connection: connection.fetch(query, network, *arguments), since=since)
 
 
 # Writes, on the caller's connection and in its transaction. `network` is the network's number.

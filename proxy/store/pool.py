@@ -3,6 +3,12 @@
 Driver errors are translated here, so that clients get the reason in plain words: a 503 if Postgres is away, slow or does not
 accept writes, or if no connection is free in time; a 429 if the client itself has too many requests that wait; a 400 for a
 value that cannot be stored. A request holds a connection for a bounded time: if Postgres stops answering, it is dropped.
+
+After a failover, connections may lead to a server that became a standby. Postgres says so at the start of a session, so
+they are replaced before a statement is sent. Statements are repeated only where that is safe: reads, once (`read`).
+
+In front of Postgres there may be a pooler such as pgbouncer in transaction mode. Then statements are not kept prepared, and
+sessions with state (LISTEN, advisory locks) use the direct address.
 """
 
 from __future__ import annotations
@@ -11,18 +17,21 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import asyncpg
 
 from proxy import telemetry
 from proxy.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unavailable
+from proxy.settings import DatabaseSettings
 from proxy.tasks import client_of_task
 
 log = logging.getLogger("penstock.database")
+
+_T = TypeVar("_T")
 
 # Quoted: the class is generic only in its stubs.
 DatabaseConnection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -31,6 +40,11 @@ PoolConnection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
 COMMAND_S, RELEASE_S = 10.0, 0.25
 # How long background work may wait for a connection: connecting to a remote database takes a while.
 PATIENT_S = 5.0
+# How often connections to a standby are replaced, in search of the server that accepts writes.
+SEARCH_S = 1.0
+# Statements that asyncpg keeps prepared per connection: its default, or none behind a pooler, which may send the next use of
+# one to another server.
+PREPARED, PREPARED_BY_POOLER = 100, 0
 # Errors of asyncpg and the operating system that all mean that the database is unavailable.
 AWAY = (
     OSError,
@@ -43,18 +57,25 @@ AWAY = (
     asyncpg.InvalidCatalogNameError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,  # the connection was lost as a statement began
+    asyncpg.ReadOnlySQLTransactionError,  # the server is a standby
     TimeoutError,
 )
 
 
-# Errors that mean that Postgres answers but cannot do its work: the disk is full, memory is short, it is a standby.
+# Errors that mean that Postgres answers but cannot do its work: the disk is full, memory is short, replication removed rows
+# that a standby was reading, a migration changed a table that a transaction was reading.
 UNABLE = (
     asyncpg.InsufficientResourcesError,
-    asyncpg.ReadOnlySQLTransactionError,
     asyncpg.OperatorInterventionError,
     asyncpg.PostgresSystemError,
-    asyncpg.DeadlockDetectedError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.InvalidCachedStatementError,
 )
+
+
+class DatabaseAway(Unavailable):
+    """Postgres is not reachable, or does not accept writes."""
 
 
 @contextmanager
@@ -63,6 +84,9 @@ def translated() -> Iterator[None]:
         yield
     except TimeoutError as exc:
         raise refusal("slow") from exc
+    except asyncpg.ReadOnlySQLTransactionError as exc:
+        _report(exc)
+        raise refusal("away") from exc
     except AWAY as exc:
         raise refusal("away") from exc
     except UNABLE as exc:
@@ -98,7 +122,9 @@ _WORDS = {
 def refusal(reason: str) -> Fault:
     """The error for a request that the database does not serve, counted by its reason."""
     telemetry.database_refusals_total.labels(reason).inc()
-    return RateLimited(_WORDS[reason], retry_after_s=1) if reason == "client" else Unavailable(_WORDS[reason])
+    if reason == "client":
+        return RateLimited(_WORDS[reason], retry_after_s=1)
+    return (DatabaseAway if reason == "away" else Unavailable)(_WORDS[reason])
 
 
 async def _no_reset(connection: object) -> None:
@@ -117,9 +143,16 @@ class Pool:
         request_timeout_s: float = COMMAND_S,
         per_client: int = sys.maxsize,
         application: str = "penstock",
+        direct_url: str = "",
+        only_reads: bool = False,
     ) -> None:
-        """`per_client`: how many requests of a client may hold a connection or wait for one."""
+        """`per_client`: how many requests of a client may hold a connection or wait for one. `direct_url`: the address of
+        Postgres itself, if the first one is that of a pooler. `only_reads`: a standby is as good as a primary."""
         self.url = url
+        # The address for sessions that keep state, such as locks.
+        self.session_url = direct_url or url
+        self._prepared = PREPARED_BY_POOLER if direct_url else PREPARED
+        self._search_at = float("inf") if only_reads else 0.0
         self._size = size
         self._acquire_timeout_s = acquire_timeout_s
         self._request_timeout_s = request_timeout_s
@@ -127,6 +160,17 @@ class Pool:
         self._application = application
         self._pool: asyncpg.Pool[asyncpg.Record] | None = None
         self._queue = ConnectionQueue(size, per_client=per_client)
+
+    @classmethod
+    def of(cls, given: DatabaseSettings, **other: Any) -> Pool:
+        """A pool with these settings. `other`: arguments that replace them."""
+        settings: dict[str, Any] = {
+            "size": given.pool_size,
+            "acquire_timeout_s": given.acquire_timeout_s,
+            "request_timeout_s": given.request_timeout_s,
+            "direct_url": given.direct_url,
+        }
+        return cls(given.url, **settings | other)
 
     async def open(self) -> None:
         self._queue = ConnectionQueue(self._size, per_client=self._per_client)
@@ -137,6 +181,7 @@ class Pool:
             command_timeout=COMMAND_S,
             timeout=2.0,
             server_settings={"application_name": self._application},
+            statement_cache_size=self._prepared,
             reset=_no_reset,
         )
 
@@ -171,7 +216,7 @@ class Pool:
         await _turn(queue, client, wait_s)
         try:
             with translated():
-                connection = await pool.acquire(timeout=wait_s)
+                connection = await self._acquire(pool, wait_s)
                 try:
                     async with _limited(connection, None if within_s else for_s or self._request_timeout_s):
                         yield connection  # type: ignore[misc]
@@ -184,17 +229,41 @@ class Pool:
         finally:
             queue.leave(client)
 
+    async def _acquire(self, pool: asyncpg.Pool[asyncpg.Record], wait_s: float) -> PoolConnection:
+        connection = await pool.acquire(timeout=wait_s)
+        now = time.monotonic()
+        if not _leads_to_standby(connection) or now < self._search_at:
+            return connection
+        self._search_at = now + SEARCH_S
+        await pool.expire_connections()
+        await pool.release(connection, timeout=RELEASE_S)
+        return await pool.acquire(timeout=wait_s)
+
+    async def read(self, work: Callable[[DatabaseConnection], Awaitable[_T]], *, for_s: float | None = None) -> _T:
+        """Run statements that only read, again if the connection is lost."""
+        try:
+            async with self.connection(for_s=for_s) as connection:
+                return await work(connection)
+        except DatabaseAway:
+            async with self.connection(for_s=for_s) as connection:
+                return await work(connection)
+
     async def dedicated(self) -> DatabaseConnection:
         """Open a connection outside the pool, for LISTEN. The caller closes it."""
         with translated():
             return await asyncpg.connect(
-                self.url, timeout=2.0, server_settings={"application_name": f"{self._application}-notices"}
+                self.session_url, timeout=2.0, server_settings={"application_name": f"{self._application}-notices"}
             )
 
     def __repr__(self) -> str:
         if self._pool is None:
             return "<Pool closed>"
         return f"<Pool {self._pool.get_size() - self._pool.get_idle_size()} busy of at most {self._size}>"
+
+
+def _leads_to_standby(connection: PoolConnection) -> bool:
+    """Whether the server was a standby when the session began. Postgres 14 and newer report it, poolers may not."""
+    return getattr(connection.get_settings(), "in_hot_standby", "off") == "on"
 
 
 async def _turn(queue: ConnectionQueue, client: str, wait_s: float) -> None:

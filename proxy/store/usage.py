@@ -16,6 +16,7 @@ import asyncpg
 from proxy.core.usage import BUCKETS, ChartLine, UsageStep, UsageSums, lines_of
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.replica import ReplicaReads
 
 # Account, key, network and method. An empty element means the sum over all its values.
 UsageSeries = tuple[str, str, str, str]
@@ -77,8 +78,10 @@ class UsageQuery:
 
 
 class UsageStore:
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, reads: ReplicaReads | None = None) -> None:
+        """`reads`: where charts and exports are read."""
         self._pool = pool
+        self._reads = reads or ReplicaReads(pool)
         self._numbers: dict[UsageSeries, int] = {}
 
     def __repr__(self) -> str:
@@ -109,21 +112,15 @@ class UsageStore:
 
     async def chart(self, wanted: UsageQuery) -> list[ChartLine]:
         """Return the chart's largest lines and one for all others. Built in a thread, because there may be many rows."""
-        async with self._pool.connection(for_s=READ_S) as connection, connection.transaction(readonly=True):
-            await connection.execute(sql.usage.tune_planner)
-            rows = await connection.fetch(
-                sql.usage.chart, wanted.step, wanted.first, wanted.last, wanted.account, wanted.by, *wanted.split_by,
-                wanted.key, wanted.network, wanted.method, wanted.top, timeout=READ_S,
-            )  # fmt: skip
+        rows = await self._reads.read(lambda connection: _chart(connection, wanted), for_s=READ_S)
         return await asyncio.to_thread(lambda: lines_of((row["name"], row["at"], used_in(row)) for row in rows))
 
     async def rows(self, wanted: UsageQuery, most: int) -> list[asyncpg.Record]:
         """Return up to `most` rows of an account's usage that match the query."""
-        async with self._pool.connection(for_s=READ_S) as connection:
-            return await connection.fetch(
-                sql.usage.rows, wanted.step, wanted.first, wanted.last, wanted.account, most,
-                wanted.key, wanted.network, wanted.method, timeout=READ_S,
-            )  # fmt: skip
+        given = wanted.step, wanted.first, wanted.last, wanted.account, most, wanted.key, wanted.network, wanted.method
+        return await self._reads.read(
+            lambda connection: connection.fetch(sql.usage.rows, *given, timeout=READ_S), for_s=READ_S
+        )
 
     async def last_used(self, account: str) -> dict[str, datetime.datetime]:
         """Return the time of last use by key."""
@@ -156,6 +153,15 @@ class UsageStore:
                 return 0
             status = await connection.execute(query, before, PIECE, timeout=WRITE_S)
             return int(status.split()[-1])
+
+
+async def _chart(connection: DatabaseConnection, wanted: UsageQuery) -> list[asyncpg.Record]:
+    async with connection.transaction(readonly=True):
+        await connection.execute(sql.usage.tune_planner)
+        return await connection.fetch(
+            sql.usage.chart, wanted.step, wanted.first, wanted.last, wanted.account, wanted.by, *wanted.split_by,
+            wanted.key, wanted.network, wanted.method, wanted.top, timeout=READ_S,
+        )  # fmt: skip
 
 
 async def _add(connection: DatabaseConnection, rows: Sequence[tuple[int, int, UsageSums]]) -> None:

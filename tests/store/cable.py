@@ -18,7 +18,7 @@ class Cable:
     def __init__(self, directory: Path, sockets: Path) -> None:
         self.directory = directory
         self._path = directory / NAME
-        self._target = sockets / NAME
+        self.target = sockets / NAME
         self._server: asyncio.Server | None = None
         self._ends: set[asyncio.StreamWriter] = set()
         self._dropped: set[asyncio.StreamWriter] = set()
@@ -47,7 +47,7 @@ class Cable:
         self._dropped |= self._ends
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_unix_connection(self._target)
+        far_reader, far_writer = await asyncio.open_unix_connection(self.target)
         self._ends |= {writer, far_writer}
         self.carried += 1
         try:

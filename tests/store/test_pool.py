@@ -138,7 +138,7 @@ async def test_longer_use_of_a_connection_is_granted(database: str) -> None:
             await connection.execute("select pg_sleep(0.3)")
 
 
-@pytest.mark.parametrize("code", ["disk_full", "out_of_memory", "read_only_sql_transaction", "io_error", "58000"])
+@pytest.mark.parametrize("code", ["disk_full", "out_of_memory", "io_error", "58000", "serialization_failure"])
 async def test_database_that_cannot_do_its_work_is_unavailable(line: Pool, code: str) -> None:
     with pytest.raises(Unavailable, match="cannot do this at the moment"):
         async with line.connection() as connection:

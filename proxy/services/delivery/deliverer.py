@@ -27,7 +27,7 @@ from proxy.core.lru_cache import LruCache
 from proxy.errors import Unavailable
 from proxy.store.deliveries import LEASE_S, AttemptResult, ClaimedDelivery, DeliveryStore, DueWebhooks
 from proxy.store.notices import Notices
-from proxy.store.pool import AWAY
+from proxy.store.pool import AWAY, UNABLE
 from proxy.store.secrets import SealBroken, Vault
 from proxy.tasks import FirstFailure, client_of_task, until_set
 from proxy.wire.receiver import DeliveryReply, Receiver
@@ -48,7 +48,7 @@ RETRY_S = 0.5
 # Bounds memory: decrypted secrets.
 CACHED_SECRETS = 10_000
 
-_DATABASE_AWAY = (Unavailable, *AWAY, asyncpg.DeadlockDetectedError, asyncpg.OperatorInterventionError)
+_DATABASE_AWAY = (Unavailable, *AWAY, *UNABLE)
 # A delivery, its reply, its start on the monotonic clock, and its duration in seconds.
 FinishedAttempt = tuple[ClaimedDelivery, DeliveryReply, float, float]
 
