@@ -8,7 +8,8 @@ from typing import Any
 from proxy.commands import context, output
 from proxy.commands.accounts import add_limits, own_limits
 from proxy.core.access import MODES, SCOPES
-from proxy.store.keys import KeyRestrictionChange, KeyStore
+from proxy.core.directives import BY_NAME
+from proxy.store.keys import USUAL_DIRECTIVES, KeyRestrictionChange, KeyStore
 
 COLUMNS = ("id", "account_id", "name", "hint", "mode", "status", "scopes", "expires_at", "created_at")
 STATUS_OF = {"revoke": "revoked", "disable": "disabled", "enable": "active"}
@@ -62,6 +63,7 @@ def register(commands: Any) -> None:
     change.add_argument(
         "--from-anywhere", action="store_true", help="remove the lists of allowed addresses and origins"
     )
+    change.add_argument("--usual-directives", action="store_true", help="allow all directives but upstream")
 
 
 def _with_id(parser: argparse.ArgumentParser) -> None:
@@ -79,6 +81,12 @@ def _add_restrictions(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="accept the key only from web pages of these origins; repeatable",
     )
+    parser.add_argument(
+        "--directive",
+        action="append",
+        metavar="NAME",
+        help=f"allow only these directives; repeatable; one of {', '.join(BY_NAME)} (default: all but upstream)",
+    )
 
 
 async def _create(store: KeyStore, args: argparse.Namespace) -> None:
@@ -89,6 +97,7 @@ async def _create(store: KeyStore, args: argparse.Namespace) -> None:
         scopes=args.scope,
         own=own_limits(args),
         restrictions=KeyRestrictionChange(ips=args.allow_ip, origins=args.allow_origin),
+        allowed_directives=args.directive,
     )
     output.row(row, as_json=args.json, key=key)
     _remind(args)
@@ -118,7 +127,12 @@ async def _set(store: KeyStore, args: argparse.Namespace) -> None:
     if args.from_anywhere:
         restrictions = KeyRestrictionChange(ips=(), origins=())
     row = await store.update_key(
-        args.id, name=args.name, scopes=scopes, own=own_limits(args), restrictions=restrictions
+        args.id,
+        name=args.name,
+        scopes=scopes,
+        own=own_limits(args),
+        restrictions=restrictions,
+        allowed_directives=USUAL_DIRECTIVES if args.usual_directives else args.directive,
     )
     output.row(row, as_json=args.json)
 

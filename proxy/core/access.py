@@ -201,6 +201,7 @@ class Key:
         "counts_day",
         "dies_at",
         "digest",
+        "directives",
         "disabled",
         "fence",
         "id",
@@ -227,6 +228,7 @@ class Key:
         disabled: bool,
         dies_at: float,
         fence: KeyRestrictions | None = None,
+        directives: frozenset[str] = frozenset(),
     ) -> None:
         self.id = id
         self.lineage = lineage
@@ -240,6 +242,8 @@ class Key:
         self.own_rate = own_rate
         self.disabled = disabled
         self.fence = fence
+        # The directives that its requests may use (core/directives).
+        self.directives = directives
         # The one question of the short path: does the key need more than the account's buckets?
         self.locked = disabled or fence is not None or own_rate is not None
         self.dies_at = dies_at

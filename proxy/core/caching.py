@@ -94,7 +94,8 @@ class ReplyCache:
         self._recent: dict[bytes, bytes] = {}
         self._recent_bytes = 0
         self._fronts = 0  # recent entries that are kept ones too
-        self._retired: list[dict[bytes, bytes]] = []
+        # Replies that a new head has invalidated, and when; 0.0 for those that were dropped for lack of room.
+        self._retired: list[tuple[float, dict[bytes, bytes]]] = []
         self._retired_bytes = 0
         self._sets: list[_Set] = [_EMPTY] * (self._mask + 1)
         self._kept_bytes = 0
@@ -132,15 +133,22 @@ class ReplyCache:
             self._count += 1
         self._make_room(at)
 
-    def head_moved(self) -> None:
+    def stale(self, key: bytes, since: float) -> bytes | None:
+        """A reply that was invalidated after `since`, if its memory was not freed yet."""
+        for retired_at, replies in reversed(self._retired):
+            if retired_at >= since and (found := replies.get(key)) is not None:
+                return found
+        return None
+
+    def head_moved(self, now: float = 0.0) -> None:
         """Invalidate all recent replies. A reply to a call that was sent before is invalid as well: callers of `put` compare
         `moves` with its value when the call was sent."""
         self.moves += 1
-        self._retire()
+        self._retire(now)
 
-    def _retire(self) -> None:
+    def _retire(self, now: float = 0.0) -> None:
         if self._recent:
-            self._retired.append(self._recent)
+            self._retired.append((now, self._recent))
             self._retired_bytes += self._recent_bytes
             self._recent = {}
             self._recent_bytes = 0
@@ -204,14 +212,14 @@ class ReplyCache:
                 self._evict(at)
 
     def _free(self, count: int) -> None:
-        """Frees the memory of a few replies that a new head has invalidated."""
+        """Frees the memory of a few replies that a new head has invalidated, the oldest first."""
         while self._retired and count:
-            replies = self._retired[-1]
+            replies = self._retired[0][1]
             if replies:
                 self._retired_bytes -= len(replies.popitem()[1]) + RECENT_OVERHEAD
                 count -= 1
             else:
-                self._retired.pop()
+                self._retired.pop(0)
 
     def _evict(self, at: int) -> None:
         sets, hand = self._sets, self._hand

@@ -55,7 +55,7 @@ class Tally:
             self.errors += 1
         else:
             self.faults += 1
-        if cache == "hit":
+        if cache == "hit" or cache == "stale":
             self.hits += 1
         elif cache == "join":
             self.joins += 1

@@ -10,7 +10,7 @@ from typing import Any
 
 import asyncpg
 
-from proxy.core import access
+from proxy.core import access, directives
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.store import sql
@@ -60,6 +60,8 @@ class KeyRestrictionChange:
 
 
 NO_RESTRICTIONS = KeyRestrictionChange()
+# Restores the usual directives of a key.
+USUAL_DIRECTIVES = ("default",)
 
 
 class KeyStore:
@@ -143,18 +145,21 @@ class KeyStore:
         scopes: Sequence[str] = (),
         own: LimitChange = NO_LIMITS,
         restrictions: KeyRestrictionChange = NO_RESTRICTIONS,
+        allowed_directives: Sequence[str] | None = None,
     ) -> tuple[KeyRow, str]:
         """Create a key. Returns its row and the key itself, which cannot be read again.
 
         Raises Forbidden if the account already has as many keys as its plan allows.
         """
         _check_scopes(scopes)
+        chosen = _directives(allowed_directives)
         own.check()
         key = access.mint(mode, secrets.token_bytes(32))
         values = (
             new_id("key"), account_id, _text(name, "name"), mode, access.digest(self._pepper, key), access.hint_of(key),
             list(scopes), own.requests_per_second, own.units_per_second,
             *(found or [] for found in restrictions.columns()), self._previous_digest(key), self._check_value,
+            None if chosen == [*USUAL_DIRECTIVES] else chosen,
         )  # fmt: skip
         async with self._pool.connection() as connection, connection.transaction():
             most, lasting, _ = await self._count_keys(connection, account_id)
@@ -213,14 +218,16 @@ class KeyStore:
         scopes: Sequence[str] | None = None,
         own: LimitChange = NO_LIMITS,
         restrictions: KeyRestrictionChange = NO_RESTRICTIONS,
+        allowed_directives: Sequence[str] | None = None,
     ) -> KeyRow:
+        """None leaves a setting unchanged; `USUAL_DIRECTIVES` restores the usual directives."""
         _check_scopes(scopes or ())
         own.check()
         await self.read_key(key_id)
         chosen = None if scopes is None else list(scopes)
         return await self._row(
             sql.keys.update_key, key_id, None if name is None else _text(name, "name"), chosen,
-            own.requests_per_second, own.units_per_second, *restrictions.columns(),
+            own.requests_per_second, own.units_per_second, *restrictions.columns(), _directives(allowed_directives),
             absent=f"key {key_id} is revoked and cannot be changed",
         )  # fmt: skip
 
@@ -306,6 +313,15 @@ def _each(values: Sequence[str] | None, name: str, canonical: Callable[[str], st
         return list(dict.fromkeys(canonical(value) for value in values))
     except ValueError as exc:
         raise InvalidRequest(f"{name}: {exc}") from None
+
+
+def _directives(names: Sequence[str] | None) -> list[str] | None:
+    if names is None or tuple(names) == USUAL_DIRECTIVES:
+        return None if names is None else [*names]
+    for name in names:
+        if name not in directives.BY_NAME:
+            raise InvalidRequest(f"directive {name!r} is unknown; the directives are {', '.join(directives.BY_NAME)}")
+    return list(dict.fromkeys(names))
 
 
 def _check_scopes(scopes: Sequence[str]) -> None:

@@ -54,7 +54,9 @@ create table keys (
     -- While the pepper is rotated: the digest under the other pepper.
     previous_digest bytea,
     -- The number of the pepper that `digest` was made with.
-    pepper integer not null default 1
+    pepper integer not null default 1,
+    -- The directives that requests with the key may use. Null means the usual ones.
+    directives text[]
 );
 
 create index keys_of_account on keys (account_id, created_at);

@@ -93,6 +93,9 @@ async def test_key_is_restricted_and_account_disabled_from_the_command_line(serv
     assert [row[head.index("disabled") :].split()[0] for row in rows if account["id"] in row] == ["yes"]
     assert (await run_json(service, "accounts", "enable", account["id"]))["disabled"] is False
     await until(lambda: has_status(200))
+    granted = await run_json(service, "keys", "set", made["id"], "--directive", "upstream", "--directive", "retry")
+    assert granted["directives"] == ["upstream", "retry"]
+    assert (await run_json(service, "keys", "set", made["id"], "--usual-directives"))["directives"] is None
     wrong = await run(service, "keys", "set", made["id"], "--allow-ip", "somewhere")
     assert wrong.returncode == 1
     assert "allowed_ips" in wrong.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import aiohttp
 import pytest
 
+from proxy.core.directives import USUAL
 from tests.dashboard.service import NETWORK, Client, DashboardService, call
 from tests.http_client import HttpClient, post, rpc
 from tests.service import until
@@ -141,6 +142,26 @@ async def test_error_for_a_new_key_names_the_invalid_member(
 ) -> None:
     holder = await service.holder()
     assert named in (await holder.post("/account/keys", {"name": "a key", "mode": "test", **members})).fault(400)
+
+
+async def test_key_lists_the_directives_that_its_requests_may_use(service: DashboardService) -> None:
+    holder = await service.holder()
+    made = await holder.new_key(directives=["retry"])
+    path = f"/account/keys/{made['id']}"
+    assert made["directives"] == ["retry"]
+    assert "operator" in (await holder.request("PATCH", path, {"directives": ["upstream"]})).fault(403)
+    assert "directives" in (await holder.request("PATCH", path, {"directives": ["teleport"]})).fault(400)
+    assert (await holder.request("PATCH", path, {"name": "same directives"})).data["directives"] == ["retry"]
+
+    async def replies_with(status: int, **headers: str) -> bool:
+        return (await call(service, made["key"], **headers)).status == status
+
+    await until(lambda: replies_with(403, **{"X-Timeout-Ms": "5000"}))
+    await until(lambda: replies_with(200, **{"X-Retry": "0"}))
+    assert (await holder.request("PATCH", path, {"directives": None})).data["directives"] == sorted(USUAL)
+    await until(lambda: replies_with(200, **{"X-Timeout-Ms": "5000"}))
+    rotated = await holder.post(f"{path}/rotate", {"overlap_s": 0})
+    assert rotated.data["directives"] == sorted(USUAL)
 
 
 # IP and origin restrictions

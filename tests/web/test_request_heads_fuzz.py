@@ -17,7 +17,9 @@ from aiohttp.helpers import HeadersMixin
 from aiohttp.http_parser import HttpRequestParser
 from aiohttp.http_writer import HttpVersion11
 
+from proxy.core import directives
 from proxy.core.access import Key
+from proxy.core.directives import BY_HEADER
 from proxy.web.front.handler_connection import MAX_HEADERS, MAX_LINE_BYTES, MAX_TARGET_BYTES
 from proxy.web.front.request_heads import (
     LONGEST_REMEMBERED,
@@ -126,7 +128,7 @@ NAMES = (
     b"Cookie", b"Keep-Alive",
     b"Proxy-Connection", b"Trailer", b"Sec-WebSocket-Key1", b"HTTP2-Settings", b"Content_Length", b"", b"Server", b"ETag",
     b"Content-Location", b"Content-Range", b"Max-Forwards", b"Range", b"X-Forwarded-For", b"Accept",
-    b"x-api-key", b"Date",
+    b"x-api-key", b"Date", b"X-Retry", b"x-timeout-ms", b"X-Max-Stale", b"X-Upstream",
     "Content-Length\u017f".encode(), b"X\x80", b"X Y", b"(x)", b"Age", b"From", b"Referer", b"Origin",
 )  # fmt: skip
 VALUES = (
@@ -196,9 +198,11 @@ class Theirs:
         assert _is_json(asked)
         assert headers.get("Content-Encoding", "identity").lower() == "identity"
         assert ours.key is self._find(_presented(asked) or "")
-        assert ours.fresh is ("no-cache" in headers.get("Cache-Control", "").lower())
-        given = headers.get("X-Request-Id", "")
-        assert ours.request_id.decode() == (given if _WELL_FORMED.fullmatch(given) else "")
+        fresh = "no-cache" in headers.get("Cache-Control", "").lower()
+        given = [(BY_HEADER[name.lower()], text) for name, text in headers.items() if name.lower() in BY_HEADER]
+        assert ours.directives == directives.read(given, fresh=fresh)
+        request_id = headers.get("X-Request-Id", "")
+        assert ours.request_id.decode() == (request_id if _WELL_FORMED.fullmatch(request_id) else "")
         assert ours.size == len(raw)
         assert ours.total == len(raw) + ours.length
 

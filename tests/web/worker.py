@@ -20,6 +20,7 @@ import uvloop
 from proxy.compose.app import App
 from proxy.core import access
 from proxy.core.access import Account, Key, Limits
+from proxy.core.directives import USUAL
 from proxy.core.limits import BucketRates
 from proxy.settings import load, load_tables, read_certificates
 from proxy.store import windows
@@ -69,6 +70,7 @@ class Worker:
         limits: Limits = PLENTY,
         disabled: bool = False,
         lives_s: float = math.inf,
+        directives: frozenset[str] = USUAL,
         beside: Key | None = None,
     ) -> Key:
         """Add a key with its own account, or one `beside` another of the same account. `keys[name]` is its text."""
@@ -87,6 +89,7 @@ class Worker:
             rate=beside.rate if beside else BucketRates(place, limits.requests_per_second, limits.units_per_second),
             disabled=disabled,
             dies_at=time.monotonic() + lives_s,
+            directives=directives,
         )
         self.app.keyring.add(key)
         return key

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 
 from proxy.core import access
 from proxy.core.access import Limits
+from proxy.core.directives import BY_NAME, USUAL
 from proxy.core.paging import Page
-from proxy.errors import InvalidRequest, NotFound
-from proxy.store.keys import KeyRestrictionChange, KeyRow, KeyStore, LimitChange
+from proxy.errors import Forbidden, InvalidRequest, NotFound
+from proxy.store.keys import USUAL_DIRECTIVES, KeyRestrictionChange, KeyRow, KeyStore, LimitChange
 
 INHERIT = -1
 
@@ -93,9 +94,19 @@ class AccountService:
         scopes: Sequence[str],
         own: LimitChange,
         fence: KeyRestrictionChange,
+        directives: Sequence[str] | None = None,
     ) -> tuple[KeyRow, str]:
         await self._check(account, own)
-        return await self._keys.create_key(account, name=name, mode=mode, scopes=scopes, own=own, restrictions=fence)
+        _check_grant(directives, ())
+        return await self._keys.create_key(
+            account,
+            name=name,
+            mode=mode,
+            scopes=scopes,
+            own=own,
+            restrictions=fence,
+            allowed_directives=directives,
+        )
 
     async def update_key(
         self,
@@ -107,10 +118,14 @@ class AccountService:
         own: LimitChange,
         fence: KeyRestrictionChange,
         status: str | None,
+        directives: Sequence[str] | None = None,
     ) -> KeyRow:
-        await self._own(account, key_id)
+        row = await self._own(account, key_id)
         await self._check(account, own)
-        await self._keys.update_key(key_id, name=name, scopes=scopes, own=own, restrictions=fence)
+        _check_grant(directives, row["directives"] or ())
+        await self._keys.update_key(
+            key_id, name=name, scopes=scopes, own=own, restrictions=fence, allowed_directives=directives
+        )
         if status is not None:
             await self._keys.set_key_status(key_id, status)
         return await self.key(account, key_id)
@@ -160,6 +175,20 @@ class AccountService:
         disabled: bool | None,
     ) -> KeyRow:
         return await self._keys.update_account(account, name=name, email=email, plan=plan, own=own, disabled=disabled)
+
+
+def _check_grant(wanted: Sequence[str] | None, has: Sequence[str]) -> None:
+    """Some directives are granted by operators only. A key that has one keeps it."""
+    for name in wanted or ():
+        if name in BY_NAME and name not in USUAL and name not in has:
+            raise Forbidden(f"directives: {name!r} can be granted only by an operator")
+
+
+def directives_in(body: Mapping[str, Any]) -> Sequence[str] | None:
+    """Directives in a request body: an absent list is left unchanged, null restores the usual ones."""
+    if "directives" not in body:
+        return None
+    return USUAL_DIRECTIVES if body["directives"] is None else body["directives"]
 
 
 def limits_in(body: Mapping[str, Any]) -> LimitChange:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from proxy.core import directives
 from proxy.core.access import Account, Key, Limits, digest, fence_of, is_well_formed, scope_bits
 from proxy.core.limits import BucketRates
 from proxy.core.usage import KeyTallies, TouchedTallies
@@ -253,6 +254,7 @@ class Keyring:
             disabled=row["status"] == "disabled",
             dies_at=math.inf if expires_in_s is None else now + expires_in_s,
             fence=fence_of(row["allowed_ips"], row["allowed_origins"]),
+            directives=directives.allowed_to(row["directives"]),
         )
 
     def _account(self, row: KeyRecord, plan: Limits) -> Account:
@@ -273,7 +275,7 @@ class Keyring:
         return account
 
 
-_COMPARED = ("counts_day", "scopes", "rate", "own_rate", "disabled", "fence")
+_COMPARED = ("counts_day", "scopes", "rate", "own_rate", "disabled", "fence", "directives")
 
 
 def _rate(row: KeyRecord, plan: Limits) -> BucketRates:

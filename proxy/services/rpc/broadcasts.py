@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from proxy.core.directives import Directives
 from proxy.errors import Fault
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -18,10 +19,11 @@ from proxy.services.rpc.waiters import WholeResultWaiter
 class Broadcast(WholeResultWaiter):
     """The waiter of all its flights."""
 
-    __slots__ = ("_caller", "_error", "_fault", "_open")
+    __slots__ = ("_caller", "_directives", "_error", "_fault", "_open")
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, directives: Directives | None = None) -> None:
         self._caller = caller
+        self._directives = directives
         self._open = 0
         self._error = b""
         self._fault: Fault | None = None
@@ -34,6 +36,8 @@ class Broadcast(WholeResultWaiter):
         flights = [dispatcher.new_flight(policy, params, self, now) for _ in range(route.broadcast)]
         for flight in flights:
             flight.client = client
+            if self._directives is not None:
+                dispatcher.direct(flight, self._directives)
         self._caller.flight = flights[0]
         tried, ready = 0, []
         for flight in flights:

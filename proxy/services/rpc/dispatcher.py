@@ -9,6 +9,7 @@ state of a flight and send what has to be sent.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import assert_never
@@ -16,10 +17,11 @@ from typing import assert_never
 import msgspec
 
 from proxy.core import dialect, jsonrpc
+from proxy.core.directives import Directives
 from proxy.core.retry_budget import RetryBudget
 from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
-from proxy.services.rpc.flights import Flight, FlightHandler, result_at
+from proxy.services.rpc.flights import MAX_TRIES, Flight, FlightHandler, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.result_checks import is_doubtful, may_lack_blocks
@@ -27,8 +29,6 @@ from proxy.services.rpc.waiters import Waiter
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import CROWDED, OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
-# Attempts for one read, including the first.
-MAX_TRIES = 3
 _monotonic = time.monotonic
 
 
@@ -72,6 +72,20 @@ class Dispatcher(FlightHandler):
         flight.was_sent(upstream, id_)
         return flight
 
+    def direct(self, flight: Flight, directives: Directives) -> None:
+        """Obey the directives of the call. A deadline of the caller's says nothing about the upstreams."""
+        flight.directives = directives
+        flight.most_tries = 1 + directives.retry
+        if directives.timeout_ms:
+            left_s = flight.began + directives.timeout_ms / 1000 - _monotonic()
+            asyncio.get_running_loop().call_later(max(0.0, left_s), self._expire, flight)
+
+    def _expire(self, flight: Flight) -> None:
+        if not flight.done and not flight.streaming:
+            assert flight.directives is not None
+            reason = f"no upstream replied within {flight.directives.timeout_ms} ms, the request's X-Timeout-Ms"
+            self._give_up(flight, UpstreamTimeout(self._message(reason)))
+
     def launch(self, flight: Flight, now: float) -> None:
         """Send the flight to the best upstream."""
         if self.state.only is None:
@@ -85,6 +99,8 @@ class Dispatcher(FlightHandler):
 
     def choose(self, flight: Flight, now: float, tried: int) -> Upstream | None:
         state, name = self.state, flight.policy.method.name
+        if flight.directives is not None and flight.directives.upstream:
+            tried |= self._others(flight.directives.upstream)
         if (only := state.only) is not None:
             health = only.health
             takes_calls = health.takes_calls(now) or health.takes_calls_softly(now)
@@ -95,6 +111,14 @@ class Dispatcher(FlightHandler):
                 return state.upstreams[found.index]
         found = state.group.choose(now, name, tried=tried, head=flight.least_head, archive=flight.archive)
         return None if found is None else state.upstreams[found.index]
+
+    def _others(self, label: str) -> int:
+        """All upstreams but this one, as a bit set of their indexes."""
+        found = 0
+        for upstream in self.state.upstreams:
+            if upstream.label != label:
+                found |= 1 << upstream.health.index
+        return found
 
     def send(self, flight: Flight, upstream: Upstream, now: float, *, fresh: bool = False) -> None:
         flight.begin(upstream, now)
@@ -107,7 +131,7 @@ class Dispatcher(FlightHandler):
     ) -> Upstream | None:
         """Another upstream for the flight, if one is left, has room, and the budget allows it. `was_refused`: the last one
         certainly did not execute the call, so even a write may be sent again. `has_block`: only one that is not behind."""
-        if not (flight.policy.may_repeat or was_refused) or flight.tries >= MAX_TRIES:
+        if not (flight.policy.may_repeat or was_refused) or flight.tries >= flight.most_tries:
             return None
         upstream = self.choose(flight, now, flight.tried)
         if upstream is None or upstream.is_crowded or (has_block and _lacks_block(flight, upstream)):
@@ -157,6 +181,8 @@ class Dispatcher(FlightHandler):
 
     def _repeat(self, flight: Flight, now: float) -> None:
         """The call hangs on every upstream. One that was silent and is back may have lost it, and gets it again."""
+        if flight.tries >= flight.most_tries and flight.directives is not None:
+            return
         sent_at = now - flight.newest(now)[1]
         for upstream in self.state.upstreams:
             health = upstream.health
@@ -256,7 +282,7 @@ class Dispatcher(FlightHandler):
         """The call waited for too long. It goes to an upstream that has room, or its client tries again later."""
         if flight.is_under_way() or flight.handed_over:
             return
-        upstream = self.choose(flight, now, flight.tried) if flight.tries < MAX_TRIES else None
+        upstream = self.choose(flight, now, flight.tried) if flight.tries < flight.most_tries else None
         if upstream is not None and not upstream.is_crowded:
             self.send(flight, upstream, now)
             return
@@ -350,7 +376,7 @@ class Dispatcher(FlightHandler):
     def _after_failure(self, flight: Flight, now: float, reason: str, *, sent: bool) -> None:
         if flight.is_under_way() or flight.handed_over:
             return
-        if (flight.policy.may_repeat or not sent) and flight.tries < MAX_TRIES:
+        if (flight.policy.may_repeat or not sent) and flight.tries < flight.most_tries:
             upstream = self.choose(flight, now, flight.tried)
             if sent and (upstream is None or (flight.tries == 1 and _lacks_block(flight, upstream))):
                 # No other upstream is left, or none that has the block: use the same one on another connection. The upstream

@@ -17,6 +17,7 @@ import msgspec
 
 from proxy.core import dialect, jsonrpc
 from proxy.core.access import Key
+from proxy.core.directives import Directives
 from proxy.errors import Fault
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -37,11 +38,23 @@ class FilterIds:
     def __init__(self, pepper: str) -> None:
         self._pepper = pepper.encode()
 
-    def forward(self, caller: Caller, route: Route, key: Key, policy: MethodPolicy, params: bytes, now: float) -> None:
+    def forward(
+        self,
+        caller: Caller,
+        route: Route,
+        key: Key,
+        policy: MethodPolicy,
+        params: bytes,
+        now: float,
+        *,
+        directives: Directives | None = None,
+    ) -> None:
         dispatcher = route.dispatcher
         if policy.method.creates_filter:
             caller.flight = flight = dispatcher.new_flight(policy, params, _TagWriter(self, caller, key, params), now)
             flight.client = key.account.id
+            if directives is not None:
+                dispatcher.direct(flight, directives)
             dispatcher.launch(flight, now)
             return
         found = self._read(params, route, key)
@@ -53,6 +66,8 @@ class FilterIds:
         waiter = caller if same is None or not asked else _LogsPoll(caller, route, same, asked, upstream)
         caller.flight = flight = dispatcher.new_flight(policy, b'["0x%b"]' % own_id.encode(), waiter, now)
         flight.client = key.account.id
+        if directives is not None:
+            dispatcher.direct(flight, directives)
         flight.tried = -1  # All bits are set: no other upstream has the filter, even if this one cannot be reached.
         dispatcher.send(flight, upstream, now)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import Protocol
 
+from proxy.core.directives import Directives
 from proxy.core.jsonrpc import result_start
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -17,6 +18,8 @@ from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
+# Attempts for one read, including the first.
+MAX_TRIES = 3
 # Above the ids of the short path (wire/http_upstream), so that the two never collide.
 next_id = itertools.count(1000).__next__
 
@@ -47,9 +50,10 @@ class FlightHandler:
 
 class Flight:
     __slots__ = (
-        "answered_by", "archive", "began", "client", "done", "first", "first_at", "handed_over", "handler", "id", "is_piece",
-        "joined_by", "last_began", "least_head", "moves", "params", "policy", "reports_head", "second", "second_at", "slot",
-        "spare", "spare_error", "spare_weight", "streaming", "suspects", "tried", "tries", "waiters",
+        "answered_by", "archive", "began", "client", "directives", "done", "first", "first_at", "handed_over", "handler",
+        "id", "is_piece", "joined_by", "last_began", "least_head", "most_tries", "moves", "params", "policy", "reports_head",
+        "second", "second_at", "slot", "spare", "spare_error", "spare_weight", "streaming", "suspects", "tried", "tries",
+        "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +81,9 @@ class Flight:
         # Whether other code looks for the result: failures of the attempts left no longer end the flight.
         self.handed_over = False
         self.archive = False
+        # The caller's directives about attempts, and how many attempts there may be.
+        self.directives: Directives | None = None
+        self.most_tries = MAX_TRIES
         self.done = False
         # The upstream whose reply arrived last.
         self.answered_by: Upstream | None = None

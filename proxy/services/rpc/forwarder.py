@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import TypeAlias
 
 from proxy.core.access import Key
 from proxy.core.caching import key_of
+from proxy.core.directives import Directives
 from proxy.services.rpc.broadcasts import Broadcast
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.flights import Caller, Flight
@@ -21,7 +23,7 @@ AdmittedCall: TypeAlias = tuple[Caller, MethodPolicy, bytes]
 class Forwarder:
     """Answers calls of clients that were admitted, and of services, which need no admission and have no key.
 
-    `client` is the account that a call without a key is made for, if there is one. `fresh` bypasses the cache.
+    `client` is the account that a call without a key is made for, if there is one.
     """
 
     __slots__ = ("_filters",)
@@ -30,11 +32,21 @@ class Forwarder:
         self._filters = filters
 
     def forward(
-        self, call: AdmittedCall, route: Route, key: Key | None, now: float, *, fresh: bool = False, client: str = ""
+        self,
+        call: AdmittedCall,
+        route: Route,
+        key: Key | None,
+        now: float,
+        *,
+        directives: Directives | None = None,
+        client: str = "",
     ) -> None:
         """Answer one call."""
-        flight = self._flight(call, route, key, now, fresh=fresh, client=client)
-        if flight is not None and (route.shared_lookup is None or fresh or route.shared_lookup.take([flight], now)):
+        flight = self._flight(call, route, key, now, directives=directives, client=client)
+        if flight is None:
+            return
+        lookup = route.shared_lookup if directives is None or directives.reads_cache else None
+        if lookup is None or lookup.take([flight], now):
             route.dispatcher.launch(flight, now)
 
     def forward_all(
@@ -44,21 +56,32 @@ class Forwarder:
         key: Key | None,
         now: float,
         *,
-        fresh: bool = False,
+        directives: Directives | None = None,
         client: str = "",
     ) -> None:
         """Answer several calls. Those that need an upstream are sent together."""
+        if directives is not None and directives.steers:
+            for call in calls:
+                self.forward(call, route, key, now, directives=directives, client=client)
+            return
         flights: list[Flight] = []
         for call in calls:
-            flight = self._flight(call, route, key, now, fresh=fresh, client=client)
+            flight = self._flight(call, route, key, now, directives=directives, client=client)
             if flight is not None:
                 flights.append(flight)
         if flights:
-            lookup = None if fresh else route.shared_lookup
+            lookup = route.shared_lookup if directives is None or directives.reads_cache else None
             launch_all(route.dispatcher, flights if lookup is None else lookup.take(flights, now), now)
 
     def _flight(
-        self, call: AdmittedCall, route: Route, key: Key | None, now: float, *, fresh: bool, client: str
+        self,
+        call: AdmittedCall,
+        route: Route,
+        key: Key | None,
+        now: float,
+        *,
+        directives: Directives | None,
+        client: str,
     ) -> Flight | None:
         """A flight to launch; None if the call needs none."""
         caller, policy, params = call
@@ -70,29 +93,32 @@ class Forwarder:
         slot: bytes | None = None
         if policy.shared:
             slot = key_of(policy.request_tail, params)
-            if not fresh and _is_known(caller, route, slot, client):
+            if (directives is None or directives.reads_cache) and _is_known(caller, route, slot, client, directives):
                 return None
             caller.cache = "miss"
         elif policy.is_checked and route.guard is not None:
             assert key is not None  # Services make no calls that a guard checks.
-            return route.guard.flight(caller, key, policy, params, now)
+            guarded = route.guard.flight(caller, key, policy, params, now)
+            if guarded is not None and directives is not None:
+                route.dispatcher.direct(guarded, directives)
+            return guarded
         elif policy.method.kind == "filter":
             assert key is not None  # A filter belongs to a key: services make none here.
-            self._filters.forward(caller, route, key, policy, params, now)
+            self._filters.forward(caller, route, key, policy, params, now, directives=directives)
             return None
         elif policy.answer:
             caller.on_result(policy.answer)
             return None
-        elif route.broadcast > 1 and policy.may_broadcast:
-            Broadcast(caller).send(route, policy, params, now, client=client)
+        elif route.broadcast > 1 and policy.may_broadcast and (directives is None or not directives.upstream):
+            Broadcast(caller, directives).send(route, policy, params, now, client=client)
             return None
         caller.flight = flight = route.dispatcher.new_flight(policy, params, caller, now)
         flight.client = client
-        _prepare(flight, route, slot)
+        _prepare(flight, route, slot, directives)
         return flight
 
 
-def _is_known(caller: Caller, route: Route, slot: bytes, client: str) -> bool:
+def _is_known(caller: Caller, route: Route, slot: bytes, client: str, directives: Directives | None = None) -> bool:
     """Answer the call from the cache, or let it join an equal one. False if neither is possible."""
     state = route.state
     result = state.replies.get(slot) if state.caches else None
@@ -100,6 +126,11 @@ def _is_known(caller: Caller, route: Route, slot: bytes, client: str) -> bool:
         caller.cache = "hit"
         caller.on_result(result)
         return True
+    if directives is not None:
+        if directives.max_stale and _is_stale_known(caller, route, slot, directives.max_stale):
+            return True
+        if not directives.may_join:
+            return False
     flight = state.flights.get(slot)
     if flight is None:
         return False
@@ -109,12 +140,26 @@ def _is_known(caller: Caller, route: Route, slot: bytes, client: str) -> bool:
     return True
 
 
-def _prepare(flight: Flight, route: Route, slot: bytes | None) -> None:
+def _is_stale_known(caller: Caller, route: Route, slot: bytes, max_stale_s: int) -> bool:
+    """Answer the call with a reply that was true a moment ago. False if there is none."""
+    result = route.state.replies.stale(slot, time.monotonic() - max_stale_s) if route.state.caches else None
+    if result is None:
+        return False
+    caller.cache = "stale"
+    caller.on_result(result)
+    return True
+
+
+def _prepare(flight: Flight, route: Route, slot: bytes | None, directives: Directives | None) -> None:
     """Let equal calls join the flight, and set what the block of the call requires of its upstream."""
     policy = flight.policy
+    if directives is not None:
+        route.dispatcher.direct(flight, directives)
+        if directives.upstream:
+            return  # The result is that of one upstream, whatever the others have: it is not shared.
     if slot is not None:
         flight.slot = slot
-        if route.coalesces:
+        if route.coalesces and (directives is None or directives.may_join):
             route.state.flights[slot] = flight
     if not policy.is_plain:
         _set_block(flight, route, policy, flight.params)

@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from proxy.chains.registry import Network
+from proxy.core.directives import FRESH
 from proxy.errors import NotFound
 from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.forwarder import Forwarder
@@ -36,7 +37,8 @@ class InternalCalls:
         route = self.route(network)
         pending = PendingReply()
         call = (pending, route.policies[method], orjson.dumps(params))
-        self._forwarder.forward(call, route, None, time.monotonic(), fresh=fresh, client=client_of_task.get())
+        directives = FRESH if fresh else None
+        self._forwarder.forward(call, route, None, time.monotonic(), directives=directives, client=client_of_task.get())
         return orjson.loads(await pending.result())
 
     async def call_many(
@@ -48,7 +50,8 @@ class InternalCalls:
             (PendingReply(), route.policies[method], orjson.dumps(params)) for method, params in calls
         ]
         now = time.monotonic()
-        self._forwarder.forward_all(made, route, None, now, fresh=fresh, client=client_of_task.get())
+        directives = FRESH if fresh else None
+        self._forwarder.forward_all(made, route, None, now, directives=directives, client=client_of_task.get())
         results = await asyncio.gather(*(pending.result() for pending, _, _ in made), return_exceptions=True)
         return [_decoded(result) for result in results]
 

@@ -157,7 +157,7 @@ class NetworkState:
         if self.shared_head.moves != self.seen_moves and not is_lower:
             # Another worker may have published a newer block meanwhile: do not overwrite it with an older one.
             self._take_shared_tip()
-        self.replies.head_moved()
+        self.replies.head_moved(time.monotonic())
         self.flights.clear()
         mark = self._mark if self._marked_tip == self.heads.tip else 0
         self.seen_moves = self.shared_head.publish(self.heads.tip, mark, is_lower=is_lower)
@@ -170,7 +170,7 @@ class NetworkState:
 
     def catch_up(self) -> None:
         self.seen_moves = self.shared_head.moves
-        self.replies.head_moved()
+        self.replies.head_moved(time.monotonic())
         self.flights.clear()
         self._take_shared_tip()
 

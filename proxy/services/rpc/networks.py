@@ -38,8 +38,8 @@ class Route:
     """One network, as calls use it."""
 
     __slots__ = (
-        "_short", "any_scope", "broadcast", "coalesces", "dispatcher", "guard", "heads", "is_live", "max_body", "network",
-        "only", "policies", "shared_lookup", "state", "streams", "unknown", "upstreams",
+        "_short", "any_scope", "broadcast", "coalesces", "dispatcher", "guard", "heads", "is_live", "labels", "max_body",
+        "network", "only", "policies", "shared_lookup", "state", "streams", "unknown", "upstreams",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +62,7 @@ class Route:
         self.dispatcher = dispatcher
         self.state = state = dispatcher.state
         self.upstreams = state.upstreams
+        self.labels = frozenset(upstream.label for upstream in state.upstreams)
         # Upstreams that carry subscriptions and no calls.
         self.streams = tuple(streams)
         self.heads = state.heads

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from proxy.core import access, jsonrpc
 from proxy.core.access import Key
+from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.pricing import UnitPrices
 from proxy.errors import Fault, Forbidden, InternalError, RateLimited
@@ -66,7 +67,7 @@ class RpcService:
         call: RawCall,
         now: float,
         *,
-        fresh: bool = False,
+        directives: Directives | None = None,
         subscriber: SubscriptionCalls | None = None,
     ) -> None:
         """Admit a single call, then answer it."""
@@ -83,7 +84,7 @@ class RpcService:
         if subscriber is not None and policy.method.kind == "subscription":
             subscriber.subscribe(caller, policy, call[1])
             return
-        self.forwarder.forward((caller, policy, call[1]), route, key, now, fresh=fresh)
+        self.forwarder.forward((caller, policy, call[1]), route, key, now, directives=directives)
 
     def _decline(self, caller: Caller, key: Key, why: bytes | Fault, now: float) -> None:
         """Answer a call that failed its check. A fault is free. An error is charged first, and the charge may be refused."""
@@ -131,14 +132,14 @@ class RpcService:
         now: float,
         done: Callable[[CallBatch | ShortBatch], None],
         *,
-        fresh: bool = False,
+        directives: Directives | None = None,
         subscriber: SubscriptionCalls | None = None,
         sink: BatchSink | None = None,
     ) -> CallBatch | ShortBatch | BatchAdmission | Fault:
         """Admit a batch, at once or item by item, and answer its items. `done` is called when all are answered, unless the
         reply is large and `sink` takes it in parts."""
         share = self.held_replies.share(key.account.id)
-        if not fresh and (calls := self._short_calls(items, route, key)):
+        if directives is None and (calls := self._short_calls(items, route, key)):
             units = sum([self._price(policy, route, call) for policy, call in calls])
             if self._admission.charge(key, len(calls), units, now) is None:
                 return self._send_short(ShortBatch(calls, route, done, key, share, sink), route, units, now)
@@ -146,13 +147,13 @@ class RpcService:
         accepted, declined, units = self._checked_items(batch, items, route, key, subscriber)
         is_large = len(items) > ITEMS_PER_TURN
         if is_large or self._admission.charge(key, len(items), units, now) is not None:
-            send = partial(self._send_items, route, key, fresh, subscriber)
+            send = partial(self._send_items, route, key, directives, subscriber)
             return self._admit_by_item(batch, key, accepted, declined, send)
         batch.units = units
         for item, why in declined:
             item.decline(why)
         batch.expect(len(accepted))
-        self._send_items(route, key, fresh, subscriber, accepted, now)
+        self._send_items(route, key, directives, subscriber, accepted, now)
         return batch
 
     def _checked_items(
@@ -216,7 +217,7 @@ class RpcService:
         self,
         route: Route,
         key: Key,
-        fresh: bool,
+        directives: Directives | None,
         subscriber: SubscriptionCalls | None,
         items: Sequence[PricedItem],
         now: float,
@@ -228,7 +229,7 @@ class RpcService:
                 subscriber.subscribe(item, policy, call[1])
             else:
                 forwarded.append((item, policy, call[1]))
-        self.forwarder.forward_all(forwarded, route, key, now, fresh=fresh)
+        self.forwarder.forward_all(forwarded, route, key, now, directives=directives)
 
     def _short_calls(
         self, items: Sequence[RawCall | MalformedCall], route: Route, key: Key

@@ -11,8 +11,9 @@ from typing import Any
 from aiohttp import web
 
 from proxy.core import access
+from proxy.core.directives import allowed_to
 from proxy.core.usage import ChartLine, times_of
-from proxy.services.accounts.accounts import AccountService, limits_in, restrictions_in
+from proxy.services.accounts.accounts import AccountService, directives_in, limits_in, restrictions_in
 from proxy.services.usage import UsageQuery, UsageService
 from proxy.settings import Plan
 from proxy.web.dashboard import charts
@@ -85,6 +86,7 @@ class AccountHandlers:
             scopes=body.get("scopes", ()),
             own=limits_in(body),
             fence=restrictions_in(body),
+            directives=directives_in(body),
         )
         return RestReply({**shown_key(row), "key": key}, status=201)
 
@@ -100,6 +102,7 @@ class AccountHandlers:
             scopes=body.get("scopes"),
             own=limits_in(body),
             fence=restrictions_in(body),
+            directives=directives_in(body),
             status=body.get("status"),
         )
         return shown_key(row)
@@ -162,6 +165,7 @@ def shown_key(row: Mapping[str, Any]) -> dict[str, Any]:
         "units_per_second": row["units_per_second"],
         "allowed_ips": row["allowed_ips"],
         "allowed_origins": row["allowed_origins"],
+        "directives": sorted(allowed_to(row["directives"])),
         "lineage_id": row["lineage_id"],
         "created_at": time_of(row["created_at"]),
         "expires_at": time_of(row["expires_at"]),

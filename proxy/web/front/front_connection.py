@@ -313,14 +313,14 @@ class FrontConnection(asyncio.Protocol):
             else:
                 call = call or jsonrpc.parse(body, envelope)
                 replies.id = call[2]
-                self._context.rpc.call(replies, route, key, call, now, fresh=head.fresh)
+                self._context.rpc.call(replies, route, key, call, now, directives=head.directives)
         except MalformedCall as exc:
             replies.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
 
     def _serve_batch(self, head: RequestHead, items: list[jsonrpc.RawCall | MalformedCall], now: float) -> None:
         replies = self._replies
         batch = self._context.rpc.call_batch(
-            items, head.route, head.key, now, replies.on_batch, fresh=head.fresh, sink=replies
+            items, head.route, head.key, now, replies.on_batch, directives=head.directives, sink=replies
         )
         if isinstance(batch, Fault):
             replies.on_fault(batch)

@@ -37,7 +37,13 @@ _LOG_LINE: Final = (
 _CLOSE: Final = b"Connection: close\r\n"
 _DIGITS: Final = [b"%d" % number for number in range(1024)]
 _UNITS: Final = [b"X-Compute-Units: %d\r\n" % units for units in range(256)]
-_CACHE: Final = {"": b"", "hit": b"X-Cache: hit\r\n", "miss": b"X-Cache: miss\r\n", "join": b"X-Cache: join\r\n"}
+_CACHE: Final = {
+    "": b"",
+    "hit": b"X-Cache: hit\r\n",
+    "miss": b"X-Cache: miss\r\n",
+    "join": b"X-Cache: join\r\n",
+    "stale": b"X-Cache: stale\r\n",
+}
 _monotonic: Final = time.monotonic
 
 

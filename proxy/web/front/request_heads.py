@@ -14,7 +14,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from proxy.core import directives
 from proxy.core.access import Key
+from proxy.core.directives import DIRECTIVES, Directives
+from proxy.errors import InvalidRequest
 from proxy.services.rpc.networks import Route
 from proxy.telemetry import REQUEST_ID
 
@@ -36,8 +39,9 @@ _DIGITS = re.compile(rb"[0-9]{1,7}")
 _JSON_TYPE, _KEPT = b"application/json", b"keep-alive"
 _JSON = re.compile(rb"application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|UTF-8))?", re.IGNORECASE)
 
-# The roles of headers. PASS: ignored. LEAVE: hand over to aiohttp. ONCE: ignored, but aiohttp refuses duplicates.
-PASS, LEAVE, LENGTH, KEY, BEARER, HOST, TYPE, CACHE, ID, CONNECTION, ONCE = range(11)
+# The roles of headers. PASS: ignored. LEAVE: hand over to aiohttp. ONCE: ignored, but aiohttp refuses duplicates. Directives
+# have the roles from FIRST_DIRECTIVE on, in the order of their table.
+PASS, LEAVE, LENGTH, KEY, BEARER, HOST, TYPE, CACHE, ID, CONNECTION, ONCE, FIRST_DIRECTIVE = range(12)
 _ROLES = {
     b"content-length": LENGTH,
     b"x-api-key": KEY,
@@ -48,6 +52,7 @@ _ROLES = {
     b"x-request-id": ID,
     b"connection": CONNECTION,
     b"user-agent": ONCE,
+    **{each.header.lower().encode(): FIRST_DIRECTIVE + place for place, each in enumerate(DIRECTIVES)},
     **dict.fromkeys(
         (
             b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"proxy-connection", b"te", b"trailer",
@@ -62,18 +67,20 @@ _ROLES = {
 class RequestHead:
     """A parsed head: the key, the route, and the length of the body."""
 
-    __slots__ = ("fresh", "key", "length", "policies", "request_id", "route", "size", "total")
+    __slots__ = ("directives", "key", "length", "policies", "request_id", "route", "size", "total")
 
-    def __init__(self, size: int, length: int, key: Key, route: Route, *, fresh: bool, request_id: bytes) -> None:
+    def __init__(
+        self, size: int, length: int, key: Key, route: Route, *, directives: Directives | None, request_id: bytes
+    ) -> None:
         self.size = size
         self.length = length
         self.total = size + length
         self.key = key
         self.route = route
-        self.fresh = fresh
+        self.directives = directives
         self.request_id = request_id
         # The methods that may take the short path with this key. A changed key is a new object and gets a new head.
-        self.policies = {} if fresh else route.short_policies(key)
+        self.policies = {} if directives is not None else route.short_policies(key)
 
     def __repr__(self) -> str:
         return f"<RequestHead {self.route.network.id} {self.length} bytes, {self.key!r}>"
@@ -185,7 +192,8 @@ class RequestHeadReader:
         head = self._skeletons.get(skeleton)
         if head is None or not head.key.alive:
             head = self._parse_lines(raw, route, significant)
-            if head is not None and len(raw) <= LONGEST_REMEMBERED:
+            # Directives may have another value in each request.
+            if head is not None and head.directives is None and len(raw) <= LONGEST_REMEMBERED:
                 _bounded(self._skeletons)[skeleton] = head
         return head
 
@@ -199,7 +207,7 @@ class RequestHeadReader:
                 _bounded(self._names)[name] = role
         if not colon:
             return LEAVE
-        if role not in (PASS, ID) and len(line) <= LONGEST_LINE_REMEMBERED:
+        if role not in (PASS, ID) and role < FIRST_DIRECTIVE and len(line) <= LONGEST_LINE_REMEMBERED:
             _bounded(self._line_roles)[line] = role
         return role
 
@@ -223,15 +231,31 @@ class RequestHeadReader:
         key = self._key(found)
         if key is None:
             return None
+        try:
+            directives = self._directives(found, key, route)
+        except InvalidRequest:
+            return None
         given = found.get(ID, b"")
         return RequestHead(
             len(raw),
             int(length),
             key,
             route,
-            fresh=b"no-cache" in found.get(CACHE, b"").lower(),
+            directives=directives,
             request_id=given if _REQUEST_ID.fullmatch(given) else b"",
         )
+
+    def _directives(self, found: dict[int, bytes], key: Key, route: Route) -> Directives | None:
+        """The directives of a request. Raises InvalidRequest for those that aiohttp's handler refuses, whatever the reason."""
+        given = [
+            (directive, found[FIRST_DIRECTIVE + place].decode("latin-1"))
+            for place, directive in enumerate(DIRECTIVES)
+            if FIRST_DIRECTIVE + place in found
+        ]
+        read = directives.read(given, fresh=b"no-cache" in found.get(CACHE, b"").lower())
+        if directives.refusal(given, key.directives) or directives.unknown_upstream(read, route.labels):
+            raise InvalidRequest("refused")
+        return read
 
     def _key(self, found: dict[int, bytes]) -> Key | None:
         text = found.get(KEY, b"")

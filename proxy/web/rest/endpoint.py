@@ -7,6 +7,7 @@ forbidden or refused, costs nothing; an invalid one costs one unit.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,14 +18,16 @@ from aiohttp import web
 from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.access import Key
+from proxy.core.directives import Directives
 from proxy.core.paging import Page
 from proxy.core.usage import Tally
-from proxy.errors import Fault, Forbidden, InternalError, RateLimited
+from proxy.errors import Fault, Forbidden, InternalError, RateLimited, UpstreamTimeout
 from proxy.services.accounts.admission import Admission
 from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.gate import CACHE, UNITS, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import json_reply
+from proxy.web.request_directives import directives_of, without_directives
 
 # The cost of an invalid request.
 ERROR_UNITS = 1
@@ -40,6 +43,7 @@ class RestRequest:
     query: Mapping[str, Any]
     body: Any
     resolver: NetworkResolver
+    directives: Directives | None = None
     # Ids of the networks that the request resolved to. Usage is counted under the first.
     resolved: list[str] = field(default_factory=list)
 
@@ -129,7 +133,8 @@ class RestEndpoints:
                 if refusal is not None:
                     raise refusal
                 try:
-                    found = await handler(await self._read(request, operation, key, scopes, resolved))
+                    asked = await self._read(request, operation, key, scopes, resolved)
+                    found = await _in_time(operation, handler, asked)
                 except Fault as fault:
                     request[UNITS] = self._settle(key, units, fault)
                     raise
@@ -145,13 +150,14 @@ class RestEndpoints:
     async def _read(
         self, request: web.Request, operation: ApiOperation, key: Key, scopes: int, resolved: list[str]
     ) -> RestRequest:
+        directives = directives_of(request, key)
         path = operation.check_path(request.match_info)
-        query = operation.check_query(request.query)
+        query = operation.check_query(without_directives(request.query))
         body = None
         if operation.body is not None:
             larger = self._large_body if operation.large_body else 0
             body = operation.check_body(await self._gate.read_body(request, larger=larger))
-        return RestRequest(key, scopes, path, query, body, self._resolver, resolved)
+        return RestRequest(key, scopes, path, query, body, self._resolver, directives, resolved=resolved)
 
     def _settle(self, key: Key, units: int, fault: Fault) -> int:
         """Refund a request that ended in a fault, and return what it still costs."""
@@ -160,6 +166,21 @@ class RestEndpoints:
             return 0
         self._admission.refund(key, 0, units - ERROR_UNITS)
         return ERROR_UNITS
+
+
+async def _in_time(operation: ApiOperation, handler: RestHandler, asked: RestRequest) -> Any:
+    """Run the handler within the request's own deadline. Only reads have one: a change must not be given up half-way."""
+    timeout_ms = asked.directives.timeout_ms if asked.directives is not None else 0
+    if not timeout_ms or operation.method != "GET":
+        return await handler(asked)
+    deadline = asyncio.timeout(timeout_ms / 1000)
+    try:
+        async with deadline:
+            return await handler(asked)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise UpstreamTimeout(f"there was no result within {timeout_ms} ms, the request's X-Timeout-Ms") from None
 
 
 def _reply(request: web.Request, reply: RestReply) -> web.Response:

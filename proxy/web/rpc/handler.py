@@ -11,6 +11,7 @@ from aiohttp import web
 
 from proxy.core import jsonrpc
 from proxy.core.access import Key
+from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault, InvalidRequest
 from proxy.services.rpc.batches import CallBatch
@@ -24,6 +25,7 @@ from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.gate import CACHE, UNITS, UPSTREAM, Gate
 from proxy.web.network_resolver import NetworkResolver
+from proxy.web.request_directives import directives_of
 
 
 class HeldReply(HeldResultWaiter, PendingReply):
@@ -88,13 +90,13 @@ class RpcHandler:
         key = self._gate.authenticate(request, self._operation)
         route = self._resolver.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
         body = await self._gate.read_body(request, most=route.max_body)
-        fresh = "no-cache" in request.headers.get("Cache-Control", "").lower()
+        directives = directives_of(request, key, route.labels)
         try:
             if jsonrpc.is_batch(body):
                 items = jsonrpc.parse_batch(body, self._rpc.max_batch)
-                reply, share = await self._batch(request, route, key, items, fresh=fresh)
+                reply, share = await self._batch(request, route, key, items, directives=directives)
             else:
-                reply, share = await self._single(request, route, key, jsonrpc.parse(body), fresh=fresh)
+                reply, share = await self._single(request, route, key, jsonrpc.parse(body), directives=directives)
         except MalformedCall as exc:
             raise InvalidRequest(exc.message, details={"rpc_code": exc.code}) from None
         if not reply:
@@ -102,12 +104,12 @@ class RpcHandler:
         return HeldResponse(reply, share)
 
     async def _single(
-        self, request: web.Request, route: Route, key: Key, call: RawCall, *, fresh: bool
+        self, request: web.Request, route: Route, key: Key, call: RawCall, *, directives: Directives | None
     ) -> tuple[bytes, ReplyShare]:
         share = self._rpc.held_replies.share(key.account.id)
         pending = HeldReply(share)
         began = time.monotonic()
-        self._rpc.call(pending, route, key, call, began, fresh=fresh)
+        self._rpc.call(pending, route, key, call, began, directives=directives)
         try:
             try:
                 reply = jsonrpc.result_reply(call[2], await _result_or_leave(request, pending))
@@ -128,7 +130,13 @@ class RpcHandler:
         return (reply if call[2] else b""), share
 
     async def _batch(
-        self, request: web.Request, route: Route, key: Key, items: list[RawCall | MalformedCall], *, fresh: bool
+        self,
+        request: web.Request,
+        route: Route,
+        key: Key,
+        items: list[RawCall | MalformedCall],
+        *,
+        directives: Directives | None,
     ) -> tuple[bytes, ReplyShare]:
         pending = PendingReply()
         share: ReplyShare | None = None
@@ -139,7 +147,7 @@ class RpcHandler:
             request[UNITS] = self._rpc.settle_batch(key, batch)
             pending.on_result(batch.body())
 
-        batch = self._rpc.call_batch(items, route, key, time.monotonic(), done, fresh=fresh)
+        batch = self._rpc.call_batch(items, route, key, time.monotonic(), done, directives=directives)
         if isinstance(batch, Fault):
             raise batch
         try:

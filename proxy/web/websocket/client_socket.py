@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from proxy import telemetry
 from proxy.core.access import Key
+from proxy.core.directives import Directives
 from proxy.services.rpc.networks import Route
 from proxy.web.websocket import frames
 from proxy.web.websocket.frames import FrameReader, ProtocolViolation, frame
@@ -51,6 +52,7 @@ class ClientSocket(asyncio.Protocol):
         route: Route,
         key: Key,
         request_id: str,
+        directives: Directives | None,
         on_lost: Callable[[ClientSocket, str], None],
     ) -> None:
         """`on_lost` is called with the socket and its address when the connection is lost."""
@@ -87,6 +89,7 @@ class ClientSocket(asyncio.Protocol):
             route=route,
             key=key,
             request_id=request_id,
+            directives=directives,
             on_answered=self._on_answered,
         )
 

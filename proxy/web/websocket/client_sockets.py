@@ -14,6 +14,7 @@ from typing import Protocol
 
 from proxy import telemetry
 from proxy.core.access import Key
+from proxy.core.directives import Directives
 from proxy.errors import Unavailable
 from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
@@ -63,7 +64,14 @@ class ClientSockets:
         self.context.caps.add_socket(key)
 
     def open(
-        self, handler: HandlerConnection, *, reply: bytes, route: Route, key: Key, request_id: str
+        self,
+        handler: HandlerConnection,
+        *,
+        reply: bytes,
+        route: Route,
+        key: Key,
+        request_id: str,
+        directives: Directives | None = None,
     ) -> ClientSocket | None:
         """Turn an HTTP connection into the socket that was admitted, after the handshake's reply. None if the client has left
         meanwhile."""
@@ -79,6 +87,7 @@ class ClientSockets:
             route=route,
             key=key,
             request_id=request_id,
+            directives=directives,
             on_lost=self._on_lost,
         )
         self._by_key.setdefault(key.id, {})[socket] = None

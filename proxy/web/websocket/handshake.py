@@ -18,6 +18,7 @@ from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.gate import REQUEST_ID, Gate
 from proxy.web.network_resolver import NetworkResolver
+from proxy.web.request_directives import directives_of
 from proxy.web.routes import BASE
 from proxy.web.websocket.client_sockets import ClientSockets
 
@@ -53,6 +54,7 @@ class Handshake:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         key = self._gate.authenticate(request, "open_socket", request.query.getall("apiKey", ()))
         route = self._resolver.route(key, ANY_SCOPE, request.match_info["chain"], request.match_info["network"])
+        directives = directives_of(request, key, route.labels)
         token = _token(request)
         reply = SwitchedProtocols(status=101)
         reply.headers.update({"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept": _accept(token)})
@@ -60,7 +62,14 @@ class Handshake:
         handler = request.protocol
         assert isinstance(handler, HandlerConnection)
         self._sockets.admit(key)
-        self._sockets.open(handler, reply=reply.head(), route=route, key=key, request_id=request[REQUEST_ID])
+        self._sockets.open(
+            handler,
+            reply=reply.head(),
+            route=route,
+            key=key,
+            request_id=request[REQUEST_ID],
+            directives=directives,
+        )
         return reply
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.core.access import Key
+from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall
 from proxy.errors import Fault
 from proxy.services.rpc.batch_admission import BatchAdmission
@@ -33,7 +34,17 @@ _AROUND_A_RESULT = len(jsonrpc.HEAD) + len(',"result":}')
 class SocketCalls:
     """The calls and batches of one socket that are under way."""
 
-    __slots__ = ("_on_answered", "_under_way", "context", "key", "output", "request_id", "route", "subscriptions")
+    __slots__ = (
+        "_on_answered",
+        "_under_way",
+        "context",
+        "directives",
+        "key",
+        "output",
+        "request_id",
+        "route",
+        "subscriptions",
+    )
 
     def __init__(
         self,
@@ -44,6 +55,7 @@ class SocketCalls:
         route: Route,
         key: Key,
         request_id: str,
+        directives: Directives | None,
         on_answered: Callable[[], None],
     ) -> None:
         """`on_answered` is called after each reply."""
@@ -53,6 +65,8 @@ class SocketCalls:
         self.route = route
         self.key = key
         self.request_id = request_id
+        # From the handshake: they apply to every call of the socket.
+        self.directives = directives
         self._on_answered = on_answered
         self._under_way: set[SocketCall | SocketBatch] = set()
 
@@ -117,7 +131,15 @@ class SocketCall(HeldResultWaiter):
         owner = self._owner
         owner.add(self)
         self.id = call[2]
-        owner.context.rpc.call(self, owner.route, owner.key, call, self._began, subscriber=owner.subscriptions)
+        owner.context.rpc.call(
+            self,
+            owner.route,
+            owner.key,
+            call,
+            self._began,
+            directives=owner.directives,
+            subscriber=owner.subscriptions,
+        )
 
     def leave(self) -> None:
         if self.flight is not None:
@@ -182,7 +204,13 @@ class SocketBatch:
         owner = self._owner
         owner.add(self)
         batch = owner.context.rpc.call_batch(
-            items, owner.route, owner.key, self._began, self._on_batch, subscriber=owner.subscriptions
+            items,
+            owner.route,
+            owner.key,
+            self._began,
+            self._on_batch,
+            directives=owner.directives,
+            subscriber=owner.subscriptions,
         )
         if isinstance(batch, Fault):
             self._refuse(items, rpc_error_of(batch))

@@ -2,22 +2,22 @@
 -- A limit of null or -1 means the account's.
 insert into keys (
     id, account_id, lineage_id, name, mode, digest, hint, scopes, requests_per_second, units_per_second,
-    allowed_ips, allowed_origins, previous_digest, pepper
+    allowed_ips, allowed_origins, previous_digest, pepper, directives
 )
 values (
     $1, $2, $1, $3, $4, $5, $6, $7, nullif($8::integer, -1), nullif($9::integer, -1), $10, $11, $12,
-    coalesce((select number from peppers where check_value = $13), 1)
+    coalesce((select number from peppers where check_value = $13), 1), $14
 )
 returning *;
 
 -- rotate_key
--- The successor inherits lineage, slot, scopes, limits and allowlists.
+-- The successor inherits lineage, slot, scopes, limits, allowlists and directives.
 insert into keys (
     id, account_id, lineage_id, slot, name, mode, digest, hint, scopes, requests_per_second, units_per_second,
-    allowed_ips, allowed_origins, previous_digest, pepper
+    allowed_ips, allowed_origins, previous_digest, pepper, directives
 )
 select $2, account_id, lineage_id, slot, name, mode, $3, $4, scopes, requests_per_second, units_per_second,
-    allowed_ips, allowed_origins, $5, coalesce((select number from peppers where check_value = $6), 1)
+    allowed_ips, allowed_origins, $5, coalesce((select number from peppers where check_value = $6), 1), directives
 from keys where id = $1 and status = 'active' and (expires_at is null or expires_at > now())
 returning *;
 
@@ -39,14 +39,15 @@ where id = $1 returning *;
 update keys set status = $2 where id = $1 and status <> 'revoked' returning *;
 
 -- update_key
--- Null keeps a value; a limit of -1 restores the account's.
+-- Null keeps a value; a limit of -1 restores the account's, and the directive `default` the usual ones.
 update keys set
     name = coalesce($2, name),
     scopes = coalesce($3, scopes),
     requests_per_second = nullif(coalesce($4, requests_per_second), -1),
     units_per_second = nullif(coalesce($5, units_per_second), -1),
     allowed_ips = coalesce($6, allowed_ips),
-    allowed_origins = coalesce($7, allowed_origins)
+    allowed_origins = coalesce($7, allowed_origins),
+    directives = case when $8::text[] = array['default'] then null else coalesce($8, directives) end
 where id = $1 and status <> 'revoked'
 returning *;
 
@@ -62,6 +63,7 @@ order by k.created_at, k.id;
 -- load_keys
 -- Everything that admission needs. Keys that can never work again are left out.
 select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.previous_digest, k.scopes, k.account_id, k.allowed_ips, k.allowed_origins,
+    k.directives,
     case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
     k.requests_per_second, k.units_per_second,
@@ -75,6 +77,7 @@ where k.status <> 'revoked' and (k.expires_at is null or k.expires_at > now());
 -- load_changed_keys
 -- Keys that changed, or whose account did, by id or since a time.
 select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.previous_digest, k.scopes, k.account_id, k.allowed_ips, k.allowed_origins,
+    k.directives,
     case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
     k.requests_per_second, k.units_per_second,

@@ -12,6 +12,8 @@ const SCOPES = {
   "wallets:manage": "Smart wallets", "webhooks:manage": "Webhooks", "gas:manage": "Gas policies and sponsorship",
   "bundler:send": "Bundler",
 };
+/* What requests with the key may ask for. An operator grants X-Upstream. */
+const DIRECTIVES = { timeout_ms: "Deadline (X-Timeout-Ms)", max_stale: "Older replies (X-Max-Stale)", retry: "Fewer retries (X-Retry)" };
 const OVERLAPS = { 0: "Now", 3600: "In 1 hour", 86400: "In 24 hours", 604800: "In 7 days" };
 
 export async function show() {
@@ -88,10 +90,12 @@ function edit(key, reload) {
       hint: "One address or CIDR block per line, such as 203.0.113.0/24. Leave empty to allow any." });
     const origins = forms.lines("Allowed origins", { rows: 2, value: key?.allowed_origins.join("\n"),
       hint: "One web origin per line, such as https://app.example.com, whose pages may use the key from a browser. Leave empty to allow any client." });
+    const directives = forms.checks("Directives", key?.directives.includes("upstream") ? { ...DIRECTIVES, upstream: "Choose the upstream (X-Upstream)" } : DIRECTIVES,
+      key?.directives ?? Object.keys(DIRECTIVES));
     const advanced = el("details.more", { open: Boolean(key) }, el("summary", null, "Limits and restrictions"),
-      forms.row(requests.node, units.node), forms.row(ips.node, origins.node));
+      forms.row(requests.node, units.node), forms.row(ips.node, origins.node), directives.node);
     const send = async () => {
-      const values = { name: name.read(), scopes: scopes.read(), allowed_ips: format.splitList(ips.read()), allowed_origins: format.splitList(origins.read()) };
+      const values = { name: name.read(), scopes: scopes.read(), allowed_ips: format.splitList(ips.read()), allowed_origins: format.splitList(origins.read()), directives: directivesOf(directives.read()) };
       if (!values.scopes.length) throw new Error("Select at least one scope.");
       const limits = { requests_per_second: requests.read(), units_per_second: units.read() };
       if (key) {
@@ -108,6 +112,9 @@ function edit(key, reload) {
       { label: key ? "Save changes" : "Create key", send, cancel: close });
   });
 }
+
+/* Null means the usual directives, also those of later versions. */
+const directivesOf = (chosen) => (chosen.join() === Object.keys(DIRECTIVES).join() ? null : chosen);
 
 function rotate(key, reload) {
   dialog("Rotate key", (close) => {

@@ -1,0 +1,168 @@
+"""Directives: how one request wants to be served, as headers or as query parameters.
+
+`DIRECTIVES` is the one table of them: it decides which values are valid, which keys may use a directive, and what the
+documentation says. A request without directives has None, so that it pays nothing for them; all others have one immutable
+`Directives`, read once and passed along with the call.
+
+A directive's name is its query parameter and its permission in a key's settings. Its header has the same words: `timeout_ms` is
+`X-Timeout-Ms`. Each may be given once, in either form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.core.access import KEY_PREFIXES
+from proxy.errors import Fault, Forbidden, InvalidRequest
+
+# Characters of a wrong value that an error repeats.
+MAX_ECHO = 40
+LONGEST_TIMEOUT_MS = 300_000
+LONGEST_STALE_S = 600
+MOST_RETRIES = 2
+_DIGITS = re.compile(r"[0-9]{1,9}", re.ASCII)
+_LABEL = re.compile(r"[!-~](?:[ -~]{0,62}[!-~])?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Directives:
+    """The directives of one request. Each default means that the request does not have it."""
+
+    # Do not read the cache: Cache-Control: no-cache.
+    fresh: bool = False
+    # The label of the only upstream to use.
+    upstream: str = ""
+    timeout_ms: int = 0
+    # How many seconds ago a cached reply may have become out of date.
+    max_stale: int = 0
+    # How many more attempts may follow the first one.
+    retry: int = MOST_RETRIES
+
+    @property
+    def reads_cache(self) -> bool:
+        return not self.fresh and not self.upstream
+
+    @property
+    def may_join(self) -> bool:
+        """Whether the call may share an attempt with equal calls of others, which have their own deadlines and retries."""
+        return self.reads_cache and not self.timeout_ms and self.retry == MOST_RETRIES
+
+    @property
+    def steers(self) -> bool:
+        """Whether the call cannot be sent to its upstream together with others."""
+        return bool(self.upstream or self.timeout_ms or self.retry < MOST_RETRIES)
+
+
+FRESH = Directives(fresh=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    name: str
+    # Reads a value; raises ValueError if it is not valid.
+    read: Callable[[str], Any]
+    # The valid values, for errors and the documentation.
+    values: str
+    about: str
+    # Whether every key may use it whose settings do not list others.
+    is_usual: bool = True
+
+    @property
+    def header(self) -> str:
+        return f"X-{self.name.replace('_', '-').title()}"
+
+
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
+            raise ValueError
+        return int(text)
+
+    return read
+
+
+def _label(text: str) -> str:
+    if not _LABEL.fullmatch(text):
+        raise ValueError
+    return text
+
+
+DIRECTIVES = (
+    Directive(
+        "upstream",
+        _label,
+        "the label of an upstream of the network",
+        "Send the call to this upstream and no other, past the cache. An operator grants it to a key.",
+        is_usual=False,
+    ),
+    Directive(
+        "timeout_ms",
+        _whole(1, LONGEST_TIMEOUT_MS),
+        f"a whole number from 1 to {LONGEST_TIMEOUT_MS}",
+        "Give up with a 504 after this many milliseconds. The operator's own timeout still applies.",
+    ),
+    Directive(
+        "max_stale",
+        _whole(0, LONGEST_STALE_S),
+        f"a whole number from 0 to {LONGEST_STALE_S}",
+        "Accept a cached reply that a new block made out of date up to this many seconds ago.",
+    ),
+    Directive(
+        "retry",
+        _whole(0, MOST_RETRIES),
+        f"a whole number from 0 to {MOST_RETRIES}",
+        "Make at most this many attempts after the first. With 0, a failure or a slow upstream is not hidden by another one.",
+    ),
+)
+BY_NAME: Mapping[str, Directive] = {directive.name: directive for directive in DIRECTIVES}
+BY_HEADER: Mapping[str, Directive] = {directive.header.lower(): directive for directive in DIRECTIVES}
+USUAL = frozenset(directive.name for directive in DIRECTIVES if directive.is_usual)
+
+
+def read(given: Iterable[tuple[Directive, str]], *, fresh: bool) -> Directives | None:
+    """The directives of a request, or None if it has none. Raises InvalidRequest for an invalid or repeated one."""
+    found: dict[str, Any] = {"fresh": True} if fresh else {}
+    for directive, text in given:
+        if directive.name in found:
+            raise InvalidRequest(f"{directive.header} must be given once")
+        try:
+            found[directive.name] = directive.read(text.strip())
+        except ValueError:
+            raise InvalidRequest(f"{directive.header} must be {directive.values}{_echo(text)}") from None
+    return Directives(**found) if found else None
+
+
+def _echo(text: str) -> str:
+    """The invalid value, unless it may be a key sent in the wrong header."""
+    if any(prefix in text for prefix in KEY_PREFIXES):
+        return ""
+    return f", not {text[:MAX_ECHO]!r}{'…' if len(text) > MAX_ECHO else ''}"
+
+
+def refusal(given: Iterable[tuple[Directive, str]], allowed: frozenset[str]) -> Fault | None:
+    """The error if a key with these permissions may not use one of the directives."""
+    for directive, _ in given:
+        if directive.name not in allowed:
+            return Forbidden(
+                f"this API key may not use {directive.header}: its settings do not list {directive.name!r}"
+            )
+    return None
+
+
+def unknown_upstream(directives: Directives | None, labels: Collection[str] | None) -> Fault | None:
+    """The error if the named upstream does not exist. `labels` is None for requests that are not JSON-RPC."""
+    if directives is None or not directives.upstream:
+        return None
+    if labels is None:
+        return InvalidRequest("X-Upstream can be used only with JSON-RPC calls")
+    if directives.upstream in labels:
+        return None
+    return InvalidRequest(f"X-Upstream: the network has no upstream {directives.upstream[:MAX_ECHO]!r}")
+
+
+def allowed_to(names: Sequence[str] | None) -> frozenset[str]:
+    """The permissions of a key. None means the usual ones; names of other versions of the program are ignored."""
+    return USUAL if names is None else frozenset(names) & BY_NAME.keys()

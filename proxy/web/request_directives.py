@@ -1,0 +1,38 @@
+"""Reads the directives (`core/directives.py`) of a request that aiohttp serves: from its headers and its query."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from aiohttp import web
+from multidict import MultiDict, MultiMapping
+
+from proxy.core import directives
+from proxy.core.access import Key
+from proxy.core.directives import BY_HEADER, BY_NAME, Directive, Directives
+
+
+def directives_of(request: web.Request, key: Key, labels: Collection[str] | None = None) -> Directives | None:
+    """The directives of a request, or None. Raises if one is not valid, if the key may not use it, or if it names an upstream
+    that is not among `labels`, which is None for requests that are not JSON-RPC."""
+    given = [*_given(request)]
+    fresh = "no-cache" in request.headers.get("Cache-Control", "").lower()
+    found = directives.read(given, fresh=fresh)
+    refusal = directives.refusal(given, key.directives) or directives.unknown_upstream(found, labels)
+    if refusal is not None:
+        raise refusal
+    return found
+
+
+def _given(request: web.Request) -> Iterable[tuple[Directive, str]]:
+    for header, text in request.headers.items():
+        if (directive := BY_HEADER.get(header.lower())) is not None:
+            yield directive, text
+    for name, text in request.query.items():
+        if (directive := BY_NAME.get(name)) is not None:
+            yield directive, text
+
+
+def without_directives(query: MultiMapping[str]) -> MultiDict[str]:
+    """The other parameters of a query."""
+    return MultiDict((name, text) for name, text in query.items() if name not in BY_NAME)
