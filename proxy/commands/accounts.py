@@ -1,18 +1,22 @@
-"""`accounts`: create, list, show and change accounts, and give their holders access to the dashboard."""
+"""`accounts`: create, list, show, change and delete accounts, and give their holders access to the dashboard."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from getpass import getpass
 from typing import Any
 
 from proxy.commands import context, output
 from proxy.errors import InvalidRequest
+from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.sign_in import hash_password, link_of, new_token
 from proxy.settings import Settings
 from proxy.store.keys import KeyStore, LimitChange
 from proxy.store.sessions import SessionStore
+from proxy.store.webhooks import WebhookStore
 
 COLUMNS = (
     "id",
@@ -53,7 +57,7 @@ def own_limits(args: argparse.Namespace) -> LimitChange:
 
 
 def register(commands: Any) -> None:
-    parser = commands.add_parser("accounts", help="create, list, show and change accounts")
+    parser = commands.add_parser("accounts", help="create, list, show, change and delete accounts")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     create = context.add_action(actions, "create", "create an account", _create)
     create.add_argument("--name", required=True, help="the name of the customer or team")
@@ -73,6 +77,11 @@ def register(commands: Any) -> None:
         ("enable", "enable a disabled account", False),
     ):
         _with_id(context.add_action(actions, name, about, _set_disabled(disabled=disabled)))
+    delete = context.add_action(
+        actions, "delete", "delete an account with its keys, webhooks, policies and personal data", _delete, removal
+    )
+    _with_id(delete)
+    delete.add_argument("--yes", action="store_true", help="do not ask: this cannot be undone")
     password = context.add_action(
         actions,
         "password",
@@ -117,6 +126,29 @@ def _set_disabled(*, disabled: bool) -> Any:
         output.row(await store.update_account(args.id, disabled=disabled), as_json=args.json)
 
     return act
+
+
+@asynccontextmanager
+async def removal(args: argparse.Namespace) -> AsyncIterator[tuple[AccountRemoval, KeyStore]]:
+    async with context.opened(args) as (found, pool):
+        keys = context.keys_of(found, pool)
+        yield AccountRemoval(keys, WebhookStore(pool)), keys
+
+
+async def _delete(opened: tuple[AccountRemoval, KeyStore], args: argparse.Namespace) -> None:
+    found, keys = opened
+    account = await keys.read_account(args.id)
+    if not args.yes and _typed(f"Type {account['email'] or args.id} to delete this account: ") != (
+        account["email"] or args.id
+    ):
+        raise InvalidRequest("nothing was deleted: the text differs. Use --yes to skip the question")
+    await found.remove(args.id)
+    output.row({"id": args.id, "deleted": True}, as_json=args.json)
+
+
+def _typed(question: str) -> str:
+    """The line that a person types; empty without a terminal."""
+    return input(question).strip() if sys.stdin.isatty() else ""
 
 
 async def _password(opened: tuple[SessionStore, Settings], args: argparse.Namespace) -> None:

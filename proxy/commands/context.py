@@ -153,15 +153,15 @@ async def opened(args: argparse.Namespace) -> AsyncIterator[tuple[Settings, Pool
         await pool.close()
 
 
+def keys_of(found: Settings, pool: Pool) -> KeyStore:
+    plans = {name: plan.keys for name, plan in tables_of(found).plans.items()}
+    return KeyStore(pool, pepper=found.keys.pepper, previous_pepper=found.keys.previous_pepper, plans=plans)
+
+
 @asynccontextmanager
 async def key_store(args: argparse.Namespace) -> AsyncIterator[KeyStore]:
     async with opened(args) as (found, pool):
-        yield KeyStore(
-            pool,
-            pepper=found.keys.pepper,
-            previous_pepper=found.keys.previous_pepper,
-            plans={name: plan.keys for name, plan in tables_of(found).plans.items()},
-        )
+        yield keys_of(found, pool)
 
 
 @asynccontextmanager

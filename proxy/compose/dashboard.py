@@ -10,6 +10,7 @@ from typing import Any
 from proxy.compose.accounts import AccountsFeature
 from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.sign_in import SignIn
 from proxy.services.fleet import Cordons, FleetView
 from proxy.services.rpc.networks import Networks
@@ -19,6 +20,7 @@ from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.sessions import SessionStore
+from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
 from proxy.web.api_spec import ApiSpec
 from proxy.web.dashboard.account import AccountHandlers
@@ -56,6 +58,7 @@ class DashboardFeature:
         store = SessionStore(pool, pepper=settings.keys.pepper, previous_pepper=settings.keys.previous_pepper)
         self.sign_in = SignIn(store, settings.dashboard, Mailer(settings.mail), tasks)
         self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
+        self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
         fleet = FleetStore(pool)
         copy = copies.copy_of("cordons") if copies else None
         self.cordons = Cordons(fleet, (networks, bundlers), copy=copy)
@@ -85,8 +88,10 @@ class DashboardFeature:
         networks = network_list(self._networks, self._tables.methods, self._settings.follower.follows)
         return {
             **endpoints.wrapped(SignInHandlers(self.sign_in, session_s=self._settings.dashboard.session_s).handlers()),
-            **endpoints.wrapped(AccountHandlers(self.accounts, self._usage, plans, networks).handlers()),
-            **endpoints.wrapped(AdminHandlers(self.accounts, self._usage, self.fleet, self.sign_in, plans).handlers()),
+            **endpoints.wrapped(AccountHandlers(self.accounts, self.removal, self._usage, plans, networks).handlers()),
+            **endpoints.wrapped(
+                AdminHandlers(self.accounts, self.removal, self._usage, self.fleet, self.sign_in, plans).handlers()
+            ),
             **endpoints.mirrored(rest, resolver),
         }
 

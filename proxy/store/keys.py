@@ -122,6 +122,9 @@ class KeyStore:
             raise NotFound(f"there is no account {account_id}")
         return _shown(row)
 
+    async def erase_account(self, account_id: str) -> KeyRow:
+        return await self._row(sql.accounts.erase_account, account_id, absent=f"there is no account {account_id}")
+
     async def page_accounts(self, search: str, page: Page) -> tuple[list[KeyRow], int]:
         day = datetime.datetime.now(datetime.UTC).date()
         async with self._pool.connection() as connection:

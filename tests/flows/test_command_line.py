@@ -39,6 +39,15 @@ async def test_account_is_created_shown_changed_and_listed(service: Service) -> 
     assert made["id"] in [row["id"] for row in await service.cli_json("accounts", "list")]
 
 
+async def test_account_is_deleted_only_if_confirmed(service: Service) -> None:
+    account = (await service.new_account())["id"]
+    done = await service.cli("accounts", "delete", account)
+    assert done.returncode == 1
+    assert "nothing was deleted" in done.stderr
+    assert await service.cli_json("accounts", "delete", account, "--yes") == {"id": account, "deleted": True}
+    assert (await service.cli_json("accounts", "show", account))["email"] == ""
+
+
 async def test_minus_one_inherits_on_creation(service: Service) -> None:
     made = await service.new_account("free", "--requests-per-second", "-1", "--requests-per-day", "-1")
     assert made["requests_per_second"] is None

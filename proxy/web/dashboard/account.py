@@ -14,6 +14,7 @@ from proxy.core import access
 from proxy.core.directives import allowed_to
 from proxy.core.usage import ChartLine, times_of
 from proxy.services.accounts.accounts import AccountService, directives_in, limits_in, restrictions_in
+from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.usage import UsageQuery, UsageService
 from proxy.settings import Plan
 from proxy.web.dashboard import charts
@@ -27,10 +28,16 @@ LIVE = datetime.timedelta(minutes=30)
 
 class AccountHandlers:
     def __init__(
-        self, accounts: AccountService, usage: UsageService, plans: Mapping[str, Plan], networks: Mapping[str, Any]
+        self,
+        accounts: AccountService,
+        removal: AccountRemoval,
+        usage: UsageService,
+        plans: Mapping[str, Plan],
+        networks: Mapping[str, Any],
     ) -> None:
         """`networks`: the members of a reply that describe the networks with upstreams (`network_list.py`)."""
         self._accounts = accounts
+        self._removal = removal
         self._usage = usage
         self._plans = plans
         self._networks = networks
@@ -38,6 +45,7 @@ class AccountHandlers:
     def handlers(self) -> dict[str, SessionHandler]:
         return {
             "read_account": self.read,
+            "delete_account": self.delete,
             "list_keys": self.list_keys,
             "create_key": self.create_key,
             "read_key": self.read_key,
@@ -67,6 +75,10 @@ class AccountHandlers:
             "plan": {"name": row["plan"], **asdict(plan)},
             **self._networks,
         }
+
+    async def delete(self, request: SessionRequest) -> dict[str, Any]:
+        await self._removal.remove_confirmed(request.who.id, request.body["email"])
+        return {"deleted": True}
 
     async def _today(self, row: dict[str, Any]) -> dict[str, Any]:
         today = await self._accounts.today(row)

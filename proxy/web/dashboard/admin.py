@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from proxy.services.accounts.accounts import AccountService, limits_in
+from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.sign_in import SignIn
 from proxy.services.fleet import FleetView
 from proxy.services.usage import UsageService
@@ -26,12 +27,14 @@ class AdminHandlers:
     def __init__(
         self,
         accounts: AccountService,
+        removal: AccountRemoval,
         usage: UsageService,
         fleet: FleetView,
         sign_in: SignIn,
         plans: Mapping[str, Plan],
     ) -> None:
         self._accounts = accounts
+        self._removal = removal
         self._usage = usage
         self._fleet = fleet
         self._sign_in = sign_in
@@ -43,6 +46,7 @@ class AdminHandlers:
             "admin_create_account": self.create_account,
             "admin_read_account": self.read_account,
             "admin_update_account": self.update_account,
+            "admin_delete_account": self.delete_account,
             "admin_list_keys": self.list_keys,
             "admin_make_link": self.make_link,
             "admin_list_plans": self.list_plans,
@@ -84,6 +88,10 @@ class AdminHandlers:
             disabled=body.get("disabled"),
         )
         return _account(row)
+
+    async def delete_account(self, request: SessionRequest) -> dict[str, Any]:
+        await self._removal.remove(request.path["id"])
+        return {"deleted": True}
 
     async def list_keys(self, request: SessionRequest) -> dict[str, Any]:
         await self._accounts.read(request.path["id"])

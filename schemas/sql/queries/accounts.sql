@@ -39,6 +39,25 @@ update accounts set
 where id = $1
 returning *;
 
+-- erase_account
+-- End everything that acts for the account, and erase its personal data. The ledger of sponsored gas refers to the row.
+with keys_end as (
+    update keys set status = 'revoked', name = 'deleted', allowed_ips = '{}', allowed_origins = '{}' where account_id = $1
+), policies_end as (
+    update gas_policies set status = 'deleted', revision = revision + 1, updated_at = now()
+    where account_id = $1 and status <> 'deleted'
+), sessions_end as (
+    delete from sessions where account_id = $1
+), links_end as (
+    delete from sign_in_links where account_id = $1
+), password_ends as (
+    delete from account_passwords where account_id = $1
+), mails_end as (
+    delete from mails where account_id = $1
+)
+update accounts set name = 'deleted', email = '', disabled = true where id = $1
+returning *;
+
 -- count_accounts
 select count(*) from accounts a
 where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0;

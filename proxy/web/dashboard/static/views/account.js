@@ -1,4 +1,4 @@
-/* Account settings: plan, limits and password. */
+/* Account settings: plan, limits, password, and deleting the account. */
 
 import { account } from "../api.js";
 import { el } from "../dom.js";
@@ -13,7 +13,8 @@ const limit = (value) => (value ? format.number(value) : "No limit");
 
 export async function show() {
   const overview = await account.get("");
-  return [heading("Account", { lead: overview.account.email }), planCard(overview), passwordCard(overview.account)];
+  return [heading("Account", { lead: overview.account.email }), planCard(overview), passwordCard(overview.account),
+    deletionCard(overview.account)];
 }
 
 function planCard({ account: holder, limits, plan: figures }) {
@@ -42,6 +43,20 @@ function passwordCard(holder) {
       current.write("");
       next.write("");
       toast("Password updated");
+    },
+  }));
+}
+
+function deletionCard(holder) {
+  const email = forms.text("Email address", { type: "email", autocomplete: "off", required: true,
+    hint: `Type ${holder.email} to confirm.` });
+  return card("Delete account", el("p", null, "Your name, email address, API keys, webhooks and gas policies are deleted. Keys stop "
+    + "working within a second. This cannot be undone."), forms.form(forms.row(email.node), {
+    label: "Delete account",
+    kind: "danger",
+    send: async () => {
+      await account.post("/delete", { email: email.read() });
+      location.reload();
     },
   }));
 }
