@@ -32,6 +32,7 @@ MODULES = (
     "proxy.core.upstream_health",
     "proxy.core.usage",
     "proxy.services.rpc.batch_admission",
+    "proxy.services.rpc.batch_intake",
     "proxy.services.rpc.batches",
     "proxy.services.rpc.dispatcher",
     "proxy.services.rpc.flights",

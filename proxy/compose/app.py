@@ -48,6 +48,7 @@ from proxy.store.replica import replica_reads
 from proxy.store.windows import Windows
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines, Tallies
+from proxy.turn_queue import TurnQueue
 from proxy.web import api_spec, routes
 from proxy.web.cross_origin import CrossOrigin
 from proxy.web.docs.pages import Pages
@@ -100,9 +101,11 @@ class App:
         self.tasks = Tasks()
         self.tallies = Tallies()
         self.access = AccessLines() if settings.log.access else None
-        self.limiter = ConnectionLimiter(settings.server)
+        loop = asyncio.get_running_loop()
+        self.turns = TurnQueue(loop)
+        self.limiter = ConnectionLimiter(settings.server, self.turns)
         self._tls = None if certificates is None else TlsListener(self.limiter, settings.server.tls, certificates)
-        self.write_buffer = WriteBuffer(asyncio.get_running_loop())
+        self.write_buffer = WriteBuffer(loop)
         self.pool = Pool.of(settings.database, per_client=settings.database.per_client)
         self.reads = replica_reads(settings.database, self.pool)
         self.notices = Notices(self.pool)
@@ -151,6 +154,7 @@ class App:
             self._tables.prices,
             forwarder,
             self.held_replies,
+            self.turns,
             max_batch=given.max_batch,
             batch_wait_s=given.batch_wait_s,
         )

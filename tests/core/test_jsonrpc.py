@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import jsonrpc
+from proxy.core.batch_reader import read_batch
 from proxy.core.jsonrpc import (
     INVALID_REQUEST,
     MAX_ID_BYTES,
     PARSE_ERROR,
     MalformedCall,
     parse,
-    parse_batch,
     read_replies,
     read_reply,
 )
@@ -35,7 +35,7 @@ def code_of(body: bytes) -> int:
 
 def code_of_batch(body: bytes) -> int:
     with pytest.raises(MalformedCall) as caught:
-        parse_batch(body, MAX_BATCH)
+        read_batch(body, MAX_BATCH)
     return caught.value.code
 
 
@@ -80,12 +80,12 @@ def test_empty_batch_is_an_invalid_request() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_items_that_are_no_calls_are_answered_each(count: int) -> None:
-    items = parse_batch(b"[%b]" % b",".join([b"1"] * count), MAX_BATCH)
+    items = read_batch(b"[%b]" % b",".join([b"1"] * count), MAX_BATCH)
     assert [item.code for item in items if isinstance(item, MalformedCall)] == [INVALID_REQUEST] * count
 
 
 def test_batch_of_the_specification_keeps_order_and_separates_good_from_bad() -> None:
-    items = parse_batch(
+    items = read_batch(
         b"""[
         {"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"},
         {"jsonrpc": "2.0", "method": "notify_hello", "params": [7]},
@@ -121,7 +121,7 @@ def test_batch_of_the_specification_keeps_order_and_separates_good_from_bad() ->
 def test_member_under_another_name_is_refused(extra: bytes) -> None:
     body = CALL[:-1] + b"," + extra + b"}"
     assert code_of(body) == INVALID_REQUEST
-    assert isinstance(parse_batch(b"[%b]" % body, MAX_BATCH)[0], MalformedCall)
+    assert isinstance(read_batch(b"[%b]" % body, MAX_BATCH)[0], MalformedCall)
 
 
 def test_doubled_member_never_becomes_two_in_what_is_sent_on() -> None:
@@ -213,7 +213,7 @@ def test_invalid_utf8_goes_neither_on_nor_back(body: bytes) -> None:
     with pytest.raises(MalformedCall):
         parse(body)
     with contextlib.suppress(MalformedCall):
-        assert isinstance(parse_batch(b"[%b]" % body, MAX_BATCH)[0], MalformedCall)
+        assert isinstance(read_batch(b"[%b]" % body, MAX_BATCH)[0], MalformedCall)
 
 
 @pytest.mark.parametrize("opener", [b"[", b'{"a":'])
@@ -224,7 +224,7 @@ def test_deep_nesting_is_refused_and_not_followed(opener: bytes) -> None:
 
 @pytest.mark.parametrize("count", [1, MAX_BATCH - 1, MAX_BATCH])
 def test_batch_up_to_the_limit_is_read(count: int) -> None:
-    assert len(parse_batch(b"[%b]" % b",".join([CALL] * count), MAX_BATCH)) == count
+    assert len(read_batch(b"[%b]" % b",".join([CALL] * count), MAX_BATCH)) == count
 
 
 @pytest.mark.parametrize("item", [CALL, b"1"])
@@ -242,7 +242,7 @@ def test_any_bytes_are_a_call_or_malformed(body: bytes) -> None:
     with contextlib.suppress(MalformedCall):
         parse(body)
     with contextlib.suppress(MalformedCall):
-        parse_batch(body, MAX_BATCH)
+        read_batch(body, MAX_BATCH)
 
 
 # Repeated members
@@ -270,7 +270,7 @@ def test_call_without_a_repeated_member_is_accepted_in_any_spelling(names: list[
     params = MEMBERS["params"].encode() if "params" in names else b"[]"
     expected = ("eth_call", params, b"7" if "id" in names else b"")
     assert parse(body) == expected
-    assert parse_batch(b"[%b, %b]" % (body, body), MAX_BATCH) == [expected, expected]
+    assert read_batch(b"[%b, %b]" % (body, body), MAX_BATCH) == [expected, expected]
 
 
 @given(st.sampled_from(["id", "params", "method", "jsonrpc"]), st.sampled_from([["id"], ["params"], []]), st.data())
@@ -281,6 +281,6 @@ def test_call_with_a_repeated_member_is_an_invalid_request(twice: str, more: lis
         parse(body)
     assert refused.value.code == INVALID_REQUEST
     good = data.draw(member_texts(["method", "jsonrpc", "id"])).encode()
-    first, second, third = parse_batch(b"[%b,%b,%b]" % (good, body, good), MAX_BATCH)
+    first, second, third = read_batch(b"[%b,%b,%b]" % (good, body, good), MAX_BATCH)
     assert isinstance(second, MalformedCall)
     assert first == third == ("eth_call", b"[]", b"7")

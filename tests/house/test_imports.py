@@ -7,7 +7,7 @@ import ast
 from tests.house.source import imports_of, modules, ring_of
 
 # Modules that every ring but the pure ones may import beside its inner rings.
-SUPPORT = {"connection_queue", "data_files", "settings", "telemetry", "tasks"}
+SUPPORT = {"connection_queue", "data_files", "settings", "telemetry", "tasks", "turn_queue"}
 
 # The whole table. A ring may know itself, but for services.
 MAY_KNOW: dict[str, set[str]] = {
@@ -19,6 +19,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "chains": {"core", "errors"},
     "tasks": {"errors"},
     "telemetry": {"core"},
+    "turn_queue": {"core"},
     "settings": {"chains", "core", "data_files", "errors"},
     "store": {"chains", "core", "errors", *SUPPORT},
     "wire": {"chains", "core", "errors", *SUPPORT},

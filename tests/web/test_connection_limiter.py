@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
 
 from proxy.settings import ServerSettings, load
+from proxy.turn_queue import TurnQueue
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import MAX_LINE_BYTES
 from tests.http_client import request
@@ -68,8 +70,12 @@ class OneOfMany:
         self.is_refused = True
 
 
+def limiter_of(settings: ServerSettings) -> ConnectionLimiter:
+    return ConnectionLimiter(settings, TurnQueue(asyncio.get_running_loop()))
+
+
 async def test_connections_of_one_ipv6_network_are_limited_together() -> None:
-    limiter = ConnectionLimiter(dataclasses.replace(limits(), connections_per_address=2))
+    limiter = limiter_of(dataclasses.replace(limits(), connections_per_address=2))
     addresses = ["2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8:0:1::1"]
     found = [OneOfMany() for _ in addresses]
     for connection, address in zip(found, addresses, strict=True):
@@ -102,9 +108,9 @@ async def test_failed_authentications_of_one_ipv6_network_are_limited_together()
     ],
 )
 async def test_forwarded_address_of_a_trusted_proxy_is_used(peer: str, forwarded: list[str], client: str) -> None:
-    assert ConnectionLimiter(limits("10.0.0.0/8")).client_address(peer, forwarded) == client
+    assert limiter_of(limits("10.0.0.0/8")).client_address(peer, forwarded) == client
 
 
 async def test_forwarded_address_of_an_unlisted_proxy_is_ignored() -> None:
-    assert ConnectionLimiter(limits()).client_address("10.0.0.1", ["203.0.113.7"]) == "10.0.0.1"
-    assert not ConnectionLimiter(limits("10.0.0.0/8")).trusts("nonsense")
+    assert limiter_of(limits()).client_address("10.0.0.1", ["203.0.113.7"]) == "10.0.0.1"
+    assert not limiter_of(limits("10.0.0.0/8")).trusts("nonsense")

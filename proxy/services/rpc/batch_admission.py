@@ -1,8 +1,8 @@
 """Admits a batch item by item, if it is large or does not fit the rate at once.
 
-Items are charged in order. When the buckets are empty, the others wait for the refill, up to a bound; then they are refused,
-each with the time to retry. Admitted items are sent on without waiting for the others. Waiting costs nothing, so the number of
-batches that wait is limited, by account and in all.
+Items are charged in order, a few in each turn of the account. When the buckets are empty, the others wait for the refill, up to
+a bound; then they are refused, each with the time to retry. Admitted items are sent on without waiting for the others. Waiting
+costs nothing, so the number of batches that wait is limited, by account and in all.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from proxy.core.access import Key
 from proxy.core.jsonrpc import RawCall
 from proxy.errors import Fault, Forbidden, RateLimited
 from proxy.services.accounts.admission import Admission
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch, rpc_error_of
 from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.turn_queue import TurnQueue
 
-# Items that are admitted in one turn of the loop, so that a large batch does not hold up other clients.
-ITEMS_PER_TURN = 100
+# Items that are admitted in one step, and items that are refused. Between two steps other clients have their turns.
+ITEMS_PER_STEP = 25
+REFUSED_PER_STEP = 100
 # Refills are awaited for at least this long, so that several items are sent on together.
 LEAST_PAUSE_S = 0.05
 
@@ -31,6 +33,30 @@ MOST_WAITING = 256
 # A call that may be made, with its price; and one that is answered with an error for its own mistake.
 PricedItem = tuple[BatchItem, MethodPolicy, RawCall, int]
 MistakenItem = tuple[BatchItem, bytes]
+SendItems = Callable[[Sequence[PricedItem], float], None]
+
+
+class CheckedItems:
+    """The items of a batch that may run, those that may not with the reason, and the price of all."""
+
+    __slots__ = ("accepted", "declined", "units")
+
+    def __init__(self) -> None:
+        self.accepted: list[PricedItem] = []
+        self.declined: list[tuple[BatchItem, bytes | Fault]] = []
+        self.units = 0
+
+    def __repr__(self) -> str:
+        return f"<CheckedItems {len(self.accepted)} accepted, {len(self.declined)} declined, {self.units} units>"
+
+    def accept(self, item: BatchItem, policy: MethodPolicy, call: RawCall, price: int) -> None:
+        self.accepted.append((item, policy, call, price))
+        self.units += price
+
+    def decline(self, item: BatchItem, why: bytes | Fault) -> None:
+        """A fault is free."""
+        self.declined.append((item, why))
+        self.units += 0 if isinstance(why, Fault) else UNITS_OF_AN_ERROR
 
 
 class WaitingBatches:
@@ -60,8 +86,8 @@ class WaitingBatches:
 
 class BatchAdmission:
     __slots__ = (
-        "_admission", "_batch", "_deadline", "_is_waiting", "_key", "_loop", "_mistaken", "_others", "_send", "_timer",
-        "_waiting",
+        "_admission", "_batch", "_deadline", "_has_left", "_is_waiting", "_key", "_loop", "_mistaken", "_others", "_refusal",
+        "_send", "_timer", "_turns", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -69,12 +95,17 @@ class BatchAdmission:
         batch: CallBatch,
         key: Key,
         admission: Admission,
-        send: Callable[[Sequence[PricedItem], float], None],
+        send: SendItems,
         *,
+        turns: TurnQueue,
         others: WaitingBatches,
         deadline: float,
     ) -> None:
         self._batch = batch
+        self._turns = turns
+        self._has_left = False
+        # Why the items that are left are refused.
+        self._refusal: Fault | None = None
         self._others = others
         self._is_waiting = False
         self._key = key
@@ -96,6 +127,7 @@ class BatchAdmission:
         self._admit()
 
     def leave(self) -> None:
+        self._has_left = True
         if self._timer is not None:
             self._timer.cancel()
         self._stop_waiting()
@@ -112,12 +144,20 @@ class BatchAdmission:
         if isinstance(refusal, RateLimited) and self._may_wait(now + refusal.wait_s):
             self._timer = self._loop.call_later(max(LEAST_PAUSE_S, refusal.wait_s), self._admit)
             return
-        if refusal is not None:
-            self._refuse(refusal)
-        elif self._waiting or self._mistaken:
-            self._timer = self._loop.call_later(0.0, self._admit)
-            return
-        self._stop_waiting()
+        self._refusal = refusal
+        if self._waiting or self._mistaken:
+            self._turns.add(self._key.account.id, self._go_on)
+        if refusal is not None or not self._waiting:
+            self._stop_waiting()
+
+    def _go_on(self) -> bool:
+        if self._has_left:
+            return False
+        if self._refusal is None:
+            self._admit()
+        else:
+            self._refuse(self._refusal)
+        return False
 
     def _may_wait(self, until: float) -> bool:
         if until > self._deadline:
@@ -134,7 +174,7 @@ class BatchAdmission:
         """Charge the next items. Returns the refusal that applies to the first one left."""
         if not self._key.alive:
             return Forbidden("this API key was changed or revoked")
-        for _ in range(min(ITEMS_PER_TURN, len(self._waiting) + len(self._mistaken))):
+        for _ in range(min(ITEMS_PER_STEP, len(self._waiting) + len(self._mistaken))):
             units = self._waiting[0][3] if self._waiting else UNITS_OF_AN_ERROR
             refusal = self._admission.charge(self._key, 1, units, now)
             if isinstance(refusal, RateLimited):
@@ -150,9 +190,10 @@ class BatchAdmission:
         return None
 
     def _refuse(self, refusal: Fault) -> None:
-        """Answer all items that are left."""
-        left = [each[0] for each in self._waiting] + [each[0] for each in self._mistaken]
-        self._waiting.clear()
-        self._mistaken.clear()
-        for item in left:
-            item.decline(refusal)
+        """Answer some of the items that are left, and come back for the others."""
+        error = rpc_error_of(refusal)
+        for _ in range(min(REFUSED_PER_STEP, len(self._waiting) + len(self._mistaken))):
+            item = self._waiting.popleft()[0] if self._waiting else self._mistaken.popleft()[0]
+            item.refuse(refusal, error)
+        if self._waiting or self._mistaken:
+            self._turns.add(self._key.account.id, self._go_on)

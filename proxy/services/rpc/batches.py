@@ -95,6 +95,11 @@ class BatchItem:
         self.fault = fault
         self.on_error(rpc_error_of(fault))
 
+    def refuse(self, fault: Fault, error: bytes) -> None:
+        """Like `on_fault`, with the error that the fault becomes: many items are refused for one reason."""
+        self.fault = fault
+        self.on_error(error)
+
     def decline(self, why: bytes | Fault) -> None:
         """Answer the item without calling an upstream. A refusal is free."""
         if isinstance(why, Fault):
@@ -190,7 +195,9 @@ class CallBatch:
         share: ReplyShare,
         sink: BatchSink | None = None,
     ) -> None:
-        self.items = [BatchItem(self, call.id if isinstance(call, MalformedCall) else call[2]) for call in calls]
+        self.items: list[BatchItem] = []
+        for call in calls:
+            self.add(call)
         self.units = 0
         self.began = now
         # The tallies that its items are counted in.
@@ -208,6 +215,11 @@ class CallBatch:
 
     def __repr__(self) -> str:
         return f"<CallBatch of {len(self.items)}, {max(self._open, 0)} open>"
+
+    def add(self, call: RawCall | MalformedCall) -> BatchItem:
+        item = BatchItem(self, call.id if isinstance(call, MalformedCall) else call[2])
+        self.items.append(item)
+        return item
 
     def expect(self, count: int) -> None:
         """Set how many items are open. Refused items are settled already."""

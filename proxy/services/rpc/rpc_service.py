@@ -1,37 +1,45 @@
 """JSON-RPC calls of clients: checked, priced, admitted, and then forwarded.
 
 The same steps serve HTTP, batches and sockets. A single call that is refused is an HTTP error. In a batch every item is checked
-separately, and a refused item gets a JSON-RPC error while the others run. A batch above the rate is admitted item by item, as
-far as the buckets refill in time (`batch_admission.py`). A call that fails through our fault costs nothing.
+separately, and a refused item gets a JSON-RPC error while the others run. A large batch is taken in a few items at a time
+(`batch_intake.py`). It, and a batch above the rate, is admitted item by item, as far as the buckets refill in time
+(`batch_admission.py`). A call that fails through our fault costs nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from proxy.core import access, jsonrpc
 from proxy.core.access import Key
+from proxy.core.batch_reader import BatchReader
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.pricing import UnitPrices
-from proxy.errors import Fault, Forbidden, InternalError, RateLimited
+from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batch_admission import (
-    ITEMS_PER_TURN,
     BatchAdmission,
+    CheckedItems,
     MistakenItem,
     PricedItem,
+    SendItems,
     WaitingBatches,
 )
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, BatchSink, CallBatch
+from proxy.services.rpc.batch_intake import BatchIntake, BatchRefusal
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchSink, CallBatch
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.short_batch import ShortBatch, may_be_short
+from proxy.turn_queue import TurnQueue
+
+# A batch that can be left.
+BatchUnderWay: TypeAlias = CallBatch | ShortBatch | BatchAdmission | BatchIntake
 
 
 class SubscriptionCalls(Protocol):
@@ -47,11 +55,13 @@ class RpcService:
         prices: UnitPrices,
         forwarder: Forwarder,
         held_replies: HeldReplies,
+        turns: TurnQueue,
         *,
         max_batch: int,
         batch_wait_s: float,
     ) -> None:
         self._admission = admission
+        self._turns = turns
         self._batch_wait_s = batch_wait_s
         self.waiting_batches = WaitingBatches()
         self.held_replies = held_replies
@@ -126,78 +136,98 @@ class RpcService:
 
     def call_batch(
         self,
-        items: Sequence[RawCall | MalformedCall],
+        body: bytes,
         route: Route,
         key: Key,
         now: float,
         done: Callable[[CallBatch | ShortBatch], None],
+        refuse: BatchRefusal,
         *,
         directives: Directives | None = None,
         subscriber: SubscriptionCalls | None = None,
         sink: BatchSink | None = None,
-    ) -> CallBatch | ShortBatch | BatchAdmission | Fault:
+    ) -> BatchUnderWay | None:
         """Admit a batch, at once or item by item, and answer its items. `done` is called when all are answered, unless the
-        reply is large and `sink` takes it in parts."""
+        reply is large and `sink` takes it in parts. `refuse` is called, now or later, if the batch is refused whole; None is
+        returned if it was."""
         share = self.held_replies.share(key.account.id)
-        if directives is None and (calls := self._short_calls(items, route, key)):
-            units = sum([self._price(policy, route, call) for policy, call in calls])
-            if self._admission.charge(key, len(calls), units, now) is None:
-                return self._send_short(ShortBatch(calls, route, done, key, share, sink), route, units, now)
-        batch = CallBatch(items, done, now, key.sheet, share, sink)
-        accepted, declined, units = self._checked_items(batch, items, route, key, subscriber)
-        is_large = len(items) > ITEMS_PER_TURN
-        if is_large or self._admission.charge(key, len(items), units, now) is not None:
-            send = partial(self._send_items, route, key, directives, subscriber)
-            return self._admit_by_item(batch, key, accepted, declined, send)
-        batch.units = units
-        for item, why in declined:
+        calls = jsonrpc.parse_short_batch(body)
+        send = partial(self._send_items, route, key, directives, subscriber)
+        if calls is None or len(calls) > self.max_batch:
+            batch = CallBatch((), done, now, key.sheet, share, sink)
+            return self._take_in(body, batch, route, key, subscriber, send, refuse)
+        if directives is None and (short := self._short_calls(calls, route, key)):
+            units = sum([self._price(policy, route, call) for policy, call in short])
+            if self._admission.charge(key, len(short), units, now) is None:
+                return self._send_short(ShortBatch(short, route, done, key, share, sink), route, units, now)
+        batch = CallBatch((), done, now, key.sheet, share, sink)
+        checked = CheckedItems()
+        self._check_items(batch, checked, route, key, subscriber, calls)
+        if self._admission.charge(key, len(calls), checked.units, now) is not None:
+            return self._admit_by_item(batch, key, checked, send, refuse)
+        batch.units = checked.units
+        for item, why in checked.declined:
             item.decline(why)
-        batch.expect(len(accepted))
-        self._send_items(route, key, directives, subscriber, accepted, now)
+        batch.expect(len(checked.accepted))
+        send(checked.accepted, now)
         return batch
 
-    def _checked_items(
+    def _take_in(
         self,
+        body: bytes,
         batch: CallBatch,
-        calls: Sequence[RawCall | MalformedCall],
         route: Route,
         key: Key,
         subscriber: SubscriptionCalls | None,
-    ) -> tuple[list[PricedItem], list[tuple[BatchItem, bytes | Fault]], int]:
-        """The items that may run, those that may not with the reason, and the price of all."""
-        accepted: list[PricedItem] = []
-        declined: list[tuple[BatchItem, bytes | Fault]] = []
-        units = 0
-        for item, call in zip(batch.items, calls, strict=True):
-            if isinstance(call, MalformedCall):
-                item.policy = route.unknown
-                declined.append((item, jsonrpc.error(call.code, call.message)))
-                units += UNITS_OF_AN_ERROR
-                continue
-            policy = self.check(item, route, key, call, subscriber)
-            if not isinstance(policy, MethodPolicy):
-                declined.append((item, policy))
-                units += 0 if isinstance(policy, Fault) else UNITS_OF_AN_ERROR
-                continue
-            price = self._price(policy, route, call)
-            units += price
-            accepted.append((item, policy, call, price))
-        return accepted, declined, units
+        send: SendItems,
+        refuse: BatchRefusal,
+    ) -> BatchIntake:
+        """Read, check and admit the items in turn with other clients."""
+        checked = CheckedItems()
+        intake = BatchIntake(
+            BatchReader(body, self.max_batch),
+            batch,
+            check=partial(self._check_items, batch, checked, route, key, subscriber),
+            admit=partial(self._admit_by_item, batch, key, checked, send, refuse),
+            refuse=refuse,
+            turns=self._turns,
+            client=key.account.id,
+        )
+        intake.start()
+        return intake
 
-    def _admit_by_item(
+    def _check_items(
         self,
         batch: CallBatch,
+        checked: CheckedItems,
+        route: Route,
         key: Key,
-        accepted: Sequence[PricedItem],
-        declined: Sequence[tuple[BatchItem, bytes | Fault]],
-        send: Callable[[Sequence[PricedItem], float], None],
-    ) -> BatchAdmission | Fault:
+        subscriber: SubscriptionCalls | None,
+        calls: Sequence[RawCall | MalformedCall],
+    ) -> None:
+        """Add these calls to the batch, with their prices or the reasons to decline them."""
+        for call in calls:
+            item = batch.add(call)
+            if isinstance(call, MalformedCall):
+                item.policy = route.unknown
+                checked.decline(item, jsonrpc.error(call.code, call.message))
+                continue
+            policy = self.check(item, route, key, call, subscriber)
+            if isinstance(policy, MethodPolicy):
+                checked.accept(item, policy, call, self._price(policy, route, call))
+            else:
+                checked.decline(item, policy)
+
+    def _admit_by_item(
+        self, batch: CallBatch, key: Key, checked: CheckedItems, send: SendItems, refuse: BatchRefusal
+    ) -> BatchAdmission | None:
         # A rate admits some items, sooner or later. An exhausted daily quota admits none, so it refuses the whole batch.
         exhausted = self._admission.charge(key, 0, 0, batch.began)
         if isinstance(exhausted, RateLimited) and exhausted.wait_s > self._batch_wait_s:
-            return exhausted
+            refuse(exhausted, [item.id or b"" for item in batch.items])
+            return None
         mistaken: list[MistakenItem] = []
-        for item, why in declined:
+        for item, why in checked.declined:
             if isinstance(why, Fault):
                 item.decline(why)
             else:
@@ -207,10 +237,11 @@ class RpcService:
             key,
             self._admission,
             send,
+            turns=self._turns,
             others=self.waiting_batches,
             deadline=batch.began + self._batch_wait_s,
         )
-        admission.start(accepted, mistaken)
+        admission.start(checked.accepted, mistaken)
         return admission
 
     def _send_items(
@@ -231,19 +262,17 @@ class RpcService:
                 forwarded.append((item, policy, call[1]))
         self.forwarder.forward_all(forwarded, route, key, now, directives=directives)
 
-    def _short_calls(
-        self, items: Sequence[RawCall | MalformedCall], route: Route, key: Key
-    ) -> list[tuple[MethodPolicy, RawCall]]:
+    def _short_calls(self, calls: Sequence[RawCall], route: Route, key: Key) -> list[tuple[MethodPolicy, RawCall]]:
         """The calls with their policies, if all are plain reads and the only upstream accepts them in one request."""
         upstream = route.only
-        if upstream is None or not upstream.health.free or len(items) > ITEMS_PER_TURN:
+        if upstream is None or not upstream.health.free:
             return []
-        if not 1 < len(items) <= upstream.batches.of(key.account.id):
+        if not 1 < len(calls) <= upstream.batches.of(key.account.id):
             return []
         found = []
-        for call in items:
-            policy = None if isinstance(call, MalformedCall) else route.policies.get(call[0])
-            if policy is None or isinstance(call, MalformedCall) or not key.scopes & policy.scope:
+        for call in calls:
+            policy = route.policies.get(call[0])
+            if policy is None or not key.scopes & policy.scope:
                 return []
             if not may_be_short(policy, call):
                 return []
@@ -275,3 +304,8 @@ class RpcService:
 
 def _no_method(name: str) -> bytes:
     return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {name} does not exist or is not available")
+
+
+def fault_of(why: Fault | MalformedCall) -> Fault:
+    """What an HTTP client receives for a request that is refused."""
+    return why if isinstance(why, Fault) else InvalidRequest(why.message, details={"rpc_code": why.code})

@@ -28,7 +28,7 @@ from proxy.errors import (
     Unavailable,
 )
 from proxy.settings import ServerSettings
-from proxy.web.front.turn_queue import TurnQueue
+from proxy.turn_queue import TurnQueue
 from proxy.web.reply import fixed_headers, raw_fault
 from proxy.web.request_ids import new_request_id
 
@@ -59,8 +59,9 @@ class LimitedConnection(Protocol):
 class ConnectionLimiter:
     """All connections of one worker."""
 
-    def __init__(self, limits: ServerSettings) -> None:
+    def __init__(self, limits: ServerSettings, turns: TurnQueue) -> None:
         self.limits = limits
+        self.turns = turns
         self._fixed_headers = fixed_headers(limits.tls)
         self._trusted = [ipaddress.ip_network(block) for block in limits.trusted_proxies]
         self._by_place: Counter[str] = Counter()
@@ -70,7 +71,6 @@ class ConnectionLimiter:
         self._rate_headers: Callable[[str], Mapping[str, str]] | None = None
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
-        self.turns = TurnQueue(self._loop)
         self.timed: set[LimitedConnection] = set()
         self.draining = False
 

@@ -22,7 +22,7 @@ from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MalformedCall
 from proxy.core.usage import LATENCY_S
-from proxy.errors import Fault, InvalidRequest, RequestTimeout
+from proxy.errors import InvalidRequest, RequestTimeout
 from proxy.services.rpc.flights import Flight, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
@@ -309,7 +309,7 @@ class FrontConnection(asyncio.Protocol):
             return
         try:
             if call is None and envelope is None and jsonrpc.is_batch(body):
-                self._serve_batch(head, jsonrpc.parse_batch(body, self._context.rpc.max_batch), now)
+                self._serve_batch(head, body, now)
             else:
                 call = call or jsonrpc.parse(body, envelope)
                 replies.id = call[2]
@@ -317,14 +317,19 @@ class FrontConnection(asyncio.Protocol):
         except MalformedCall as exc:
             replies.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
 
-    def _serve_batch(self, head: RequestHead, items: list[jsonrpc.RawCall | MalformedCall], now: float) -> None:
+    def _serve_batch(self, head: RequestHead, body: bytes, now: float) -> None:
         replies = self._replies
         batch = self._context.rpc.call_batch(
-            items, head.route, head.key, now, replies.on_batch, directives=head.directives, sink=replies
+            body,
+            head.route,
+            head.key,
+            now,
+            replies.on_batch,
+            replies.on_batch_refused,
+            directives=head.directives,
+            sink=replies,
         )
-        if isinstance(batch, Fault):
-            replies.on_fault(batch)
-        elif replies.busy:
+        if replies.busy:
             replies.batch = batch
 
     # The sink of the short path

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Final, final
 
@@ -17,12 +17,13 @@ import msgspec
 import orjson
 
 from proxy.core import jsonrpc
+from proxy.core.jsonrpc import MalformedCall
 from proxy.core.limits import TOLERANCE_S
 from proxy.errors import Fault, InternalError
-from proxy.services.rpc.batch_admission import BatchAdmission
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.rpc_service import BatchUnderWay, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.front_context import FrontContext
 from proxy.web.front.request_heads import RequestHead
@@ -86,7 +87,7 @@ class ReplyWriter:
         self.units = 0
         self.cache = ""
         self.flight: Flight | None = None
-        self.batch: CallBatch | ShortBatch | BatchAdmission | None = None
+        self.batch: BatchUnderWay | None = None
         # The batch whose reply is being sent in parts.
         self._streamed: CallBatch | None = None
         # The upstream connection that streams the reply, and whether the reply has no length.
@@ -179,6 +180,10 @@ class ReplyWriter:
         self.units = self._context.rpc.settle_batch(self.head.key, batch)
         body = batch.body()
         self._finish(self._ok(len(body)) + body if body else self._no_content())
+
+    def on_batch_refused(self, why: Fault | MalformedCall, ids: Sequence[bytes]) -> None:
+        self.batch = None
+        self.on_fault(fault_of(why))
 
     # A large reply to a batch, in parts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
+from collections.abc import Sequence
 
 import msgspec
 from aiohttp import web
@@ -13,14 +14,14 @@ from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
-from proxy.errors import Fault, InvalidRequest
+from proxy.errors import Fault
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.held_replies import ReplyShare
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
 from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.rpc_service import RpcService
+from proxy.services.rpc.rpc_service import RpcService, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.gate import CACHE, UNITS, UPSTREAM, Gate
@@ -93,12 +94,11 @@ class RpcHandler:
         directives = directives_of(request, key, route.labels)
         try:
             if jsonrpc.is_batch(body):
-                items = jsonrpc.parse_batch(body, self._rpc.max_batch)
-                reply, share = await self._batch(request, route, key, items, directives=directives)
+                reply, share = await self._batch(request, route, key, body, directives=directives)
             else:
                 reply, share = await self._single(request, route, key, jsonrpc.parse(body), directives=directives)
         except MalformedCall as exc:
-            raise InvalidRequest(exc.message, details={"rpc_code": exc.code}) from None
+            raise fault_of(exc) from None
         if not reply:
             return web.Response(status=204)
         return HeldResponse(reply, share)
@@ -130,13 +130,7 @@ class RpcHandler:
         return (reply if call[2] else b""), share
 
     async def _batch(
-        self,
-        request: web.Request,
-        route: Route,
-        key: Key,
-        items: list[RawCall | MalformedCall],
-        *,
-        directives: Directives | None,
+        self, request: web.Request, route: Route, key: Key, body: bytes, *, directives: Directives | None
     ) -> tuple[bytes, ReplyShare]:
         pending = PendingReply()
         share: ReplyShare | None = None
@@ -147,13 +141,15 @@ class RpcHandler:
             request[UNITS] = self._rpc.settle_batch(key, batch)
             pending.on_result(batch.body())
 
-        batch = self._rpc.call_batch(items, route, key, time.monotonic(), done, directives=directives)
-        if isinstance(batch, Fault):
-            raise batch
+        def refuse(why: Fault | MalformedCall, ids: Sequence[bytes]) -> None:
+            pending.on_fault(fault_of(why))
+
+        batch = self._rpc.call_batch(body, route, key, time.monotonic(), done, refuse, directives=directives)
         try:
             reply = await _result_or_leave(request, pending)
         except asyncio.CancelledError:
-            batch.leave()
+            if batch is not None:
+                batch.leave()
             raise
         assert share is not None
         return reply, share

@@ -19,6 +19,7 @@ from proxy.chains.evm.user_operation import BadOperation
 from proxy.chains.registry import Network
 from proxy.core import access, jsonrpc
 from proxy.core.access import Key
+from proxy.core.batch_reader import read_batch
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
@@ -66,7 +67,7 @@ class PaymasterHandler:
         request[UNITS] = 0
         try:
             if jsonrpc.is_batch(body):
-                reply = await self._batch(request, key, route.network, jsonrpc.parse_batch(body, MAX_BATCH))
+                reply = await self._batch(request, key, route.network, read_batch(body, MAX_BATCH))
             else:
                 reply = await self._item(request, key, route.network, jsonrpc.parse(body), alone=True)
         except MalformedCall as exc:

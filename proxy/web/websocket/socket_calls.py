@@ -6,7 +6,7 @@ Replies carry the ids of their calls, so a slow call delays no other. A malforme
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -15,13 +15,13 @@ from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall
 from proxy.errors import Fault
-from proxy.services.rpc.batch_admission import BatchAdmission
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, CallBatch, rpc_error_of
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import ReplyShare
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
+from proxy.services.rpc.rpc_service import BatchUnderWay
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.websocket.frames import frame, frame_head
 from proxy.web.websocket.socket_context import SocketContext
@@ -80,13 +80,13 @@ class SocketCalls:
         now = time.monotonic()
         try:
             if jsonrpc.is_batch(message):
-                SocketBatch(self, now).start(jsonrpc.parse_batch(message, self.context.rpc.max_batch))
+                SocketBatch(self, now).start(message)
             else:
                 SocketCall(self, now).start(jsonrpc.parse(message))
         except MalformedCall as exc:
-            self._refuse(exc)
+            self.refuse(exc)
 
-    def _refuse(self, exc: MalformedCall) -> None:
+    def refuse(self, exc: MalformedCall) -> None:
         """Charge for a malformed message what an error costs: it must not be cheaper than a call."""
         refusal = self.context.admission.charge(self.key, 1, UNITS_OF_AN_ERROR, time.monotonic())
         error = rpc_error_of(refusal) if refusal is not None else jsonrpc.error(exc.code, exc.message)
@@ -194,35 +194,36 @@ class SocketBatch:
     def __init__(self, owner: SocketCalls, now: float) -> None:
         self._owner = owner
         self._began = now
-        self._batch: CallBatch | ShortBatch | BatchAdmission | None = None
+        self._batch: BatchUnderWay | None = None
         self._is_done = False
 
     def __repr__(self) -> str:
         return f"<SocketBatch {self._batch!r}>"
 
-    def start(self, items: list[jsonrpc.RawCall | MalformedCall]) -> None:
+    def start(self, body: bytes) -> None:
         owner = self._owner
         owner.add(self)
         batch = owner.context.rpc.call_batch(
-            items,
+            body,
             owner.route,
             owner.key,
             self._began,
             self._on_batch,
+            self._on_refused,
             directives=owner.directives,
             subscriber=owner.subscriptions,
         )
-        if isinstance(batch, Fault):
-            self._refuse(items, rpc_error_of(batch))
-            self._end("faults", 0)
-        elif not self._is_done:
+        if not self._is_done:
             self._batch = batch
 
-    def _refuse(self, items: list[jsonrpc.RawCall | MalformedCall], error: bytes) -> None:
+    def _on_refused(self, why: Fault | MalformedCall, ids: Sequence[bytes]) -> None:
         """Send the error for every call of the batch, under its id: a client waits for each id."""
-        ids = [item.id if isinstance(item, MalformedCall) else item[2] for item in items]
-        if replies := [jsonrpc.error_reply(id_, error) for id_ in ids if id_]:
+        self._is_done = True
+        if isinstance(why, MalformedCall):
+            self._owner.refuse(why)
+        elif replies := [jsonrpc.error_reply(id_, rpc_error_of(why)) for id_ in ids if id_]:
             self._owner.output.send(frame(b"[" + b",".join(replies) + b"]"))
+        self._end("faults", 0)
 
     def leave(self) -> None:
         if self._batch is not None:

@@ -7,7 +7,7 @@ import time
 from functools import partial
 from typing import Any
 
-from proxy.web.front.turn_queue import SLICE_S, TurnQueue
+from proxy.turn_queue import SLICE_S, TurnQueue
 from tests.service import until
 
 

@@ -1,0 +1,146 @@
+"""Reads the items of a batch, a few at a time.
+
+A batch of 1,000 calls takes several milliseconds to parse. Between two steps of a large one, other clients are served. The
+reader finds where items begin and end by their brackets and commas, and each item is then parsed as strictly as a single call,
+so a batch that is not JSON is noticed at the latest in its last item.
+"""
+
+from __future__ import annotations
+
+import re
+
+from proxy.core import jsonrpc
+from proxy.core.jsonrpc import MAX_DEPTH, PARSE_ERROR, TOO_DEEP, MalformedCall, RawCall
+
+# A step looks at so many brackets for each of its items, and stops after so many bytes if its items are not longer.
+_BRACKETS_PER_ITEM = 8
+_STEP_BYTES = 8192
+# Bytes that are searched for the next bracket at once.
+_WINDOW = 4096
+
+# Every byte is looked at once: nothing here ever goes back.
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_PLAIN = rb'[^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*+' % _STRING
+
+
+def _around(inside: bytes) -> bytes:
+    """Text with brackets in it, and `inside` between these."""
+    return rb"%b(?:[\[{]%b[\]}]%b)*+" % (_PLAIN, inside, _PLAIN)
+
+
+# A whole item with the comma behind it, if it is an object with brackets of up to three levels in it, as most are.
+_USUAL = re.compile(rb"[ \t\r\n]*+(\{%b\})," % _around(_around(_around(_PLAIN))), re.DOTALL)
+# Up to the next bracket, and up to the next bracket or comma.
+_INSIDE = re.compile(_PLAIN, re.DOTALL)
+_BETWEEN = re.compile(rb'[^"\[\]{},]*+(?:%b[^"\[\]{},]*+)*+' % _STRING, re.DOTALL)
+_LONG_STRING = re.compile(_STRING, re.DOTALL)
+_OPENERS = frozenset(b"[{")
+_BRACKETS = frozenset(b"[]{}")
+_SPACE = b" \t\r\n"
+_COMMA, _END = ord(","), ord("]")
+
+
+class BatchReader:
+    __slots__ = ("_at", "_body", "_depth", "_most", "_start", "count", "is_done")
+
+    def __init__(self, body: bytes, most: int) -> None:
+        """The batch may have up to `most` items. Raises MalformedCall for a body that is not an array."""
+        self._body = body
+        self._most = most
+        self._at = self._start = len(body) - len(body.lstrip(_SPACE)) + 1
+        if body[self._at - 1 : self._at] != b"[":
+            raise _not_json()
+        self._depth = 0
+        self.count = 0
+        self.is_done = False
+
+    def __repr__(self) -> str:
+        return f"<BatchReader {self.count} items, {'done' if self.is_done else f'{len(self._body) - self._at} bytes left'}>"
+
+    def read(self, count: int) -> list[RawCall | MalformedCall]:
+        """Up to so many more items, each as a call or as its error. Raises MalformedCall if the body is not a batch."""
+        found: list[RawCall | MalformedCall] = []
+        end = self._at + _STEP_BYTES
+        for _ in range(count * _BRACKETS_PER_ITEM):
+            if self.is_done or len(found) == count or self._at >= end:
+                break
+            item = self._advance()
+            if item is not None:
+                found.append(item)
+        return found
+
+    def _advance(self) -> RawCall | MalformedCall | None:
+        """Go to the next bracket, or behind the current item, which is returned."""
+        if self._at == self._start and (usual := _USUAL.match(self._body, self._at, self._at + _WINDOW)):
+            self._at = usual.end()
+            return self._parsed(usual[1])
+        byte = self._skip(_INSIDE if self._depth else _BETWEEN)
+        at = self._at
+        if byte not in _BRACKETS and (self._depth or byte != _COMMA):
+            return None  # It is farther away than one step goes.
+        self._at = at + 1
+        if byte in _OPENERS:
+            self._depth += 1
+            if self._depth > MAX_DEPTH + 1:  # the call and its params
+                raise MalformedCall(PARSE_ERROR, TOO_DEEP)
+        elif self._depth:
+            self._depth -= 1
+        elif byte == _COMMA:
+            return self._parsed(self._text(at))
+        elif byte == _END:
+            return self._last_item(at)
+        else:
+            raise _not_json()
+        return None
+
+    def _skip(self, run: re.Pattern[bytes]) -> int:
+        """Go on to the next byte that matters, or to the end of the window. Returns the byte there."""
+        body, at = self._body, self._at
+        found = run.match(body, at, at + _WINDOW)
+        if found is not None and found.end() == at and body[at : at + 1] == b'"':
+            found = _LONG_STRING.match(body, at)  # longer than the window
+        if found is None or found.end() == len(body):
+            raise _not_json()
+        self._at = found.end()
+        return body[self._at]
+
+    def _text(self, end: int) -> bytes:
+        return self._body[self._start : end].strip(_SPACE)
+
+    def _parsed(self, raw: bytes) -> RawCall | MalformedCall:
+        self._start = self._at
+        self.count += 1
+        if self.count > self._most:
+            raise MalformedCall(
+                jsonrpc.INVALID_REQUEST, f"the batch has more than {self._most} items: send smaller batches"
+            )
+        try:
+            return jsonrpc.parse(raw)
+        except MalformedCall as exc:
+            if exc.code == PARSE_ERROR:
+                raise  # If one item is not JSON, the body is not.
+            return exc
+
+    def _last_item(self, end: int) -> RawCall | MalformedCall:
+        self.is_done = True
+        if self._body[self._at :].strip(_SPACE):
+            raise _not_json()
+        if not self.count and not self._text(end):
+            raise MalformedCall(jsonrpc.INVALID_REQUEST, "the batch is empty")
+        return self._parsed(self._text(end))
+
+
+def _not_json() -> MalformedCall:
+    return MalformedCall(PARSE_ERROR, "parse error: the batch is not valid JSON")
+
+
+def read_batch(body: bytes, most: int) -> list[RawCall | MalformedCall]:
+    """All items at once. Raises MalformedCall for a body that is not a batch of up to `most` items."""
+    short = jsonrpc.parse_short_batch(body)
+    if short is not None and len(short) <= most:
+        return list(short)
+    reader = BatchReader(body, most)
+    items: list[RawCall | MalformedCall] = []
+    while not reader.is_done:
+        items += reader.read(most)
+    return items
