@@ -52,6 +52,7 @@ from proxy.turn_queue import TurnQueue
 from proxy.web import api_spec, routes
 from proxy.web.cross_origin import CrossOrigin
 from proxy.web.docs.pages import Pages
+from proxy.web.docs.published_spec import PublishedSpec
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.front_connection import FrontConnection
 from proxy.web.front.front_context import FrontContext
@@ -189,7 +190,8 @@ class App:
         self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
         self.sockets = self._sockets()
         resolver = NetworkResolver(self._tables.chains, self.networks, self.admission)
-        self.web.add_routes(Pages(self.api_spec, self.readiness).routes())
+        served = [route.network for route in self.networks.routes.values()]
+        self.web.add_routes(Pages(PublishedSpec(self.api_spec, self._tables, served), self.readiness).routes())
         self.web.add_routes(routes.of_spec(self.api_spec, self._handlers(gate, resolver)))
         self.web.add_routes([web.get(SOCKET_PATH, Handshake(gate, resolver, self.sockets).answer, allow_head=False)])
 

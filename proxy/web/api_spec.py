@@ -22,6 +22,8 @@ from proxy.web.refusal_words import RefusalWords
 METHODS = ("get", "post", "patch", "delete", "put")
 # Paths that also exist under /account, for signed-in account holders.
 MIRRORED = ("/webhooks", "/gas/policies")
+# The languages of the sample receivers, by the suffix of their file.
+RECEIVERS = {".mjs": "Node", ".py": "Python", ".go": "Go"}
 SCHEMAS_AT = "#/components/schemas/"
 # An integer in a query. The limit on digits bounds the time that int() takes.
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
@@ -101,7 +103,6 @@ class ApiOperation:
 class ApiSpec:
     def __init__(self, document: dict[str, Any]) -> None:
         self.document = document
-        self.raw = orjson.dumps(document)
         self.operations = {operation.id: operation for operation in _operations(document)}
 
     def __repr__(self) -> str:
@@ -116,6 +117,10 @@ def load(schemas: Path) -> ApiSpec:
     document["webhooks"] = _merged(schemas / "webhooks")
     document["paths"] = _merged(schemas / "paths")
     document["paths"].update(_mirrored(document["paths"]))
+    document["x-receivers"] = [
+        {"lang": language, "source": (schemas / "receivers" / f"receiver{suffix}").read_text("utf-8")}
+        for suffix, language in RECEIVERS.items()
+    ]
     return ApiSpec(document)
 
 

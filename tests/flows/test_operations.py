@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.flows.upstream import Upstream
@@ -58,10 +59,46 @@ async def test_reference_is_served_as_a_document_and_as_a_page(service: Service)
     text = await page.text()
     assert "<script>" not in text
     assert " style=" not in text
+    assert await (await service.get("/docs/")).text() == text
     for name, kind in (("docs.js", "text/javascript"), ("docs.css", "text/css")):
         assert f"/docs/{name}" in text
         part = await service.get(f"/docs/{name}")
         assert (part.status, part.content_type) == (200, kind)
+
+
+@pytest.mark.parametrize("path", ["/docs", "/docs/docs.js", "/v1/openapi.json", "/llms.txt"])
+async def test_reference_is_compressed_and_revalidated(service: Service, path: str) -> None:
+    """A browser loads it once, and all workers agree on its tag."""
+    first = await service.get(path, **{"Accept-Encoding": "gzip"})
+    assert (first.status, first.headers["Content-Encoding"]) == (200, "gzip")
+    assert int(first.headers["Content-Length"]) < 60_000
+    for _ in range(4):
+        again = await service.get(path, **{"If-None-Match": first.headers["ETag"]})
+        assert again.status == 304
+
+
+async def test_examples_name_only_served_networks(service: Service) -> None:
+    document = await (await service.get("/v1/openapi.json")).json()
+    assert set(document["x-networks"]) == {"dev/mainnet", "dev/testnet", "ethereum/sepolia", "ethereum/hoodi"}
+    parameters = document["components"]["parameters"]
+    assert parameters["RpcChain"]["examples"] == {"evm": {"value": "dev"}}
+    assert parameters["Network"]["examples"] == {"evm": {"value": "mainnet"}}
+    rpc = document["paths"]["/rpc/{chain}/{network}"]["post"]["requestBody"]["content"]["application/json"]
+    assert set(rpc["examples"]) == {"block_number", "eth_call", "batch"}
+    created = document["paths"]["/webhooks"]["post"]["requestBody"]["content"]["application/json"]["examples"]
+    assert {example["value"]["chain"] for example in created.values()} == {"dev"}
+
+
+async def test_index_for_language_models_lists_every_operation(service: Service) -> None:
+    document = await (await service.get("/v1/openapi.json")).json()
+    reply = await service.get("/llms.txt")
+    text = await reply.text()
+    assert reply.content_type == "text/plain"
+    assert text.startswith("# Penstock\n\n> ")
+    assert "## Receiving webhooks" in text
+    operations = [each for item in document["paths"].values() for each in item.values() if "operationId" in each]
+    assert len(operations) > 50
+    assert all(f"/docs#{each['operationId']})" in text for each in operations)
 
 
 async def test_metrics_of_all_workers_add_up(service: Service, upstream: Upstream) -> None:

@@ -9,7 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from proxy.web.dashboard.static_files import ROOT, TYPES, StaticFiles, takes_gzip
+from proxy.web.dashboard.static_files import ROOT, StaticFiles
+from proxy.web.packed_files import TYPES, takes_gzip
 
 Client = TestClient[web.Request, web.Application]
 PLAIN = {"Accept-Encoding": "identity"}

@@ -8,19 +8,17 @@ not cached.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
+
+from proxy.web.packed_files import IMMUTABLE, TYPES, PackedFile
 
 ROOT = Path(__file__).parent / "static"
 PAGE = "index.html"
 # The page refers to its files by this prefix, which is replaced by the path with the digest.
 PLACEHOLDER = b'"assets/'
-TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-IMMUTABLE = "public, max-age=31536000, immutable"
 # Files from this origin only; no markup from text, no frames, no plug-ins, no form submissions.
 POLICY = "; ".join(
     (
@@ -47,20 +45,6 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StaticFile:
-    kind: str
-    plain: bytes
-    packed: bytes
-    tag: str
-
-
-def _file(name: str, plain: bytes) -> StaticFile:
-    # With a fixed time, so that all workers produce the same bytes and the same tag.
-    packed = gzip.compress(plain, 9, mtime=0)
-    return StaticFile(TYPES[Path(name).suffix], plain, packed, f'"{hashlib.sha256(plain).hexdigest()[:20]}"')
-
-
 class StaticFiles:
     def __init__(self, root: Path = ROOT) -> None:
         found = {
@@ -71,8 +55,8 @@ class StaticFiles:
         whole = hashlib.sha256(b"".join(name.encode() + b"\0" + data + b"\0" for name, data in found.items()))
         self.digest = whole.hexdigest()[:16]
         page = found.pop(PAGE).replace(PLACEHOLDER, f'"/dashboard/{self.digest}/'.encode())
-        self._page = _file(PAGE, page)
-        self._files = {name: _file(name, data) for name, data in found.items()}
+        self._page = PackedFile.of(PAGE, page)
+        self._files = {name: PackedFile.of(name, data) for name, data in found.items()}
 
     def __repr__(self) -> str:
         return f"<StaticFiles {len(self._files)} of {self.digest}>"
@@ -90,31 +74,11 @@ class StaticFiles:
         return web.Response(status=302, headers={"Location": "dashboard", "Cache-Control": "no-cache"})
 
     async def page(self, request: web.Request) -> web.Response:
-        return _reply(request, self._page, cache_control="no-cache")
+        return self._page.reply(request, HEADERS)
 
     async def file(self, request: web.Request) -> web.Response:
         found = self._files.get(request.match_info["name"])
         if found is None:
             raise web.HTTPNotFound
-        return _reply(
-            request, found, cache_control=IMMUTABLE if request.match_info["digest"] == self.digest else "no-store"
-        )
-
-
-def _reply(request: web.Request, file: StaticFile, *, cache_control: str) -> web.Response:
-    headers = {**HEADERS, "Cache-Control": cache_control, "ETag": file.tag, "Vary": "Accept-Encoding"}
-    if file.tag in request.headers.get("If-None-Match", ""):
-        return web.Response(status=304, headers=headers)
-    if takes_gzip(request.headers.get("Accept-Encoding", "")):
-        headers["Content-Encoding"] = "gzip"
-        return web.Response(body=file.packed, content_type=file.kind, charset="utf-8", headers=headers)
-    return web.Response(body=file.plain, content_type=file.kind, charset="utf-8", headers=headers)
-
-
-def takes_gzip(accepted: str) -> bool:
-    """RFC 9110, 12.5.3: gzip is acceptable if named, or by *, with a weight above zero."""
-    weights: dict[str, bool] = {}
-    for part in accepted.lower().split(","):
-        coding, _, weight = part.partition(";")
-        weights[coding.strip()] = weight.strip().removeprefix("q=").strip("0.") != "" or not weight.strip()
-    return weights.get("gzip", weights.get("*", False))
+        is_ours = request.match_info["digest"] == self.digest
+        return found.reply(request, HEADERS, cache_control=IMMUTABLE if is_ours else "no-store")

@@ -1,0 +1,75 @@
+"""The API spec as it is served: with examples for the networks of this service, its plans and its prices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+
+from proxy.chains.evm.bundler_methods import BUNDLER
+from proxy.chains.registry import Network
+from proxy.settings import Tables
+from proxy.web.api_spec import METHODS, ApiSpec
+from proxy.web.docs.local_examples import LocalExamples
+
+_LEAD = re.compile(r"^\*\*([^*]+?)\.?\*\*\s+")
+_SENTENCE = re.compile(r"(?<=\.)\s")
+
+
+class PublishedSpec:
+    def __init__(self, spec: ApiSpec, tables: Tables, served: Iterable[Network]) -> None:
+        networks = list(served)
+        self.document = LocalExamples(tables.chains, networks).applied(spec.document)
+        self.document["x-networks"] = [network.id for network in networks]
+        self.document["x-plans"] = {name: asdict(plan) for name, plan in tables.plans.items()}
+        self.document["x-units"] = _units(tables, {network.family for network in networks})
+
+    def __repr__(self) -> str:
+        return f"<PublishedSpec {len(self.document['paths'])} paths>"
+
+    @property
+    def raw(self) -> bytes:
+        return orjson.dumps(self.document)
+
+    def index(self) -> str:
+        """The contents of the reference for language models (https://llmstxt.org)."""
+        info = self.document["info"]
+        parts = [f"# {info['title']}", f"> {info['summary']}", *self._guide(), "## Operations", *self._operations()]
+        events = [f"- [{name}](/docs#event-{name})" for name in self.document["webhooks"]]
+        files = ["- [OpenAPI 3.1 document](/v1/openapi.json)", "- [Guide](/docs/guide/)"]
+        parts += ["## Webhook events", "\n".join(events), "## More", "\n".join(files)]
+        return "\n\n".join(parts) + "\n"
+
+    def _guide(self) -> list[str]:
+        """The introduction, with a heading for each of its run-in titles."""
+        blocks = self.document["info"]["description"].split("\n\n")
+        return [_LEAD.sub(lambda lead: f"## {lead[1]}\n\n", block) for block in blocks]
+
+    def _operations(self) -> list[str]:
+        return [
+            "\n".join(
+                f"- [{method.upper()} /v1{path}](/docs#{item[method]['operationId']}): "
+                f"{_SENTENCE.split(item[method]['description'])[0]}"
+                for path, item in self.document["paths"].items()
+                for method in METHODS
+                if method in item
+            )
+        ]
+
+
+def _units(tables: Tables, families: set[str]) -> dict[str, Any]:
+    """The prices in compute units: of JSON-RPC methods by family, of REST operations and of events."""
+    named = {*families, BUNDLER.name}
+    return {
+        "archive_minimum": tables.prices.archive_minimum,
+        "methods": {
+            family: {name: method.price for name, method in methods.items()}
+            for family, methods in tables.methods.items()
+            if family in named
+        },
+        "operations": {**tables.prices.rest, **tables.prices.paymaster},
+        "events": dict(tables.prices.events),
+    }

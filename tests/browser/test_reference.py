@@ -1,0 +1,190 @@
+"""The API reference at /docs in a real browser: sections, search, samples that work, and accessibility."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, Page, expect
+
+from proxy.dev.npm_packages import node_binary
+from tests.browser.test_page import CONTRAST, UNNAMED
+from tests.browser.visitor import WAIT_MS, Site
+from tests.client_scripts import ENVIRONMENT, SCRIPTS
+
+expect.set_options(timeout=WAIT_MS)
+# Sections of every kind.
+SECTIONS = (
+    *("overview", "limits", "compute-units", "errors", "receiving-webhooks", "types", "tag-webhooks"),
+    *("rpc_call", "event-token_transfer", "event-NEW_BLOCK", "account_create_webhook", "admin_list_networks"),
+)
+
+
+@pytest.fixture
+async def reference(page: Page, site: Site) -> AsyncIterator[Page]:
+    """Fails the test if the page had errors."""
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    await page.goto(root(site) + "/docs")
+    await page.get_by_role("heading", name="Penstock API", exact=True).wait_for()
+    yield page
+    assert not faults
+
+
+def root(site: Site) -> str:
+    return site.service.base.removesuffix("/v1")
+
+
+async def show(page: Page, section: str) -> None:
+    await page.evaluate("(id) => { location.hash = id; }", section)
+    await page.locator(f'#links a[href="#{section}"][aria-current]').wait_for()
+
+
+# The sections whose page has more than one title, too many elements or controls without names.
+FAULTY = """async (unnamed) => {
+    const faulty = [];
+    for (const link of [...document.querySelectorAll('#links a')]) {
+        const drawn = new Promise((resolve) => addEventListener('hashchange', resolve, { once: true }));
+        if (location.hash !== link.hash) { location.hash = link.hash; await drawn; }
+        const isWell = document.querySelectorAll('h1').length === 1 && document.querySelectorAll('main *').length < 4000
+            && (0, eval)(unnamed)().length === 0 && document.querySelector('main h1').textContent;
+        if (!isWell) faulty.push(link.hash);
+    }
+    return faulty;
+}"""
+
+
+async def test_every_section_is_shown_alone_and_is_accessible(browser: Browser, site: Site) -> None:
+    context = await browser.new_context(bypass_csp=True)
+    page = await context.new_page()
+    await page.goto(root(site) + "/docs")
+    await page.get_by_role("heading", name="Penstock API", exact=True).wait_for()
+    ids = await page.locator("#links a").evaluate_all("links => links.map((link) => link.hash.slice(1))")
+    assert set(SECTIONS) <= set(ids)
+    assert await page.evaluate(FAULTY, UNNAMED) == []
+    await context.close()
+
+
+async def test_text_has_enough_contrast_in_both_themes(reference: Page) -> None:
+    for section in SECTIONS:
+        await show(reference, section)
+        for theme in ("light", "dark"):
+            await reference.emulate_media(color_scheme=theme)
+            assert await reference.evaluate(CONTRAST) == [], (section, theme)
+
+
+async def test_sections_fit_on_a_phone(browser: Browser, site: Site) -> None:
+    context = await browser.new_context(viewport={"width": 360, "height": 740}, is_mobile=True, has_touch=True)
+    page = await context.new_page()
+    await page.goto(root(site) + "/docs/")
+    for section in SECTIONS:
+        await page.evaluate("(id) => { location.hash = id; }", section)
+        await page.locator(f'#links a[href="#{section}"][aria-current]').wait_for(state="attached")
+        wide = await page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide[0] <= wide[1], section
+    await page.get_by_role("button", name="Menu").tap()
+    await page.get_by_role("link", name="Limits").tap()
+    await page.get_by_role("heading", name="Limits", level=1).wait_for()
+    await context.close()
+
+
+async def test_search_finds_sections_by_their_words(reference: Page) -> None:
+    await reference.keyboard.press("/")
+    await reference.keyboard.type("compare constant time")
+    await expect(reference.locator("#found")).to_have_text("1 section found")
+    await reference.keyboard.press("Enter")
+    await reference.get_by_role("heading", name="Receiving webhooks", level=1).wait_for()
+
+
+async def test_deep_links_open_their_section(page: Page, site: Site) -> None:
+    for target, title in (("event-NEW_BLOCK", "NEW_BLOCK"), ("type-EvmAddress", "Types"), ("nonsense", "Penstock API")):
+        await page.goto(f"{root(site)}/docs#{target}")
+        await page.reload()
+        await page.get_by_role("heading", name=title, level=1, exact=True).wait_for()
+
+
+async def test_limits_and_errors_are_shown_as_tables(reference: Page) -> None:
+    await show(reference, "limits")
+    row = reference.get_by_role("row").filter(has_text="Requests per second")
+    await expect(row).to_contain_text("10")
+    await show(reference, "errors")
+    await expect(reference.get_by_role("row").filter(has_text="rate_limited")).to_be_visible()
+    await show(reference, "event-TOKEN_TRANSFER")
+    await expect(reference.get_by_role("region", name="Body")).to_contain_text('"valueFormatted"')
+
+
+async def sample(page: Page, language: str) -> str:
+    await page.get_by_role("button", name=language, exact=True).first.click()
+    return await page.get_by_role("region", name="Request", exact=True).inner_text()
+
+
+async def test_samples_use_a_served_network_and_the_right_credentials(reference: Page) -> None:
+    for section, shown, hidden in (
+        ("rpc_call", ("/v1/rpc/dev/mainnet", "X-API-Key"), "ethereum"),
+        ("list_token_balances", ("/v1/tokens/dev/balances/", "X-API-Key"), "ethereum"),
+        ("list_webhooks", ("X-API-Key",), "cookies"),
+        ("account_list_webhooks", ("-b cookies.txt",), "X-API-Key"),
+        ("admin_list_networks", ("Authorization: Bearer $ADMIN_TOKEN",), "X-API-Key"),
+        ("account_sign_in", ("-c cookies.txt",), "X-API-Key"),
+    ):
+        await show(reference, section)
+        text = await sample(reference, "curl")
+        assert all(part in text for part in shown), text
+        assert hidden not in text
+
+
+def environment(site: Site) -> dict[str, str]:
+    service = site.service
+    secrets = {"API_KEY": service.keys["growth"], "ADMIN_TOKEN": service.ready["admin_token"]}
+    return {**os.environ, **ENVIRONMENT, **secrets}
+
+
+async def run(words: list[str], site: Site) -> str:
+    done = await asyncio.to_thread(
+        subprocess.run, words, env=environment(site), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("section", ["rpc_call", "list_chains", "create_wallet", "admin_list_networks"])
+async def test_samples_run(reference: Page, site: Site, tmp_path: Path, section: str) -> None:
+    """In curl, JavaScript (viem or fetch) and Python."""
+    await show(reference, section)
+    shell = await sample(reference, "curl")
+    out = await run(["bash", "-c", re.sub(r"^curl ", "curl -s -w ' %{http_code}' ", shell)], site)
+    assert out[-3:] in ("200", "201"), out
+    # Node looks for packages beside the script.
+    script = SCRIPTS / f".sample-{os.getpid()}.mjs"
+    script.write_text(await sample(reference, "JavaScript"))
+    try:
+        out = await run([str(node_binary()), str(script)], site)
+    finally:
+        script.unlink()
+    assert re.match(r"(200|201) |0x", out), out
+    file = tmp_path / "sample.py"
+    file.write_text(await sample(reference, "Python"))
+    out = await run([sys.executable, str(file)], site)
+    assert re.match(r"(200|201) ", out), out
+    assert shlex.split(shell)[0] == "curl"
+
+
+async def test_reference_transfers_less_than_80_kb(browser: Browser, site: Site) -> None:
+    context = await browser.new_context()
+    page = await context.new_page()
+    session = await context.new_cdp_session(page)
+    sizes: list[float] = []
+    session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    await session.send("Network.enable")
+    await page.goto(root(site) + "/docs")
+    await page.get_by_role("heading", name="Penstock API", exact=True).wait_for()
+    assert 10_000 < sum(sizes) < 80_000
+    await context.close()
