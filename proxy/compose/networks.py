@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import fields
 
 from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
 from proxy.chains.families import family_of
@@ -22,7 +23,7 @@ from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
 from proxy.store.edge_table import SharedRate
 from proxy.store.host_memory import HostMemory
 from proxy.telemetry import Tally
-from proxy.wire.address import UpstreamAddress
+from proxy.wire.address import UpstreamAddress, headers_of
 from proxy.wire.http_upstream import HttpUpstream
 from proxy.wire.private_words import private_words
 from proxy.wire.upstream import Upstream
@@ -140,11 +141,11 @@ class NetworkBuilder:
 
     def _upstream(self, network: Network, label: str, index: int, given: UpstreamSettings, kind: str) -> Upstream:
         upstream = self._built(self._health(network, label, index, given, kind), given)
-        upstream.private_words = private_words(given.url, given.headers)
+        upstream.private_words = private_words(given.url, headers_of(given), given.proxy)
         return upstream
 
     def _health(self, network: Network, label: str, index: int, given: UpstreamSettings, kind: str) -> UpstreamHealth:
-        mark = mark_of(self._settings.keys.pepper, network.id, given.url, kind)
+        mark = mark_of(self._settings.keys.pepper, network.id, given.place, kind)
         return UpstreamHealth(
             label,
             index=index,
@@ -164,8 +165,8 @@ class NetworkBuilder:
 
     def _built(self, health: UpstreamHealth, given: UpstreamSettings) -> Upstream:
         if given.url.startswith("ws"):
-            return WebSocketUpstream(health, given.url, dict(given.headers), limit=given.connections, batch=given.batch)
-        address = UpstreamAddress.of(given.url, given.headers)
+            return WebSocketUpstream(health, given, limit=given.connections, batch=given.batch)
+        address = UpstreamAddress.of(given)
         depth = given.depth or self._settings.rpc.depth
         return HttpUpstream(
             health, address, self._write_buffer, limit=given.connections, depth=depth, batch=given.batch
@@ -182,14 +183,5 @@ def _by_use(network: Network, upstreams: list[UpstreamSettings]) -> tuple[Number
 
 def _as_upstream(given: BundlerSettings) -> UpstreamSettings:
     """A bundler handles one call at a time per connection: its calls are slow, and one must not wait for another."""
-    return UpstreamSettings(
-        network=given.network,
-        url=given.url,
-        weight=given.weight,
-        tier=given.tier,
-        headers=given.headers,
-        requests_per_second=given.requests_per_second,
-        batch=1,
-        connections=given.connections,
-        depth=1,
-    )
+    common = {each.name: getattr(given, each.name) for each in fields(given)}
+    return UpstreamSettings(**common, batch=1, depth=1)

@@ -22,6 +22,6 @@ def renewed_marks(settings: Settings, tables: Tables) -> dict[str, str]:
         for each in section:
             network = tables.chains.find(*each.network.split("/"))
             assert network is not None  # The settings were validated.
-            old = mark_of(keys.previous_pepper, network.id, each.url, kind)
-            found[old] = mark_of(keys.pepper, network.id, each.url, kind)
+            old = mark_of(keys.previous_pepper, network.id, each.place, kind)
+            found[old] = mark_of(keys.pepper, network.id, each.place, kind)
     return found

@@ -7,7 +7,7 @@ values. All faults are collected and reported together, each with the name of it
 from __future__ import annotations
 
 from proxy.data_files import CONFIG, SCHEMAS
-from proxy.settings.certificates import Certificates, read_certificates
+from proxy.settings.certificates import Certificates, client_context, read_certificates
 from proxy.settings.crosschecks import network_faults, paymaster_faults, signer_key
 from proxy.settings.loading import data_directory, environment, from_tree, load, load_with_tables, masked, own_directory
 from proxy.settings.sections import (
@@ -21,6 +21,7 @@ from proxy.settings.sections import (
     FixedPrice,
     FollowerSettings,
     KeySettings,
+    LinkSettings,
     LogSettings,
     MailSettings,
     MetricsSettings,
@@ -55,6 +56,7 @@ __all__ = [
     "FixedPrice",
     "FollowerSettings",
     "KeySettings",
+    "LinkSettings",
     "LogSettings",
     "MailSettings",
     "MetricsSettings",
@@ -74,6 +76,7 @@ __all__ = [
     "UsageSettings",
     "WalletSettings",
     "WebhookSettings",
+    "client_context",
     "data_directory",
     "environment",
     "file_versions",

@@ -1,7 +1,7 @@
-"""The certificates that the service shows to its clients, read from the files that `[server.tls]` names.
+"""TLS contexts from files: for the service's clients (`[server.tls]`), and for its connections to upstreams.
 
-The supervisor reads the files and sends their content to its workers. A worker that starts later needs no files, so a renewal
-that is half done harms none. Files are used only if every one of them is valid.
+The supervisor reads the files of `[server.tls]` and sends their content to its workers. A worker that starts later needs no
+files, so a renewal that is half done harms none. Files are used only if every one of them is valid.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import msgspec
 from cryptography import x509
 
 from proxy.errors import StartError
-from proxy.settings.sections import TlsSettings
+from proxy.settings.sections import BundlerSettings, LinkSettings, TlsSettings, UpstreamSettings
 
 # The names of a certificate and its key in a directory per name: of certbot, and of a Kubernetes secret.
 _PAIRS_IN_DIRECTORIES = (("fullchain.pem", "privkey.pem"), ("tls.crt", "tls.key"))
@@ -91,6 +92,46 @@ def tls_faults(tree: Mapping[str, Any]) -> Iterator[str]:
         return
     except StartError as exc:
         yield from exc.faults
+
+
+def link_faults(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Report upstreams and bundlers whose TLS files cannot be used, or whose ways to connect exclude each other."""
+    kinds: dict[str, type[LinkSettings]] = {"upstreams": UpstreamSettings, "bundlers": BundlerSettings}
+    for section, kind in kinds.items():
+        given = tree.get(section)
+        for place, each in enumerate(given if isinstance(given, list | tuple) else ()):
+            try:
+                link = msgspec.convert(each, kind, strict=False)
+            except msgspec.ValidationError:
+                continue
+            yield from (f"{section}.{place}.{fault}" for fault in _faults_of(link))
+
+
+def _faults_of(link: LinkSettings) -> Iterator[str]:
+    if bool(link.cert) != bool(link.key):
+        yield "cert: cert and key belong together: set both"
+    if link.socket and link.proxy:
+        yield "proxy: a Unix socket is not reached through a proxy: set one of proxy and socket"
+    if link.socket and link.url.startswith("wss:"):
+        yield "socket: a WebSocket on a Unix socket uses no TLS: write ws:// in the URL"
+    if link.uses_tls:
+        try:
+            client_context(link.ca, link.cert, link.key, link.min_tls)
+        except ssl.SSLError:
+            yield "ca: ca, cert and key must be files in PEM format, the key without a password and of this certificate"
+        except OSError as exc:
+            yield f"ca: cannot read one of ca, cert and key: {exc.strerror}"
+
+
+@lru_cache(maxsize=64)
+def client_context(ca: str, cert: str, key: str, min_tls: str) -> ssl.SSLContext:
+    """A context for connections to upstreams. Shared, because reading the system's authorities takes 20 ms."""
+    context = ssl.create_default_context(cafile=ca or None)
+    context.minimum_version = VERSIONS[min_tls]
+    context.set_alpn_protocols(["http/1.1"])
+    if cert:
+        context.load_cert_chain(cert, key or None, password="")
+    return context
 
 
 def server_context(pair: CertificatePair, client_ca: str, tls: TlsSettings) -> ssl.SSLContext:

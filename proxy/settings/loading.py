@@ -14,9 +14,10 @@ import orjson
 
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
-from proxy.settings.certificates import tls_faults
+from proxy.settings.certificates import link_faults, tls_faults
 from proxy.settings.crosschecks import network_faults, paymaster_faults
 from proxy.settings.masking import masked_value
+from proxy.settings.proxies import with_proxies
 from proxy.settings.schemas import is_secret, schema_faults
 from proxy.settings.sections import Settings
 from proxy.settings.tables import Tables, load_tables
@@ -51,9 +52,10 @@ def load_with_tables(path: Path | None, *, environ: Mapping[str, str]) -> tuple[
     tables = None
     try:
         tables = load_tables(own=_own_directory(tree))
-        faults += (*network_faults(tree, tables), *paymaster_faults(tree, tables, environ), *tls_faults(tree))
+        faults += (*network_faults(tree, tables), *paymaster_faults(tree, tables, environ))
     except StartError as exc:
         faults += exc.faults
+    faults += (*tls_faults(tree), *link_faults(tree))
     settings = from_tree(tree, faults=faults)
     if tables is None:
         raise StartError(faults)
@@ -66,7 +68,8 @@ def _tree(
     known = tree = _merged(read(CONFIG / "default.toml"), defaults)
     if path is not None:
         tree = _merged(tree, read(path))
-    return _with_environment(tree, environ, known)
+    tree, faults = _with_environment(tree, environ, known)
+    return with_proxies(tree, environ), faults
 
 
 def own_directory(path: Path | None, *, environ: Mapping[str, str]) -> str:

@@ -26,7 +26,8 @@ SECRETS = frozenset(
             "mail.password",
         ),
         "webhooks.secret_key",
-        *("upstreams.url", "upstreams.headers", "bundlers.url", "bundlers.headers"),
+        *("upstreams.url", "upstreams.headers", "upstreams.bearer", "upstreams.proxy"),
+        *("bundlers.url", "bundlers.headers", "bundlers.bearer", "bundlers.proxy"),
     }
 )
 
@@ -56,6 +57,13 @@ _FAULT_WORDS: dict[tuple[str, ...], str] = {
 }
 
 
+# The same for secrets of upstreams and bundlers.
+_SECRET_WORDS = {
+    "url": "must be an http, https, ws or wss address",
+    "proxy": "must be the http:// address of a proxy, or env",
+}
+
+
 # Sections with a secret. A value written instead of the section's table is probably that secret.
 _SECRET_SECTIONS = frozenset(name.split(".")[0] for name in SECRETS)
 
@@ -64,11 +72,7 @@ def _fault_text(error: jsonschema_rs.ValidationError) -> str:
     path = tuple(str(step) for step in error.instance_path)
     words = _FAULT_WORDS.get(path[:2])
     if words is None and is_secret(path):
-        words = (
-            "must be an http, https, ws or wss address"
-            if path[-1] == "url"
-            else "is not valid (the value is hidden because it is secret)"
-        )
+        words = _SECRET_WORDS.get(path[-1]) or "is not valid (the value is hidden because it is secret)"
     is_section = len(path) == 1 or (len(path) == 2 and path[1].isdecimal())
     if words is None and is_section and path[0] in _SECRET_SECTIONS and error.kind.name == "type":
         words = "must be a table of settings"

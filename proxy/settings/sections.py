@@ -246,15 +246,38 @@ class BundlingSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UpstreamSettings:
-    network: str
+class LinkSettings:
+    """How an upstream or a bundler is reached."""
+
     url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    bearer: str = ""
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    server_name: str = ""
+    min_tls: Literal["1.2", "1.3"] = "1.2"
+    proxy: str = ""
+    socket: str = ""
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.url.startswith(("https:", "wss:"))
+
+    @property
+    def place(self) -> str:
+        """The URL, and the socket if there is one: two sockets may have the same URL."""
+        return f"{self.url} {self.socket}" if self.socket else self.url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamSettings(LinkSettings):
+    network: str
     weight: float = 1.0
     tier: int = 0
     archive: bool = True
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)
     requests_per_second: float = 0.0
     batch: int = 20
     connections: int = 72
@@ -262,12 +285,10 @@ class UpstreamSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BundlerSettings:
+class BundlerSettings(LinkSettings):
     network: str
-    url: str
     weight: float = 1.0
     tier: int = 0
-    headers: Mapping[str, str] = field(default_factory=dict)
     requests_per_second: float = 0.0
     connections: int = 72
 

@@ -12,18 +12,21 @@ than the limit may allow, and calls are counted. *Probes* have a connection to t
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable
 from typing import Final
 
 from proxy.core.jsonrpc import HEAD
 from proxy.core.upstream_health import UpstreamHealth
-from proxy.wire.address import CONNECT_TIMEOUT_S, UpstreamAddress
+from proxy.wire.address import CONNECT_TIMEOUT_S, UpstreamAddress, detail_of, reason_of
 from proxy.wire.call_queue import CallQueue
 from proxy.wire.http_connection import HttpConnection
 from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection
 from proxy.wire.waiting_calls import UpstreamRequest, WaitingCall
 from proxy.wire.write_buffer import DEFER_BELOW, WriteBuffer
+
+log = logging.getLogger("penstock.upstream")
 
 # While calls wait, a reply whose reader has kept its connection waiting for longer is read to its end, or dropped.
 STALLED_S: Final = 2.0
@@ -44,8 +47,8 @@ _LENGTHS: Final = [_length(size) for size in range(1024)]
 
 class HttpUpstream(Upstream):
     __slots__ = (
-        "_address", "_connecting", "_cork_depth", "_corked", "_loop", "_open", "_out", "_probes", "_queue", "_reserve",
-        "_tasks", "_write_buffer", "head",
+        "_address", "_connecting", "_cork_depth", "_corked", "_failure", "_loop", "_open", "_out", "_probes", "_queue",
+        "_reserve", "_tasks", "_write_buffer", "head",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +65,8 @@ class HttpUpstream(Upstream):
         # With several calls on each, fewer connections suffice, and more calls leave in one segment.
         self._queue = CallQueue(self, max(2, limit // depth) * depth if depth > 1 else limit)
         self._address = address
+        # Why no connection can be opened, if that was logged.
+        self._failure = ""
         self.head = address.head
         self._write_buffer = write_buffer
         self._loop = asyncio.get_running_loop()
@@ -300,8 +305,10 @@ class HttpUpstream(Upstream):
         if task.cancelled():
             return
         if failed := task.exception():
-            self._fail_waiting("connection timed out" if isinstance(failed, TimeoutError) else "connection refused")
+            self._log_failure(detail_of(failed))
+            self._fail_waiting(reason_of(failed))
             return
+        self._failure = ""
         connection = task.result()
         # An upstream may close the connection before this task runs.
         if connection.transport is None or connection.transport.is_closing():
@@ -310,6 +317,12 @@ class HttpUpstream(Upstream):
         self._open.add(connection)
         connection.idle_since = self.now
         self.release(connection, None)
+
+    def _log_failure(self, detail: str) -> None:
+        """Once for each reason, until a connection is opened."""
+        if detail and detail != self._failure:
+            log.warning("cannot connect to an upstream", extra={"upstream": self.label, "reason": detail})
+        self._failure = detail
 
     def _fail_waiting(self, reason: str) -> None:
         """No connection was opened. Calls wait for those that are open if the upstream replies on them, and the sweep tries

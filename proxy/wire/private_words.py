@@ -19,10 +19,12 @@ _SECRET_LENGTH = 4
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
-def private_words(url: str, headers: Mapping[str, str]) -> tuple[str, ...]:
+def private_words(url: str, headers: Mapping[str, str], proxy: str = "") -> tuple[str, ...]:
     """In lower case. Searched for in texts in lower case: nodes change the case of host names."""
     parts = urlsplit(url)
     found = {*_host(parts), *_user(parts), *_path(parts), *_header_values(headers)}
+    if proxy:
+        found |= {*_host(urlsplit(proxy)), *_user(urlsplit(proxy))}
     return tuple(sorted({word.lower() for word in _as_written(found)}))
 
 

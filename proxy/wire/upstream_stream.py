@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 
 import aiohttp
 import msgspec
-from yarl import URL
 
 from proxy.core import jsonrpc
 from proxy.wire.address import CONNECT_TIMEOUT_S
-from proxy.wire.upstream import MAX_REPLY_BYTES
+from proxy.wire.websocket_link import WebSocketLink
 
 # A silent connection is pinged after this time, and is lost if no pong arrives within half of it.
 HEARTBEAT_S = 10.0
@@ -60,12 +59,11 @@ _read = msgspec.json.Decoder(_Message).decode
 class UpstreamStream:
     """`on_lost` is called once, when an open stream ends without `close`."""
 
-    def __init__(self, url: URL, headers: Mapping[str, str], label: str, on_lost: Callable[[], None]) -> None:
+    def __init__(self, link: WebSocketLink, label: str, on_lost: Callable[[], None]) -> None:
         self.label = label
         # See `Upstream.private_words`.
         self.private_words: tuple[str, ...] = ()
-        self._url = url
-        self._headers = headers
+        self._link = link
         self._on_lost = on_lost
         self._ids = itertools.count(1)
         self._pending: dict[bytes, tuple[asyncio.Future[bytes], OnNotification | None]] = {}
@@ -84,17 +82,10 @@ class UpstreamStream:
 
     async def open(self) -> None:
         """Connect. Raises StreamLost."""
-        self._session = aiohttp.ClientSession(trust_env=False)
+        self._session = self._link.session()
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                self._socket = await self._session.ws_connect(
-                    self._url,
-                    headers=self._headers,
-                    heartbeat=HEARTBEAT_S,
-                    max_msg_size=MAX_REPLY_BYTES,
-                    compress=0,
-                    decode_text=False,
-                )
+                self._socket = await self._link.open(self._session, heartbeat_s=HEARTBEAT_S, decode_text=False)
         except (aiohttp.ClientError, OSError, TimeoutError):
             raise StreamLost(f"cannot connect to {self.label}") from None
         loop = asyncio.get_running_loop()

@@ -11,10 +11,9 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 import aiohttp
-from yarl import URL
 
 from proxy.wire.address import CONNECT_TIMEOUT_S
-from proxy.wire.upstream import MAX_REPLY_BYTES
+from proxy.wire.websocket_link import WebSocketLink
 
 HEARTBEAT_S = 20.0
 
@@ -26,11 +25,8 @@ class OnLost(Protocol):
 
 
 class WebSocketClient:
-    def __init__(
-        self, url: URL, headers: dict[str, str], label: str, on_message: Callable[[bytes], None], on_lost: OnLost
-    ) -> None:
-        self._url = url
-        self._headers = headers
+    def __init__(self, link: WebSocketLink, label: str, on_message: Callable[[bytes], None], on_lost: OnLost) -> None:
+        self._link = link
         self._label = label
         self._on_message = on_message
         self._on_lost = on_lost
@@ -98,10 +94,8 @@ class WebSocketClient:
 
     async def _connect(self) -> aiohttp.ClientWebSocketResponse:
         if self._session is None:
-            self._session = aiohttp.ClientSession(trust_env=False)
-        return await self._session.ws_connect(
-            self._url, headers=self._headers, heartbeat=HEARTBEAT_S, max_msg_size=MAX_REPLY_BYTES, compress=0
-        )
+            self._session = self._link.session()
+        return await self._link.open(self._session, heartbeat_s=HEARTBEAT_S)
 
     async def _send_queue(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:

@@ -11,16 +11,16 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection
 
-from yarl import URL
-
 from proxy.core import jsonrpc
 from proxy.core.upstream_health import UpstreamHealth
+from proxy.settings import LinkSettings
 from proxy.wire.call_queue import CallQueue
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection
 from proxy.wire.upstream_stream import UpstreamStream
 from proxy.wire.waiting_calls import WaitingCall
 from proxy.wire.websocket_client import WebSocketClient
+from proxy.wire.websocket_link import WebSocketLink
 
 _OK = ReplyHead(200, 0, close=False, plain=True)
 # The id of a call, or of the first call in a batch: this program writes every request, so it is always a number in this place.
@@ -40,19 +40,18 @@ class WebSocketSlot(UpstreamConnection):
 
 
 class WebSocketUpstream(Upstream):
-    __slots__ = ("_batches", "_client", "_headers", "_pending", "_queue", "_replied_at", "_slot", "_url")
+    __slots__ = ("_batches", "_client", "_link", "_pending", "_queue", "_replied_at", "_slot")
 
-    def __init__(self, health: UpstreamHealth, url: str, headers: dict[str, str], *, limit: int, batch: int) -> None:
+    def __init__(self, health: UpstreamHealth, link: LinkSettings, *, limit: int, batch: int) -> None:
         super().__init__(health, depth=1, batch=batch)
-        self._url = URL(url, encoded=True)
-        self._headers = headers
+        self._link = WebSocketLink(link)
         self._slot = WebSocketSlot(self)
         self._queue = CallQueue(self, limit)
         self._pending: dict[bytes, ReplySink] = {}
         # The ids in `_pending` that are batches, oldest first.
         self._batches: dict[bytes, None] = {}
         self._replied_at = 0.0
-        self._client = WebSocketClient(self._url, headers, self.label, self._receive, self._on_lost)
+        self._client = WebSocketClient(self._link, self.label, self._receive, self._on_lost)
 
     def __repr__(self) -> str:
         return f"<WebSocketUpstream {self.label}: {len(self._pending)} in flight, {len(self._queue)} waiting>"
@@ -106,7 +105,7 @@ class WebSocketUpstream(Upstream):
 
     def stream(self, on_lost: Callable[[], None]) -> UpstreamStream:
         """A separate connection for subscriptions, not open yet."""
-        stream = UpstreamStream(self._url, self._headers, self.label, on_lost)
+        stream = UpstreamStream(self._link, self.label, on_lost)
         stream.private_words = self.private_words
         return stream
 

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from proxy.core.upstream_health import UpstreamHealth
+from proxy.settings import LinkSettings
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.http_upstream import HttpUpstream
@@ -93,7 +94,12 @@ async def pool(
     async with Scripted(script) as server:
         turn = turn or WriteBuffer(asyncio.get_running_loop())
         upstream = HttpUpstream(
-            UpstreamHealth("test#1"), UpstreamAddress.of(server.url, {}), turn, limit=limit, depth=depth, batch=1
+            UpstreamHealth("test#1"),
+            UpstreamAddress.of(LinkSettings(url=server.url)),
+            turn,
+            limit=limit,
+            depth=depth,
+            batch=1,
         )
         try:
             yield upstream, server

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.settings import LinkSettings
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.call_queue import LONGEST_ABANDONED_S
 from proxy.wire.upstream import STALE, Upstream
@@ -519,7 +520,9 @@ async def test_call_that_may_go_out_once_shares_no_connection_that_it_can_have_a
 
 
 def test_head_of_a_request_holds_no_secret_in_its_repr() -> None:
-    address = UpstreamAddress.of("http://user:secret@127.0.0.1:1/secret", {"X-Secret": "secret"})
+    address = UpstreamAddress.of(
+        LinkSettings(url="http://user:secret@127.0.0.1:1/secret", headers={"X-Secret": "secret"})
+    )
     assert "secret" not in repr(address)
     assert b"secret" in address.head
 
@@ -534,4 +537,4 @@ def test_head_of_a_request_holds_no_secret_in_its_repr() -> None:
     ],
 )
 def test_upstream_is_named_as_a_host_is_written(url: str, host: bytes) -> None:
-    assert b"\r\nHost: " + host + b"\r\n" in UpstreamAddress.of(url, {}).head
+    assert b"\r\nHost: " + host + b"\r\n" in UpstreamAddress.of(LinkSettings(url=url)).head

@@ -13,14 +13,20 @@ from aiohttp import WSMsgType, web
 from yarl import URL
 
 from proxy.core.upstream_health import UpstreamHealth
+from proxy.settings import LinkSettings
 from proxy.wire import upstream_stream
 from proxy.wire.http_connection import AbsentSink
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
+from proxy.wire.websocket_link import WebSocketLink
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from tests.service import until
 from tests.web.worker import on_uvloop
 
 Answer = Callable[[web.WebSocketResponse, dict[str, Any]], Awaitable[None]]
+
+
+def link(url: str, headers: dict[str, str] | None = None) -> WebSocketLink:
+    return WebSocketLink(LinkSettings(url=url, headers=headers or {}))
 
 
 class Server:
@@ -62,7 +68,7 @@ async def serving(answer: Answer) -> AsyncIterator[Server]:
 
 @asynccontextmanager
 async def opened(server: Server, on_lost: Callable[[], None] = lambda: None) -> AsyncIterator[UpstreamStream]:
-    stream = UpstreamStream(server.url, {"X-Secret": "s"}, "net#1", on_lost)
+    stream = UpstreamStream(link(str(server.url), {"X-Secret": "s"}), "net#1", on_lost)
     await stream.open()
     try:
         yield stream
@@ -198,7 +204,7 @@ async def test_message_over_the_limit_ends_the_stream() -> None:
 def test_unreachable_upstream_is_lost_and_its_address_is_not_shown(url: str) -> None:
     @on_uvloop
     async def run() -> None:
-        stream = UpstreamStream(URL(url), {}, "net#1", lambda: None)
+        stream = UpstreamStream(link(url), "net#1", lambda: None)
         with pytest.raises(StreamLost) as lost:
             await stream.open()
         await stream.close()
@@ -233,7 +239,7 @@ async def test_cancellation_while_closing_an_upstream_is_raised() -> None:
     async def ignore(socket: web.WebSocketResponse, call: dict[str, Any]) -> None: ...
 
     async with serving(ignore) as server:
-        upstream = WebSocketUpstream(UpstreamHealth("net#1"), str(server.url), {}, limit=8, batch=1)
+        upstream = WebSocketUpstream(UpstreamHealth("net#1"), LinkSettings(url=str(server.url)), limit=8, batch=1)
         upstream.submit(AbsentSink(""), b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}')
         await until(lambda: server.calls)
         with pytest.raises(TimeoutError):
