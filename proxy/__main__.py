@@ -22,6 +22,8 @@ COMMANDS = {
     "check": "check",
     "compile": "compiling",
     "migrate": "migrate",
+    "backup": "backup",
+    "restore": "restore",
     "accounts": "accounts",
     "keys": "keys",
     "admin": "admin",

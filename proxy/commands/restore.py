@@ -1,0 +1,58 @@
+"""`restore`: fill an empty database from a backup."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from proxy.commands import context
+from proxy.commands.backup import fitting_tools
+from proxy.errors import StartError
+from proxy.store import migrate
+
+_TABLES = "select count(*) from pg_class where relkind in ('r', 'p') and relnamespace = 'public'::regnamespace"
+
+
+def register(commands: Any) -> None:
+    about = "fill an empty database from a file that backup wrote"
+    parser = commands.add_parser("restore", help=about, description=f"{about.capitalize()}. Needs pg_restore.")
+    parser.add_argument("file", type=Path)
+    context.add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.file.is_file():
+        raise StartError([f"{args.file}: there is no such file"])
+    found = context.load(args)
+    tools = asyncio.run(fitting_tools(found.database.url))
+    _refuse_newer(args.file, tools.migrations(args.file))
+    asyncio.run(_refuse_filled(found.database.url))
+    tools.restore(found.database.url, args.file)
+    print(f"restored {args.file}")
+    if missing := asyncio.run(_pending(found.database.url)):
+        print(f"it is from an older version: run {args.program} migrate, which applies {', '.join(missing)}")
+    else:
+        asyncio.run(context.inspect_service(found))
+    return 0
+
+
+def _refuse_newer(file: Path, recorded: list[str]) -> None:
+    known = {*migrate.SQUASHED, *(path.stem for path in migrate.files())}
+    if newer := [name for name in recorded if name not in known]:
+        raise StartError(
+            [f"{file}: is from a newer version, with the migrations {', '.join(newer)}: restore it with that version"]
+        )
+
+
+async def _refuse_filled(url: str) -> None:
+    async with context.database(url) as connection:
+        if await connection.fetchval(_TABLES):
+            raise StartError(["database.url: the database is not empty: create a new one, and restore into that"])
+
+
+async def _pending(url: str) -> list[str]:
+    async with context.database(url) as connection:
+        return await migrate.pending(connection)
