@@ -64,13 +64,15 @@ class Production:
         self.process.send_signal(number)
 
 
-def launch(config: Path, log_file: Path, *, role: str = "all", files: tuple[int, int] | None = None) -> Production:
-    """Start `serve`; `files`: its soft and hard limit on open files."""
+def launch(
+    config: Path, log_file: Path, *, role: str = "all", files: tuple[int, int] | None = None, root: Path = ROOT
+) -> Production:
+    """Start `serve`; `files`: its soft and hard limit on open files; `root`: the directory of its sources."""
     limits = ("prlimit", f"--nofile={files[0]}:{files[1]}") if files else ()
     with log_file.open("wb") as output:
         process = subprocess.Popen(
             [*limits, sys.executable, "-m", "proxy", "serve", "--config", str(config), "--role", role],
-            cwd=ROOT,
+            cwd=root,
             env={name: value for name, value in os.environ.items() if name != "DATABASE_URL"},
             stdout=output,
             stderr=output,
@@ -78,8 +80,8 @@ def launch(config: Path, log_file: Path, *, role: str = "all", files: tuple[int,
     return Production(process, log_file, config)
 
 
-async def start(config: Path, log_file: Path, key: str, *, role: str = "all") -> Production:
-    running = launch(config, log_file, role=role)
+async def start(config: Path, log_file: Path, key: str, *, role: str = "all", root: Path = ROOT) -> Production:
+    running = launch(config, log_file, role=role, root=root)
     running.key = key
     await ready(running)
     return running
