@@ -31,6 +31,7 @@ TOGETHER = (
         "tests/flows/test_errors.py",
         "tests/flows/test_secrets.py",
         "tests/flows/test_operations.py",
+        "tests/flows/test_board.py",
         "tests/flows/test_collections.py",
         "tests/flows/test_first_call.py",
         "tests/dev/test_indexing.py",

@@ -46,6 +46,23 @@ def test_every_metric_of_a_query_exists(tmp_path: Path) -> None:
     assert used - {family.name for family in families} == set()
 
 
+# Units that are no base units of Prometheus, and other words that a name must not end with.
+OTHER_UNITS = re.compile(r"_(ms|millis\w*|minutes|hours|days|us|ns|kb|mb|kilobytes|megabytes|percent|total_count)$")
+
+
+def test_metrics_are_named_as_prometheus_recommends(tmp_path: Path) -> None:
+    families = [*REGISTRY.collect(), *CallCollector(tmp_path).collect(), *Scrape(tmp_path).families()]
+    ours = [family for family in families if not family.name.startswith(("python_", "process_"))]
+    assert len(ours) > 40
+    for family in ours:
+        assert re.fullmatch(r"penstock_[a-z][a-z0-9_]*[a-z0-9]", family.name), family.name
+        assert not OTHER_UNITS.search(family.name), family.name
+        # A counter's series get the suffix _total; the names of others must not look like one.
+        assert not SERIES.search(family.name), family.name
+        assert family.type != "histogram" or family.name.endswith(("_seconds", "_bytes")), family.name
+        assert family.documentation, family.name
+
+
 def test_every_alert_has_a_section_in_the_runbook() -> None:
     sections = {line[3:].lower() for line in (DEPLOY / "RUNBOOK.md").read_text().splitlines() if line.startswith("## ")}
     alerts = {rule["alert"]: rule["annotations"]["runbook"] for rule in rules() if "alert" in rule}
