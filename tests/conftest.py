@@ -3,8 +3,9 @@ their own."""
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if is_test and config.getoption(COMPILED_ONLY) and not scheduling.runs_compiled_code(collection_path):
         return True
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Thousands of tests and their modules stay until the end: the garbage collector need not visit them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

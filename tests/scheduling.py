@@ -11,7 +11,8 @@ from pathlib import Path
 from proxy.compiled import MODULES
 
 ROOT = Path(__file__).resolve().parent.parent
-# Files of one row share a service that takes seconds to start. They form a unit: one process runs them, one after the other.
+# Files of one row share a service, or other work, that takes seconds to start. They form a unit: one process runs them, one
+# after the other.
 TOGETHER = (
     (
         # Reads what the recipe deployed, before other files mint and transfer.
@@ -42,6 +43,13 @@ TOGETHER = (
         "tests/browser/test_user_flows.py",
         "tests/browser/test_sign_in.py",
         "tests/browser/test_cross_origin_page.py",
+    ),
+    (
+        # They read every module of the project.
+        "tests/house/test_compiled.py",
+        "tests/house/test_imports.py",
+        "tests/house/test_modules.py",
+        "tests/house/test_names.py",
     ),
 )
 # With two processes, a long unit that starts last leaves one of them idle. The first files of units that take 15 seconds or

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from proxy.chains.evm.methods import EARLIEST, EVM, LATEST, PENDING
 from proxy.chains.family import HASH, NONE, BlockRef
-from proxy.settings import load_tables
+from tests.shipped_tables import TABLES
 
-METHODS = load_tables().methods["evm"]
+METHODS = TABLES.methods["evm"]
 ADDRESS = '"0x52908400098527886e0f7030069857d2e4169ee7"'
 BLOCK_HASH = '"0x' + "ab" * 32 + '"'
 HEAD, FINAL = 1000, 900

@@ -6,9 +6,8 @@ import pytest
 import sha3
 
 from proxy.chains.evm import address, factories
-from proxy.settings import load_tables
+from tests.shipped_tables import TABLES
 
-TABLES = load_tables()
 CHAIN = next(chain for chain in TABLES.chains.chains.values() if len(chain.factories) == 3)
 OWNER = bytes.fromhex("f39Fd6e51aad88F6F4ce6aB8827279cffFb92266")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.chains.families import FAMILIES
-from proxy.settings import load_tables
+from tests.shipped_tables import TABLES
 
-TABLES = load_tables()
 METHODS = TABLES.methods
 
 

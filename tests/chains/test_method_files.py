@@ -13,10 +13,10 @@ from web3._utils.rpc_abi import RPC
 from proxy.errors import StartError
 from proxy.settings import CONFIG, load_tables
 from tests.rpc_harness import rpc_harness
+from tests.shipped_tables import TABLES
 from tests.web import worker as worker_module
 from tests.web.worker import on_uvloop
 
-TABLES = load_tables()
 EVM = TABLES.methods["evm"]
 CLIENTS = Path(__file__).parents[1] / "clients" / "node_modules"
 # They need a node's own keys or work, or change the node.

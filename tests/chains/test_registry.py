@@ -10,8 +10,8 @@ import pytest
 from proxy import settings
 from proxy.chains.registry import Chain, Native, NetworkFacts, Registry
 from proxy.errors import StartError
+from tests.shipped_tables import TABLES
 
-TABLES = settings.load_tables()
 CHAINS = TABLES.chains
 
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from proxy.chains.family import NONE, BlockRef
 from proxy.chains.svm.methods import LEDGER_KEPT_SLOTS, SVM
-from proxy.settings import load_tables
+from tests.shipped_tables import TABLES
 
-METHODS = load_tables().methods["svm"]
+METHODS = TABLES.methods["svm"]
 HEAD, FINAL = 1000, 900
 
 

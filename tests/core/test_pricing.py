@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy import settings
+from tests.shipped_tables import TABLES
 
-TABLES = settings.load_tables()
 PRICES, METHODS = TABLES.prices, TABLES.methods
 
 

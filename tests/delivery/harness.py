@@ -17,7 +17,6 @@ from proxy.core.attempts import Format
 from proxy.core.egress import EgressPolicy
 from proxy.core.lanes import Lanes
 from proxy.services.delivery.deliverer import Deliverer
-from proxy.settings import load_tables
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
@@ -26,8 +25,8 @@ from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
 from proxy.tasks import Tasks
 from proxy.wire.outbound_guard import OutboundGuard
 from proxy.wire.receiver import Receiver
+from tests.shipped_tables import TABLES
 
-TABLES = load_tables()
 LOOPBACK = OutboundGuard(EgressPolicy(allow=["127.0.0.0/8"]), http=True, ports=())
 KEY = b"k" * 32
 SECRET = signatures.secret_of(KEY)

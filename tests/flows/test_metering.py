@@ -17,7 +17,8 @@ from tests.http_client import Reply, rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
 from tests.service import until
-from tests.web.worker import TABLES, on_uvloop
+from tests.shipped_tables import TABLES
+from tests.web.worker import on_uvloop
 
 METHODS = {name: method for name, method in TABLES.methods["evm"].items() if not method.chains}
 EVM = {name: method.price for name, method in METHODS.items()}

@@ -15,7 +15,8 @@ from proxy.services.multicall import MOST, Multicall
 from tests.contract_upstreams import CALL_GAS, Machine, Reverted, answering, burning
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
-from tests.web.worker import TABLES, on_uvloop
+from tests.shipped_tables import TABLES
+from tests.web.worker import on_uvloop
 
 BALANCE = abi.call("balanceOf(address)", b"\x0a" * 20)
 ETHEREUM = TABLES.chains.find("ethereum", "mainnet")

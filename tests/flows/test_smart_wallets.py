@@ -18,7 +18,6 @@ import pytest
 from eth_abi import encode
 
 from proxy.chains.evm import abi, address, factories, user_operation
-from proxy.settings import load_tables
 from tests.bundler_harness import ScriptedBundler
 from tests.client_scripts import run_script
 from tests.database import connected
@@ -26,13 +25,13 @@ from tests.dev.onchain import read, rpc
 from tests.http_client import request
 from tests.rpc_upstreams import Chain, scripted
 from tests.service import Service, until
+from tests.shipped_tables import TABLES
 from tests.web.worker import running_worker
 
 # An operation waits for the bundler's next bundle, and the machine may be busy.
 WITHIN_S = 60.0
 RECIPIENT = "0x00000000000000000000000000000000000beef6"
 VERSIONS = ("0.6", "0.7", "0.8")
-TABLES = load_tables()
 FACTORIES = factories.of_chain(TABLES.chains.chains["dev"], TABLES.proxies)
 
 

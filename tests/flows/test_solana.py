@@ -11,8 +11,9 @@ import pytest
 from tests.faults import Mode
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
+from tests.shipped_tables import TABLES
 from tests.svm_upstreams import PAYEE, PAYER, SvmChain, SvmUpstream, signed_transfer
-from tests.web.worker import TABLES, on_uvloop
+from tests.web.worker import on_uvloop
 
 NETWORK = "solana/mainnet"
 SVM = {name: method.price for name, method in TABLES.methods["svm"].items()}

@@ -22,7 +22,8 @@ from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.shapes import conforms
-from tests.web.worker import LIVE, TABLES, on_uvloop
+from tests.shipped_tables import TABLES
+from tests.web.worker import LIVE, on_uvloop
 
 HOLDER = b"\xaa" * 20
 

@@ -11,7 +11,7 @@ from proxy.compose.background import Background
 from proxy.services.follower.network_follower import NetworkFollower
 from proxy.services.follower.sinks import FollowerSink
 from proxy.services.rpc.networks import Route
-from proxy.settings import load, load_tables
+from proxy.settings import load
 from proxy.store.blocks import BlockStore, LeaderSession
 from proxy.store.holdings import HoldingStore
 from tests.chain_upstream import (
@@ -29,8 +29,8 @@ from tests.chain_upstream import (
 )
 from tests.database import connected
 from tests.rpc_upstreams import scripted
+from tests.shipped_tables import TABLES
 
-TABLES = load_tables()
 NETWORK = "dev/testnet"
 PEPPER = "a pepper that no attacker can guess"
 

@@ -10,8 +10,8 @@ from proxy.errors import InvalidRequest, Unavailable
 from proxy.services.webhooks import backtest
 from proxy.services.webhooks.backtest import Backtest, BacktestResult
 from tests.follower.event_harness import A, B, EventHarness, with_transaction
-from tests.follower.harness import TABLES
 from tests.rpc_upstreams import Refused
+from tests.shipped_tables import TABLES
 
 CONFIG = {"addresses": ["0x" + B.hex()]}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import re
 import tokenize
 from collections.abc import Iterator
@@ -46,17 +47,17 @@ def passages() -> Iterator[Passage]:
 def files() -> list[Path]:
     """Python files of the three packages; Markdown and configuration files everywhere."""
     found: list[Path] = []
-    for file in ROOT.rglob("*"):
-        parts = file.relative_to(ROOT).parts
-        if SKIPPED & {*parts} or not file.is_file():
-            continue
-        if (
-            (file.suffix == ".py" and parts[0] in CODE)
-            or file.suffix == ".md"
-            or any(file.match(pattern) for pattern in CONFIG)
-        ):
-            found.append(file)
+    for place, rooms, names in os.walk(ROOT):
+        rooms[:] = {*rooms} - SKIPPED
+        directory = Path(place).relative_to(ROOT)
+        found += [ROOT / directory / name for name in names if _is_ours(directory / name)]
     return sorted(found)
+
+
+def _is_ours(file: Path) -> bool:
+    if file.suffix == ".py":
+        return file.parts[0] in CODE
+    return file.suffix == ".md" or any(file.match(pattern) for pattern in CONFIG)
 
 
 def _of_python(text: str) -> Iterator[tuple[int, str]]:

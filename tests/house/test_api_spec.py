@@ -19,12 +19,12 @@ from proxy.settings import SCHEMAS
 from proxy.store import windows
 from proxy.store.windows import Windows
 from proxy.web import api_spec
+from tests.shipped_tables import TABLES
 
 SPEC = api_spec.load(SCHEMAS)
 DOCUMENT = SPEC.document
 OPERATIONS = SPEC.operations
 SHAPES: dict[str, dict[str, Any]] = DOCUMENT["components"]["schemas"]
-TABLES = settings.load_tables()
 PRICES = TABLES.prices
 BASE = "/v1"
 # Members of the root file; everything else is assembled from the directories beside it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 
 from tests.house.source import imports_of, modules, ring_of
 
@@ -73,7 +74,10 @@ IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "compile", "__import__
 CLOCK_METHODS = {"now", "today", "utcnow"}
 PURE_RINGS = ("core", "chains")
 
-OURS = sorted(modules())
+
+@cache
+def every_module() -> list[str]:
+    return sorted(modules())
 
 
 def ours(module: str) -> list[str]:
@@ -81,7 +85,7 @@ def ours(module: str) -> list[str]:
 
 
 def test_every_ring_is_in_the_table() -> None:
-    assert {ring_of(module) for module in OURS} <= set(MAY_KNOW) | SEE_EVERYTHING
+    assert {ring_of(module) for module in every_module()} <= set(MAY_KNOW) | SEE_EVERYTHING
 
 
 def outside(module: str) -> list[str]:
@@ -94,13 +98,13 @@ def outside(module: str) -> list[str]:
 
 
 def test_modules_import_only_from_rings_that_the_table_allows() -> None:
-    assert not [f"{module} imports {name}" for module in OURS for name in outside(module)]
+    assert not [f"{module} imports {name}" for module in every_module() for name in outside(module)]
 
 
 def test_store_and_wire_never_meet() -> None:
     for one, other in (("store", "wire"), ("wire", "store")):
         assert other not in MAY_KNOW[one]
-        assert not [m for m in OURS if ring_of(m) == one and other in map(ring_of, ours(m))]
+        assert not [m for m in every_module() if ring_of(m) == one and other in map(ring_of, ours(m))]
 
 
 def service_of(module: str) -> str:
@@ -109,7 +113,7 @@ def service_of(module: str) -> str:
 
 
 def service_pairs() -> set[tuple[str, str]]:
-    pairs = {(service_of(module), service_of(name)) for module in OURS for name in ours(module)}
+    pairs = {(service_of(module), service_of(name)) for module in every_module() for name in ours(module)}
     return {(one, other) for one, other in pairs if one and other and one != other}
 
 
@@ -119,7 +123,7 @@ def test_services_import_each_other_only_where_the_table_gives_the_reason() -> N
 
 def test_no_exemption_outlives_its_import() -> None:
     assert not set(TOGETHER) - service_pairs()
-    web = {(module.removeprefix("proxy.web."), ring_of(name)) for module in OURS for name in ours(module)}
+    web = {(module.removeprefix("proxy.web."), ring_of(name)) for module in every_module() for name in ours(module)}
     assert not set(PAST_SERVICES) - web
 
 
@@ -140,7 +144,7 @@ def impurities(module: str) -> set[str]:
 
 
 def test_pure_modules_use_no_clock_randomness_io_or_log() -> None:
-    pure = [module for module in OURS if ring_of(module) in PURE_RINGS]
+    pure = [module for module in every_module() if ring_of(module) in PURE_RINGS]
     assert not [f"{module} uses {name}" for module in pure for name in sorted(impurities(module))]
 
 
@@ -149,7 +153,7 @@ def test_only_settings_reads_the_environment() -> None:
     allowed = {"settings", "processes", "compose", "dev", "compiled"}
     reads = [
         module
-        for module in OURS
+        for module in every_module()
         for node in ast.walk(modules()[module])
         if isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv") and ring_of(module) not in allowed
     ]
@@ -187,8 +191,8 @@ def reachable(module: str) -> set[str]:
 
 def cycles() -> set[frozenset[str]]:
     """The groups of modules that import each other."""
-    below = {module: reachable(module) for module in OURS}
-    groups = {frozenset(name for name in below[module] if module in below[name]) for module in OURS}
+    below = {module: reachable(module) for module in every_module()}
+    groups = {frozenset(name for name in below[module] if module in below[name]) for module in every_module()}
     return groups - {frozenset()}
 
 

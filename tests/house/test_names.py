@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from proxy.settings import load_tables
 from tests.house.source import PACKAGE, modules, ring_of
+from tests.shipped_tables import TABLES
 
-CHAINS = load_tables().chains.chains
+CHAINS = TABLES.chains.chains
 NETWORKS = {network for chain in CHAINS.values() for network in chain.networks}
 # Rings that may name chains: the families, and dev, which runs its own chain.
 MAY_NAME = {"chains", "dev"}

@@ -17,7 +17,7 @@ from proxy.services.rpc.internal_calls import InternalCalls
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
 from tests.service import until
-from tests.web.worker import TABLES
+from tests.shipped_tables import TABLES
 
 GWEI = 10**9
 

@@ -12,7 +12,6 @@ import pytest
 
 from proxy.core.access import Key, digest
 from proxy.services.accounts.keyring import Keyring
-from proxy.settings import load_tables
 from proxy.store import peppers, windows
 from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
@@ -21,9 +20,10 @@ from proxy.store.secrets import Vault
 from proxy.store.windows import UnsharedWindows
 from proxy.tasks import Tasks
 from tests.service import until
+from tests.shipped_tables import TABLES
 
 PEPPER = "a pepper that no attacker can guess"
-PLANS = load_tables().plans
+PLANS = TABLES.plans
 MOST_KEYS = {name: plan.keys for name, plan in PLANS.items()}
 # A polling interval so long that a change can only arrive by its notice.
 NEVER_S = 3600.0

@@ -16,13 +16,14 @@ from aiohttp import web
 from proxy.chains.registry import Network
 from proxy.errors import Unavailable
 from proxy.services.prices import Price, PriceService, sources_of
-from proxy.settings import FixedPrice, PriceFeed, PriceSources, load_tables
+from proxy.settings import FixedPrice, PriceFeed, PriceSources
 from proxy.store.cache import DataCache
 from proxy.wire.price_api import AWAY_S, PriceApi
 from tests.chains.test_price_feeds import words
+from tests.shipped_tables import TABLES
 from tests.wire.external_servers import Pages, pages
 
-CHAINS = load_tables().chains
+CHAINS = TABLES.chains
 NOW = 1_700_000_000.0
 USDC = "0xA0b86991c6218b36c1d19D4a2e9Eb0cE3606eB48"
 OTHER = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"

@@ -24,7 +24,6 @@ from proxy.chains.evm.facts import BlockFacts, ChainLog, Header
 from proxy.chains.registry import Network
 from proxy.services.sponsor.policies import read_rules
 from proxy.services.sponsor.settlement import SettlementLoop, SettlementSink
-from proxy.settings import load_tables
 from proxy.store import sql
 from proxy.store.blocks import BlockMark, Followed
 from proxy.store.keys import KeyStore
@@ -32,10 +31,11 @@ from proxy.store.ledger import LedgerStore, ReserveRequest
 from proxy.store.policies import Policy, PolicyStore
 from proxy.store.pool import DatabaseConnection, Pool
 from tests.database import MIGRATED, Server
+from tests.shipped_tables import TABLES
 
 T = TypeVar("T")
 
-FOUND = load_tables().chains.find("dev", "mainnet")
+FOUND = TABLES.chains.find("dev", "mainnet")
 assert FOUND is not None
 NETWORK: Network = FOUND
 ENTRY_POINT = bytes.fromhex(NETWORK.chain.entry_points["0.7"][2:])

@@ -16,19 +16,18 @@ from proxy.core.paging import Page
 from proxy.services.bundler.cleanup import OperationCleanup
 from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.wallets import DeploymentSink
-from proxy.settings import load_tables
 from proxy.store.blocks import BlockMark, Followed
 from proxy.store.operations import OperationStore, SentOperation
 from proxy.store.pool import Pool
 from proxy.store.wallets import Deployment, Wallet, WalletStore
 from tests.bundler_harness import EP07, OPERATION, SENDER
 from tests.service import until
+from tests.shipped_tables import TABLES
 
 NOW = datetime.datetime(2026, 1, 15, 9, 30, tzinfo=datetime.UTC)
 ACCOUNT, LINEAGE = "acct_1", "key_1"
 NETWORK = "dev/mainnet"
 FOLLOWED = Followed(NETWORK, 1, 0, None)
-TABLES = load_tables()
 
 
 @pytest.fixture

@@ -22,15 +22,15 @@ from proxy.core import access
 from proxy.core.access import Account, Key, Limits
 from proxy.core.directives import USUAL
 from proxy.core.limits import BucketRates
-from proxy.settings import load, load_tables, read_certificates
+from proxy.settings import load, read_certificates
 from proxy.store import windows
 from proxy.store.windows import UnsharedWindows
 from tests.http_client import HttpClient, Reply
 from tests.http_client import post as post_to
+from tests.shipped_tables import TABLES
 
 P = ParamSpec("P")
 
-TABLES = load_tables()
 PEPPER = "a pepper that no attacker can guess"
 # A live network and a test network.
 LIVE, TEST = "ethereum/mainnet", "ethereum/sepolia"
