@@ -126,6 +126,19 @@ class Unavailable(InternalError):
         return {"Retry-After": str(self.retry_after_s)}
 
 
+class BehindBlock(Unavailable):
+    """A request needs a block that has not been reached."""
+
+    def __init__(self, what: str, min_block: int, block: int) -> None:
+        """`what` is at `block` and has not reached `min_block`."""
+        super().__init__(f"{what} is at block {block}, before block {min_block}", details={"block": block})
+        self.block = block
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {**super().headers, "X-Block-Number": str(self.block)}
+
+
 class UpstreamTimeout(InternalError):
     status = 504
 

@@ -33,6 +33,8 @@ CANCEL_AGAIN_S = 1.0
 # The client whose request the current task serves: an account, or an address before the account is known. Empty in background
 # work. The database pool shares its connections by it, and upstreams their capacity.
 client_of_task: ContextVar[str] = ContextVar("client_of_task", default="")
+# The block that data for the request of the current task must have reached; 0 for any. Older cached data is read again.
+min_block_of_task: ContextVar[int] = ContextVar("min_block_of_task", default=0)
 
 T = TypeVar("T")
 

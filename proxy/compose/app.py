@@ -28,6 +28,7 @@ from proxy.services.feed.feeds import feeds_of
 from proxy.services.feed.head_announcements import HeadAnnouncements
 from proxy.services.fleet import UpstreamWatch
 from proxy.services.readiness import Readiness
+from proxy.services.rpc.block_waits import BlockWaits
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.held_replies import HeldReplies
@@ -161,6 +162,9 @@ class App:
         )
         self.internal_calls = InternalCalls(forwarder, self.networks)
         self.trackers = {name: Tracker(route) for name, route in self.networks.routes.items()}
+        for name, tracker in self.trackers.items():
+            dispatcher = self.networks.routes[name].dispatcher
+            dispatcher.on_behind = BlockWaits(dispatcher, tracker.look, self.tasks).take
         self.logs = LogQueries(self.tasks, given, self.trackers)
         self.feeds = feeds_of(self.networks)
 

@@ -23,7 +23,12 @@ MAX_ECHO = 40
 LONGEST_TIMEOUT_MS = 300_000
 LONGEST_STALE_S = 600
 MOST_RETRIES = 2
-_DIGITS = re.compile(r"[0-9]{1,9}", re.ASCII)
+USUAL_BLOCK_WAIT_S, LONGEST_BLOCK_WAIT_S = 2.0, 10.0
+# The largest block number that the database and the memory shared by workers hold.
+HIGHEST_BLOCK = (1 << 63) - 1
+_DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
+_HEX = re.compile(r"0x[0-9a-fA-F]{1,16}", re.ASCII)
+_SECONDS = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3})?", re.ASCII)
 _LABEL = re.compile(r"[!-~](?:[ -~]{0,62}[!-~])?", re.ASCII)
 
 
@@ -38,6 +43,9 @@ class Directives:
     timeout_ms: int = 0
     # How many seconds ago a cached reply may have become out of date.
     max_stale: int = 0
+    # The block that the state of the answer must have reached, and how many seconds to wait for it.
+    min_block: int = 0
+    min_block_wait: float = USUAL_BLOCK_WAIT_S
     # How many more attempts may follow the first one.
     retry: int = MOST_RETRIES
 
@@ -48,12 +56,13 @@ class Directives:
     @property
     def may_join(self) -> bool:
         """Whether the call may share an attempt with equal calls of others, which have their own deadlines and retries."""
-        return self.reads_cache and not self.timeout_ms and self.retry == MOST_RETRIES
+        is_patient = not self.timeout_ms and self.retry == MOST_RETRIES
+        return is_patient and self.reads_cache and not self.min_block
 
     @property
     def steers(self) -> bool:
         """Whether the call cannot be sent to its upstream together with others."""
-        return bool(self.upstream or self.timeout_ms or self.retry < MOST_RETRIES)
+        return bool(self.upstream or self.timeout_ms or self.min_block or self.retry < MOST_RETRIES)
 
 
 FRESH = Directives(fresh=True)
@@ -82,6 +91,23 @@ def _whole(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def _seconds(most: float) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        if not _SECONDS.fullmatch(text) or float(text) > most:
+            raise ValueError
+        return float(text)
+
+    return read
+
+
+def _block(text: str) -> int:
+    """A block number, in decimal or in the hex form of JSON-RPC."""
+    number = int(text, 16) if _HEX.fullmatch(text) else _whole(0, HIGHEST_BLOCK)(text)
+    if number > HIGHEST_BLOCK:
+        raise ValueError
+    return number
 
 
 def _label(text: str) -> str:
@@ -115,6 +141,18 @@ DIRECTIVES = (
         _whole(0, MOST_RETRIES),
         f"a whole number from 0 to {MOST_RETRIES}",
         "Make at most this many attempts after the first. With 0, a failure or a slow upstream is not hidden by another one.",
+    ),
+    Directive(
+        "min_block",
+        _block,
+        "a block number, in decimal or 0x-prefixed hex",
+        "Answer from the state at this block or a later one, or with a 503 that has the newest block.",
+    ),
+    Directive(
+        "min_block_wait",
+        _seconds(LONGEST_BLOCK_WAIT_S),
+        f"seconds, from 0 to {LONGEST_BLOCK_WAIT_S:g}",
+        f"How long to wait for the block of X-Min-Block. Without it, {USUAL_BLOCK_WAIT_S:g} seconds.",
     ),
 )
 BY_NAME: Mapping[str, Directive] = {directive.name: directive for directive in DIRECTIVES}

@@ -20,7 +20,7 @@ import msgspec
 
 from proxy.core.lru_cache import LruCache
 from proxy.errors import RateLimited, Unavailable
-from proxy.tasks import client_of_task
+from proxy.tasks import client_of_task, min_block_of_task
 
 log = logging.getLogger("penstock.cache")
 
@@ -189,9 +189,24 @@ class DataCache:
 
         A failure is raised in every waiting caller and not cached. If the caller that runs the lookup is cancelled, another
         takes over. A caller that waits for another client's lookup, which is refused, makes its own: that client may have too
-        many requests. `read` decodes the JSON; pass one that decodes only the part that is needed.
+        many requests. `read` decodes the JSON; pass one that decodes only the part that is needed. A cached value from before
+        the block that the request needs is read again.
         """
         whole = _name(network, kind, name)
+        found = await self._once(whole, make=make, ttl_s=ttl_s, fresh=fresh, read=read)
+        if not fresh and _is_too_old(found):
+            return await self._once(whole, make=make, ttl_s=ttl_s, fresh=True, read=read)
+        return found
+
+    async def _once(
+        self,
+        whole: str,
+        *,
+        make: Callable[[], Awaitable[Any]],
+        ttl_s: float | Callable[[Any], float],
+        fresh: bool,
+        read: Callable[[bytes], Any],
+    ) -> Any:
         # A caller that needs a fresh value must not join a lookup that may return a cached one.
         place = (whole, fresh)
         while (shared := self._flights.get(place)) is not None:
@@ -274,3 +289,10 @@ def _name(network: str, kind: str, name: str) -> str:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _is_too_old(value: Any) -> bool:
+    """Whether a value names a block before the one that the request needs."""
+    least = min_block_of_task.get()
+    block = value.get("as_of_block") if least and isinstance(value, dict) else None
+    return isinstance(block, int) and block < least

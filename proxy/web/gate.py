@@ -47,6 +47,8 @@ KEY = web.RequestKey("key", Key)
 UNITS = web.RequestKey("units", int)
 CACHE = web.RequestKey("cache", str)
 UPSTREAM = web.RequestKey("upstream", str)
+# A block that the state behind the reply has reached.
+BLOCK = web.RequestKey("block", int)
 REQUEST_ID = web.RequestKey("request_id", str)
 _OPERATION: web.RequestKey[str] = web.RequestKey("operation", str)
 
@@ -136,6 +138,8 @@ class Gate:
             reply.headers["X-Compute-Units"] = str(units)
         if cache := request.get(CACHE):
             reply.headers["X-Cache"] = cache
+        if block := request.get(BLOCK):
+            reply.headers["X-Block-Number"] = str(block)
         if upstream := request.get(UPSTREAM):
             reply.headers["X-Upstream"] = upstream
         key = request.get(KEY)

@@ -65,7 +65,7 @@ async def test_directive_needs_permission_and_a_valid_value(more: dict[str, str]
         assert "'fourth'" in unknown.fault(400)["message"]
         for name in set(BY_NAME) - {"upstream"}:
             header = BY_NAME[name].header
-            for text in ("", "-1", "1.5", "soon", "9" * 300, "\x01", "\xff"):
+            for text in ("", "-1", "1,5", "soon", "9" * 300, "\x01", "\xff"):
                 options: dict[str, Any] = {header: text, **more}
                 reply = await harness.call(BALANCE[0], BALANCE[1], **options)
                 message = reply.fault(400)["message"]

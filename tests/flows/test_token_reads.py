@@ -130,6 +130,42 @@ def test_balances_are_read_at_the_block_of_the_index(database: str) -> None:
     run()
 
 
+def test_balances_wait_for_the_block_that_the_request_needs(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database, indexed=990) as api, asyncio.TaskGroup() as group:
+            api.machine.token(contract(1), 5)
+            await api.hold([contract(1)])
+            path = f"/tokens/ethereum/balances/{checksum(HOLDER)}"
+            late = await api.get(f"{path}?min_block=991&min_block_wait=0.05")
+            assert late.fault(503)["details"] == {"block": 990}
+            assert (late.headers["x-block-number"], late.headers["retry-after"]) == ("990", "1")
+            waiting = group.create_task(api.get(f"{path}?min_block=991&min_block_wait=10"))
+            await asyncio.sleep(0.2)
+            await api.index(995)
+            reply = await waiting
+            assert (reply.status, reply.headers["x-block-number"]) == (200, "995")
+            assert reply.json["as_of_block"] == 995
+            assert (await api.get(path)).headers["x-block-number"] == "995"
+
+    run()
+
+
+def test_cached_metadata_from_before_the_block_that_the_request_needs_is_read_again(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database) as api:
+            api.machine.token(contract(1), 5)
+            path = f"/tokens/ethereum/metadata/{checksum(contract(1))}"
+            assert (await api.get(path)).json["as_of_block"] == 1000
+            api.harness.chain.head = 1001
+            await api.harness.look()
+            assert (await api.get(path)).json["as_of_block"] == 1000
+            assert (await api.get(f"{path}?min_block=1001")).json["as_of_block"] == 1001
+
+    run()
+
+
 def test_pruned_block_is_an_error_and_not_an_empty_list(database: str) -> None:
     @on_uvloop
     async def run() -> None:

@@ -144,6 +144,18 @@ async def test_transfer_and_interest_without_an_event_are_included(service: Serv
     assert {t["symbol"]: t["balance"] for t in found["tokens"]}["RBS"] == str(grown)
 
 
+async def test_read_after_a_transfer_waits_for_the_index(service: Service, chain: OnChain) -> None:
+    token = next(token["address"] for token in service.ready["tokens"] if token["symbol"] == "PEN")
+    holder, receiver = await richest(service), "0x" + "ab" * 19 + "ce"
+    for count in range(1, 6):
+        block = await chain.run(
+            lambda: chain.send(holder, token, "transfer", chain.web3.to_checksum_address(receiver), 7)
+        )
+        found = await balances(service, receiver, f"?min_block={block}&min_block_wait=10")
+        assert found["as_of_block"] >= block
+        assert [(t["symbol"], t["balance"]) for t in found["tokens"]] == [("PEN", str(7 * count))]
+
+
 async def test_address_is_accepted_in_any_case_and_shown_with_its_checksum(service: Service) -> None:
     holder = await richest(service)
     for text in (holder, holder.lower(), "0x" + holder[2:].upper()):

@@ -19,7 +19,7 @@ import msgspec
 from proxy.core import jsonrpc
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.usage import KeyTallies
-from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
+from proxy.errors import BehindBlock, Fault, Forbidden, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import NO_ROOM, ReplyShare
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -49,8 +49,8 @@ class BatchItem:
     """One call of a batch, and its reply once that has arrived."""
 
     __slots__ = (
-        "batch", "cache", "connection", "counted", "fault", "flight", "has_length", "id", "is_begun", "parts", "policy",
-        "reply", "settled", "units",
+        "batch", "block", "cache", "connection", "counted", "fault", "flight", "has_length", "id", "is_begun", "parts",
+        "policy", "reply", "settled", "units",
     )  # fmt: skip
 
     def __init__(self, batch: CallBatch, id_: bytes | None) -> None:
@@ -60,6 +60,7 @@ class BatchItem:
         self.flight: Flight | None = None
         self.units = 0
         self.cache = ""
+        self.block = 0
         self.reply = b""
         self.fault: Fault | None = None
         self.settled = False
@@ -75,6 +76,11 @@ class BatchItem:
     def streams(self) -> bool:
         """A notification has no reply, so there is nothing to stream."""
         return bool(self.id)
+
+    @property
+    def reached(self) -> int:
+        """A block that the state behind the result has reached; 0 if it is unknown."""
+        return self.block if self.flight is None else self.flight.block
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         if self.id:
@@ -246,6 +252,11 @@ class CallBatch:
     def body(self) -> bytes:
         return b"".join(self.pieces())
 
+    @property
+    def reached(self) -> int:
+        """A block that the state behind all results has reached; 0 if it is unknown."""
+        return min([item.reached for item in self.items if item.reached], default=0)
+
     def failed(self) -> list[BatchItem]:
         return [item for item in self.items if isinstance(item.fault, InternalError)]
 
@@ -331,6 +342,9 @@ def rpc_error_of(fault: Fault) -> bytes:
     match fault:
         case RateLimited():
             code = jsonrpc.LIMIT_EXCEEDED
+            data = {"retryAfter": fault.retry_after_s, **(fault.details or {})}
+        case BehindBlock():
+            code = jsonrpc.RESOURCE_UNAVAILABLE
             data = {"retryAfter": fault.retry_after_s, **(fault.details or {})}
         case Forbidden():
             code = jsonrpc.UNAUTHORIZED

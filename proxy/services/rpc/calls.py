@@ -27,7 +27,7 @@ class RpcError(Exception):
 class PendingReply(WholeResultWaiter):
     """A waiter that a coroutine awaits."""
 
-    __slots__ = ("cache", "flight", "future", "policy", "units")
+    __slots__ = ("block", "cache", "flight", "future", "policy", "units")
 
     def __init__(self) -> None:
         self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -35,6 +35,7 @@ class PendingReply(WholeResultWaiter):
         self.flight: Flight | None = None
         self.units = 0
         self.cache = ""
+        self.block = 0
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         if not self.future.done():
@@ -56,6 +57,11 @@ class PendingReply(WholeResultWaiter):
     def answered_by(self) -> Upstream | None:
         """The upstream whose reply arrived last."""
         return None if self.flight is None else self.flight.answered_by
+
+    @property
+    def reached(self) -> int:
+        """A block that the state behind the result has reached; 0 if it is unknown."""
+        return self.block if self.flight is None else self.flight.block
 
     async def result(self) -> bytes:
         """The result. Raises RpcError for an upstream's error and a Fault for ours."""

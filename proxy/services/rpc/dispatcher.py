@@ -35,7 +35,7 @@ _monotonic = time.monotonic
 class Dispatcher(FlightHandler):
     """Chooses upstreams for the flights of one network, sends them, and ends them."""
 
-    __slots__ = ("budget", "call_timeout_s", "on_null", "on_partial", "on_split", "state")
+    __slots__ = ("budget", "call_timeout_s", "on_behind", "on_null", "on_partial", "on_split", "state")
 
     def __init__(self, state: NetworkState, *, call_timeout_s: float) -> None:
         self.state = state
@@ -45,6 +45,8 @@ class Dispatcher(FlightHandler):
         self.on_split: Callable[[Flight, bytes], bool] | None = None
         self.on_null: Callable[[Flight], bool] | None = None
         # Take over a flight whose result may lack the last blocks of its range.
+        # Lets a flight wait for an upstream that has its block.
+        self.on_behind: Callable[[Flight], None] | None = None
         self.on_partial: Callable[[Flight, bytes, Upstream], None] | None = None
 
     def __repr__(self) -> str:
@@ -53,7 +55,7 @@ class Dispatcher(FlightHandler):
     # Sending
 
     def new_flight(self, policy: MethodPolicy, params: bytes, waiter: Waiter, now: float) -> Flight:
-        return Flight(self, policy, params, waiter, now, self.state.replies.moves)
+        return Flight(self, policy, params, waiter, now, self.state.replies.moves, self.state.tip)
 
     def take_over(
         self,
@@ -65,10 +67,12 @@ class Dispatcher(FlightHandler):
         id_: bytes,
         began: float,
         client: str,
+        block: int,
     ) -> Flight:
         """A flight for a call that was sent on the short path and did not complete there."""
         flight = self.new_flight(policy, params, waiter, began)
         flight.client = client
+        flight.block = block
         flight.was_sent(upstream, id_)
         return flight
 
@@ -91,6 +95,9 @@ class Dispatcher(FlightHandler):
         if self.state.only is None:
             self.budget.earn()
         upstream = self.choose(flight, now, flight.tried)
+        if upstream is None and self.on_behind is not None and _needs_block(flight):
+            self.on_behind(flight)
+            return
         if upstream is None:
             fault = Unavailable(f"no upstream of {self.state.network_id} accepts calls at the moment")
             self.land_fault(flight, fault)
@@ -101,6 +108,8 @@ class Dispatcher(FlightHandler):
         state, name = self.state, flight.policy.method.name
         if flight.directives is not None and flight.directives.upstream:
             tried |= self._others(flight.directives.upstream)
+        if flight.directives is not None and flight.directives.min_block:
+            tried |= self._behind(flight.directives.min_block)
         if (only := state.only) is not None:
             health = only.health
             takes_calls = health.takes_calls(now) or health.takes_calls_softly(now)
@@ -120,8 +129,18 @@ class Dispatcher(FlightHandler):
                 found |= 1 << upstream.health.index
         return found
 
+    def _behind(self, block: int) -> int:
+        """The upstreams that have not reached the block, as a bit set of their indexes."""
+        found = 0
+        for member in self.state.group.members:
+            if member.head < block:
+                found |= 1 << member.index
+        return found
+
     def send(self, flight: Flight, upstream: Upstream, now: float, *, fresh: bool = False) -> None:
         flight.begin(upstream, now)
+        if flight.directives is not None:
+            flight.block = max(flight.block, flight.directives.min_block)
         policy = flight.policy
         body = (jsonrpc.HEAD, flight.id, policy.request_tail, flight.params, b"}")
         upstream.submit(flight, *body, once=not policy.may_repeat, fresh=fresh)
@@ -458,6 +477,10 @@ class Dispatcher(FlightHandler):
         self.state.landed(flight)
         if flight.first is not None or flight.second is not None:
             flight.leave_attempts(_monotonic())
+
+
+def _needs_block(flight: Flight) -> bool:
+    return flight.directives is not None and flight.directives.min_block > 0
 
 
 def _lacks_block(flight: Flight, upstream: Upstream) -> bool:

@@ -50,14 +50,21 @@ class FlightHandler:
 
 class Flight:
     __slots__ = (
-        "answered_by", "archive", "began", "client", "directives", "done", "first", "first_at", "handed_over", "handler",
-        "id", "is_piece", "joined_by", "last_began", "least_head", "most_tries", "moves", "params", "policy", "reports_head",
-        "second", "second_at", "slot", "spare", "spare_error", "spare_weight", "streaming", "suspects", "tried", "tries",
-        "waiters",
+        "answered_by", "archive", "began", "block", "client", "directives", "done", "first", "first_at", "handed_over",
+        "handler", "id", "is_piece", "joined_by", "last_began", "least_head", "most_tries", "moves", "params", "policy",
+        "reports_head", "second", "second_at", "slot", "spare", "spare_error", "spare_weight", "streaming", "suspects",
+        "tried", "tries", "waiters",
     )  # fmt: skip
 
     def __init__(
-        self, handler: FlightHandler, policy: MethodPolicy, params: bytes, waiter: Waiter, now: float, moves: int
+        self,
+        handler: FlightHandler,
+        policy: MethodPolicy,
+        params: bytes,
+        waiter: Waiter,
+        now: float,
+        moves: int,
+        tip: int,
     ) -> None:
         self.handler = handler
         self.policy = policy
@@ -72,6 +79,8 @@ class Flight:
         self.slot: bytes | None = None
         # How often the head had moved when the call was made: a result from before a move is out of date.
         self.moves = moves
+        # A block that the state behind the result has certainly reached; 0 if it is unknown.
+        self.block = tip
         # The head that an upstream must have reached to receive the call.
         self.least_head = 0
         # Whether the result contains the head of the chain.
@@ -126,6 +135,8 @@ class Flight:
         health = upstream.health
         self.tried |= 1 << health.index
         self.tries += 1
+        if health.head < self.block:
+            self.block = health.head
         health.begin(now)
 
     def was_sent(self, upstream: Upstream, id_: bytes) -> None:
@@ -248,6 +259,7 @@ class Caller(Waiter, Protocol):
     flight: Flight | None
     units: int
     cache: str
+    block: int
 
 
 def result_at(policy: MethodPolicy, id_: bytes, head: ReplyHead, beginning: Piece) -> int:

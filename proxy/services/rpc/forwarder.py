@@ -45,7 +45,7 @@ class Forwarder:
         flight = self._flight(call, route, key, now, directives=directives, client=client)
         if flight is None:
             return
-        lookup = route.shared_lookup if directives is None or directives.reads_cache else None
+        lookup = route.shared_lookup if _may_read_cache(route, directives) else None
         if lookup is None or lookup.take([flight], now):
             route.dispatcher.launch(flight, now)
 
@@ -70,7 +70,7 @@ class Forwarder:
             if flight is not None:
                 flights.append(flight)
         if flights:
-            lookup = route.shared_lookup if directives is None or directives.reads_cache else None
+            lookup = route.shared_lookup if _may_read_cache(route, directives) else None
             launch_all(route.dispatcher, flights if lookup is None else lookup.take(flights, now), now)
 
     def _flight(
@@ -86,6 +86,7 @@ class Forwarder:
         """A flight to launch; None if the call needs none."""
         caller, policy, params = call
         route.state.stay_current()
+        caller.block = route.state.tip
         if key is not None:
             client = key.account.id
         if policy.by_range or policy.method.creates_filter:
@@ -93,7 +94,7 @@ class Forwarder:
         slot: bytes | None = None
         if policy.shared:
             slot = key_of(policy.request_tail, params)
-            if (directives is None or directives.reads_cache) and _is_known(caller, route, slot, client, directives):
+            if _may_read_cache(route, directives) and _is_known(caller, route, slot, client, directives):
                 return None
             caller.cache = "miss"
         elif policy.is_checked and route.guard is not None:
@@ -118,6 +119,11 @@ class Forwarder:
         return flight
 
 
+def _may_read_cache(route: Route, directives: Directives | None) -> bool:
+    """Whether the call may be answered by a cached reply, which is true at the tip."""
+    return directives is None or (directives.reads_cache and directives.min_block <= route.state.tip)
+
+
 def _is_known(caller: Caller, route: Route, slot: bytes, client: str, directives: Directives | None = None) -> bool:
     """Answer the call from the cache, or let it join an equal one. False if neither is possible."""
     state = route.state
@@ -127,7 +133,11 @@ def _is_known(caller: Caller, route: Route, slot: bytes, client: str, directives
         caller.on_result(result)
         return True
     if directives is not None:
-        if directives.max_stale and _is_stale_known(caller, route, slot, directives.max_stale):
+        if (
+            directives.max_stale
+            and not directives.min_block
+            and _is_stale_known(caller, route, slot, directives.max_stale)
+        ):
             return True
         if not directives.may_join:
             return False
@@ -146,6 +156,7 @@ def _is_stale_known(caller: Caller, route: Route, slot: bytes, max_stale_s: int)
     if result is None:
         return False
     caller.cache = "stale"
+    caller.block = 0
     caller.on_result(result)
     return True
 

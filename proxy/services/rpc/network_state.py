@@ -72,8 +72,9 @@ class SharedHead:
 
 class NetworkState:
     __slots__ = (
-        "_branch", "_mark", "_marked_tip", "_noted_at", "_seen_returns", "caches", "chain", "flights", "group", "head_reader",
-        "heads", "network_id", "only", "reorgs", "replies", "seen_moves", "shared_cache", "shared_head", "upstreams",
+        "_branch", "_mark", "_marked_tip", "_noted_at", "_seen_returns", "block_line", "caches", "chain", "flights", "group",
+        "head_reader", "heads", "network_id", "only", "reorgs", "replies", "seen_moves", "shared_cache", "shared_head", "tip",
+        "upstreams",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +107,9 @@ class NetworkState:
         self.chain: NetworkState | None = None
         # How often blocks were replaced: results that are joined from several replies must not span it.
         self.reorgs = 0
+        # The tip, and the header of replies whose state has reached it. Copies, because `heads` is not compiled.
+        self.tip = 0
+        self.block_line = b""
         self._branch = Branch()
         self._noted_at = 0.0
         # The block that recent replies were read at: its number, and the mark of its hash, 0 while that is unknown.
@@ -162,6 +166,7 @@ class NetworkState:
         mark = self._mark if self._marked_tip == self.heads.tip else 0
         self.seen_moves = self.shared_head.publish(self.heads.tip, mark, is_lower=is_lower)
         self._seen_returns = self.shared_head.returns
+        self._note_tip()
 
     def stay_current(self) -> None:
         """Discard recent replies if another worker learned of a write or of a new head before this one."""
@@ -173,6 +178,16 @@ class NetworkState:
         self.replies.head_moved(time.monotonic())
         self.flights.clear()
         self._take_shared_tip()
+        self._note_tip()
+
+    def _note_tip(self) -> None:
+        if self.tip != self.heads.tip:
+            self.tip = self.heads.tip
+            self.block_line = _block_line(self.tip)
+
+    def line_of(self, block: int) -> bytes:
+        """The header of replies whose state has reached this block; empty if none is known."""
+        return self.block_line if block == self.tip else _block_line(block)
 
     def _take_shared_tip(self) -> None:
         shared = self.shared_head
@@ -299,3 +314,7 @@ class NetworkState:
 
     def head_number(self) -> bytes:
         return self.head_reader.write_number(self.heads.tip)
+
+
+def _block_line(block: int) -> bytes:
+    return b"X-Block-Number: %d\r\n" % block if block else b""

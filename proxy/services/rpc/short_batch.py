@@ -34,7 +34,7 @@ def may_be_short(policy: MethodPolicy, call: RawCall) -> bool:
 class ShortBatch:
     __slots__ = (
         "_became", "_body", "_calls", "_client", "_done", "_first_id", "_route", "_sheet", "_sink", "_upstream",
-        "began", "share", "units",
+        "began", "reached", "share", "units",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,8 @@ class ShortBatch:
         self.share = share
         self.began = 0.0
         self.units = 0
+        # A block that the state behind all results has reached.
+        self.reached = 0
 
     def __repr__(self) -> str:
         return f"<ShortBatch of {len(self._calls)}{'' if self._body else ', in flight'}>"
@@ -69,6 +71,7 @@ class ShortBatch:
 
     def send(self, upstream: Upstream, now: float) -> None:
         self.began = now
+        self.reached = self._route.state.tip
         self._upstream = upstream
         # Far from the ids of flights: an `UpstreamBatch` that takes over keeps these.
         self._first_id = number = next_id() * 1000
@@ -165,6 +168,7 @@ class ShortBatch:
                 id_=b"%d" % (self._first_id + index),
                 began=self.began,
                 client=self._client,
+                block=self.reached,
             )
             flights.append(item.flight)
         upstream.health.inflight += len(flights) - 1

@@ -258,6 +258,7 @@ class FrontConnection(asyncio.Protocol):
         replies.id = call_id
         replies.units = units
         route = head.route
+        replies.block = route.state.tip
         if policy.shared:
             self._serve_shared(route, key, policy, params, now)
             return
@@ -281,6 +282,7 @@ class FrontConnection(asyncio.Protocol):
         known = state.replies.get(slot) if state.caches else None
         if known is not None:
             replies.cache = "hit"
+            replies.block = state.tip
             tally = key.sheet[policy.tally]
             tally.results += 1
             tally.hits += 1
@@ -304,6 +306,7 @@ class FrontConnection(asyncio.Protocol):
         replies.policy = None
         replies.units = 0
         replies.cache = ""
+        replies.block = 0
         if key.disabled or key.dies_at <= now or not key.scopes & route.any_scope or (route.is_live and not key.live):
             replies.on_fault(self._context.refusal(head, now))
             return
@@ -387,6 +390,7 @@ class FrontConnection(asyncio.Protocol):
             id_=self._wire_id,
             began=replies.began,
             client=replies.head.key.account.id,
+            block=replies.block,
         )
         return flight
 

@@ -60,8 +60,8 @@ _REPLY_LENGTHS: Final = [_reply_length(size) for size in range(1024)]
 class ReplyWriter:
     __slots__ = (
         "_chunked", "_context", "_held_bytes", "_holds", "_on_free", "_reader", "_source", "_streamed", "batch", "began",
-        "busy", "cache", "flight", "head", "id", "left", "paused_reading", "policy", "stalled_since", "transport", "units",
-        "was_refused",
+        "block", "busy", "cache", "flight", "head", "id", "left", "paused_reading", "policy", "stalled_since", "transport",
+        "units", "was_refused",
     )  # fmt: skip
 
     def __init__(self, context: FrontContext, reader: RequestReader, on_free: Callable[[], None]) -> None:
@@ -86,6 +86,8 @@ class ReplyWriter:
         self.policy: MethodPolicy | None = None
         self.units = 0
         self.cache = ""
+        # A block that the state behind the result has reached, unless there is a flight, which has its own; 0 if it is unknown.
+        self.block = 0
         self.flight: Flight | None = None
         self.batch: BatchUnderWay | None = None
         # The batch whose reply is being sent in parts.
@@ -131,6 +133,8 @@ class ReplyWriter:
         elif remaining > rate:
             remaining = rate
         resets = int(edge + context.resets)
+        state = head.route.state
+        block = self.block if self.flight is None else self.flight.block
         units = self.units
         size = len(self.id) + len(result)
         request_id = head.request_id or context.request_id()
@@ -142,6 +146,7 @@ class ReplyWriter:
             context.reset_lines.get(resets) or context.reset_line(resets),
             _UNITS[units] if units < 256 else b"X-Compute-Units: %d\r\n" % units,
             _CACHE[self.cache],
+            state.block_line if block == state.tip else state.line_of(block),
             self._extra_lines() if context.adds_lines or self.left <= 1 else b"",
             _REPLY_LENGTHS[size] if size < 1024 else _reply_length(size),
             self.id,
@@ -178,6 +183,7 @@ class ReplyWriter:
         self.batch = None
         assert self.head is not None
         self.units = self._context.rpc.settle_batch(self.head.key, batch)
+        self.block = batch.reached
         body = batch.body()
         self._finish(self._ok(len(body)) + body if body else self._no_content())
 
@@ -196,6 +202,7 @@ class ReplyWriter:
         self._context.write_buffer.flush()
         self._streamed = batch
         self.units = batch.units
+        self.block = 0
         self._chunked = True
         self._write(self._ok(None))
 
@@ -371,6 +378,7 @@ class ReplyWriter:
                 self._common_lines(200),
                 _UNITS[units] if units < 256 else b"X-Compute-Units: %d\r\n" % units,
                 _CACHE[self.cache],
+                self._block_line(),
                 self._upstream_line() if self._context.shows_upstream else b"",
                 b"Transfer-Encoding: chunked\r\n\r\n" if size is None else b"Content-Length: %d\r\n\r\n" % size,
             )
@@ -407,6 +415,10 @@ class ReplyWriter:
 
     def _close_line(self) -> bytes:
         return _CLOSE if self.left <= 1 or self._context.draining else b""
+
+    def _block_line(self) -> bytes:
+        assert self.head is not None
+        return self.head.route.state.line_of(self.block if self.flight is None else self.flight.block)
 
     def _upstream_line(self) -> bytes:
         """Which upstream answered, by its label. Cached replies, batches and refusals have none."""

@@ -21,16 +21,19 @@ from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.core.paging import Page
 from proxy.core.usage import Tally
-from proxy.errors import Fault, Forbidden, InternalError, RateLimited, UpstreamTimeout
+from proxy.errors import BehindBlock, Fault, Forbidden, InternalError, RateLimited, UpstreamTimeout
 from proxy.services.accounts.admission import Admission
+from proxy.tasks import min_block_of_task
 from proxy.web.api_spec import ApiOperation, ApiSpec
-from proxy.web.gate import CACHE, UNITS, Gate
+from proxy.web.gate import BLOCK, CACHE, UNITS, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import json_reply
 from proxy.web.request_directives import directives_of, without_directives
 
 # The cost of an invalid request.
 ERROR_UNITS = 1
+# Pause between two looks for the block of X-Min-Block: requests share the reads of the index meanwhile.
+BLOCK_CHECK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,11 @@ class RestRequest:
         """The word that means the network for this key. A network that is no longer configured keeps its old name."""
         network = self.resolver.configured(network_id)
         return network_id.replace("/", "-") if network is None else network.word(live=self.key.live)
+
+    @property
+    def min_block(self) -> int:
+        """The block that the result must belong to, or a later one; 0 for any."""
+        return self.directives.min_block if self.directives is not None else 0
 
     @property
     def page(self) -> Page:
@@ -172,18 +180,42 @@ async def _in_time(operation: ApiOperation, handler: RestHandler, asked: RestReq
     """Run the handler within the request's own deadline. Only reads have one: a change must not be given up half-way."""
     timeout_ms = asked.directives.timeout_ms if asked.directives is not None else 0
     if not timeout_ms or operation.method != "GET":
-        return await handler(asked)
+        return await _at_block(handler, asked)
     deadline = asyncio.timeout(timeout_ms / 1000)
     try:
         async with deadline:
-            return await handler(asked)
+            return await _at_block(handler, asked)
     except TimeoutError:
         if not deadline.expired():
             raise
         raise UpstreamTimeout(f"there was no result within {timeout_ms} ms, the request's X-Timeout-Ms") from None
 
 
+async def _at_block(handler: RestHandler, asked: RestRequest) -> Any:
+    """Run the handler until its result is as new as X-Min-Block requires. A result without a block is taken as it is."""
+    min_block_of_task.set(asked.min_block)
+    found = await handler(asked)
+    if not asked.min_block:
+        return found
+    assert asked.directives is not None
+    deadline = time.monotonic() + asked.directives.min_block_wait
+    while 0 < (block := _block_of(found)) < asked.min_block:
+        if time.monotonic() >= deadline:
+            raise BehindBlock("the data", asked.min_block, block)
+        await asyncio.sleep(BLOCK_CHECK_S)
+        found = await handler(asked)
+    return found
+
+
+def _block_of(found: Any) -> int:
+    """The block that the result belongs to; 0 if it names none."""
+    data = found.data if isinstance(found, RestReply) else found
+    block = data.get("as_of_block") if isinstance(data, dict) else None
+    return block if isinstance(block, int) else 0
+
+
 def _reply(request: web.Request, reply: RestReply) -> web.Response:
+    request[BLOCK] = _block_of(reply)
     if reply.cache:
         request[CACHE] = reply.cache
     return json_reply(reply.data, status=reply.status, headers=reply.headers)

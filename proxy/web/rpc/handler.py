@@ -24,7 +24,7 @@ from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.handler_connection import HandlerConnection
-from proxy.web.gate import CACHE, UNITS, UPSTREAM, Gate
+from proxy.web.gate import BLOCK, CACHE, UNITS, UPSTREAM, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
 
@@ -125,6 +125,7 @@ class RpcHandler:
         pending.count(key.sheet, outcome, time.monotonic() - began)
         request[UNITS] = pending.units
         request[CACHE] = pending.cache
+        request[BLOCK] = pending.reached
         if self._shows_upstream and pending.flight is not None:
             request[UPSTREAM] = pending.flight.answered_label
         return (reply if call[2] else b""), share
@@ -139,6 +140,7 @@ class RpcHandler:
             nonlocal share
             share = batch.share
             request[UNITS] = self._rpc.settle_batch(key, batch)
+            request[BLOCK] = batch.reached
             pending.on_result(batch.body())
 
         def refuse(why: Fault | MalformedCall, ids: Sequence[bytes]) -> None:

@@ -112,7 +112,7 @@ class SocketCalls:
 class SocketCall(HeldResultWaiter):
     """A single call, and the waiter of its outcome. A large result is held until it is a whole message."""
 
-    __slots__ = ("_began", "_owner", "cache", "flight", "held", "id", "policy", "units")
+    __slots__ = ("_began", "_owner", "block", "cache", "flight", "held", "id", "policy", "units")
 
     def __init__(self, owner: SocketCalls, now: float) -> None:
         self._owner = owner
@@ -122,6 +122,7 @@ class SocketCall(HeldResultWaiter):
         self.flight: Flight | None = None
         self.units = 0
         self.cache = ""
+        self.block = 0
         self.held: HeldResult | None = None
 
     def __repr__(self) -> str:
