@@ -1,17 +1,14 @@
-"""A follower in a separate process, for tests that kill it. The first argument is its settings as JSON.
-
-With a number n as second argument it kills itself by SIGKILL inside its n-th transaction.
-"""
+"""A follower in a separate process, for tests that kill it."""
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Sequence
-
-import orjson
+from multiprocessing.connection import Connection
+from typing import Any
 
 from proxy.chains.evm.facts import BlockFacts
 from proxy.compose.background import Background
@@ -47,16 +44,46 @@ class KillSink:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def main(tree: dict[str, object], kill_in: int) -> None:
+async def follow(tree: dict[str, Any], kill_in: int, ready: Connection) -> None:
     running = Background(load(environ={}, overrides=tree), load_tables())
     running.blocks = BlockStore(running.pool, silent_s=3.0)
     if kill_in:
         running.sinks.append(KillSink(kill_in))
     await running.open()
     running.follow()
-    print("ready", flush=True)
+    ready.send(True)
     await asyncio.Event().wait()
 
 
-if __name__ == "__main__":
-    asyncio.run(main(orjson.loads(sys.argv[1]), int(sys.argv[2])))
+def run(tree: dict[str, Any], kill_in: int, ready: Connection) -> None:
+    """Follow with these settings, forever, or up to a SIGKILL inside the transaction with the number `kill_in`."""
+    asyncio.run(follow(tree, kill_in, ready))
+
+
+class FollowerProcess:
+    """Such a process. All are forked from one that has imported this module: importing takes most of a second."""
+
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload([__name__])
+
+    def __init__(self, tree: dict[str, Any], kill_in: int = 0) -> None:
+        self._is_ready, ready = self.forks.Pipe(duplex=False)
+        self._process = self.forks.Process(target=run, args=(tree, kill_in, ready))
+        self._process.start()
+        ready.close()
+
+    async def ready(self) -> None:
+        await asyncio.to_thread(self._is_ready.recv)
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, or minus the signal that ended it; None while it runs."""
+        return self._process.exitcode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import orjson
 import pytest
 
 from proxy.store import migrate
@@ -22,28 +18,22 @@ from proxy.tasks import Tasks
 from tests import database as database_room
 from tests.chain_upstream import ZERO, Event, address, erc20, erc721
 from tests.database import Server, connected
+from tests.follower.follower_process import FollowerProcess
 from tests.follower.harness import NETWORK, FollowerHarness, follower_harness, settings_of
-from tests.service import ROOT, until
+from tests.service import until
 from tests.store.cable import Cable
 
 COIN, ART = address(100), address(101)
-FOLLOWER_PROCESS = ROOT / "tests" / "follower" / "follower_process.py"
 
 
 @contextmanager
-def follower(harness: FollowerHarness, *, kill_in: int = 0, database: str = "") -> Iterator[subprocess.Popen[bytes]]:
+def follower(harness: FollowerHarness, *, kill_in: int = 0, database: str = "") -> Iterator[FollowerProcess]:
     tree = settings_of(database or harness.database, [harness.upstream.url], keep_blocks=64)
-    process = subprocess.Popen(
-        [sys.executable, str(FOLLOWER_PROCESS), orjson.dumps(tree).decode(), str(kill_in)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = FollowerProcess(tree, kill_in)
     try:
         yield process
     finally:
         process.kill()
-        process.communicate()
 
 
 def some_events(rng: random.Random) -> list[Event]:
@@ -83,10 +73,10 @@ async def test_kill_inside_transactions_loses_nothing_and_doubles_nothing(databa
         for _ in range(4):
             change(harness, rng)
             with follower(harness, kill_in=rng.randrange(1, 4)) as doomed:
-                while doomed.poll() is None:
+                while doomed.code is None:
                     change(harness, rng)
                     await asyncio.sleep(0.15)
-                assert doomed.returncode == -signal.SIGKILL
+                assert doomed.code == -signal.SIGKILL
             found = await harness.cursor()
             assert found is None or found[0] <= harness.chain.head
         with follower(harness):
@@ -99,8 +89,7 @@ async def test_kill_at_any_moment(database: str) -> None:
         harness.chain.mine(*(some_events(rng) for _ in range(300)))
         for _ in range(4):
             with follower(harness) as process:
-                assert process.stdout is not None
-                await asyncio.to_thread(process.stdout.readline)
+                await process.ready()
                 change(harness, rng)
                 await asyncio.sleep(rng.random() * 0.4)
         with follower(harness):
@@ -138,7 +127,7 @@ async def test_follower_that_hangs_is_replaced_and_writes_nothing_when_it_resume
                     change(harness, rng)
                     await asyncio.sleep(0.1)
                 await until(harness.is_complete, within_s=40.0)
-                assert first.poll() is None, "it competes for the leadership again"
+                assert first.code is None, "it competes for the leadership again"
 
 
 @asynccontextmanager
@@ -179,7 +168,7 @@ async def test_follower_recovers_from_a_lost_database_connection(server: Server,
                 change(harness, rng)
                 await cable.plug()
             await until(harness.is_complete, within_s=40.0)
-            assert process.poll() is None
+            assert process.code is None
 
 
 async def test_follower_recovers_after_postgres_was_killed() -> None:
@@ -199,7 +188,7 @@ async def test_follower_recovers_after_postgres_was_killed() -> None:
                     change(harness, rng)
                     await own.postgres.start()
                 await until(harness.is_complete, within_s=40.0)
-                assert process.poll() is None
+                assert process.code is None
 
 
 async def test_cancelled_loop_leaves_complete_blocks(database: str) -> None:
