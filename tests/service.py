@@ -16,6 +16,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -131,9 +132,14 @@ def command(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Com
     )
 
 
-def command_here(*words: str) -> subprocess.CompletedProcess[str]:
+def command_here(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command in this process, which takes a tenth of the time of a new one."""
-    with _output_lock, redirect_stdout(io.StringIO()) as printed, redirect_stderr(io.StringIO()) as errors:
+    with (
+        _output_lock,
+        patch.dict(os.environ, env or {}),
+        redirect_stdout(io.StringIO()) as printed,
+        redirect_stderr(io.StringIO()) as errors,
+    ):
         try:
             code = main(words)
         except SystemExit as exc:  # argparse has printed the usage

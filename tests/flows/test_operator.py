@@ -14,7 +14,7 @@ from proxy.dev.postgres import Postgres
 from tests.database import another
 from tests.flows import production
 from tests.flows.production import PEPPER, settings_text
-from tests.service import command
+from tests.service import command, command_here
 
 UPSTREAM = "https://user:canary-password@upstream.example.com/canary-path"
 # All of these must be reported together.
@@ -49,7 +49,7 @@ async def empty_database(cluster: Postgres, tmp_path: Path) -> AsyncIterator[Pat
 async def test_all_invalid_settings_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "penstock.toml"
     path.write_text(BAD)
-    checked = await asyncio.to_thread(command, "check", "--config", str(path), env={"PENSTOCK_LOG__LEVEL": "loud"})
+    checked = await asyncio.to_thread(command_here, "check", "--config", str(path), env={"PENSTOCK_LOG__LEVEL": "loud"})
     assert checked.returncode == 2
     code, served = await production.failed(path, tmp_path / "log")
     assert code == 2
@@ -67,7 +67,7 @@ async def test_all_invalid_settings_are_reported_together(tmp_path: Path) -> Non
 async def test_upstream_of_an_unknown_network_is_named(tmp_path: Path) -> None:
     path = tmp_path / "penstock.toml"
     path.write_text(settings_text("postgresql://h/d", UPSTREAM).replace("ethereum/sepolia", "atlantis/mainnet"))
-    checked = await asyncio.to_thread(command, "check", "--config", str(path))
+    checked = await asyncio.to_thread(command_here, "check", "--config", str(path))
     assert checked.returncode == 2
     assert "atlantis/mainnet" in checked.stderr
 
@@ -76,7 +76,7 @@ async def test_check_prints_every_setting_and_masks_the_secrets(tmp_path: Path) 
     path = tmp_path / "penstock.toml"
     path.write_text(settings_text("postgresql://user:canary-password@h/d", UPSTREAM))
     words = ("check", "--offline", "--config", str(path))
-    done = await asyncio.to_thread(command, *words, env={"PENSTOCK_SERVER__PORT": "1234"})
+    done = await asyncio.to_thread(command_here, *words, env={"PENSTOCK_SERVER__PORT": "1234"})
     assert done.returncode == 0, done.stderr
     shown = dict(line.split(" = ", 1) for line in done.stdout.splitlines())
     assert shown["server.port"] == "1234"
@@ -94,7 +94,7 @@ async def test_check_prints_every_setting_and_masks_the_secrets(tmp_path: Path) 
 async def test_invalid_toml_file_is_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "penstock.toml"
     path.write_text(text)
-    done = await asyncio.to_thread(command, "check", "--config", str(path))
+    done = await asyncio.to_thread(command_here, "check", "--config", str(path))
     assert done.returncode == 2
     assert str(path) in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -122,7 +122,8 @@ async def test_unreachable_database_is_reported_without_its_password(
 ) -> None:
     path = tmp_path / "penstock.toml"
     path.write_text(settings_text(address, UPSTREAM))
-    done = await asyncio.to_thread(command, *words, "--config", str(path))
+    run = command if words == ("serve",) else command_here
+    done = await asyncio.to_thread(run, *words, "--config", str(path))
     assert done.returncode == 2, done.stderr
     assert "database.url" in done.stderr
     assert "canary" not in done.stderr
@@ -139,7 +140,7 @@ async def test_missing_database_or_user_is_reported(
         (cluster.url.replace("penstock@", "nobody@"), "Postgres refuses this user"),
     ):
         path.write_text(settings_text(address, UPSTREAM))
-        done = await asyncio.to_thread(command, "keys", "list", "--config", str(path))
+        done = await asyncio.to_thread(command_here, "keys", "list", "--config", str(path))
         assert done.returncode == 2
         assert f"database.url: cannot connect: {reason}" in done.stderr
         assert len(done.stderr.splitlines()) == 1, done.stderr
@@ -151,14 +152,14 @@ async def test_unmigrated_database_is_refused_with_the_command_to_run(empty_data
     assert "python -m proxy migrate" in said
     assert "0001_initial" in said
     for words in (("accounts", "list"), ("check",)):
-        done = await asyncio.to_thread(command, *words, "--config", str(empty_database))
+        done = await asyncio.to_thread(command_here, *words, "--config", str(empty_database))
         assert done.returncode == 2
         assert "python -m proxy migrate" in done.stderr
 
 
 async def test_check_inspects_the_database_and_changes_nothing(empty_database: Path) -> None:
     def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return command(*words, "--config", str(empty_database), env=env)
+        return command_here(*words, "--config", str(empty_database), env=env)
 
     assert (await asyncio.to_thread(run, "migrate")).returncode == 0
     # The pepper is not recorded yet: any is accepted, and none is recorded.
@@ -176,7 +177,7 @@ async def test_concurrent_migrations_apply_each_file_once(empty_database: Path) 
     said = await asyncio.gather(*(asyncio.to_thread(command, *words) for _ in range(4)))
     assert [done.returncode for done in said] == [0] * 4, [done.stderr for done in said]
     assert [done.stdout.startswith("applied ") for done in said].count(True) == 1
-    again = await asyncio.to_thread(command, *words)
+    again = await asyncio.to_thread(command_here, *words)
     assert again.stdout == "the database schema is up to date\n"
 
 
@@ -184,14 +185,14 @@ async def test_settings_are_read_from_the_environment(empty_database: Path) -> N
     """DATABASE_URL, as platforms set it, and prefixed names for the rest."""
     address = next(line for line in empty_database.read_text().splitlines() if line.startswith("url = ")).split('"')[1]
     env = {"DATABASE_URL": address, "PENSTOCK_KEYS__PEPPER": PEPPER}
-    assert (await asyncio.to_thread(command, "migrate", env=env)).returncode == 0
+    assert (await asyncio.to_thread(command_here, "migrate", env=env)).returncode == 0
     made = ("accounts", "create", "--name", "A", "--email", "a@example.com")
-    assert (await asyncio.to_thread(command, *made, env=env)).returncode == 0
-    assert "a@example.com" in (await asyncio.to_thread(command, "accounts", "list", env=env)).stdout
+    assert (await asyncio.to_thread(command_here, *made, env=env)).returncode == 0
+    assert "a@example.com" in (await asyncio.to_thread(command_here, "accounts", "list", env=env)).stdout
 
 
 async def test_metrics_port_in_use_is_reported(empty_database: Path, tmp_path: Path) -> None:
-    assert (await asyncio.to_thread(command, "migrate", "--config", str(empty_database))).returncode == 0
+    assert (await asyncio.to_thread(command_here, "migrate", "--config", str(empty_database))).returncode == 0
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
