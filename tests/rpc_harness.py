@@ -18,6 +18,7 @@ from proxy.services.rpc.tracker import Tracker
 from tests.faults import FaultProxy, fault_proxy
 from tests.http_client import Reply, rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted, value_of
+from tests.service import until
 from tests.web.worker import LIVE, ChunkedClient, Worker, running_worker
 
 # Makes each call of a load unique.
@@ -67,6 +68,16 @@ class NetworkHarness:
     async def look(self) -> None:
         """Poll the heads once."""
         await self.tracker.look()
+
+    async def shows(self, *states: str) -> None:
+        """Poll until the upstreams are in these states: a reply that took long counts from the next poll on."""
+
+        async def is_so() -> bool:
+            if self.states != [*states]:
+                await self.look()
+            return self.states == [*states]
+
+        await until(is_so)
 
     def watch(self) -> None:
         """Poll the heads from now on, as the product does."""

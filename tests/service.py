@@ -42,6 +42,8 @@ class Service:
     data: Path
     ready: dict[str, Any]
     session: aiohttp.ClientSession = field(repr=False)
+    # For direct calls to the development chain and the bundler.
+    nodes: aiohttp.ClientSession = field(repr=False)
     # One open connection to each worker, by process id, and the lock for their use: see tests/http_client.
     clients: dict[int, Any] = field(default_factory=dict, repr=False)
     clients_lock: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
@@ -259,8 +261,8 @@ def launch(
 
 
 def node_session() -> aiohttp.ClientSession:
-    """A session for nodes that close idle connections: Node.js does after 5 s, and a call sent at that moment fails."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0))
+    """A session with a connection for each request. Node.js closes idle ones, and a call sent at that moment fails."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
 
 
 async def start(data: Path, *words: str, env: Mapping[str, str] | None = None, bundler: bool = False) -> Service:
@@ -278,13 +280,14 @@ async def start(data: Path, *words: str, env: Mapping[str, str] | None = None, b
         process.communicate()
         raise
     ready = orjson.loads(ready_file.read_bytes())
-    session = node_session()
-    return Service(process, data, ready, session)
+    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    return Service(process, data, ready, session, node_session())
 
 
 async def stop(service: Service, number: signal.Signals = signal.SIGINT) -> int:
     """Send Ctrl-C and return the exit code. All output is read, so that the process cannot block on it."""
     await service.session.close()
+    await service.nodes.close()
     for client in service.clients.values():
         await client.close()
     if service.process.poll() is None:

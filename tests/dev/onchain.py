@@ -16,7 +16,7 @@ class Reverted(Exception):
 
 async def rpc(url: str, service: Service, method: str, *params: Any) -> Any:
     call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
-    async with service.session.post(url, json=call) as response:
+    async with service.nodes.post(url, json=call) as response:
         answer = await response.json()
     if "error" in answer:
         raise Reverted(answer["error"])

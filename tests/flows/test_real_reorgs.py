@@ -111,7 +111,7 @@ def test_head_goes_back_only_when_both_of_two_upstreams_have_gone_back(nodes: li
 
 async def check_left_out(harness: RealHarness, place: int) -> None:
     """The upstream at this place takes no reads, is shown as forked, and comes back when it is on our branch."""
-    assert harness.states == ["forked" if index == place else "up" for index in range(len(harness.nodes))]
+    await harness.shows(*["forked" if index == place else "up" for index in range(len(harness.nodes))])
     taken = harness.proxies[place].methods["eth_getBalance"]
     for _ in range(8):
         await harness.result("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")
@@ -119,7 +119,7 @@ async def check_left_out(harness: RealHarness, place: int) -> None:
     assert harness.proxies[place].methods["eth_getBalance"] == taken
     await harness.nodes[place].follow(harness.branch)
     await harness.look()
-    assert harness.states == ["up"] * len(harness.nodes)
+    await harness.shows(*["up"] * len(harness.nodes))
 
 
 @pytest.mark.parametrize(("count", "depth"), [(3, 1), (3, 3), (3, 20), (2, 20)])
@@ -151,7 +151,7 @@ def test_upstream_of_another_chain_takes_no_reads(nodes: list[RealNode], caplog:
                 harness = NetworkHarness(running, DEV)
                 harness.tracker.withhold()
                 await harness.look()
-                assert harness.states == ["wrong_chain", "up"]
+                await harness.shows("wrong_chain", "up")
                 for _ in range(8):
                     await harness.result("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")
                 assert proxy.methods["eth_getBalance"] == 0

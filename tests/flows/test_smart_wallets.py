@@ -74,7 +74,7 @@ async def test_computed_address_equals_the_factorys(bundled: Service, version: s
         {"jsonrpc": "2.0", "id": place, "method": "eth_call", "params": [call, "latest"]}
         for place, call in enumerate(calls)
     ]
-    async with bundled.session.post(bundled.ready["upstream_url"], json=batch) as response:
+    async with bundled.nodes.post(bundled.ready["upstream_url"], json=batch) as response:
         results = {item["id"]: item["result"][-40:] for item in await response.json()}
     assert [results[place] for place in range(len(drawn))] == [factory.wallet(*pair).hex() for pair in drawn]
 

@@ -36,7 +36,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 async def chain(service: Service) -> Chain:
-    return Chain(service.ready["upstream_url"], service.session)
+    return Chain(service.ready["upstream_url"], service.nodes)
 
 
 @pytest.fixture(scope="module")

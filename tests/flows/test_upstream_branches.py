@@ -46,7 +46,7 @@ def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
             for _ in range(2):
                 harness.tracker = Tracker(harness.route)
                 await harness.look()
-            assert harness.states == ["wrong_chain"] + ["up"] * (count - 1)
+            await harness.shows("wrong_chain", *["up"] * (count - 1))
             for _ in range(10):
                 reply = await harness.call("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")
                 assert reply.status == (200 if count > 1 else 503)
@@ -54,7 +54,7 @@ def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
             assert harness.route.heads.tip == harness.chain.head
             del stray.answers["eth_chainId"]
             await harness.look()
-            assert harness.states == ["up"] * count
+            await harness.shows(*["up"] * count)
             assert (await harness.call("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")).status == 200
 
     with caplog.at_level(logging.INFO, logger="penstock.heads"):
@@ -74,7 +74,7 @@ async def test_upstream_gets_no_call_before_it_has_named_its_chain() -> None:
             assert (await harness.call("eth_gasPrice")).status == 503
             assert not starting.done()
             upstream.gate.set()
-        assert harness.states == ["up"]
+        await harness.shows("up")
         assert (await harness.call("eth_gasPrice")).status == 200
 
 
@@ -87,7 +87,7 @@ async def test_upstream_that_does_not_name_its_chain_is_used() -> None:
         harness.upstreams[0].answers["eth_chainId"] = refuse
         harness.tracker.withhold()
         await harness.look()
-        assert harness.states == ["up"]
+        await harness.shows("up")
 
 
 @on_uvloop
@@ -97,7 +97,7 @@ async def test_solana_upstream_of_another_cluster_gets_no_calls() -> None:
         stray.answers["getGenesisHash"] = lambda _: "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d"
         harness.tracker = Tracker(harness.route)
         await harness.look()
-        assert harness.states == ["wrong_chain", "up"]
+        await harness.shows("wrong_chain", "up")
         before = stray.count("getBlockHeight")
         for _ in range(6):
             await harness.result("getBlockHeight", Cache_Control="no-cache")
@@ -153,7 +153,7 @@ def test_upstream_on_another_branch_than_the_two_others_gets_no_calls(depth: int
         async with rpc_harness(3) as harness:
             forked = fork(harness, harness.upstreams[place], depth)
             await harness.look()
-            assert harness.states == ["forked" if index == place else "up" for index in range(3)]
+            await harness.shows(*["forked" if index == place else "up" for index in range(3)])
             heights = range(harness.chain.head - 5, harness.chain.head + 1)
             assert await hashes_at(harness, heights) == [{harness.chain.hash_of(height)} for height in heights]
             # It stays out while both branches grow, at its own pace, and comes back when it is on ours.
@@ -163,7 +163,7 @@ def test_upstream_on_another_branch_than_the_two_others_gets_no_calls(depth: int
             assert harness.states[place] == "forked"
             harness.upstreams[place].chain = harness.chain
             await harness.look()
-            assert harness.states == ["up"] * 3
+            await harness.shows(*["up"] * 3)
 
     run()
 
@@ -177,7 +177,7 @@ def test_one_of_two_that_finality_contradicts_gets_no_calls(place: int) -> None:
         async with rpc_harness(2) as harness:
             fork(harness, harness.upstreams[place], FINALITY + 10).head += 1
             await harness.look()
-            assert harness.states == ["forked" if index == place else "up" for index in range(2)]
+            await harness.shows(*["forked" if index == place else "up" for index in range(2)])
             # Nor does it when it is the only one left.
             harness.upstreams[1 - place].held = {"eth_getBlockByNumber", "eth_chainId"}
             await harness.look()
@@ -208,11 +208,14 @@ async def test_of_two_short_branches_the_longer_is_used_and_the_other_when_it_is
     async with rpc_harness(2) as harness:
         fork(harness, harness.upstreams[1], 2).head += 1
         await harness.look()
-        assert harness.states == ["forked", "up"]
+        await harness.shows("forked", "up")
         harness.upstreams[1].held = {"eth_getBlockByNumber", "eth_chainId"}
-        await harness.look()
-        await harness.look()
-        assert harness.states[0] == "up"
+
+        async def is_up() -> bool:
+            await harness.look()
+            return harness.states[0] == "up"
+
+        await until(is_up)
         harness.upstreams[1].gate.set()
 
 
@@ -226,8 +229,13 @@ async def test_replies_of_an_upstream_that_turns_out_to_be_on_another_branch_are
             hashes = [(await harness.result("eth_getBlockByNumber", [hex(n), False]))["hash"] for n in heights]
             return sum(a != harness.chain.hash_of(n) for n, a in zip(heights, hashes, strict=True))
 
+        others = harness.route.upstreams[1:]
+        for upstream in others:
+            upstream.health.cordon(cordoned=True, now=time.monotonic())
         assert await wrong() > 0
-        await harness.look()
+        for upstream in others:
+            upstream.health.cordon(cordoned=False, now=time.monotonic())
+        await harness.shows("forked", "up", "up")
         assert await wrong() == 0
 
 
@@ -250,7 +258,7 @@ async def test_upstream_that_is_behind_is_compared_at_its_own_height() -> None:
         harness.upstreams[1].behind = harness.upstreams[2].behind = 10
         harness.chain.head += 1
         await harness.look()
-        assert harness.states == ["up", "forked", "up"]
+        await harness.shows("up", "forked", "up")
 
 
 # Reorganisations
