@@ -28,7 +28,7 @@ PURE := tests/core tests/chains tests/test_settings.py \
 GETH_VERSION := v1.17.8
 GETH_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/penstock
 
-.PHONY: help run test quick lint pure unit source browser web3-tests geth compile compiled bench lock clean
+.PHONY: help run docs test quick lint pure unit source browser web3-tests geth compile compiled bench lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -39,6 +39,7 @@ help:
 	@echo "make geth     build geth for the tests on its chain (needs Go; takes minutes; without it they are skipped)"
 	@echo "make compile  compile the hot path to machine code (needs a C compiler; test and bench do it too)"
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
+	@echo "make docs     build the guide, which the service then serves at /docs/guide/"
 	@echo "make lock     update the pinned requirements from setup.cfg"
 	@echo "make clean    remove everything the other targets installed"
 
@@ -122,6 +123,10 @@ browser: .venv/.test
 web3-tests: .venv/.test $(CHAIN)
 	WEB3_TESTS=1 $(PY) -m pytest -q tests/flows/test_web3_modules.py
 
+# Offline: everything that the pages load is part of the theme.
+docs: .venv/.test
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
 geth:
 	@command -v go >/dev/null || { echo "geth is built with Go, which was not found on PATH"; exit 1; }
 	GOBIN="$(GETH_DIR)" go install github.com/ethereum/go-ethereum/cmd/geth@$(GETH_VERSION)
@@ -134,4 +139,4 @@ lock: .venv/.test
 		--extra test setup.cfg -o requirements/test.txt
 
 clean:
-	rm -rf .venv .penstock $(DEVNET)/node_modules $(DEVNET)/*/node_modules $(CLIENTS)/node_modules $(BROWSER)/node_modules .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .penstock site $(DEVNET)/node_modules $(DEVNET)/*/node_modules $(CLIENTS)/node_modules $(BROWSER)/node_modules .mypy_cache .ruff_cache .pytest_cache

@@ -37,12 +37,13 @@ TOGETHER = (
         "tests/flows/test_first_call.py",
         "tests/dev/test_indexing.py",
     ),
-    ("tests/flows/test_smart_wallets.py", "tests/flows/test_sponsor.py"),
+    ("tests/flows/test_smart_wallets.py", "tests/flows/test_sponsor.py", "tests/flows/test_guide.py"),
     (
         "tests/browser/test_page.py",
         "tests/browser/test_user_flows.py",
         "tests/browser/test_sign_in.py",
         "tests/browser/test_cross_origin_page.py",
+        "tests/browser/test_reference.py",
     ),
     (
         # They read every module of the project.

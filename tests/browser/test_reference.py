@@ -12,12 +12,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from playwright.async_api import Browser, Page, expect
 
 from proxy.dev.npm_packages import node_binary
+from proxy.web.docs.guide_files import GuideFiles
 from tests.browser.test_page import CONTRAST, UNNAMED
 from tests.browser.visitor import WAIT_MS, Site
 from tests.client_scripts import ENVIRONMENT, SCRIPTS
+from tests.service import ROOT
 
 expect.set_options(timeout=WAIT_MS)
 # Sections of every kind.
@@ -188,3 +192,20 @@ async def test_reference_transfers_less_than_80_kb(browser: Browser, site: Site)
     await page.get_by_role("heading", name="Penstock API", exact=True).wait_for()
     assert 10_000 < sum(sizes) < 80_000
     await context.close()
+
+
+async def test_guide_and_its_search_run_under_the_policy(page: Page, tmp_path: Path) -> None:
+    built = tmp_path / "site"
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(built)]
+    await asyncio.to_thread(subprocess.run, words, cwd=ROOT, capture_output=True, timeout=150, check=True)
+    faults: list[str] = []
+    page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    page.on("request", lambda request: faults.append(request.url) if "127.0.0.1" not in request.url else None)
+    application = web.Application()
+    application.add_routes(GuideFiles(built).routes())
+    async with TestServer(application) as server:
+        await page.goto(str(server.make_url("/docs/guide/webhooks/")))
+        await page.get_by_role("heading", name="Your first webhook", level=1).wait_for()
+        await page.get_by_role("textbox", name="Search").fill("fromBlock")
+        await page.locator(".md-search-result__item").filter(has_text="Subscriptions").first.wait_for()
+    assert not faults

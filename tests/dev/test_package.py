@@ -23,7 +23,7 @@ from proxy import __version__
 from proxy.data_files import CONFIG
 from tests.service import ROOT, finished, until
 
-SHIPPED = {"config": {".toml", ".json", ".mjs", ".cjs"}, "schemas": {".json", ".sql"}}
+SHIPPED = {"config": {".toml", ".json", ".mjs", ".cjs"}, "schemas": {".json", ".sql", ".mjs", ".py", ".go"}}
 # Sources of the contracts, whose artifacts are shipped, and a schema that only the tests compare with.
 NOT_SHIPPED = ("config/devnet/contracts/", "schemas/sql/schema.sql")
 
@@ -91,6 +91,9 @@ def test_all_data_files_are_in_the_wheel(package: Package) -> None:
         if Path(name).suffix in SHIPPED.get(name.split("/")[0], ()) and not name.startswith(NOT_SHIPPED)
     }
     expected |= {name for name in tracked() if name.startswith("proxy/")}
+    expected |= {
+        f"proxy/data/guide/{name}" for name in ("index.html", "quickstart/index.html", "search/search_index.json")
+    }
     with zipfile.ZipFile(package.wheel) as wheel:
         assert expected - set(wheel.namelist()) == set()
 
@@ -131,6 +134,11 @@ async def block_number(base: str, key: str) -> str:
         return str((await response.json())["result"])
 
 
+async def guide_title(base: str) -> str:
+    async with aiohttp.ClientSession() as session, session.get(base.removesuffix("/v1") + "/docs/guide/") as response:
+        return (await response.text()).partition("<title>")[2].partition("</title>")[0]
+
+
 async def test_dev_and_serve_answer_calls(package: Package, tmp_path: Path) -> None:
     lend_npm_packages(package, tmp_path / "data")
     ready_file, config = tmp_path / "ready.json", tmp_path / "penstock.toml"
@@ -142,6 +150,7 @@ async def test_dev_and_serve_answer_calls(package: Package, tmp_path: Path) -> N
         ready = orjson.loads(ready_file.read_bytes())
         key = ready["keys"]["enterprise"]
         assert await block_number(ready["base_url"], key) == "0x0"
+        assert await guide_title(ready["base_url"]) == "Penstock"
         running = orjson.loads((tmp_path / "data" / "running.json").read_bytes())
         config.write_text(serve_settings(running))
         serve = package.launch("serve", "--config", str(config), cwd=tmp_path, DATABASE_URL=running["database"]["url"])

@@ -82,7 +82,7 @@ CALLS_UPSTREAM = {
 }
 # Pages without authentication, which the API spec does not describe.
 PUBLIC = {"/healthz", "/readyz", "/llms.txt", "/docs", "/docs/", "/docs/{name}", f"{BASE}/openapi.json"}
-PUBLIC |= {"/", "/dashboard", "/dashboard/", "/dashboard/{digest}/{name}"}
+PUBLIC |= {"/docs/guide", "/docs/guide/{name}", "/", "/dashboard", "/dashboard/", "/dashboard/{digest}/{name}"}
 # A GET that is upgraded to a WebSocket. OpenAPI cannot describe the messages, so the introduction does.
 SOCKET = f"{BASE}/ws/{{chain}}/{{network}}"
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from aiohttp import web
 
+from proxy.data_files import GUIDE
 from proxy.errors import Unavailable
 from proxy.services.readiness import Readiness
 from proxy.web.dashboard.static_files import StaticFiles
+from proxy.web.docs.guide_files import GuideFiles
 from proxy.web.docs.published_spec import PublishedSpec
 from proxy.web.packed_files import PackedFile
 from proxy.web.reply import json_reply
@@ -26,6 +28,7 @@ _HEADERS = {
 class Pages:
     def __init__(self, published: PublishedSpec, readiness: Readiness) -> None:
         self._readiness = readiness
+        self._guide = GuideFiles(GUIDE)
         self._dashboard = StaticFiles()
         self._spec = PackedFile.of("openapi.json", published.raw)
         self._index = PackedFile.of("llms.txt", published.index().encode())
@@ -39,6 +42,7 @@ class Pages:
             web.get("/llms.txt", self.index),
             web.get("/docs", self.docs),
             web.get("/docs/", self.docs),
+            *self._guide.routes(),
             web.get("/docs/{name}", self.docs),
             *self._dashboard.routes(),
         ]

@@ -1,0 +1,73 @@
+"""The guide at /docs/guide/: a static site that `make docs` builds, and that is part of the package.
+
+Pages contain inline scripts of their theme. The content security policy of each page lists their digests, so that no other
+inline script runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from base64 import b64encode
+from hashlib import sha256
+from pathlib import Path
+
+from aiohttp import web
+
+from proxy.web.packed_files import TYPES, PackedFile
+
+ROOT = "/docs/guide"
+INDEX = "index.html"
+MISSING = PackedFile.of(
+    INDEX,
+    b"<!doctype html><html lang=en><meta charset=utf-8><title>Penstock guide</title>"
+    b"<h1>The guide is not built</h1><p>This service runs from a checkout. Run <code>make docs</code> there and restart it.</p>"
+    b'<p><a href="/docs">API reference</a></p></html>',
+)
+_INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+# Themes set style attributes; without scripts of others they cannot do harm.
+_POLICY = (
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self'{scripts}; worker-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+
+
+class GuideFiles:
+    def __init__(self, site: Path) -> None:
+        self._site = site
+        self._names = {
+            path.relative_to(site).as_posix() for path in site.rglob("*") if path.suffix in TYPES and path.is_file()
+        }
+        # Filled on first use: a worker that serves no guide holds nothing of it.
+        self._files: dict[str, PackedFile] = {}
+
+    def __repr__(self) -> str:
+        return f"<GuideFiles {len(self._names)}>"
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get(ROOT, self.home), web.get(f"{ROOT}/{{name:.*}}", self.file)]
+
+    async def home(self, _request: web.Request) -> web.Response:
+        """Redirect to the index, whose links are relative to it."""
+        return web.Response(status=302, headers={"Location": "guide/", "Cache-Control": "no-cache"})
+
+    async def file(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        name += INDEX if name.endswith("/") or not name else ""
+        if not self._names:
+            return MISSING.reply(request, {**_HEADERS, "Content-Security-Policy": _POLICY.format(scripts="")})
+        if name not in self._names:
+            raise web.HTTPNotFound
+        if name not in self._files:
+            self._files[name] = await asyncio.to_thread(self._read, name)
+        file = self._files[name]
+        return file.reply(request, {**_HEADERS, "Content-Security-Policy": _policy(file)})
+
+    def _read(self, name: str) -> PackedFile:
+        return PackedFile.of(name, (self._site / name).read_bytes())
+
+
+def _policy(file: PackedFile) -> str:
+    digests = (sha256(script).digest() for script in _INLINE_SCRIPT.findall(file.plain))
+    return _POLICY.format(scripts="".join(f" 'sha256-{b64encode(digest).decode()}'" for digest in digests))

@@ -1,0 +1,106 @@
+"""Every command and program in the guide runs, and the guide builds offline and is served."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from proxy.web.docs.guide_files import GuideFiles
+from tests.database import Server
+from tests.guide_pages import CODE, PAGES, blocks_of, free_port, run_page
+from tests.service import ROOT, Service
+
+WITHIN_S = 170.0
+ALL = sorted(PAGES.rglob("*.md"))
+# Pages with code that runs.
+RUNNING = [page for page in ALL if any(not block.reason and block.language in CODE for block in blocks_of(page))]
+
+
+def test_code_runs_or_says_why_not() -> None:
+    for page in ALL:
+        for block in blocks_of(page):
+            shown = (page.name, block.text[:60])
+            runs = block.language in {"bash", "python", "js", "ts"} or block.title or block.language not in CODE
+            assert runs or block.reason, shown
+
+
+def test_files_of_the_guide_are_used() -> None:
+    """A block that only writes a file would not be tested."""
+    for page in ALL:
+        blocks = [block for block in blocks_of(page) if not block.reason]
+        for place, block in enumerate(blocks):
+            if block.title and block.language in CODE:
+                assert any(block.title in later.text for later in blocks[place + 1 :]), (page.name, block.title)
+
+
+@pytest.mark.parametrize("page", RUNNING, ids=[page.stem for page in RUNNING])
+async def test_page_runs(bundled: Service, server: Server, tmp_path: Path, page: Path) -> None:
+    name = await server.create()
+    ready = bundled.ready
+    environ = {
+        "API_KEY": bundled.keys["enterprise"],
+        "ADMIN_TOKEN": ready["admin_token"],
+        "DATABASE_URL": server.url(name),
+        "UPSTREAM_URL": ready["upstream_url"],
+    }
+    replace = {
+        "127.0.0.1:8545": f"127.0.0.1:{bundled.port}",
+        "http://127.0.0.1:9545/metrics": ready["metrics_url"],
+        # A second service beside it, with the same node.
+        "ethereum/mainnet=$UPSTREAM_URL": "dev/mainnet=$UPSTREAM_URL",
+        "9000/v1/rpc/ethereum/mainnet": "9000/v1/rpc/dev/mainnet",
+        "9000": str(free_port()),
+        "9001": str(free_port()),
+    }
+    try:
+        await asyncio.to_thread(run_page, page, tmp_path / "room", environ=environ, replace=replace, within_s=WITHIN_S)
+    finally:
+        await server.drop(name)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The guide, built as `make docs` does."""
+    out = tmp_path_factory.mktemp("guide") / "site"
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(out)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
+    loads = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="?(?:https?:)?//', re.IGNORECASE)
+    for page in site.rglob("*.html"):
+        assert loads.search(page.read_text("utf-8")) is None, page.name
+
+
+async def test_guide_is_served_with_a_strict_policy(site: Path) -> None:
+    application = web.Application()
+    application.add_routes(GuideFiles(site).routes())
+    async with TestClient(TestServer(application)) as client:
+        index = await client.get("/docs/guide")
+        assert str(index.url).endswith("/docs/guide/")
+        assert (index.status, index.content_type) == (200, "text/html")
+        policy = index.headers["Content-Security-Policy"]
+        assert "script-src 'self' 'sha256-" in policy
+        assert (await client.get("/docs/guide/quickstart/")).status == 200
+        assert (await client.get("/docs/guide/images/logo.svg")).content_type == "image/svg+xml"
+        again = await client.get("/docs/guide/", headers={"If-None-Match": index.headers["ETag"]})
+        assert again.status == 304
+        for name in ("nothing", "../proxy/errors.py", "%2e%2e/setup.py"):
+            assert (await client.get(f"/docs/guide/{name}")).status == 404
+
+
+async def test_checkout_without_a_built_guide_says_how_to_build_it(tmp_path: Path) -> None:
+    application = web.Application()
+    application.add_routes(GuideFiles(tmp_path / "none").routes())
+    async with TestClient(TestServer(application)) as client:
+        reply = await client.get("/docs/guide/quickstart/")
+        assert (reply.status, "make docs" in await reply.text()) == (200, True)

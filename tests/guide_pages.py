@@ -1,0 +1,142 @@
+"""Runs the code on a page of the guide, as a reader would who pastes one block after the other into a terminal.
+
+    ```bash                       run in the page's terminal
+    ```python, ```js, ```ts       run as a program
+    ```toml title="penstock.toml" written to a file of this name; code too, and a later block runs it
+    <!-- not run: the reason -->  on the line before a block: it is left out
+
+The page's addresses and ports are replaced by those of the service under test.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxy.dev.npm_packages import node_binary
+from tests.client_scripts import ENVIRONMENT, SCRIPTS
+from tests.service import ROOT
+
+PAGES = ROOT / "docs"
+RECEIVERS = ROOT / "schemas" / "receivers"
+# Languages that run. Blocks in any other are data or output.
+PROGRAMS = {"python": "python3 -W error {file}", "js": "node {file}", "ts": "node --experimental-strip-types {file}"}
+SUFFIXES = {"python": ".py", "js": ".mjs", "ts": ".mts"}
+CODE = {*PROGRAMS, "bash", "go", "sh", "shell", "console", "javascript", "typescript"}
+_BLOCK = re.compile(
+    r"(?:^[ ]*<!-- not run: (?P<reason>[^\n]+?) -->\n)?"
+    r'^(?P<indent>[ ]*)```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?[^\n]*\n(?P<text>.*?)\n(?P=indent)```$',
+    re.DOTALL | re.MULTILINE,
+)
+_INCLUDED = re.compile(r'^--8<-- "(?P<name>[^"]+)"$', re.MULTILINE)
+# An HTTP error fails the page, unless the reader is meant to see it (-i).
+PROLOGUE = """
+set -euo pipefail
+curl() { case " $* " in *" -i "*) command curl "$@";; *) command curl --fail-with-body "$@";; esac; }
+set -x
+"""
+
+
+@dataclass(frozen=True)
+class PageBlock:
+    language: str
+    title: str
+    text: str
+    # The reason why it does not run, or empty.
+    reason: str
+
+    def script(self, place: int) -> str:
+        """The shell commands that run the block or write its file."""
+        if self.title:
+            return _written(self.title, self.text)
+        if self.language == "bash":
+            return self.text
+        if self.language in PROGRAMS:
+            file = f"block{place}{SUFFIXES[self.language]}"
+            return _written(file, self.text) + PROGRAMS[self.language].format(file=file)
+        return ""
+
+
+def blocks_of(page: Path) -> list[PageBlock]:
+    found = []
+    for match in _BLOCK.finditer(page.read_text("utf-8")):
+        text = textwrap.dedent(match["text"])
+        text = _INCLUDED.sub(lambda name: (RECEIVERS / name["name"]).read_text("utf-8"), text)
+        found.append(PageBlock(match["language"], match["title"] or "", text, match["reason"] or ""))
+    return found
+
+
+def run_page(page: Path, room: Path, *, environ: Mapping[str, str], replace: Mapping[str, str], within_s: float) -> str:
+    """Run the blocks of a page in a new directory; return the output. Raises if one of them fails."""
+    room.mkdir(parents=True)
+    (room / "node_modules").symlink_to(SCRIPTS / "node_modules")
+    port = free_port()
+    script = "\n".join(block.script(place) for place, block in enumerate(blocks_of(page)) if not block.reason)
+    for name, value in {**replace, "127.0.0.1:3000": f"127.0.0.1:{port}"}.items():
+        script = script.replace(name, value)
+    whole = {
+        **ENVIRONMENT,
+        **environ,
+        "PATH": f"{_tools(room)}:{os.environ['PATH']}",
+        "PORT": str(port),
+        "HOME": str(room),
+    }
+    process = subprocess.Popen(
+        ["bash", "-c", PROLOGUE + script],
+        cwd=room,
+        env=whole,
+        stdin=subprocess.DEVNULL,
+        stdout=(log := (room / "output.log").open("w+b")),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        code = process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        code = -1
+    finally:
+        _end_group(process)
+    log.seek(0)
+    output = log.read().decode(errors="replace")
+    log.close()
+    assert code == 0, f"{page.name} ended with {code}:\n{output[-6000:]}"
+    return output
+
+
+def _written(file: str, text: str) -> str:
+    return f"cat > {file} <<'END_OF_BLOCK'\n{text}\nEND_OF_BLOCK\n"
+
+
+def _tools(room: Path) -> Path:
+    """The programs that the guide names: those of the tests' environment."""
+    tools = room / "bin"
+    tools.mkdir()
+    for name, line in {
+        "python3": f'exec {sys.executable} "$@"',
+        "node": f'exec {node_binary()} "$@"',
+        "penstock": f'PYTHONPATH={ROOT} exec {sys.executable} -m proxy "$@"',
+    }.items():
+        (tools / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tools / name).chmod(0o755)
+    return tools
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
