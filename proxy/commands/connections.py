@@ -21,6 +21,7 @@ from proxy.services.rpc.tracker import Tracker
 from proxy.settings import Settings, Tables
 from proxy.store.windows import SHARED_HEAD_NUMBERS
 from proxy.telemetry import Tallies
+from proxy.turn_queue import TurnQueue
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream, UpstreamConnection
 from proxy.wire.write_buffer import WriteBuffer
@@ -88,8 +89,9 @@ async def _ping(url: str) -> None:
 
 
 async def tried_upstreams(found: Settings, tables: Tables) -> list[ConnectionRow]:
-    write_buffer = WriteBuffer(asyncio.get_running_loop())
-    builder = NetworkBuilder(found, tables, write_buffer, tally=Tallies().of, shared_heads=[0] * SHARED_HEAD_NUMBERS)
+    loop = asyncio.get_running_loop()
+    heads = [0] * SHARED_HEAD_NUMBERS
+    builder = NetworkBuilder(found, tables, WriteBuffer(loop), TurnQueue(loop), tally=Tallies().of, shared_heads=heads)
     networks = builder.networks()
     try:
         rows = await asyncio.gather(*[_route(route) for route in networks.routes.values()])

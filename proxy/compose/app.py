@@ -118,6 +118,7 @@ class App:
             settings,
             tables,
             self.write_buffer,
+            self.turns,
             tally=self.tallies.of,
             shared_heads=windows.shared_heads,
             memory=self.memory,

@@ -39,6 +39,7 @@ from proxy.store.pool import Pool
 from proxy.store.windows import SHARED_HEAD_NUMBERS
 from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
+from proxy.turn_queue import TurnQueue
 from proxy.wire.write_buffer import WriteBuffer
 
 # How often deadlines and hedges of calls are checked. No client waits for these calls.
@@ -54,10 +55,16 @@ class Background:
         self.tables = tables
         self.tasks = Tasks()
         self.pool = Pool.of(settings.database, application="penstock-background")
-        write_buffer = WriteBuffer(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
         # The heads are not shared with the workers: this process serves no clients, so it need not be consistent with them.
         self.networks = NetworkBuilder(
-            settings, tables, write_buffer, tally=Tallies().of, shared_heads=[0] * SHARED_HEAD_NUMBERS, memory=memory
+            settings,
+            tables,
+            WriteBuffer(loop),
+            TurnQueue(loop),
+            tally=Tallies().of,
+            shared_heads=[0] * SHARED_HEAD_NUMBERS,
+            memory=memory,
         ).networks()
         self.sinks: list[FollowerSink] = [
             HoldingsSink(),

@@ -23,6 +23,7 @@ from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
 from proxy.store.edge_table import SharedRate
 from proxy.store.host_memory import HostMemory
 from proxy.telemetry import Tally
+from proxy.turn_queue import TurnQueue
 from proxy.wire.address import UpstreamAddress, headers_of
 from proxy.wire.http_upstream import HttpUpstream
 from proxy.wire.private_words import private_words
@@ -43,6 +44,7 @@ class NetworkBuilder:
         settings: Settings,
         tables: Tables,
         write_buffer: WriteBuffer,
+        turns: TurnQueue,
         *,
         tally: Callable[[str, str], Tally],
         shared_heads: MutableSequence[int] | memoryview[int],
@@ -51,6 +53,7 @@ class NetworkBuilder:
         self._settings = settings
         self._tables = tables
         self._write_buffer = write_buffer
+        self._turns = turns
         self._tally = tally
         self._shared_heads = shared_heads
         self._memory = memory
@@ -169,7 +172,7 @@ class NetworkBuilder:
         address = UpstreamAddress.of(given)
         depth = given.depth or self._settings.rpc.depth
         return HttpUpstream(
-            health, address, self._write_buffer, limit=given.connections, depth=depth, batch=given.batch
+            health, address, self._write_buffer, self._turns, limit=given.connections, depth=depth, batch=given.batch
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from proxy.turn_queue import TurnQueue
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
 from proxy.wire.upstream import MAX_REPLY_BYTES, STALE, TOO_LARGE, Piece, ReplySink, Upstream, UpstreamConnection
 
@@ -26,11 +27,12 @@ NEVER: Final = bytes(1 << 20)
 class HttpConnection(UpstreamConnection):
     __slots__ = (
         "_chunks", "_collected", "_head", "_known", "_known_bytes", "_known_total", "_left", "_may_stream", "_part",
-        "_paused", "_paused_s", "_paused_since", "_size", "_streams", "_usual",
+        "_paused", "_paused_s", "_paused_since", "_reads_soon", "_size", "_streams", "_turns", "_usual",
     )  # fmt: skip
 
-    def __init__(self, upstream: Upstream) -> None:
+    def __init__(self, upstream: Upstream, turns: TurnQueue) -> None:
         super().__init__(upstream)
+        self._turns = turns
         self._part = b""
         # The last head and its meaning: upstreams mostly repeat themselves.
         self._known_bytes = NEVER
@@ -47,6 +49,8 @@ class HttpConnection(UpstreamConnection):
         self._may_stream = False
         self._streams = False
         self._paused = False
+        # Whether reading waits for the client's turn.
+        self._reads_soon = False
         # When the reader of this reply paused it last, and for how long it did before that.
         self._paused_since = 0.0
         self._paused_s = 0.0
@@ -77,12 +81,15 @@ class HttpConnection(UpstreamConnection):
                 upstream.release(self, sink)
             sink.on_reply(self, self._known, data[len(self._known_bytes) :])  # type: ignore[arg-type]
             return
+        is_much = len(data) > LARGE
         try:
             if self._head is not None:
                 data = bytes(self._continue_body(data))
             if data:
                 self._read_replies(data)
             self._usual = self._is_between_replies()
+            if is_much and not self._usual:
+                self._read_in_turn()
         except BadReply as exc:
             self.fail(TOO_LARGE if str(exc) == TOO_LARGE else f"malformed reply: {exc}")
 
@@ -110,14 +117,30 @@ class HttpConnection(UpstreamConnection):
         if self.transport is not None and not self._paused:
             self._paused = True
             self._paused_since = self.upstream.now
-            self.transport.pause_reading()
+            if not self._reads_soon:
+                self.transport.pause_reading()
 
     def resume(self) -> None:
         if self._paused and self.transport is not None:
             self._paused = False
             self._paused_s += self.upstream.now - self._paused_since
             self.idle_since = self.upstream.now
+            if not self._reads_soon:
+                self.transport.resume_reading()
+
+    def _read_in_turn(self) -> None:
+        """Leave the rest of a large reply until others had their turns. The transport would read up to 8 MB at once."""
+        if self.transport is not None and not self._reads_soon and self.sinks:
+            self._reads_soon = True
+            if not self._paused:
+                self.transport.pause_reading()
+            self._turns.add(self.sinks[0].client, self._read_on)
+
+    def _read_on(self) -> bool:
+        self._reads_soon = False
+        if self.transport is not None and not self._paused:
             self.transport.resume_reading()
+        return True
 
     @property
     def has_replied(self) -> bool:

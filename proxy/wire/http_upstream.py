@@ -19,6 +19,7 @@ from typing import Final
 
 from proxy.core.jsonrpc import HEAD
 from proxy.core.upstream_health import UpstreamHealth
+from proxy.turn_queue import TurnQueue
 from proxy.wire.address import CONNECT_TIMEOUT_S, UpstreamAddress, detail_of, reason_of
 from proxy.wire.call_queue import CallQueue
 from proxy.wire.http_connection import HttpConnection
@@ -48,7 +49,7 @@ _LENGTHS: Final = [_length(size) for size in range(1024)]
 class HttpUpstream(Upstream):
     __slots__ = (
         "_address", "_connecting", "_cork_depth", "_corked", "_failure", "_loop", "_open", "_out", "_probes", "_queue",
-        "_reserve", "_tasks", "_write_buffer", "head",
+        "_reserve", "_tasks", "_turns", "_write_buffer", "head",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +57,7 @@ class HttpUpstream(Upstream):
         health: UpstreamHealth,
         address: UpstreamAddress,
         write_buffer: WriteBuffer,
+        turns: TurnQueue,
         *,
         limit: int,
         depth: int,
@@ -69,6 +71,7 @@ class HttpUpstream(Upstream):
         self._failure = ""
         self.head = address.head
         self._write_buffer = write_buffer
+        self._turns = turns
         self._loop = asyncio.get_running_loop()
         self._open: set[UpstreamConnection] = set()
         # Connections without a call that only calls from the queue may take.
@@ -138,7 +141,9 @@ class HttpUpstream(Upstream):
             self.submit(sink, *body)
             return
         if self._probes is None:
-            self._probes = HttpUpstream(self.health, self._address, self._write_buffer, limit=1, depth=1, batch=1)
+            self._probes = HttpUpstream(
+                self.health, self._address, self._write_buffer, self._turns, limit=1, depth=1, batch=1
+            )
         self._probes.submit(sink, *body)
 
     def _write(self, connection: UpstreamConnection, request: UpstreamRequest) -> None:
@@ -297,7 +302,7 @@ class HttpUpstream(Upstream):
             task.add_done_callback(self._dialled)
 
     def _connection(self) -> HttpConnection:
-        return HttpConnection(self)
+        return HttpConnection(self, self._turns)
 
     def _dialled(self, task: asyncio.Task[UpstreamConnection]) -> None:
         self._tasks.discard(task)

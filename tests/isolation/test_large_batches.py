@@ -192,14 +192,61 @@ async def test_client_that_reads_slowly_gets_all_and_costs_no_more_memory() -> N
         client.close()
 
 
+@pytest.mark.parametrize("has_length", [True, False])
+def test_results_beyond_what_an_account_may_hold_wait_if_their_length_is_known(has_length: bool) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with large_harness(SizedUpstream(has_length=has_length), batch=1, **SHORT) as (worker, _):
+            # The first is slow, so the others wait for it: 4 MB of them fit, and the batch's own bound comes later.
+            calls = [sized(10, 300), *(sized(1_500_000) for _ in range(4))]
+            items = (await worker.send(orjson.dumps(calls), key="attacker")).json
+            sizes = [len(item["result"]) for item in items if "result" in item]
+            assert sizes == [10, *[1_500_000] * (4 if has_length else len(sizes) - 1)]
+            assert {item["error"]["code"] for item in items if "error" in item} == (set() if has_length else {-32005})
+            assert len(sizes) > 1
+
+    run()
+
+
 @on_uvloop
-async def test_results_beyond_what_a_key_or_the_worker_may_hold_are_refused() -> None:
+async def test_result_waits_unread_until_its_turn_if_it_is_larger_than_all_room() -> None:
+    async with large_harness(batch=1, **SHORT) as (worker, upstream), await worker.connect() as client:
+        calls = [sized(10, 500), sized(6_000_000), sized(1_500_000)]
+        await client.write(worker.post(orjson.dumps(calls), key="attacker"))
+        await until(lambda: "1 waiting" in repr(worker.app.held_replies))
+        await settled(upstream)
+        assert worker.app.held_replies.total < 2 * MB
+        items, _size = await squeezed_reply(client)
+        assert ["result" in item for item in items] == [True, True, True]
+        assert "0 waiting" in repr(worker.app.held_replies)
+
+
+@on_uvloop
+async def test_result_that_waits_for_room_gives_its_connection_to_others() -> None:
+    """The only reader does not read, so no room comes free while other calls need the upstream's connections."""
+    async with (
+        Scripted(SizedUpstream()) as server,
+        running_worker({LIVE: [{"url": server.url, "connections": 2}]}, **NO_CACHE, **SHORT) as worker,
+    ):
+        worker.add_key("attacker")
+        held = worker.app.held_replies
+        calls = [sized(3_000_000), *(sized(1_600_000) for _ in range(3))]
+        with contextlib.closing(await slow_client(worker)) as client:
+            request = worker.post(orjson.dumps(calls), key="attacker")
+            await asyncio.get_running_loop().sock_sendall(client, request)
+            await until(lambda: "1 waiting" in repr(held))
+
+            async def served() -> bool:
+                return (await worker.send(orjson.dumps(sized(10)))).status == 200
+
+            await until(served)
+        await until(lambda: not held.total and "0 waiting" in repr(held))
+
+
+@on_uvloop
+async def test_results_beyond_what_a_batch_may_have_are_refused() -> None:
     async with large_harness(batch=1, **SHORT) as (worker, _):
-        # The first is slow, so the others wait for it: 4 MB of them fit, and the batch's own bound comes later.
         calls = [sized(10, 300), *(sized(1_500_000) for _ in range(4))]
-        items = (await worker.send(orjson.dumps(calls), key="attacker")).json
-        assert [len(item["result"]) for item in items if "result" in item] == [10, 1_500_000, 1_500_000]
-        assert {item["error"]["code"] for item in items if "error" in item} == {-32005}
         # Another key has its own share.
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(worker.send(orjson.dumps(calls[:3]), key=key)) for key in ("main", "attacker")]
@@ -224,9 +271,12 @@ def test_large_results_on_a_socket_are_bounded(together: bool) -> None:
                     socket.write(orjson.dumps(call))
                 replies = [await socket.json() for _ in calls]
             results = [reply["result"] for reply in replies if "result" in reply]
-            assert 2 <= len(results) < 6
+            # Single results wait for each other. A batch is one message, so its results cannot.
+            assert 2 <= len(results) < 6 if together else len(results) == 6
             assert {len(result) for result in results} == {1_500_000}
-            assert {reply["error"]["code"] for reply in replies if "error" in reply} == {-32005}
+            assert {reply["error"]["code"] for reply in replies if "error" in reply} == (
+                {-32005} if together else set()
+            )
 
     run()
 
@@ -242,7 +292,7 @@ def test_memory_of_a_client_that_does_not_read_its_socket_stays_bounded(has_left
                     await stack.enter_async_context(bare(worker, key="attacker", small_buffer=True)) for _ in range(8)
                 ]
                 for socket in sockets:
-                    socket.write(orjson.dumps([sized(1_500_000), sized(1_500_000)]))
+                    socket.write(orjson.dumps([sized(3_500_000), sized(10)]))
                 await settled(upstream)
                 await until(lambda: memory.total > 2 * MB)
                 assert memory.total <= 4 * MB

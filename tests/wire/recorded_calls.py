@@ -12,6 +12,7 @@ import orjson
 
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.settings import LinkSettings
+from proxy.turn_queue import TurnQueue
 from proxy.wire.address import UpstreamAddress
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.http_upstream import HttpUpstream
@@ -92,11 +93,13 @@ async def pool(
     script: Script = GOOD, *, limit: int = 4, depth: int = 1, turn: WriteBuffer | None = None
 ) -> AsyncIterator[tuple[HttpUpstream, Scripted]]:
     async with Scripted(script) as server:
-        turn = turn or WriteBuffer(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        turn = turn or WriteBuffer(loop)
         upstream = HttpUpstream(
             UpstreamHealth("test#1"),
             UpstreamAddress.of(LinkSettings(url=server.url)),
             turn,
+            TurnQueue(loop),
             limit=limit,
             depth=depth,
             batch=1,

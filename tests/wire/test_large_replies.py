@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -141,4 +142,26 @@ async def test_paused_connection_reads_nothing() -> None:
         assert sent < 20 << 20
         upstream.leave(call)
         await until(lambda: not server.writers)
+        await still_works(upstream, server)
+
+
+@on_uvloop
+async def test_one_turn_reads_a_bounded_part_of_a_large_reply() -> None:
+    """Much of it has arrived already, because its reader paused."""
+    one_read, size = 262_144, 8 << 20
+    async with pool(upstreams.huge(size)) as (upstream, server):
+        call = send_call(upstream, takes_large=True)
+        await until(lambda: call.connection is not None)
+        assert call.connection is not None
+        call.connection.pause()
+        sent = -1
+        while sent < server.sent:
+            sent = server.sent
+            await asyncio.sleep(0.1)
+        call.connection.resume()
+        seen = [len(call.body)]
+        while not call.done.is_set():
+            await asyncio.sleep(0)
+            seen.append(len(call.body))
+        assert max(after - before for before, after in itertools.pairwise(seen)) <= one_read
         await still_works(upstream, server)

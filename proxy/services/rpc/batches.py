@@ -4,7 +4,8 @@ Every item is checked, priced and answered separately: a refused item gets a JSO
 
 A reply is sent when all items are answered. A large one is sent in parts, if its client's connection is a `BatchSink`: an item
 as soon as all before it are sent, and the item whose turn it is while it arrives. Other items are held until their turn, within
-the bounds of `held_replies.py`; an item beyond them gets an error.
+the bounds of `held_replies.py`; beyond them an item is not read before its turn. An item of unknown length, or of a reply that
+is sent whole, gets an error instead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.usage import KeyTallies
 from proxy.errors import BehindBlock, Fault, Forbidden, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.held_replies import NO_ROOM, ReplyShare
+from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.wire.upstream import Piece, UpstreamConnection
 
@@ -49,8 +50,8 @@ class BatchItem:
     """One call of a batch, and its reply once that has arrived."""
 
     __slots__ = (
-        "batch", "block", "cache", "connection", "counted", "fault", "flight", "has_length", "id", "is_begun", "parts",
-        "policy", "reply", "settled", "units",
+        "batch", "block", "cache", "connection", "counted", "fault", "flight", "has_length", "id", "is_begun", "is_waiting",
+        "parts", "policy", "reply", "reserved", "settled", "units",
     )  # fmt: skip
 
     def __init__(self, batch: CallBatch, id_: bytes | None) -> None:
@@ -69,8 +70,11 @@ class BatchItem:
         self.connection: UpstreamConnection | None = None
         self.has_length = False
         self.counted = 0
-        self.parts: deque[Piece] = deque()
+        self.parts: deque[Piece] | None = None
         self.is_begun = False
+        # The bytes that are still to come and have their room; and whether the result waits unread for room or its turn.
+        self.reserved = 0
+        self.is_waiting = False
 
     @property
     def streams(self) -> bool:
@@ -120,19 +124,73 @@ class BatchItem:
         assert self.id is not None
         self.connection = connection
         self.has_length = left is not None
-        self.parts.append(jsonrpc.result_start(self.id))
-        if left is not None and (refusal := self._count(left)) is not None:
+        self.parts = deque([jsonrpc.result_start(self.id)])
+        refusal = None
+        if left is not None:
+            refusal = self._count(left) or self._make_room(left, connection)
+        if refusal is not None:
             self._give_up(refusal)
+        elif self.is_waiting:
+            self.batch.share.take_anyway(len(beginning))
+            self.parts.append(bytes(beginning))
         else:
             self.on_stream_piece(beginning)
 
+    def _make_room(self, size: int, connection: UpstreamConnection) -> bytes | None:
+        """Reserve room for the result, unless it can be passed on as it comes; or wait for room. Returns an error if there
+        will be none."""
+        batch = self.batch
+        if size > FREE_BYTES:
+            batch.begin()
+        if batch.passes_on(self):
+            return None
+        if batch.share.reserve(size):
+            self.reserved = size
+            return None
+        if not batch.sends_parts:
+            return NO_ROOM
+        self.is_waiting = True
+        connection.on_stalled = self._on_stalled
+        connection.pause()
+        batch.share.wait(self._take_room)
+        return None
+
+    def _take_room(self) -> bool:
+        size = self.connection.bytes_left if self.connection is not None else 0
+        if not self.batch.share.take(size):
+            return False
+        self.reserved = size
+        self._read_on()
+        return True
+
+    def stop_waiting(self) -> None:
+        """It is the item's turn, or it is given up."""
+        if self.is_waiting:
+            self.batch.share.forget(self._take_room)
+            self._read_on()
+
+    def _read_on(self) -> None:
+        self.is_waiting = False
+        if self.connection is not None:
+            self.connection.on_stalled = None
+            self.connection.resume()
+
+    def _on_stalled(self) -> None:
+        self.stop_waiting()
+        self._give_up(NO_ROOM)
+
     def on_stream_piece(self, piece: Piece) -> None:
         refusal = None if self.has_length else self._count(len(piece))
+        size = len(piece)
+        reserved = min(size, self.reserved)
+        self.reserved -= reserved
         if self.is_begun and not self.parts:
+            self.batch.share.give(reserved)
             self.batch.pass_on(piece)  # Beyond the bound too: a result that was begun can only be completed.
             return
-        refusal = refusal or self.batch.hold(len(piece))
+        refusal = refusal or self.batch.hold(size - reserved)
         if refusal is None:
+            assert self.parts is not None
             self.parts.append(bytes(piece))
             self.batch.flush()
         else:
@@ -148,6 +206,7 @@ class BatchItem:
         self._settle("results")
 
     def on_stream_broken(self) -> None:
+        self.stop_waiting()
         self.connection = None
         if self.is_begun:
             self.batch.break_off()
@@ -157,6 +216,7 @@ class BatchItem:
 
     def _give_up(self, error: bytes) -> None:
         """There is no room for the result. If a part of it was sent, the whole reply ends here."""
+        self.stop_waiting()
         self.connection = None
         flight, self.flight = self.flight, None
         if flight is not None:
@@ -169,11 +229,12 @@ class BatchItem:
 
     def _drop_parts(self) -> None:
         self.batch.grow(-self.counted)
-        self.batch.share.give(sum(map(len, self.parts)))
-        self.parts.clear()
+        self.batch.share.give(sum(map(len, self.parts or ())) + self.reserved)
+        self.reserved = 0
+        self.parts = None
 
     def pieces(self) -> list[Piece]:
-        return [self.reply] if self.reply else list(self.parts)
+        return [self.reply] if self.reply else list(self.parts or ())
 
     def _settle(self, outcome: str) -> None:
         if self.settled:
@@ -243,6 +304,9 @@ class CallBatch:
 
     def pieces(self) -> list[Piece]:
         """The reply; empty if all items were notifications."""
+        if not any(item.parts for item in self.items):
+            replies = [item.reply for item in self.items if item.reply]
+            return [b"[%b]" % b",".join(replies)] if replies else []
         found: list[Piece] = []
         for item in self.items:
             if pieces := item.pieces():
@@ -263,6 +327,7 @@ class CallBatch:
     def leave(self) -> None:
         self._sink = None
         for item in self.items:
+            item.stop_waiting()
             if item.flight is not None and not item.settled:
                 item.flight.leave(item)
         self.share.give_all()
@@ -284,10 +349,24 @@ class CallBatch:
         """Hold a result, or a piece of one, until its turn. Returns an error if there is no room for it."""
         if not self.share.take(size):
             return NO_ROOM
-        if self._sink is not None and not self._streams and self.share.is_large:
+        if self.share.is_large:
+            self.begin()
+        return None
+
+    @property
+    def sends_parts(self) -> bool:
+        return self._sink is not None
+
+    def passes_on(self, item: BatchItem) -> bool:
+        """Whether it is the item's turn in a reply that is sent in parts."""
+        return self._streams and self.items[self._next] is item
+
+    def begin(self) -> None:
+        """The reply is large: send it in parts from now on, if the client's connection takes them."""
+        if self._sink is not None and not self._streams:
             self._streams = True
             self._sink.on_batch_begin(self)
-        return None
+            self.flush()
 
     def pass_on(self, piece: Piece) -> None:
         """Send a piece of the item whose turn it is."""
@@ -299,6 +378,7 @@ class CallBatch:
         sink = self._sink
         while sink is not None and self._streams and self._next < len(self.items):
             item = self.items[self._next]
+            item.stop_waiting()
             is_sent = self._send_held(item, sink)
             sink.on_batch_source(item.connection)
             if not is_sent or not item.settled:
@@ -312,7 +392,7 @@ class CallBatch:
     def _send_held(self, item: BatchItem, sink: BatchSink) -> bool:
         """Send what is held of the item. Returns whether the client takes more."""
         if item.reply:
-            item.parts.extend(_slices(item.reply))
+            item.parts = deque(_slices(item.reply))
             item.reply = b""
         while item.parts and not sink.is_stalled:
             if not item.is_begun:

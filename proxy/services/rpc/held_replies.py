@@ -3,9 +3,16 @@
 Results are streamed where possible. A result is held while it waits for the items before it in a batch, while it becomes a
 WebSocket message, and while its client reads slowly and the upstream connection is needed for others. Two bounds: one for all
 replies of the worker, and half of it for each account.
+
+A result of known length takes its room before it is read: many half-read results would fill it, and none could be completed. If
+there is no room, it waits unread at its upstream until others were sent, in the order of the account's calls. A result that is
+alone too large, or whose request can send nothing before it is whole, is refused instead.
 """
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
 
 from proxy import telemetry
 from proxy.core import jsonrpc
@@ -25,9 +32,14 @@ class HeldReplies:
         self.per_reply = per_reply
         self.total = 0
         self._by_account: dict[str, int] = {}
+        # Results that wait for room, by account. Each is called to take its room, and returns whether it has.
+        self._waiting: dict[str, deque[Callable[[], bool]]] = {}
 
     def __repr__(self) -> str:
-        return f"<HeldReplies {self.total} of {self.most} bytes for {len(self._by_account)} accounts>"
+        waiting = sum(map(len, self._waiting.values()))
+        return (
+            f"<HeldReplies {self.total} of {self.most} bytes for {len(self._by_account)} accounts, {waiting} waiting>"
+        )
 
     def has_room(self, account: str, size: int) -> bool:
         held = self._by_account.get(account, 0)
@@ -37,9 +49,12 @@ class HeldReplies:
         """Count so many bytes. False if there is no room for them."""
         if not self.has_room(account, size):
             return False
+        self.take_anyway(account, size)
+        return True
+
+    def take_anyway(self, account: str, size: int) -> None:
         self._add(size)
         self._by_account[account] = self._by_account.get(account, 0) + size
-        return True
 
     def give_back(self, account: str, size: int) -> None:
         self._add(-size)
@@ -48,6 +63,32 @@ class HeldReplies:
             self._by_account[account] = left
         else:
             del self._by_account[account]
+        if self._waiting:
+            self._wake()
+
+    def may_wait(self, size: int) -> bool:
+        """Whether there can ever be room for so much."""
+        return size <= self.most // 2
+
+    def wait(self, account: str, take: Callable[[], bool]) -> None:
+        self._waiting.setdefault(account, deque()).append(take)
+
+    def forget(self, account: str, take: Callable[[], bool]) -> None:
+        queue = self._waiting.get(account)
+        if queue is not None and take in queue:
+            queue.remove(take)
+            if not queue:
+                del self._waiting[account]
+
+    def is_awaited(self, account: str) -> bool:
+        return account in self._waiting
+
+    def _wake(self) -> None:
+        for account, queue in list(self._waiting.items()):
+            while queue and queue[0]():
+                queue.popleft()
+            if not queue:
+                del self._waiting[account]
 
     def _add(self, size: int) -> None:
         self.total += size
@@ -88,6 +129,26 @@ class ReplyShare:
             self._counted = held
         self._held = held
         return True
+
+    def take_anyway(self, size: int) -> None:
+        """Count what has come already, beyond the bounds too: the beginning of a result that waits for room."""
+        self._held += size
+        if self._held > FREE_BYTES:
+            self._replies.take_anyway(self._account, self._held - self._counted)
+            self._counted = self._held
+
+    def reserve(self, size: int) -> bool:
+        """Like `take`, but behind the account's results that wait for room."""
+        return (size <= FREE_BYTES or not self._replies.is_awaited(self._account)) and self.take(size)
+
+    def may_wait(self, size: int) -> bool:
+        return self._replies.may_wait(size)
+
+    def wait(self, take: Callable[[], bool]) -> None:
+        self._replies.wait(self._account, take)
+
+    def forget(self, take: Callable[[], bool]) -> None:
+        self._replies.forget(self._account, take)
 
     def give(self, size: int) -> None:
         """Give back what was taken. A reply is a little longer than the result in it, so `size` may be too."""
