@@ -16,6 +16,7 @@ from proxy.store.pool import Pool
 from proxy.store.quotas import QuotaStore
 from proxy.store.replica import ReplicaReads
 from proxy.store.usage import UsageStore
+from proxy.store.usage_spool import UsageSpool
 from proxy.store.windows import Windows
 from proxy.tasks import Tasks
 
@@ -47,10 +48,13 @@ class AccountsFeature:
         )
         failures = AuthFailures(given.auth_failures_per_minute, addresses)
         self.admission = Admission(self.keyring, windows, self.quotas, failures)
+        usage = UsageStore(pool, reads)
         self.usage = UsageService(
-            UsageStore(pool, reads),
+            usage,
             self.keyring.touched,
             flush_s=settings.usage.flush_s,
+            rollup_s=settings.usage.rollup_s,
+            spool=UsageSpool(usage, copies.path / "usage") if copies else None,
             keep_s={
                 "minute": settings.usage.keep_minutes_s,
                 "hour": settings.usage.keep_hours_s,
@@ -67,7 +71,7 @@ class AccountsFeature:
         tasks.start("keyring", self.keyring.follow)
         tasks.start("quotas", self.quotas.run)
         tasks.start("usage", self.usage.run)
-        tasks.start("old usage", self.usage.keep)
+        tasks.start("usage upkeep", self.usage.keep)
 
     async def close(self) -> None:
         """Store the counts that are still in memory."""

@@ -154,7 +154,12 @@ class DevService:
         options = {"workers": self._options.workers, "port": self._options.port}
         server = {"dev": True, **{name: value for name, value in options.items() if value is not None}}
         # Several runs on one machine must not need the same port, and one worker is enough.
-        defaults = {"server": {"workers": 1}, "metrics": {"port": 0}}
+        defaults = {
+            "server": {"workers": 1},
+            "metrics": {"port": 0},
+            # Charts show calls at once.
+            "usage": {"flush_s": 1.0, "rollup_s": 2.0},
+        }
         overrides = {
             "server": server,
             "database": {"url": database_url},

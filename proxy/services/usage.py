@@ -1,8 +1,9 @@
 """Usage: gathered from the tallies of keys, flushed to the store, read as charts.
 
-Usage since the last flush is held in memory, by series and minute. Every few seconds it is written as a numbered batch. A batch
-whose outcome is unknown is sent again under the same number. While Postgres is down, counts accumulate up to a limit; beyond it
-the oldest minutes are dropped, and the log says how many requests they held. A killed worker loses what it had not flushed.
+Usage since the last flush is held in memory, by series and minute. Every second it is put into the host's spool as a numbered
+batch, and every few seconds one worker of the host sends the batches of all. A batch whose outcome is unknown is sent again
+under the same number. While Postgres is down, counts accumulate up to a limit; beyond it the oldest minutes are dropped, and
+the log says how many requests they held. A killed worker loses what it had not put into the spool.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from proxy.core.access import Key
 from proxy.core.usage import STEPS, ChartLine, Tally, TouchedTallies, UsageStep, UsageSums, gather
 from proxy.errors import Fault, InvalidRequest, Unavailable
 from proxy.store.usage import NO_NETWORK, UsageQuery, UsageSeries, UsageStore, used_in
+from proxy.store.usage_spool import UsageSpool
 
 __all__ = ("UsageQuery", "UsageService")
 
@@ -37,6 +39,8 @@ MOST_WAITING = 100_000
 _REFUSED = (Fault, asyncpg.PostgresError)
 # Interval between removals of expired rows.
 KEEP_EVERY_S = 300.0
+# A worker sums up if it was not done for this share of the interval: clocks and pauses are never exact.
+UPKEEP_SHARE = 0.9
 # Rows in one export.
 MOST_ROWS = 100_000
 # Concurrent charts and exports per worker: each takes memory, a thread and a database connection.
@@ -56,9 +60,14 @@ class UsageService:
         *,
         flush_s: float,
         keep_s: dict[UsageStep, float],
+        rollup_s: float = 60.0,
+        spool: UsageSpool | None = None,
         most_waiting: int = MOST_WAITING,
     ) -> None:
+        """`spool`: where the host's workers put their batches; without one this process writes its own."""
         self._store = store
+        self._spool = spool
+        self._rollup_s = rollup_s
         self._touched = touched
         self._keep_s = keep_s
         self._most_waiting = most_waiting
@@ -95,20 +104,24 @@ class UsageService:
             have.add(tally)
 
     async def run(self) -> None:
-        """Supervised loop: gather every second, flush every `flush_s`."""
+        """Supervised loop: gather and spool every second, send every `flush_s`."""
         flush_at = time.monotonic() + self.flush_s
         while True:
             await asyncio.sleep(min(GATHER_S, self.flush_s))
             self.gather()
-            if time.monotonic() >= flush_at:
+            is_due = time.monotonic() >= flush_at
+            if is_due:
                 flush_at = time.monotonic() + self.flush_s
-                try:
+            try:
+                if is_due or self._spool is not None:
                     await self.flush()
-                except Unavailable:
-                    self._drop_oldest()
-                except _REFUSED as exc:
-                    log.error("the database refused a usage batch", extra={"reason": str(exc)})
-                    self._drop_oldest()
+                if is_due and self._spool is not None:
+                    await self._spool.send()
+            except Unavailable:
+                self._drop_oldest()
+            except _REFUSED as exc:
+                log.error("the database refused a usage batch", extra={"reason": str(exc)})
+                self._drop_oldest()
 
     async def flush(self) -> None:
         """Write pending usage, after resending a batch whose outcome is unknown."""
@@ -116,7 +129,7 @@ class UsageService:
             if self._sent is None:
                 self._sent, self._waiting = self._waiting, {}
                 self._number += 1
-            await self._store.write(self._worker, self._number, self._sent)
+            await (self._spool or self._store).write(self._worker, self._number, self._sent)
             self._sent = None
 
     def _drop_oldest(self) -> None:
@@ -131,19 +144,22 @@ class UsageService:
         self.gather()
         try:
             await self.flush()
+            if self._spool is not None:
+                await self._spool.close()
         except _REFUSED:
             log.warning("usage was not written", extra={"rows": len(self._waiting) + len(self._sent or ())})
 
     async def keep(self) -> None:
-        """Supervised loop: delete rows past their retention. One worker of the fleet does so at a time."""
+        """Supervised loop: sum up hours and days, delete rows past their retention. One worker of the fleet does so for all."""
         while True:
             now = datetime.datetime.now(datetime.UTC)
             until = {step: now - datetime.timedelta(seconds=keep_s) for step, keep_s in self._keep_s.items() if keep_s}
             try:
-                await self._store.purge(until)
+                await self._store.sum_up(self._rollup_s * UPKEEP_SHARE)
+                await self._store.purge(until, every_s=KEEP_EVERY_S)
             except Unavailable:
                 pass
-            await asyncio.sleep(KEEP_EVERY_S)
+            await asyncio.sleep(self._rollup_s)
 
     # Reading
 

@@ -107,6 +107,7 @@ class FollowerSettings:
 @dataclass(frozen=True, slots=True)
 class UsageSettings:
     flush_s: float
+    rollup_s: float
     keep_minutes_s: float
     keep_hours_s: float
     keep_days_s: float

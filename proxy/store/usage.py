@@ -1,13 +1,16 @@
 """Usage of keys in Postgres: workers write batches, charts read sums.
 
-A batch is written in one transaction to minutes, hours and days. A worker that does not learn whether a batch was committed
-sends it again with the same number, and it is not counted twice. Old rows are deleted in small pieces.
+A batch is added to minutes in one transaction. A host that does not learn whether a batch was committed sends it again with the
+same number, and it is not counted twice. One worker of the fleet sums up minutes to hours and days, about once a minute. It
+sums whole hours instead of adding, so it may do so at any time and again. Minutes are in one table per day (UTC): old ones are
+dropped. Other old rows are deleted in small pieces.
 """
 
 from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +21,8 @@ from proxy.store import sql
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.replica import ReplicaReads
 
+log = logging.getLogger("penstock.usage")
+
 # Account, key, network and method. An empty element means the sum over all its values.
 UsageSeries = tuple[str, str, str, str]
 # Usage by series and minute.
@@ -27,7 +32,8 @@ ROWS = 1000
 PIECE = 5000
 # Series whose id is cached; beyond that the cache is cleared.
 REMEMBERED = 200_000
-# Advisory lock of the worker that deletes old rows: any two numbers that no other lock uses.
+# Advisory locks of the worker that sums up, and of the one that deletes old rows: numbers that no other lock uses.
+SUM_LOCK = (0x70656E73, 10)
 LOCK = (0x70656E73, 9)
 # Timeouts for large batches and charts, longer than the pool's default.
 WRITE_S, READ_S = 30.0, 20.0
@@ -99,6 +105,19 @@ class UsageStore:
                 found = sorted((self._numbers[series], minute, used) for (series, minute), used in whole.items())
                 for start in range(0, len(found), ROWS):
                     await _add(connection, found[start : start + ROWS])
+                await connection.execute(sql.usage.mark_hours, [_time(minute) for minute in {row[1] for row in found}])
+
+    async def sum_up(self, every_s: float) -> int:
+        """Sum up the hours that have changed, and their days, unless a worker did so less than `every_s` ago.
+
+        Return the number of hours.
+        """
+        async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
+            if not await connection.fetchval(sql.usage.try_lock, *SUM_LOCK):
+                return 0
+            if await connection.fetchval(sql.usage.claim_upkeep, "sums", every_s) is None:
+                return 0
+            return await _sum_up(connection)
 
     async def _find_series(self, connection: DatabaseConnection, series: set[UsageSeries]) -> None:
         if len(self._numbers) > REMEMBERED:
@@ -133,8 +152,12 @@ class UsageStore:
         async with self._pool.connection() as connection:
             return int(await connection.fetchval(sql.usage.requests_of_day, account, begins))
 
-    async def purge(self, until: Mapping[UsageStep, datetime.datetime]) -> None:
-        """Delete older rows, unless another worker is doing so."""
+    async def purge(self, until: Mapping[UsageStep, datetime.datetime], *, every_s: float = 0.0) -> None:
+        """Delete older rows, unless another worker is doing so or did so less than `every_s` ago."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            if await connection.fetchval(sql.usage.claim_upkeep, "purge", every_s) is None:
+                return
+        await self._turn_days(until.get("minute"))
         queries = {
             "minute": sql.usage.delete_old_minutes,
             "hour": sql.usage.delete_old_hours,
@@ -146,13 +169,39 @@ class UsageStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.usage.delete_old_batches)
 
+    async def _turn_days(self, before: datetime.datetime | None) -> None:
+        """Add tables for the days ahead and drop old ones. If the tables are busy, that has time."""
+        try:
+            async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
+                await connection.execute(sql.usage.bound_locks)
+                await connection.execute(sql.usage.add_days)
+                if before is not None:
+                    await connection.execute(sql.usage.remove_days, before)
+        except (asyncpg.LockNotAvailableError, asyncpg.InsufficientPrivilegeError) as exc:
+            log.warning("tables for the usage of days were not renewed", extra={"reason": str(exc)})
+
     async def _delete_piece(self, query: str, before: datetime.datetime) -> int:
         """Delete one piece in a short transaction, so that writers do not wait, and return its number of rows."""
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
-            if not await connection.fetchval(sql.usage.try_purge_lock, *LOCK):
+            if not await connection.fetchval(sql.usage.try_lock, *LOCK):
                 return 0
             status = await connection.execute(query, before, PIECE, timeout=WRITE_S)
             return int(status.split()[-1])
+
+
+async def _sum_up(connection: DatabaseConnection) -> int:
+    hour, day = datetime.timedelta(hours=1), datetime.timedelta(days=1)
+    marks = await connection.fetch(sql.usage.changed_hours)
+    for begins, version in marks:
+        await connection.execute(sql.usage.sum_up, "hour", "minute", begins, begins + hour, timeout=WRITE_S)
+        await connection.execute(sql.usage.settle_hour, begins, version)
+    for begins in sorted({mark["hour"].replace(hour=0) for mark in marks}):
+        await connection.execute(sql.usage.sum_up, "day", "hour", begins, begins + day, timeout=WRITE_S)
+    return len(marks)
+
+
+def _time(minute: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(minute * 60, datetime.UTC)
 
 
 async def _chart(connection: DatabaseConnection, wanted: UsageQuery) -> list[asyncpg.Record]:
@@ -167,9 +216,9 @@ async def _chart(connection: DatabaseConnection, wanted: UsageQuery) -> list[asy
 async def _add(connection: DatabaseConnection, rows: Sequence[tuple[int, int, UsageSums]]) -> None:
     used = [each for _, _, each in rows]
     await connection.execute(
-        sql.usage.add_usage,
+        sql.usage.add_minutes,
         [series for series, _, _ in rows],
-        [datetime.datetime.fromtimestamp(minute * 60, datetime.UTC) for _, minute, _ in rows],
+        [_time(minute) for _, minute, _ in rows],
         [each.requests for each in used],
         [each.errors for each in used],
         [each.units for each in used],

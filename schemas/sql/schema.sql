@@ -1000,8 +1000,8 @@ create table usage_series (
     unique (account_id, key_id, network, method)
 );
 
--- Usage per minute, hour and day. All three are written at once, so a chart of any length reads few rows. t0 to t14
--- count replies by latency; core/usage defines the buckets.
+-- Usage per minute, hour and day, so a chart of any length reads few rows. Minutes are written, hours and days are their
+-- sums. t0 to t14 count replies by latency; core/usage defines the buckets.
 create table usage (
     step text not null,
     series integer not null,
@@ -1017,14 +1017,61 @@ create table usage (
 ) partition by list (step);
 
 -- Free space in each page for updates in place: the newest row of each series is rewritten every few seconds.
-create table usage_minutes partition of usage for values in ('minute') with (fillfactor = 80);
+create table usage_daily_minutes partition of usage for values in ('minute') partition by range (at);
+-- Minutes of days that have no table of their own.
+create table usage_minutes partition of usage_daily_minutes default with (fillfactor = 80);
 create table usage_hours partition of usage for values in ('hour') with (fillfactor = 60);
 create table usage_days partition of usage for values in ('day') with (fillfactor = 60);
 
 -- Small, and sufficient for finding old rows.
 create index usage_by_time on usage using brin (at) with (autosummarize = on);
 
--- The last batch of each worker. A batch that is sent again because its outcome is unknown is not counted twice.
+-- Hours with new minutes. One worker of the fleet adds them up to hours and days. `version` counts the changes.
+create table usage_changed_hours (
+    hour timestamptz primary key,
+    version bigint not null default 1
+);
+
+-- When a worker last did a task that one worker of the fleet does for all.
+create table usage_upkeep (
+    task text primary key,
+    done_at timestamptz not null
+);
+
+-- Add the table for the minutes of a day (UTC), unless it exists or rows of that day are in the default partition.
+-- The owner's rights are enough, so that the service itself need not be allowed to create tables.
+create function usage_add_day(day date) returns void language plpgsql security definer set search_path from current as $$
+declare
+    name text := 'usage_minutes_' || to_char(day, 'YYYYMMDD');
+begin
+    if to_regclass(name) is null then
+        execute format(
+            'create table %I partition of usage_daily_minutes for values from (%L) to (%L) with (fillfactor = 80)',
+            name, day::timestamp at time zone 'UTC', (day + 1)::timestamp at time zone 'UTC'
+        );
+    end if;
+exception when check_violation then
+    return;
+end $$;
+
+-- Remove the tables of days that ended before this time, and return how many.
+create function usage_remove_days(before timestamptz) returns integer language plpgsql security definer set search_path from current as $$
+declare
+    name text;
+    removed integer := 0;
+begin
+    for name in
+        select relname from pg_inherits join pg_class on oid = inhrelid
+        where inhparent = 'usage_daily_minutes'::regclass and relname ~ '^usage_minutes_\d{8}$'
+            and (to_date(right(relname, 8), 'YYYYMMDD') + 1)::timestamp at time zone 'UTC' <= before
+    loop
+        execute format('drop table %I', name);
+        removed := removed + 1;
+    end loop;
+    return removed;
+end $$;
+
+-- The last batch of each host. A batch that is sent again because its outcome is unknown is not counted twice.
 create table usage_batches (
     worker text primary key,
     number bigint not null,

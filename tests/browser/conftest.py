@@ -18,6 +18,7 @@ from tests.flows.upstream import Upstream
 # Short intervals keep the tests fast; high limits keep sign-ins from being throttled.
 QUICK = {
     "PENSTOCK_USAGE__FLUSH_S": "0.2",
+    "PENSTOCK_USAGE__ROLLUP_S": "0.2",
     "PENSTOCK_DASHBOARD__REPORT_S": "0.2",
     "PENSTOCK_DASHBOARD__TRIES": "1000",
     "PENSTOCK_KEYS__AUTH_FAILURES_PER_MINUTE": "1000000",

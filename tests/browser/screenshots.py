@@ -76,6 +76,7 @@ async def write_usage(site: Site) -> None:
         await UsageStore(pool).write(f"generated {number}", 1, usage)
         today = sum(used.requests for (_, minute), used in usage.items() if minute >= midnight)
         await QuotaStore(pool).lease(utc_day(), [(key["account_id"], today, 5_000_000)])
+    await UsageStore(pool).sum_up(0.0)
     await pool.close()
 
 

@@ -59,6 +59,7 @@ enabled = false
 coalesce = false
 [usage]
 flush_s = {FLUSH_S}
+rollup_s = {FLUSH_S}
 [dashboard]
 report_s = 0.2
 url = "https://dashboard.example.com/"

@@ -22,7 +22,7 @@ METHODS = [Tally("net/one", f"method_{n}") for n in range(5)]
 
 def span() -> UsageQuery:
     now = datetime.datetime.now(datetime.UTC)
-    return UsageQuery(step="hour", first=now - datetime.timedelta(hours=2), last=now, account="acct", by="method")
+    return UsageQuery(step="minute", first=now - datetime.timedelta(hours=2), last=now, account="acct", by="method")
 
 
 async def test_oldest_usage_is_dropped_while_the_database_fails_and_the_rest_is_written(

@@ -33,12 +33,14 @@ def wanted(by: str = "total", step: UsageStep = "hour", account: str | None = "a
 
 
 async def total(store: UsageStore, asked: UsageQuery) -> dict[str, int]:
+    await store.sum_up(0.0)
     return {line.name: line.total.requests for line in await store.chart(asked)}
 
 
-async def test_batch_is_counted_in_minutes_hours_and_days(pool: Pool) -> None:
+async def test_batch_is_summed_up_in_minutes_hours_and_days(pool: Pool) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(7))
+    assert await store.sum_up(0.0) == 1
     steps: tuple[UsageStep, ...] = ("minute", "hour", "day")
     for step in steps:
         (line,) = await store.chart(wanted(step=step))
@@ -100,6 +102,7 @@ async def test_account_sees_only_its_own_usage(pool: Pool) -> None:
     assert await total(store, wanted("key")) == {"key_1": 3}
     assert await total(store, wanted(key="key_2")) == {}
     assert await total(store, wanted("account", account=None)) == {"acct_1": 3, "acct_2": 5}
+    await store.sum_up(0.0)
     assert [row["key_id"] for row in await store.rows(wanted(), 10)] == ["key_1"]
 
 
@@ -107,6 +110,7 @@ async def test_lines_beyond_the_top_are_summed_in_the_last_line(pool: Pool) -> N
     store = UsageStore(pool)
     rows = {place: each for n in range(6) for place, each in batch(n + 1, method=f"m{n}").items()}
     await store.write("w", 1, rows)
+    await store.sum_up(0.0)
     folded = await store.chart(wanted("method", top=2))
     assert [(line.name, line.total.requests) for line in folded] == [("m5", 6), ("m4", 5), (OTHER, 10)]
     whole = await store.chart(wanted("method", top=6))
@@ -116,6 +120,8 @@ async def test_lines_beyond_the_top_are_summed_in_the_last_line(pool: Pool) -> N
 async def test_rows_match_the_filters(pool: Pool) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(1) | batch(2, key="key_2") | batch(4, key="key_2", method="n"))
+
+    await store.sum_up(0.0)
 
     async def found(**filters: Any) -> list[int]:
         return [row["requests"] for row in await store.rows(wanted(**filters), 10)]
@@ -139,6 +145,7 @@ async def test_last_use_is_known_while_any_usage_is_stored(pool: Pool) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(1))
     assert await store.last_used("acct_1") == {"key_1": NOW}
+    await store.sum_up(0.0)
     after = NOW + datetime.timedelta(minutes=1)
     await store.purge({"minute": after})
     assert await store.last_used("acct_1") == {"key_1": NOW.replace(minute=0)}
@@ -150,6 +157,7 @@ async def test_last_use_is_known_while_any_usage_is_stored(pool: Pool) -> None:
 async def test_old_rows_are_deleted_per_step_and_newer_ones_stay(pool: Pool) -> None:
     store = UsageStore(pool)
     await store.write("w", 1, batch(4))
+    await store.sum_up(0.0)
     await store.purge({"minute": NOW, "hour": NOW.replace(minute=0), "day": NOW.replace(hour=0, minute=0)})
     assert await total(store, wanted(step="minute")) == {"": 4}
     await store.purge({"minute": NOW + datetime.timedelta(seconds=1)})
@@ -174,6 +182,7 @@ async def test_requests_of_a_day_are_counted_over_all_keys(pool: Pool) -> None:
     await store.write("w", 1, batch(4))
     second = batch(2, key="key_2")
     await store.write("w", 2, second)
+    await store.sum_up(0.0)
     assert await store.requests_of_day("acct_1", NOW.date()) == 6
     assert await store.requests_of_day("acct_1", NOW.date() + datetime.timedelta(days=1)) == 0
 
@@ -184,3 +193,106 @@ async def test_batch_of_thousands_of_rows_is_written(pool: Pool) -> None:
     await store.write("w", 1, rows)
     await store.write("w", 2, rows)
     assert sum((await total(store, wanted(network="net/one", method="m"))).values()) == 5000
+
+
+async def test_hours_are_summed_up_once_in_an_interval_and_lose_nothing(pool: Pool) -> None:
+    store = UsageStore(pool)
+    await store.write("w", 1, batch(4))
+    assert await store.sum_up(60.0) == 1
+    await store.write("w", 2, batch(3))
+    assert await store.sum_up(60.0) == 0
+    assert await store.requests_of_day("acct_1", NOW.date()) == 4
+    assert await store.sum_up(0.0) == 1
+    assert await store.requests_of_day("acct_1", NOW.date()) == 7
+    assert await store.sum_up(0.0) == 0  # the hour is long over, and has not changed
+
+
+async def test_current_hour_is_summed_up_again_and_again(pool: Pool) -> None:
+    store, minute = UsageStore(pool), int(datetime.datetime.now(datetime.UTC).timestamp()) // 60
+    await store.write("w", 1, {(("acct_1", "key_1", "net/one", "m"), minute): used(4)})
+    assert [await store.sum_up(0.0) for _ in range(3)] == [1, 1, 1]
+
+
+async def test_concurrent_workers_sum_up_one_at_a_time(pool: Pool) -> None:
+    stores = [UsageStore(pool) for _ in range(5)]
+    for number in range(1, 6):
+        await stores[0].write("w", number, batch(1))
+        await asyncio.gather(*[store.sum_up(0.0) for store in stores])
+    assert await total(stores[0], wanted(step="day")) == {"": 5}
+
+
+# How the previous version wrote a batch: it added to minutes, hours and days.
+ADD_BEFORE = """
+insert into usage as u
+select step, (select id from usage_series where key_id = '' and network = '' and method = ''), date_trunc(step, $1, 'UTC'),
+    5, 0, 10, 0, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0
+from unnest(array['day', 'hour', 'minute']) as step
+on conflict (step, series, at) do update set requests = u.requests + excluded.requests, units = u.units + excluded.units,
+    t0 = u.t0 + excluded.t0
+"""
+
+
+async def test_processes_of_the_previous_version_count_beside_this_one(pool: Pool) -> None:
+    store = UsageStore(pool)
+    await store.write("w", 1, batch(1))
+    for number in range(2, 6):
+        async with pool.connection() as connection:
+            await connection.execute(ADD_BEFORE, NOW)
+        await store.write("w", number, batch(1))
+        assert await total(store, wanted(step="day")) == {"": 6 * (number - 1) + 1}
+        async with pool.connection() as connection:
+            await connection.execute("select count(*) from usage_minutes")  # its purge reads this table
+
+
+async def test_sums_do_not_shrink_when_their_minutes_are_gone(pool: Pool) -> None:
+    store = UsageStore(pool)
+    await store.write("w", 1, batch(4))
+    await store.sum_up(0.0)
+    await store.purge({"minute": NOW + datetime.timedelta(days=1)})
+    await store.write("w", 2, batch(1))
+    assert await total(store, wanted(step="hour")) == {"": 4}
+    assert await total(store, wanted(step="day")) == {"": 4}
+
+
+async def test_minutes_of_a_day_have_a_table_that_is_dropped(pool: Pool) -> None:
+    store = UsageStore(pool)
+    now = datetime.datetime.now(datetime.UTC)
+    tomorrow = now + datetime.timedelta(days=1)
+    await store.purge({})
+    await store.write("w", 1, {(("acct_1", "key_1", "net/one", "m"), int(tomorrow.timestamp()) // 60): used(4)})
+    assert await _days(pool) == {
+        f"usage_minutes_{tomorrow:%Y%m%d}": 5,
+        f"usage_minutes_{now + 2 * (tomorrow - now):%Y%m%d}": 0,
+    }
+    await store.purge({"minute": tomorrow + datetime.timedelta(days=1)})
+    await store.write("w", 2, batch(1))  # of a day without a table
+    assert [*(await _days(pool)).values()] == [0]
+
+
+async def test_day_with_rows_in_the_default_table_stays_there(pool: Pool) -> None:
+    store, tomorrow = UsageStore(pool), datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
+    await store.write("w", 1, {(("acct_1", "key_1", "net/one", "m"), int(tomorrow.timestamp()) // 60): used(4)})
+    await store.purge({})
+    assert len(await _days(pool)) == 1
+    await store.purge({"minute": tomorrow + datetime.timedelta(days=5)})
+    async with pool.connection() as connection:
+        assert await connection.fetchval("select count(*) from usage where step = 'minute'") == 0
+
+
+async def test_busy_tables_delay_the_change_of_days(pool: Pool, database: str) -> None:
+    store = UsageStore(pool)
+    async with connected(database) as other, other.transaction():
+        await other.execute("lock table usage_minutes in access share mode")
+        await store.purge({})
+        assert await _days(pool) == {}
+    await store.purge({})
+    assert len(await _days(pool)) == 2
+
+
+async def _days(pool: Pool) -> dict[str, int]:
+    """The tables of days, with their numbers of rows."""
+    async with pool.connection() as connection:
+        names = await connection.fetch(
+            "select relname from pg_class where relname ~ '^usage_minutes_[0-9]+$' order by 1"
+        )
+        return {row[0]: await connection.fetchval(f"select count(*) from {row[0]}") for row in names}

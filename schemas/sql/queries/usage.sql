@@ -22,21 +22,18 @@ insert into usage_batches as b (worker, number) values ($1, $2)
 on conflict (worker) do update set number = excluded.number, written_at = now() where b.number < excluded.number
 returning number;
 
--- add_usage
--- Add one batch to minutes, hours and days. The fixed order prevents deadlocks between workers.
+-- add_minutes
+-- Add one batch to the minutes. The fixed order prevents deadlocks between hosts.
 insert into usage as u
-select step, series, date_trunc(step, at, 'UTC') as begins, sum(requests), sum(errors), sum(units), sum(hits),
-    sum(t0), sum(t1), sum(t2), sum(t3), sum(t4), sum(t5), sum(t6), sum(t7), sum(t8), sum(t9), sum(t10), sum(t11),
-    sum(t12), sum(t13), sum(t14)
+select 'minute', given.*
 from unnest(
     $1::integer[], $2::timestamptz[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
     $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[],
     $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[], $21::bigint[]
 ) as given (
     series, at, requests, errors, units, hits, t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14
-), unnest(array['day', 'hour', 'minute']) as step
-group by step, series, begins
-order by step, series, begins
+)
+order by series, at
 on conflict (step, series, at) do update set
     requests = u.requests + excluded.requests, errors = u.errors + excluded.errors,
     units = u.units + excluded.units, hits = u.hits + excluded.hits,
@@ -44,6 +41,54 @@ on conflict (step, series, at) do update set
     t4 = u.t4 + excluded.t4, t5 = u.t5 + excluded.t5, t6 = u.t6 + excluded.t6, t7 = u.t7 + excluded.t7,
     t8 = u.t8 + excluded.t8, t9 = u.t9 + excluded.t9, t10 = u.t10 + excluded.t10, t11 = u.t11 + excluded.t11,
     t12 = u.t12 + excluded.t12, t13 = u.t13 + excluded.t13, t14 = u.t14 + excluded.t14;
+
+-- mark_hours
+-- Note the hours of a batch: their sums are out of date. The last statement of its transaction, because others wait for it.
+insert into usage_changed_hours as changed (hour)
+select distinct date_trunc('hour', at, 'UTC') from unnest($1::timestamptz[]) as at order by 1
+on conflict (hour) do update set version = changed.version + 1;
+
+-- claim_upkeep
+-- Returns no row if a worker did the task less than $2 seconds ago.
+insert into usage_upkeep as u (task, done_at) values ($1, now())
+on conflict (task) do update set done_at = excluded.done_at where u.done_at < now() - make_interval(secs => $2)
+returning task;
+
+-- changed_hours
+select hour, version from usage_changed_hours order by hour;
+
+-- sum_up
+-- Set the rows of a step that begin at $3 to the sums of the smaller step $2 until $4. Sums never shrink: minutes may be
+-- gone already, and processes of the previous version add to hours and days themselves.
+insert into usage as u
+select $1, series, $3, sum(requests), sum(errors), sum(units), sum(hits),
+    sum(t0), sum(t1), sum(t2), sum(t3), sum(t4), sum(t5), sum(t6), sum(t7), sum(t8), sum(t9), sum(t10), sum(t11),
+    sum(t12), sum(t13), sum(t14)
+from usage where step = $2 and at >= $3 and at < $4
+group by series
+order by series
+on conflict (step, series, at) do update set
+    requests = excluded.requests, errors = excluded.errors, units = excluded.units, hits = excluded.hits,
+    t0 = excluded.t0, t1 = excluded.t1, t2 = excluded.t2, t3 = excluded.t3, t4 = excluded.t4, t5 = excluded.t5,
+    t6 = excluded.t6, t7 = excluded.t7, t8 = excluded.t8, t9 = excluded.t9, t10 = excluded.t10, t11 = excluded.t11,
+    t12 = excluded.t12, t13 = excluded.t13, t14 = excluded.t14
+where excluded.requests > u.requests;
+
+-- settle_hour
+-- Forget the mark of an hour that has not changed since, some time after its end: a process of the previous version may
+-- add to an hour while it is summed up, which is corrected the next time.
+delete from usage_changed_hours where hour = $1 and version = $2 and hour < now() - interval '70 minutes';
+
+-- bound_locks
+-- For this transaction: give up soon if a table is in use, because others wait behind this statement.
+select set_config('lock_timeout', '2s', true);
+
+-- add_days
+-- Tables for the minutes of the days ahead.
+select usage_add_day((now() at time zone 'UTC')::date + ahead) from generate_series(1, 2) as ahead;
+
+-- remove_days
+select usage_remove_days($1);
 
 -- tune_planner
 -- For this transaction: aggregate in memory, and skip JIT for short queries.
@@ -104,7 +149,7 @@ select coalesce((
     where s.account_id = $1 and s.key_id = '' and s.network = '' and s.method = '' and u.step = 'day' and u.at = $2
 ), 0);
 
--- try_purge_lock
+-- try_lock
 -- Held by one worker of the fleet at a time, until the end of the transaction.
 select pg_try_advisory_xact_lock($1::integer, $2::integer);
 
