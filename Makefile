@@ -27,8 +27,11 @@ PURE := tests/core tests/chains tests/test_settings.py \
 # The geth that some tests use. It is built once for all work trees, because that takes minutes.
 GETH_VERSION := v1.17.8
 GETH_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/penstock
+CHART := deploy/helm/penstock
+RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace penstock
+IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
-.PHONY: help run docs test quick lint pure unit source browser web3-tests geth compile compiled bench lock clean
+.PHONY: help run docs test quick lint pure unit source browser web3-tests geth compile compiled bench image image-test chart k8s-test lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -40,6 +43,8 @@ help:
 	@echo "make compile  compile the hot path to machine code (needs a C compiler; test and bench do it too)"
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
 	@echo "make docs     build the guide, which the service then serves at /docs/guide/"
+	@echo "make image    build the container image without a registry (needs mmdebstrap and buildah); make image-test runs it"
+	@echo "make chart    render the Helm chart for its tests; make k8s-test applies it to a real kube-apiserver (needs Go, etcd)"
 	@echo "make lock     update the pinned requirements from setup.cfg"
 	@echo "make clean    remove everything the other targets installed"
 
@@ -131,12 +136,30 @@ geth:
 	@command -v go >/dev/null || { echo "geth is built with Go, which was not found on PATH"; exit 1; }
 	GOBIN="$(GETH_DIR)" go install github.com/ethereum/go-ethereum/cmd/geth@$(GETH_VERSION)
 
+image:
+	@deploy/image/build
+
+# As root: the test mounts the image.
+image-test: .venv/.test
+	IMAGE_TEST=$(IMAGE) $(PY) -m pytest -q -s tests/flows/test_image.py
+
+chart:
+	@command -v helm >/dev/null || { echo "needs helm: run go install helm.sh/helm/v3/cmd/helm@v3.22.0"; exit 1; }
+	helm lint --strict $(CHART)
+	$(RENDER) >deploy/helm/rendered/default.yaml
+	$(RENDER) -f $(CHART)/values-production.yaml >deploy/helm/rendered/production.yaml
+
+k8s-test:
+	@deploy/helm/apiserver-test
+
 lock: .venv/.test
 	$(PY) -m pip install -q uv
 	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
 		--extra dev --extra compile setup.cfg -o requirements/run.txt
 	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
 		--extra test setup.cfg -o requirements/test.txt
+	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
+		setup.cfg -o requirements/serve.txt
 
 clean:
 	rm -rf .venv .penstock site $(DEVNET)/node_modules $(DEVNET)/*/node_modules $(CLIENTS)/node_modules $(BROWSER)/node_modules .mypy_cache .ruff_cache .pytest_cache
