@@ -25,6 +25,7 @@ from types import ModuleType
 MODULES = (
     "proxy.core.access",
     "proxy.core.concurrency",
+    "proxy.core.encodings",
     "proxy.core.latency_histogram",
     "proxy.core.limits",
     "proxy.core.retry_budget",

@@ -79,6 +79,8 @@ LOAD_S = 5.0
 # How often the deadlines and hedges of calls are checked.
 SWEEP_S = 0.02
 TALLY_S = 1.0
+# Part of the memory for cached replies that their compressed forms may take in addition.
+ENCODED_PART = 8
 # The connection limiter has waited for requests in flight already: a handler that still runs has no client left.
 AFTER_DRAIN_S = 0.1
 
@@ -213,6 +215,8 @@ class App:
             log=self.access,
             shows_upstream=self.settings.rpc.show_upstream,
             fixed_lines=header_lines(fixed_headers(self.settings.server.tls)),
+            compress_from=self.settings.server.compress_from,
+            encoded_bytes=self.settings.cache.bytes // ENCODED_PART,
         )
 
     def _handlers(self, gate: Gate, resolver: NetworkResolver) -> dict[str, Handler]:

@@ -48,6 +48,7 @@ class ServerSettings:
     worker_timeout_s: float
     trusted_proxies: tuple[str, ...]
     cors_origins: tuple[str, ...]
+    compress_from: int
     tls: TlsSettings
 
 
@@ -260,10 +261,15 @@ class LinkSettings:
     min_tls: Literal["1.2", "1.3"] = "1.2"
     proxy: str = ""
     socket: str = ""
+    compress: bool | None = None
 
     @property
     def uses_tls(self) -> bool:
         return self.url.startswith(("https:", "wss:"))
+
+    @property
+    def asks_for_gzip(self) -> bool:
+        return self.uses_tls if self.compress is None else self.compress
 
     @property
     def place(self) -> str:

@@ -53,7 +53,7 @@ class CrossOrigin:
         """Let the page read the reply, if it may."""
         if not self._takes_part(request):
             return
-        reply.headers.add("Vary", "Origin")
+        reply.headers["Vary"] = ", ".join((*reply.headers.getall("Vary", ()), "Origin"))
         if allowed := self._allowed(key, request.headers["Origin"]):
             reply.headers["Access-Control-Allow-Origin"] = allowed
             reply.headers["Access-Control-Expose-Headers"] = _EXPOSED

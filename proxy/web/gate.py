@@ -16,6 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy import telemetry
+from proxy.core import encodings
 from proxy.core.access import Key, place_of
 from proxy.errors import (
     ExpectationFailed,
@@ -55,6 +56,8 @@ _OPERATION: web.RequestKey[str] = web.RequestKey("operation", str)
 _OCTETS = "application/octet-stream"
 # The only expectation that is defined (RFC 9110, 10.1.1).
 CONTINUE = "100-continue"
+# Bodies from this size on are compressed in a thread.
+COMPRESS_APART = 262_144
 _WELL_FORMED = re.compile(telemetry.REQUEST_ID, re.ASCII)
 
 
@@ -88,6 +91,7 @@ class Gate:
             if KEY not in request:
                 self._recognise(request)
             if not reply.prepared:
+                await self._compress(request, reply)
                 self.sign(request, reply)
             self._record(request, reply, time.monotonic() - began)
             return reply
@@ -111,6 +115,26 @@ class Gate:
             return fault_reply(InvalidRequest("the request is malformed"))
         except Exception:
             return self._bug(request)
+
+    async def _compress(self, request: web.Request, reply: web.StreamResponse) -> None:
+        """Compress a large reply if the client accepts that. Replies to a session are left as they are: from the sizes of many
+        compressed ones, an attacker could learn a secret in them (BREACH)."""
+        body = reply.body if isinstance(reply, web.Response) else None
+        is_small = not isinstance(body, bytes) or not 0 < self._settings.compress_from <= len(body)
+        if is_small or "Content-Encoding" in reply.headers or "Cookie" in request.headers:
+            return
+        assert isinstance(reply, web.Response)
+        assert isinstance(body, bytes)
+        encoding = encodings.accepted(",".join(request.headers.getall("Accept-Encoding", ())))
+        # A cache between the client and us may keep the reply to a GET, in either form.
+        if encoding or request.method == "GET":
+            reply.headers.add("Vary", "Accept-Encoding")
+        if encoding:
+            if len(body) < COMPRESS_APART:
+                reply.body = encodings.compress(encoding, body)
+            else:
+                reply.body = await asyncio.to_thread(encodings.compress_apart, encoding, body)
+            reply.headers["Content-Encoding"] = encodings.NAMES[encoding]
 
     def _recognise(self, request: web.Request) -> None:
         """Show a key's rate headers on a path that needs no key too, or if the key was refused for its address."""

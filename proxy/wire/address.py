@@ -42,6 +42,7 @@ class UpstreamAddress:
             f"Host: {named}" if parsed.is_default_port() else f"Host: {named}:{port}",
             "Content-Type: application/json",
             "Accept: application/json",
+            *(["Accept-Encoding: gzip"] if link.asks_for_gzip else ()),
         ]
         if parsed.user is not None:
             pair = f"{parsed.user}:{parsed.password or ''}"

@@ -36,9 +36,11 @@ class BadReply(Exception):
 class ReplyHead:
     """How to read the body that follows. `length`: its bytes, CHUNKED or UNTIL_CLOSE."""
 
-    __slots__ = ("close", "length", "plain", "retry_after", "status")
+    __slots__ = ("close", "decoded", "length", "plain", "retry_after", "status")
 
     def __init__(self, status: int, length: int, *, close: bool, plain: bool, retry_after: bytes = b"") -> None:
+        # The head that this one means once its gzip body is read. None if the body is not in gzip format.
+        self.decoded: ReplyHead | None = None
         self.status = status
         self.length = length
         self.close = close
@@ -83,13 +85,13 @@ def read_head(head: bytes) -> ReplyHead:
     connection = found.get(b"connection", b"").lower()
     close = b"close" in connection or (status[1] == b"0" and b"keep-alive" not in connection)
     length = _length(found, code)
-    return ReplyHead(
-        code,
-        length,
-        close=close or length == UNTIL_CLOSE,
-        plain=found.get(b"content-encoding", b"identity").lower() == b"identity",
-        retry_after=found.get(b"retry-after", b""),
-    )
+    encoding = found.get(b"content-encoding", b"identity").lower()
+    retry_after = found.get(b"retry-after", b"")
+    close = close or length == UNTIL_CLOSE
+    reply = ReplyHead(code, length, close=close, plain=encoding == b"identity", retry_after=retry_after)
+    if encoding == b"gzip" and length:
+        reply.decoded = ReplyHead(code, CHUNKED, close=close, plain=True, retry_after=retry_after)
+    return reply
 
 
 # For many connections to servers that send the same heads.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from proxy.core.encodings import GzipReader, TooMuchData, decompress
 from proxy.turn_queue import TurnQueue
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
 from proxy.wire.upstream import MAX_REPLY_BYTES, STALE, TOO_LARGE, Piece, ReplySink, Upstream, UpstreamConnection
@@ -26,7 +27,7 @@ NEVER: Final = bytes(1 << 20)
 
 class HttpConnection(UpstreamConnection):
     __slots__ = (
-        "_chunks", "_collected", "_head", "_known", "_known_bytes", "_known_total", "_left", "_may_stream", "_part",
+        "_chunks", "_collected", "_gzip", "_head", "_known", "_known_bytes", "_known_total", "_left", "_may_stream", "_part",
         "_paused", "_paused_s", "_paused_since", "_reads_soon", "_size", "_streams", "_turns", "_usual",
     )  # fmt: skip
 
@@ -44,6 +45,7 @@ class HttpConnection(UpstreamConnection):
         self._head: ReplyHead | None = None
         self._left = 0
         self._chunks: Chunks | None = None
+        self._gzip: GzipReader | None = None
         self._collected: list[Piece] = []
         self._size = 0
         self._may_stream = False
@@ -97,7 +99,10 @@ class HttpConnection(UpstreamConnection):
         # At once, and not when the transport is closed: no call may be sent on a connection that is ending.
         self.upstream.lost(self)
         if self._head is not None and self._head.length == UNTIL_CLOSE:
-            self._finish_body()
+            try:
+                self._finish_body()
+            except BadReply as exc:
+                self.fail(f"malformed reply: {exc}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
@@ -212,10 +217,14 @@ class HttpConnection(UpstreamConnection):
             if length >= 0 and body_end <= end and length <= LARGE and head.status >= 200:
                 if not self.sinks:
                     raise BadReply("no call is in flight")
-                sink = self.sinks.popleft()
+                sink = self.sinks[0]
                 at = body_end
+                body = data[body_at:body_end]
+                if head.decoded is not None:
+                    body = _decoded(body)
+                self.sinks.popleft()
                 self._after_reply(head, sink)
-                sink.on_reply(self, head, data[body_at:body_end])
+                sink.on_reply(self, head.decoded or head, body)
                 if head.close:
                     return
             elif head.status < 200:
@@ -239,7 +248,7 @@ class HttpConnection(UpstreamConnection):
         head = read_head(raw)
         self._known_bytes, self._known = raw, head
         # Replies that need special handling never match this size.
-        is_plain = 0 <= head.length <= LARGE and head.status >= 200 and not head.close
+        is_plain = 0 <= head.length <= LARGE and head.status >= 200 and not head.close and head.decoded is None
         self._known_total = len(raw) + head.length if is_plain else -1
         return head
 
@@ -265,6 +274,7 @@ class HttpConnection(UpstreamConnection):
         self._head = head
         self._left = head.length
         self._chunks = Chunks() if head.length == CHUNKED else None
+        self._gzip = GzipReader(MAX_REPLY_BYTES) if head.decoded is not None else None
         self._collected = []
         self._size = 0
         self._streams = False
@@ -284,12 +294,20 @@ class HttpConnection(UpstreamConnection):
             piece, rest = (data, b"") if len(data) <= self._left else (data[: self._left], data[self._left :])
             self._left -= len(piece)
             done = self._left == 0
+        if piece and self._gzip is not None:
+            piece = self._unpacked(self._gzip, piece)
         if piece:
             self._take_piece(piece)
         # The sink that took the piece may have closed the connection.
         if done and not self._is_between_replies():
             self._finish_body()
         return rest
+
+    def _unpacked(self, reader: GzipReader, piece: Piece) -> bytes:
+        try:
+            return reader.feed(piece)
+        except TooMuchData as exc:
+            raise BadReply(TOO_LARGE if str(exc) == "too large" else str(exc)) from None
 
     def _take_piece(self, piece: Piece) -> None:
         if self._streams:
@@ -309,7 +327,7 @@ class HttpConnection(UpstreamConnection):
         self._may_stream = False
         self.idle_since = self.upstream.now
         beginning = self._collected[0] if len(self._collected) == 1 else b"".join(self._collected)
-        self._streams = self.sinks[0].on_large(self, head, beginning)
+        self._streams = self.sinks[0].on_large(self, head.decoded or head, beginning)
         if self._streams:
             self.upstream.is_streamed(self.sinks[0])
         self._collected = [] if self._streams else [beginning]
@@ -319,6 +337,8 @@ class HttpConnection(UpstreamConnection):
     def _finish_body(self) -> None:
         head, collected = self._head, self._collected
         assert head is not None
+        if self._gzip is not None and not self._gzip.is_whole:
+            raise BadReply("gzip data is cut off")
         self._head, self._collected, self._chunks = None, [], None
         self.on_stalled = None
         # The reader may have paused the connection at the last piece: the next reply must be read.
@@ -329,7 +349,14 @@ class HttpConnection(UpstreamConnection):
             self._streams = False
             sink.on_end(self)
         else:
-            sink.on_reply(self, head, b"".join(collected))
+            sink.on_reply(self, head.decoded or head, b"".join(collected))
+
+
+def _decoded(body: bytes) -> bytes:
+    try:
+        return decompress(body, MAX_REPLY_BYTES)
+    except TooMuchData as exc:
+        raise BadReply(TOO_LARGE if str(exc) == "too large" else str(exc)) from None
 
 
 class AbsentSink:

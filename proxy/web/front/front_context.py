@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from email.utils import formatdate
 from typing import Final, final
 
-from proxy.core import limits
+from proxy.core import encodings, limits
 from proxy.core.access import Key
+from proxy.core.encodings import EncodedResults
 from proxy.errors import Fault, Unauthorized
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.held_replies import HeldReplies
@@ -18,6 +20,8 @@ from proxy.web.front.request_heads import RequestHead, RequestHeadReader
 from proxy.web.request_ids import STEM
 from proxy.wire.write_buffer import WriteBuffer
 
+# Larger than any reply.
+NEVER: Final = 1 << 62
 _HEX: Final = [b"%02x" % number for number in range(256)]
 
 
@@ -36,8 +40,13 @@ class FrontContext:
         log: AccessLines | None,
         shows_upstream: bool = False,
         fixed_lines: bytes = b"Server: Penstock\r\n",
+        compress_from: int = 0,
+        encoded_bytes: int = 0,
     ) -> None:
-        """`fixed_lines`: headers of every reply."""
+        """`fixed_lines`: headers of every reply. `compress_from`: the size from which replies are compressed for clients that
+        accept it, 0 for none. `encoded_bytes`: memory for cached results in compressed form."""
+        self.compress_from = compress_from or NEVER
+        self.encoded = EncodedResults(encoded_bytes)
         self.heads = heads
         self.rpc = rpc
         self.forwarder = rpc.forwarder
@@ -100,6 +109,11 @@ class FrontContext:
         peer = transport.get_extra_info("peername") if transport is not None else None
         headers = self._admission.headers_without_key(peer[0] if peer else "")
         return b"\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+
+    def compress_apart(self, encoding: int, body: bytes, on_done: Callable[[bytes], None]) -> None:
+        """Compress a very large body in a thread, so that other clients do not wait for it."""
+        future = self.loop.run_in_executor(None, encodings.compress_apart, encoding, body)
+        future.add_done_callback(lambda done: on_done(done.result()))
 
     def reset_line(self, resets: int) -> bytes:
         """Format the X-RateLimit-Reset header and cache it: all replies of a second share a few values."""

@@ -16,7 +16,8 @@ from typing import Final, final
 import msgspec
 import orjson
 
-from proxy.core import jsonrpc
+from proxy.core import encodings, jsonrpc
+from proxy.core.encodings import MAX_PREFIX, StreamCompressor
 from proxy.core.jsonrpc import MalformedCall
 from proxy.core.limits import TOLERANCE_S
 from proxy.errors import Fault, InternalError
@@ -25,7 +26,7 @@ from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.rpc_service import BatchUnderWay, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
-from proxy.web.front.front_context import FrontContext
+from proxy.web.front.front_context import NEVER, FrontContext
 from proxy.web.front.request_heads import RequestHead
 from proxy.web.front.request_reader import RequestReader
 from proxy.wire.upstream import Piece, UpstreamConnection
@@ -45,6 +46,8 @@ _CACHE: Final = {
     "join": b"X-Cache: join\r\n",
     "stale": b"X-Cache: stale\r\n",
 }
+# A body from this size on is compressed in a thread: on the loop, it would delay other clients by half a millisecond and more.
+OFF_LOOP: Final = 262_144
 _monotonic: Final = time.monotonic
 
 
@@ -53,15 +56,19 @@ def _reply_length(size: int) -> bytes:
     return b"Content-Length: %d\r\n\r\n%b" % (size + len(jsonrpc.HEAD) + len(',"result":}'), jsonrpc.HEAD)
 
 
+def _length_line(size: int) -> bytes:
+    return b"Content-Length: %d\r\n\r\n" % size
+
+
 _REPLY_LENGTHS: Final = [_reply_length(size) for size in range(1024)]
 
 
 @final
 class ReplyWriter:
     __slots__ = (
-        "_chunked", "_context", "_held_bytes", "_holds", "_on_free", "_reader", "_source", "_streamed", "batch", "began",
-        "block", "busy", "cache", "flight", "head", "id", "left", "paused_reading", "policy", "stalled_since", "transport",
-        "units", "was_refused",
+        "_chunked", "_compressor", "_context", "_held_bytes", "_holds", "_on_free", "_reader", "_source", "_streamed",
+        "batch", "began", "block", "busy", "cache", "flight", "head", "id", "left", "paused_reading", "policy",
+        "stalled_since", "transport", "units", "was_refused",
     )  # fmt: skip
 
     def __init__(self, context: FrontContext, reader: RequestReader, on_free: Callable[[], None]) -> None:
@@ -95,6 +102,8 @@ class ReplyWriter:
         # The upstream connection that streams the reply, and whether the reply has no length.
         self._source: UpstreamConnection | None = None
         self._chunked = False
+        # Set while a reply in pieces is compressed.
+        self._compressor: StreamCompressor | None = None
         # Whether the reply is read from the upstream although the client does not read it, and the bytes so held.
         self._holds = False
         self._held_bytes = 0
@@ -120,6 +129,10 @@ class ReplyWriter:
         """Send the reply to a good call. In one piece, since almost every request ends here."""
         context = self._context
         head: RequestHead = self.head  # type: ignore[assignment]
+        size = len(self.id) + len(result)
+        if size >= context.compress_from and head.encoding:
+            self._write_encoded(head.encoding, result)
+            return
         key = head.key
         limit = key.rate if key.own_rate is None else context.windows.tighter(key.rate, key.own_rate, now)
         # The bucket's state now: other calls may have taken from it since this one was admitted.
@@ -136,7 +149,6 @@ class ReplyWriter:
         state = head.route.state
         block = self.block if self.flight is None else self.flight.block
         units = self.units
-        size = len(self.id) + len(result)
         request_id = head.request_id or context.request_id()
         reply = (
             context.ok_stamp,
@@ -163,8 +175,36 @@ class ReplyWriter:
         if not self.id:
             self._finish(self._no_content())
             return
-        body = jsonrpc.error_reply(self.id, error)
-        self._finish(self._ok(len(body)) + body)
+        self._finish_body(jsonrpc.error_reply(self.id, error))
+
+    def _write_encoded(self, encoding: int, result: bytes | msgspec.Raw) -> None:
+        """Send a large result compressed. A cached one was compressed for an earlier caller, or is now for the next ones."""
+        start = jsonrpc.result_start(self.id)
+        # A reply that is not cached has no bytes of its own: it is a part of the upstream's.
+        if self.cache == "hit" and len(start) <= MAX_PREFIX and len(result) < OFF_LOOP:
+            body = self._context.encoded.get(bytes(result), encoding).between(start, b"}")
+            self._finish(self._ok(len(body), encoding) + body)
+        else:
+            self._finish_body(b"".join((start, result, b"}")))
+
+    def _finish_body(self, body: bytes) -> None:
+        """Send a 200 with this body, compressed if it is large and the client accepts that."""
+        encoding = self._encoding_for(len(body))
+        if not encoding:
+            self._finish(self._ok(len(body)) + body)
+        elif len(body) < OFF_LOOP:
+            packed = encodings.compress(encoding, body)
+            self._finish(self._ok(len(packed), encoding) + packed)
+        else:
+            # Its parts are known only now, and the call itself is over.
+            head = self._ok_lines(encoding)
+            self.flight = None
+            self._context.compress_apart(
+                encoding, body, lambda packed: self._finish(head + _length_line(len(packed)) + packed)
+            )
+
+    def _encoding_for(self, size: int) -> int:
+        return 0 if self.head is None or size < self._context.compress_from else self.head.encoding
 
     def on_fault(self, fault: Fault) -> None:
         self._refund(fault)
@@ -185,7 +225,10 @@ class ReplyWriter:
         self.units = self._context.rpc.settle_batch(self.head.key, batch)
         self.block = batch.reached
         body = batch.body()
-        self._finish(self._ok(len(body)) + body if body else self._no_content())
+        if body:
+            self._finish_body(body)
+        else:
+            self._finish(self._no_content())
 
     def on_batch_refused(self, why: Fault | MalformedCall, ids: Sequence[bytes]) -> None:
         self.batch = None
@@ -204,7 +247,8 @@ class ReplyWriter:
         self.units = batch.units
         self.block = 0
         self._chunked = True
-        self._write(self._ok(None))
+        self._start_compressor()
+        self._write(self._ok(None, self._encoding))
 
     def on_batch_part(self, part: Piece) -> None:
         self.on_stream_piece(part)
@@ -219,8 +263,7 @@ class ReplyWriter:
     def on_batch_end(self, batch: CallBatch) -> None:
         self.batch = self._streamed = None
         self._source = None
-        self._write(b"0\r\n\r\n")
-        self._chunked = False
+        self._end_chunks()
         assert self.head is not None
         self._context.rpc.settle_batch(self.head.key, batch)
         batch.share.give_all()
@@ -244,13 +287,18 @@ class ReplyWriter:
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
         """Send our head and the beginning of the result. Without a length the reply is chunked."""
         self._context.write_buffer.flush()
-        self._chunked = left is None
         start = jsonrpc.result_start(self.id)
+        if left == len(beginning) and (encoding := self._encoding_for(left)):
+            packed = encodings.compress(encoding, start + beginning)
+            self._write(self._ok(len(packed), encoding) + packed)
+            return
+        self._start_compressor()
+        self._chunked = left is None or self._compressor is not None
         self._source = connection
         connection.on_stalled = self._on_stalled
         if self.stalled_since:
             connection.pause()
-        head = self._ok(None if left is None else left + len(start))
+        head = self._ok(None if left is None or self._chunked else left + len(start), self._encoding)
         if self._chunked:
             self._write(head)
             self.on_stream_piece(start + beginning)
@@ -261,14 +309,30 @@ class ReplyWriter:
         if self._holds and not self._hold(len(piece)):
             self._drop()
             return
-        self._write(b"%x\r\n%b\r\n" % (len(piece), bytes(piece)) if self._chunked else piece)
+        if self._compressor is not None:
+            piece = self._compressor.feed(piece)
+        if piece:
+            self._write(b"%x\r\n%b\r\n" % (len(piece), bytes(piece)) if self._chunked else piece)
+
+    @property
+    def _encoding(self) -> int:
+        return 0 if self._compressor is None else self._compressor.encoding
+
+    def _start_compressor(self) -> None:
+        encoding = self._encoding_for(NEVER)
+        self._compressor = StreamCompressor(encoding) if encoding else None
+
+    def _end_chunks(self) -> None:
+        last = b"" if self._compressor is None else self._compressor.finish()
+        self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n")
+        self._chunked = False
+        self._compressor = None
 
     def on_stream_end(self) -> None:
         # Cleared before the write: a write may call pause_writing, and the upstream connection is no longer ours to pause.
         self._source = None
         if self._chunked:
-            self._write(b"0\r\n\r\n")
-            self._chunked = False
+            self._end_chunks()
         self._count("results")
         self._done()
 
@@ -368,8 +432,13 @@ class ReplyWriter:
 
     # The bytes of other replies
 
-    def _ok(self, size: int | None) -> bytes:
+    def _ok(self, size: int | None, encoding: int = 0) -> bytes:
         """The head of a 200 with a body of this size; None means a chunked body."""
+        return self._ok_lines(encoding) + (
+            b"Transfer-Encoding: chunked\r\n\r\n" if size is None else _length_line(size)
+        )
+
+    def _ok_lines(self, encoding: int) -> bytes:
         units = self.units
         return b"".join(
             (
@@ -380,7 +449,7 @@ class ReplyWriter:
                 _CACHE[self.cache],
                 self._block_line(),
                 self._upstream_line() if self._context.shows_upstream else b"",
-                b"Transfer-Encoding: chunked\r\n\r\n" if size is None else b"Content-Length: %d\r\n\r\n" % size,
+                encodings.LINES[encoding],
             )
         )
 

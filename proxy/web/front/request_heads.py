@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxy.core import directives
+from proxy.core import directives, encodings
 from proxy.core.access import Key
 from proxy.core.directives import DIRECTIVES, Directives
 from proxy.errors import InvalidRequest
@@ -41,7 +41,7 @@ _JSON = re.compile(rb"application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|UTF-8))?"
 
 # The roles of headers. PASS: ignored. LEAVE: hand over to aiohttp. ONCE: ignored, but aiohttp refuses duplicates. Directives
 # have the roles from FIRST_DIRECTIVE on, in the order of their table.
-PASS, LEAVE, LENGTH, KEY, BEARER, HOST, TYPE, CACHE, ID, CONNECTION, ONCE, FIRST_DIRECTIVE = range(12)
+PASS, LEAVE, LENGTH, KEY, BEARER, HOST, TYPE, CACHE, ID, CONNECTION, ONCE, ENCODINGS, FIRST_DIRECTIVE = range(13)
 _ROLES = {
     b"content-length": LENGTH,
     b"x-api-key": KEY,
@@ -51,6 +51,7 @@ _ROLES = {
     b"cache-control": CACHE,
     b"x-request-id": ID,
     b"connection": CONNECTION,
+    b"accept-encoding": ENCODINGS,
     b"user-agent": ONCE,
     **{each.header.lower().encode(): FIRST_DIRECTIVE + place for place, each in enumerate(DIRECTIVES)},
     **dict.fromkeys(
@@ -67,12 +68,22 @@ _ROLES = {
 class RequestHead:
     """A parsed head: the key, the route, and the length of the body."""
 
-    __slots__ = ("directives", "key", "length", "policies", "request_id", "route", "size", "total")
+    __slots__ = ("directives", "encoding", "key", "length", "policies", "request_id", "route", "size", "total")
 
     def __init__(
-        self, size: int, length: int, key: Key, route: Route, *, directives: Directives | None, request_id: bytes
+        self,
+        size: int,
+        length: int,
+        key: Key,
+        route: Route,
+        *,
+        directives: Directives | None,
+        request_id: bytes,
+        encoding: int = encodings.IDENTITY,
     ) -> None:
         self.size = size
+        # How large replies are compressed.
+        self.encoding = encoding
         self.length = length
         self.total = size + length
         self.key = key
@@ -243,6 +254,7 @@ class RequestHeadReader:
             route,
             directives=directives,
             request_id=given if _REQUEST_ID.fullmatch(given) else b"",
+            encoding=encodings.accepted(found.get(ENCODINGS, b"").decode("latin-1")),
         )
 
     def _directives(self, found: dict[int, bytes], key: Key, route: Route) -> Directives | None:
