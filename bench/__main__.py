@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench import baselines, loaders, machine, plot, report, service, summary
+from bench import attacks, baselines, loaders, machine, plot, report, service, summary
 from bench.cases import BIG, CASES, LIMITED_AT_ONCE, LIMITED_MS, Case
 from bench.fleet import Fleet, parse_target
 from bench.loaders import Stub, Target
@@ -68,6 +68,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECTION.KEY=VALUE",
         help="change a Penstock setting for the whole run",
     )
+    parser.add_argument(
+        "--attack",
+        choices=attacks.TITLES,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help=f"run only this attack of the case attacks: {', '.join(attacks.TITLES)}",
+    )
     parser.add_argument("--no-install", action="store_true", help="skip missing baselines instead of installing them")
     parser.add_argument(
         "--output",
@@ -116,7 +124,7 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
         try:
             for name, stub in stubs.items():
                 stub.start(layout.stub, port=options.stub_port if name == "small" else 0, workdir=workdir)
-            yield Runner(fleet, layout, pair, options.rounds, options.seconds, workdir)
+            yield Runner(fleet, layout, pair, options.rounds, options.seconds, workdir, options.attack)
         finally:
             fleet.stop()
             for stub in stubs.values():

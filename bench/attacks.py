@@ -6,11 +6,13 @@ leave, which is most of the core, and never delays them. So the figure is about 
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
-from bench.loaders import Target
+from bench.loaders import Sample, Target
 from bench.sockets import Tool
 
 TOOL = Path(__file__).parent / "tools" / "attack.py"
@@ -28,6 +30,52 @@ TITLES = {
     "database": "200 reads from the database at once, every second",
 }
 SETTLE_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The good account's calls without and beside one attack, by round, and the growth of the worker's memory."""
+
+    name: str
+    alone: Sequence[Sample]
+    beside: Sequence[Sample]
+    growth_mib: Sequence[float]
+
+    @property
+    def failures(self) -> int:
+        return sum(sample.faults + sample.late for sample in self.beside)
+
+    @property
+    def ratio(self) -> float:
+        """The median over rounds: each round compares with its own calls without the attack."""
+        return median(b.p99_us / a.p99_us for a, b in zip(self.alone, self.beside, strict=True))
+
+    def row(self) -> tuple[str, ...]:
+        calls = sum(sample.requests for sample in self.beside)
+        p99s = (median(sample.p99_us for sample in samples) for samples in (self.alone, self.beside))
+        return (
+            self.name,
+            f"{calls:,}",
+            f"{self.failures:,}",
+            *(f"{p99:,.0f}" for p99 in p99s),
+            f"{self.ratio:.2f}",
+            f"{max(sample.max_us for sample in self.beside) / 1000:,.1f}",
+            f"{max(self.growth_mib):.1f}",
+        )
+
+
+HEADS = ("attack", "calls", "failures", "p99 alone µs", "p99 µs", "÷ alone", "max ms", "growth MiB")
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    rows = [HEADS, *(outcome.row() for outcome in outcomes)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(_line(row, widths) for row in rows)
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    name, *figures = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+    return "  ".join(("", name.strip().ljust(widths[0]), *figures))
 
 
 @contextmanager

@@ -63,6 +63,7 @@ class Runner:
     rounds: int
     seconds: float
     workdir: Path
+    attacks: Sequence[str] = ()  # those to run; all if there are none
     skips: list[Skip] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     _admission: dict[str, float] | None = None
@@ -467,7 +468,8 @@ class Runner:
             load = Load(case.template(target), case.expect, case.connections, seconds, rate=BESIDE_RATE)
             return measure("load", load, target, self.layout, workdir=self.workdir)
 
-        for name, title in attacks.TITLES.items():
+        outcomes: list[attacks.Outcome] = []
+        for name in self.attacks or attacks.TITLES:
             alone, beside, growth = Row(), Row(), []
             for _ in range(self.rounds):
                 alone.samples.append(take(min(self.seconds, ALONE_S)))
@@ -478,7 +480,9 @@ class Runner:
                 growth.append((machine.peak_bytes(workers) - before) / 2**20)
             for row in (alone, beside):
                 row.values = [_p99(sample) for sample in row.samples]
-            self._show_attack(case, name, title, {NO_ATTACK: alone, "penstock": beside}, growth)
+            self._show_attack(case, name, attacks.TITLES[name], {NO_ATTACK: alone, "penstock": beside}, growth)
+            outcomes.append(attacks.Outcome(name, alone.samples, beside.samples, growth))
+        print("\n" + attacks.table(outcomes), flush=True)
 
     def _show_attack(self, case: Case, name: str, title: str, rows: dict[str, Row], growth: list[float]) -> None:
         method = f"{BESIDE_RATE:,} calls/s; the attack has the time that load and stub leave of their core"
