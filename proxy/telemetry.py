@@ -18,7 +18,7 @@ from collections import Counter as Counter_
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO, TypeAlias
 
 import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, multiprocess, start_http_server
@@ -29,9 +29,17 @@ from prometheus_client.registry import Collector
 from proxy.core.usage import LATENCY_S as LATENCY_S
 from proxy.core.usage import Tally as Tally
 
+# How the values of several processes are combined.
+Combined: TypeAlias = Literal["livesum", "livemax", "livemin"]
+
+
+def _gauge(combined: Combined, name: str, about: str, *labels: str) -> Gauge:
+    return Gauge(name, about, labels, multiprocess_mode=combined)
+
+
 requests_total = Counter("penstock_requests_total", "Answered requests", ["operation", "status"])
 request_seconds = Histogram("penstock_request_seconds", "Time to answer", ["operation"], buckets=LATENCY_S)
-connections_open = Gauge("penstock_connections_open", "Open client connections", multiprocess_mode="livesum")
+connections_open = _gauge("livesum", "penstock_connections_open", "Open client connections")
 connections_refused_total = Counter(
     "penstock_connections_refused_total", "Connections refused by the connection limiter", ["reason"]
 )
@@ -39,47 +47,37 @@ tls_handshake_failures_total = Counter(
     "penstock_tls_handshake_failures_total",
     "TLS connections of clients that failed or left before the end of the handshake",
 )
-held_reply_bytes = Gauge(
-    "penstock_held_reply_bytes",
-    "Bytes of large replies held for slow readers, batches and sockets",
-    multiprocess_mode="livesum",
+held_reply_bytes = _gauge(
+    "livesum", "penstock_held_reply_bytes", "Bytes of large replies held for slow readers, batches and sockets"
 )
-sockets_open = Gauge("penstock_sockets_open", "Open WebSockets", multiprocess_mode="livesum")
+sockets_open = _gauge("livesum", "penstock_sockets_open", "Open WebSockets")
 sockets_closed_total = Counter("penstock_sockets_closed_total", "WebSockets closed, by close code", ["code"])
-subscriptions_open = Gauge("penstock_subscriptions_open", "Open subscriptions", ["kind"], multiprocess_mode="livesum")
+subscriptions_open = _gauge("livesum", "penstock_subscriptions_open", "Open subscriptions", "kind")
 socket_events_total = Counter("penstock_socket_events_total", "Subscription events", ["kind", "outcome"])
 feed_blocks_stuck_total = Counter(
     "penstock_feed_blocks_stuck_total", "Blocks whose logs no upstream returned after many attempts", ["network"]
 )
-keys_loaded = Gauge("penstock_keys_loaded", "Keys in memory", multiprocess_mode="livemax")
-database_up = Gauge("penstock_database_up", "Whether Postgres answers", multiprocess_mode="livemin")
+keys_loaded = _gauge("livemax", "penstock_keys_loaded", "Keys in memory")
+database_up = _gauge("livemin", "penstock_database_up", "Whether Postgres answers")
 # The metric is the least of all processes: one that has just started must not report an outage before its first probe.
 database_up.set(1)
 database_refusals_total = Counter(
     "penstock_database_refusals_total", "Uses of the database that failed or were refused, by reason", ["reason"]
 )
-replica_age = Gauge(
-    "penstock_database_replica_age_seconds",
-    "How old the data of the read replica is at most",
-    multiprocess_mode="livemax",
+replica_age = _gauge(
+    "livemax", "penstock_database_replica_age_seconds", "How old the data of the read replica is at most"
 )
 replica_reads_total = Counter(
     "penstock_database_replica_reads_total", "Reads that a replica may answer, by the server that did", ["server"]
 )
-follower_leads = Gauge(
-    "penstock_follower_leads", "Whether this follower indexes the network", ["network"], multiprocess_mode="livemax"
-)
-follower_head = Gauge(
-    "penstock_follower_head", "The newest block that the follower has seen", ["network"], multiprocess_mode="livemax"
-)
-follower_block = Gauge(
-    "penstock_follower_block", "The last block that the follower has indexed", ["network"], multiprocess_mode="livemax"
-)
-follower_stopped = Gauge(
+follower_leads = _gauge("livemax", "penstock_follower_leads", "Whether this follower indexes the network", "network")
+follower_head = _gauge("livemax", "penstock_follower_head", "The newest block that the follower has seen", "network")
+follower_block = _gauge("livemax", "penstock_follower_block", "The last block that the follower has indexed", "network")
+follower_stopped = _gauge(
+    "livemax",
     "penstock_follower_stopped",
     "Whether indexing of the network has stopped because its chain was replaced",
-    ["network"],
-    multiprocess_mode="livemax",
+    "network",
 )
 followed_blocks_total = Counter("penstock_followed_blocks_total", "Blocks indexed", ["network"])
 undone_blocks_total = Counter("penstock_undone_blocks_total", "Indexed blocks removed by reorganisations", ["network"])
@@ -88,9 +86,7 @@ events_total = Counter("penstock_events_total", "Webhook events created", ["netw
 delivery_attempts_total = Counter(
     "penstock_delivery_attempts_total", "Webhook delivery attempts, by outcome", ["outcome"]
 )
-deliveries_under_way = Gauge(
-    "penstock_deliveries_under_way", "Webhook deliveries in progress", multiprocess_mode="livesum"
-)
+deliveries_under_way = _gauge("livesum", "penstock_deliveries_under_way", "Webhook deliveries in progress")
 webhooks_stopped_total = Counter(
     "penstock_webhooks_stopped_total", "Webhooks paused or disabled after failed deliveries", ["cause"]
 )
@@ -101,29 +97,21 @@ unknown_payments_total = Counter(
     "penstock_unknown_payments_total", "Operations that a paymaster paid and that are not in the ledger", ["network"]
 )
 # Each worker has its own view of an upstream. The worst of them is shown.
-upstream_up = Gauge(
-    "penstock_upstream_up", "Whether the upstream takes calls", ["upstream"], multiprocess_mode="livemin"
+upstream_up = _gauge("livemin", "penstock_upstream_up", "Whether the upstream takes calls", "upstream")
+upstream_breaker_open = _gauge(
+    "livemax", "penstock_upstream_breaker_open", "Whether calls avoid the upstream because others failed", "upstream"
 )
-upstream_breaker_open = Gauge(
-    "penstock_upstream_breaker_open",
-    "Whether calls avoid the upstream because others failed",
-    ["upstream"],
-    multiprocess_mode="livemax",
-)
-upstream_blocks_behind = Gauge(
+upstream_blocks_behind = _gauge(
+    "livemax",
     "penstock_upstream_blocks_behind",
     "Blocks between the head of the upstream and of its network",
-    ["upstream"],
-    multiprocess_mode="livemax",
+    "upstream",
 )
-upstream_latency_seconds = Gauge(
-    "penstock_upstream_latency_seconds",
-    "Average time of the last twenty or so replies",
-    ["upstream"],
-    multiprocess_mode="livemax",
+upstream_latency_seconds = _gauge(
+    "livemax", "penstock_upstream_latency_seconds", "Average time of the last twenty or so replies", "upstream"
 )
-upstream_calls_in_flight = Gauge(
-    "penstock_upstream_calls_in_flight", "Calls that wait for a reply", ["upstream"], multiprocess_mode="livesum"
+upstream_calls_in_flight = _gauge(
+    "livesum", "penstock_upstream_calls_in_flight", "Calls that wait for a reply", "upstream"
 )
 log_lines_dropped_total = Counter("penstock_log_lines_dropped_total", "Log lines dropped because the queue was full")
 
