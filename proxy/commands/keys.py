@@ -24,13 +24,8 @@ def register(commands: Any) -> None:
     create.add_argument(
         "--mode", choices=MODES, default="live", help="test keys work on test networks only (default: live)"
     )
-    create.add_argument(
-        "--scope",
-        action="append",
-        default=[],
-        metavar="SCOPE",
-        help=f"allow this scope; repeatable; default: all ({', '.join(SCOPES)})",
-    )
+    scopes = f"allow this scope; repeatable; default: all ({', '.join(SCOPES)})"
+    create.add_argument("--scope", action="append", default=[], metavar="SCOPE", help=scopes)
     add_limits(create, day=False)
     _add_restrictions(create)
     listing = context.add_action(actions, "list", "list keys", _list)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 
 import pytest
 
 from proxy.dev.postgres import Postgres
 from tests import service as service_room
 from tests.database import Server
+from tests.real_harness import real_nodes
+from tests.real_nodes import RealNode
 from tests.service import Service
 from tests.shared_services import SharedServices
 
@@ -17,6 +19,13 @@ from tests.shared_services import SharedServices
 def cluster(server: Server) -> Postgres:
     """The database server, for services that run as an operator would run them."""
     return server.postgres
+
+
+@pytest.fixture(scope="module", params=["hardhat", "geth"])
+def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealNode]]:
+    """Three nodes of a real chain, which tests may revert."""
+    with real_nodes(request.param, 3, tmp_path_factory.mktemp("nodes")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from proxy.dev.funded_accounts import FUNDED
 from tests.faults import Mode
 from tests.random_reads import RandomReads, reads_or
-from tests.real_harness import ADDRESS, BASE, RealHarness, real_harness, real_nodes
+from tests.real_harness import ADDRESS, BASE, RealHarness, real_harness
 from tests.real_nodes import Branch, RealNode, planned
 from tests.web.worker import on_uvloop
 
@@ -30,12 +29,6 @@ CASES = [
     (3, "lies_hash"),
 ]
 LIES: dict[str, Mode] = {"lies_ahead": "high_head", "lies_hash": "false_hash"}
-
-
-@pytest.fixture(scope="module", params=["hardhat", "geth"])
-def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealNode]]:
-    with real_nodes(request.param, 3, tmp_path_factory.mktemp("nodes")) as found:
-        yield found
 
 
 class RealReads(RandomReads):

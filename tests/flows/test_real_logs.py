@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -46,21 +46,30 @@ def expected(harness: RealHarness, first: int) -> list[str]:
     return [name for block in blocks for _, name in block.transactions]
 
 
+def check(harness: RealHarness, first: int, logs: list[dict[str, Any]]) -> None:
+    assert [log["transactionHash"] for log in logs] == expected(harness, first), (first, harness.head)
+
+
+async def queries(harness: RealHarness) -> AsyncIterator[tuple[int, dict[str, Any]]]:
+    """Ranges that end at a new block, with their first block, each under a smaller limit of the upstreams than the last."""
+    for seed in (1, 2, 4, 5):
+        asked = await mine(harness, seed)
+        for span in SPANS:
+            await limit(harness, span)
+            first = harness.head - span
+            yield first, {**asked, "fromBlock": hex(first)}
+        await harness.look()
+
+
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("last", ["number", "latest"])
 def test_logs_up_to_a_block_that_is_new_are_complete(nodes: list[RealNode], count: int, last: str) -> None:
     @on_uvloop
     async def run() -> None:
         async with real_harness(nodes[-count:]) as harness:
-            for seed in (1, 2, 4, 5):
-                asked = await mine(harness, seed)
-                for span in SPANS:
-                    await limit(harness, span)
-                    first = harness.head - span
-                    query = {**asked, "fromBlock": hex(first)} | ({} if last == "number" else {"toBlock": "latest"})
-                    logs = await harness.result("eth_getLogs", [query])
-                    assert [log["transactionHash"] for log in logs] == expected(harness, first), (seed, span)
-                await harness.look()
+            async for first, query in queries(harness):
+                asked = query | ({} if last == "number" else {"toBlock": "latest"})
+                check(harness, first, await harness.result("eth_getLogs", [asked]))
 
     run()
 
@@ -80,15 +89,9 @@ def test_logs_of_a_filter_up_to_a_block_that_is_new_are_complete(nodes: list[Rea
     @on_uvloop
     async def run() -> None:
         async with real_harness(nodes[-count:]) as harness:
-            for seed in (1, 2, 4, 5):
-                asked = await mine(harness, seed)
-                for span in SPANS:
-                    await limit(harness, span)
-                    first = harness.head - span
-                    for place in range(count):
-                        name = await filter_at(harness, place, {**asked, "fromBlock": hex(first)})
-                        logs = await harness.result("eth_getFilterLogs", [name])
-                        assert [log["transactionHash"] for log in logs] == expected(harness, first), (seed, span)
-                await harness.look()
+            async for first, query in queries(harness):
+                for place in range(count):
+                    name = await filter_at(harness, place, query)
+                    check(harness, first, await harness.result("eth_getFilterLogs", [name]))
 
     run()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,10 @@ import pytest
 from proxy.__main__ import main
 from tests.faults import fault_proxy
 from tests.feed_upstreams import HEADS, RecordingListener
-from tests.real_harness import ADDRESS, BASE, DEV, RealHarness, real_harness, real_nodes
+from tests.real_harness import ADDRESS, BASE, DEV, RealHarness, real_harness
 from tests.real_nodes import RealNode, hardhat_nodes
 from tests.rpc_harness import NetworkHarness
 from tests.web.worker import PEPPER, on_uvloop, running_worker
-
-
-@pytest.fixture(scope="module", params=["hardhat", "geth"])
-def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealNode]]:
-    with real_nodes(request.param, 3, tmp_path_factory.mktemp("nodes")) as found:
-        yield found
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -254,38 +255,39 @@ async def test_silent_upstream_does_not_delay_the_heads_of_the_others() -> None:
             looking.cancel()
 
 
-@on_uvloop
-async def test_late_read_of_the_latest_block_is_not_sent_to_an_upstream_that_is_behind() -> None:
-    """A second attempt may save time, but an older reply is worse than a late one."""
+@asynccontextmanager
+async def hanging(
+    *held: str,
+) -> AsyncIterator[tuple[RpcHarness, asyncio.Task[Any], list[ScriptedUpstream]]]:
+    """A read that hangs at the one of two upstreams that has the latest block, up to the end of the context."""
     async with rpc_harness(2, cache=NO_CACHE) as harness:
         behind, ahead = harness.upstreams
         await harness.load(60)
         behind.behind = 1
         await harness.look()
-        ahead.held = {"eth_getBalance"}
+        ahead.held = {*held}
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(harness.result("eth_getBalance", [TX[:42], "latest"]))
             await until(lambda: ahead.count("eth_getBalance") == 1)
-            await asyncio.wait([asking], timeout=5 * HEDGE_FLOOR_S)
+            yield harness, asking, harness.upstreams
             ahead.gate.set()
-        assert asking.result() == ahead._eth_getBalance([TX[:42], "latest"])
+
+
+@on_uvloop
+async def test_late_read_of_the_latest_block_is_not_sent_to_an_upstream_that_is_behind() -> None:
+    """A second attempt may save time, but an older reply is worse than a late one."""
+    async with hanging("eth_getBalance") as (_, asking, (_, ahead)):
+        await asyncio.wait([asking], timeout=5 * HEDGE_FLOOR_S)
+    assert asking.result() == ahead._eth_getBalance([TX[:42], "latest"])
 
 
 @on_uvloop
 async def test_read_that_hangs_at_a_silent_upstream_is_sent_to_one_that_is_behind() -> None:
-    async with rpc_harness(2, cache=NO_CACHE) as harness:
-        behind, ahead = harness.upstreams
-        await harness.load(60)
-        behind.behind = 1
-        await harness.look()
-        ahead.held = {"eth_getBalance", "eth_getBlockByNumber", "eth_blockNumber"}
-        async with asyncio.TaskGroup() as group:
-            asking = group.create_task(harness.result("eth_getBalance", [TX[:42], "latest"]))
-            await until(lambda: ahead.count("eth_getBalance") == 1)
-            harness.watch()
-            await until(asking.done)
-            ahead.gate.set()
-        assert asking.result() == behind._eth_getBalance([TX[:42], "latest"])
+    held = ("eth_getBalance", "eth_getBlockByNumber", "eth_blockNumber")
+    async with hanging(*held) as (harness, asking, (behind, _)):
+        harness.watch()
+        await until(asking.done)
+    assert asking.result() == behind._eth_getBalance([TX[:42], "latest"])
 
 
 @on_uvloop

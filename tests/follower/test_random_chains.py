@@ -7,17 +7,7 @@ import random
 import pytest
 
 from proxy.services.follower.block_reader import ReadFailed
-from tests.chain_upstream import (
-    ZERO,
-    Event,
-    address,
-    deposit,
-    erc20,
-    erc721,
-    erc1155,
-    erc1155_batch,
-    withdrawal,
-)
+from tests.chain_upstream import ZERO, Event, address, deposit, erc20, erc721, erc1155, erc1155_batch, withdrawal
 from tests.follower.harness import FollowerHarness, follower_harness
 
 KEEP = 12
