@@ -100,6 +100,8 @@ class BlockRef(msgspec.Struct, frozen=True, gc=False):
     kind: Literal["number", "hash", "tag", "none"]
     number: int = -1
     tag: str = ""
+    # The hash of a block, if the call is about the state or the logs of that block.
+    block_hash: str = ""
 
     @property
     def moves(self) -> bool:
@@ -109,6 +111,7 @@ class BlockRef(msgspec.Struct, frozen=True, gc=False):
 
 NONE = BlockRef("none")
 HASH = BlockRef("hash")
+FIRST = BlockRef("number", 0)
 
 
 def _no_number(result: bytes) -> int | None:

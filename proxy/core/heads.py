@@ -29,6 +29,8 @@ STALE_S = 20.0
 HIGHEST = (1 << 63) - 1
 # Hashes to remember: as many blocks as upstreams in use may be apart.
 REMEMBERED_BLOCKS = 256
+# Blocks of several upstreams, which may be on several branches.
+REMEMBERED_HASHES = 1024
 # A mark must fit into the shared memory too.
 MARK_BYTES = 7
 
@@ -139,6 +141,26 @@ class Branch:
 
     def clear(self) -> None:
         self._hashes.clear()
+
+
+class RecentHashes:
+    """The numbers of the last blocks, by hash, on all branches that upstreams have reported."""
+
+    __slots__ = ("_numbers",)
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<RecentHashes of {len(self._numbers)} blocks>"
+
+    def note(self, number: int, block_hash: str) -> None:
+        self._numbers[block_hash.lower()] = number
+        while len(self._numbers) > REMEMBERED_HASHES:
+            del self._numbers[next(iter(self._numbers))]
+
+    def number_of(self, block_hash: str) -> int | None:
+        return self._numbers.get(block_hash)
 
 
 def mark_of(block_hash: str) -> int:

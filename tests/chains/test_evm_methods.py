@@ -15,6 +15,7 @@ from tests.shipped_tables import TABLES
 METHODS = TABLES.methods["evm"]
 ADDRESS = '"0x52908400098527886e0f7030069857d2e4169ee7"'
 BLOCK_HASH = '"0x' + "ab" * 32 + '"'
+NAMED = BlockRef("hash", block_hash="0x" + "ab" * 32)
 HEAD, FINAL = 1000, 900
 
 
@@ -42,10 +43,10 @@ def tag(name: str) -> BlockRef:
         ("eth_getBalance", f'[{ADDRESS},"0X10"]', number(16)),
         ("eth_getBalance", f'[{ADDRESS},"0x0010"]', number(16)),
         ("eth_getBalance", f'[{ADDRESS},"0x0"]', number(0)),
-        ("eth_getBalance", f"[{ADDRESS},{BLOCK_HASH}]", HASH),
+        ("eth_getBalance", f"[{ADDRESS},{BLOCK_HASH}]", NAMED),
         ("eth_getBalance", f'[{ADDRESS},{{"blockNumber":"0x10"}}]', number(16)),
         ("eth_getBalance", f'[{ADDRESS},{{"blockNumber":"latest"}}]', LATEST),
-        ("eth_getBalance", f'[{ADDRESS},{{"blockHash":{BLOCK_HASH},"requireCanonical":true}}]', HASH),
+        ("eth_getBalance", f'[{ADDRESS},{{"blockHash":{BLOCK_HASH},"requireCanonical":true}}]', NAMED),
         ("eth_getBalance", f"[{ADDRESS},{{}}]", LATEST),
         # Nonsense is for the upstream to refuse.
         ("eth_getBalance", f"[{ADDRESS},16]", LATEST),
@@ -81,7 +82,7 @@ def tag(name: str) -> BlockRef:
         ("eth_getLogs", '[{"toBlock":"0x7","address":[]}]', number(7)),
         ("eth_getLogs", '[{"fromBlock":null,"toBlock":"0x7"}]', number(7)),
         ("eth_getLogs", '[{"fromBlock":"earliest"}]', EARLIEST),
-        ("eth_getLogs", f'[{{"blockHash":{BLOCK_HASH}}}]', HASH),
+        ("eth_getLogs", f'[{{"blockHash":{BLOCK_HASH}}}]', NAMED),
         ("eth_getLogs", '[{"address":"0x1"}]', LATEST),
         ("eth_getLogs", "[]", LATEST),
         ("trace_filter", '[{"fromBlock":"0x5"}]', number(5)),

@@ -74,7 +74,10 @@ async def test_every_method_costs_its_listed_price() -> None:
         (lambda head: "latest", False),
         (lambda head: {"blockNumber": "0x1"}, True),
         (lambda head: {"BLOCKNUMBER": "0x1"}, True),
-        (lambda head: {"blockHash": TX}, False),
+        (lambda head: {"blockHash": TX}, True),
+        (lambda head: TX, True),
+        (lambda head: {"blockHash": TX, "BLOCKHASH": TX}, True),
+        (lambda head: {"blockHash": "0x1"}, True),
     ],
 )
 def test_read_of_old_state_costs_the_archive_price(block: Any, is_old: bool, cached: bool) -> None:
@@ -113,6 +116,26 @@ async def test_old_block_costs_the_same_by_number_and_by_hash(by_number: str, by
             harness.upstreams[0].answers[method] = lambda params: "0x1"
         old = units(await harness.call(by_number, ["0x1", *more]))
         assert old == units(await harness.call(by_hash, [TX, *more])) == EVM[by_number]
+
+
+@pytest.mark.parametrize("method", ["eth_getBalance", "eth_getLogs"])
+@on_uvloop
+async def test_block_costs_the_same_by_number_and_by_hash_whatever_its_age(method: str) -> None:
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].answers[method] = lambda params: "0x1" if method == "eth_getBalance" else []
+        state = harness.worker.app.networks.routes[harness.network].state
+        head, block_hash = harness.chain.head, harness.chain.hash_of(harness.chain.head)
+        await until(lambda: state.hashes.number_of(block_hash) == head)
+
+        async def price(name: str, value: str) -> int:
+            if method == "eth_getBalance":
+                return units(await harness.call(method, [ADDRESS, {name: value}]))
+            filters = {"blockHash": value} if name == "blockHash" else {"fromBlock": value, "toBlock": value}
+            return units(await harness.call(method, [filters]))
+
+        assert await price("blockNumber", hex(head)) == await price("blockHash", block_hash) == EVM[method]
+        assert await price("blockHash", block_hash.upper().replace("0X", "0x")) == EVM[method]
+        assert await price("blockNumber", "0x1") == await price("blockHash", TX) == ARCHIVE
 
 
 @on_uvloop

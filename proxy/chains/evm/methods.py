@@ -31,6 +31,7 @@ PENDING = BlockRef("tag", tag="pending")
 EARLIEST = BlockRef("tag", tag="earliest")
 _TAGS = {ref.tag: ref for ref in (LATEST, PENDING, EARLIEST, *(BlockRef("tag", tag=t) for t in ("safe", "finalized")))}
 _QUOTED_TAGS = {b'"%b"' % tag.encode(): ref for tag, ref in _TAGS.items()}
+_UNKNOWN = BlockRef("hash", block_hash="?")
 # A 32-byte hash with 0x and quotes.
 _HASH_BYTES = 68
 
@@ -82,7 +83,7 @@ def _ref(raw: bytes) -> BlockRef:
         except _UNREADABLE:
             return LATEST
     if len(raw) == _HASH_BYTES and raw.startswith(b'"0x'):
-        return HASH
+        return BlockRef("hash", block_hash=raw[1:-1].decode("latin-1").lower())
     if (number := quantity(raw)) is not None:
         return BlockRef("number", number)
     return _QUOTED_TAGS.get(raw.lower(), LATEST)
@@ -96,8 +97,13 @@ def _object_ref(raw: bytes) -> BlockRef:
     blocks = _blocks_of(raw)
     for name in _NAMES:
         if refs := blocks.get(name):
-            return HASH if name == "blockhash" else min(refs, key=_age)
+            return _by_hash(refs) if name == "blockhash" else min(refs, key=_age)
     return LATEST
+
+
+def _by_hash(refs: list[BlockRef]) -> BlockRef:
+    """Of several blocks, or of something that is not a hash, the block is unknown."""
+    return refs[0] if len(refs) == 1 and refs[0].kind == "hash" else _UNKNOWN
 
 
 def _age(ref: BlockRef) -> tuple[bool, int]:
@@ -120,7 +126,7 @@ def _blocks_of(source: bytes) -> dict[str, list[BlockRef]]:
 
 
 def is_archive(ref: BlockRef, head: int) -> bool:
-    """A block whose state an ordinary upstream no longer has. A hash may be any block: it counts as recent."""
+    """A block whose state an ordinary upstream no longer has. A hash may be any block: here it counts as recent."""
     return ref is EARLIEST or (ref.kind == "number" and head - ref.number >= STATE_KEPT_BLOCKS)
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from proxy.chains.family import BlockRef, HeadReader, ReportedBlock
 from proxy.core.caching import ReplyCache
-from proxy.core.heads import HIGHEST, STALE_S, Branch, NetworkHead, heard_of, mark_of
+from proxy.core.heads import HIGHEST, STALE_S, Branch, NetworkHead, RecentHashes, heard_of, mark_of
 from proxy.core.jsonrpc import NULL
 from proxy.core.routing import UpstreamGroup
 from proxy.core.upstream_health import UpstreamHealth
@@ -73,8 +73,8 @@ class SharedHead:
 class NetworkState:
     __slots__ = (
         "_branch", "_mark", "_marked_tip", "_noted_at", "_seen_returns", "block_line", "caches", "chain", "flights", "group",
-        "head_reader", "heads", "network_id", "only", "reorgs", "replies", "seen_moves", "shared_cache", "shared_head", "tip",
-        "upstreams",
+        "hashes", "head_reader", "heads", "network_id", "only", "reorgs", "replies", "seen_moves", "shared_cache",
+        "shared_head", "tip", "upstreams",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +111,8 @@ class NetworkState:
         self.tip = 0
         self.block_line = b""
         self._branch = Branch()
+        # The blocks that upstreams have reported lately.
+        self.hashes = RecentHashes()
         self._noted_at = 0.0
         # The block that recent replies were read at: its number, and the mark of its hash, 0 while that is unknown.
         self._marked_tip = 0
@@ -268,6 +270,9 @@ class NetworkState:
                 and member.head_at > self._noted_at
             ):
                 is_replaced |= self._branch.note(member.head, member.head_hash, member.parent_hash)
+                self.hashes.note(member.head, member.head_hash)
+                if member.parent_hash:
+                    self.hashes.note(member.head - 1, member.parent_hash)
         self._noted_at = now
         return is_replaced
 

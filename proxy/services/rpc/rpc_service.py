@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
+from proxy.chains.family import FIRST, BlockRef
 from proxy.core import access, jsonrpc
 from proxy.core.access import Key
 from proxy.core.batch_reader import BatchReader
@@ -128,6 +129,10 @@ class RpcService:
         family = policy.family
         if policy.units < self._archive_minimum and not policy.method.history and route.heads.tip:
             ref = family.block_ref(policy.method, call[1])
+            if ref.block_hash:
+                # A block that no upstream has reported lately counts as old.
+                number = route.state.hashes.number_of(ref.block_hash)
+                ref = FIRST if number is None else BlockRef("number", number)
             if family.is_archive(ref, route.heads.tip):
                 return self._archive_minimum
         return policy.units
