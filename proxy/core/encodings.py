@@ -147,6 +147,28 @@ def decompress(data: bytes, limit: int) -> bytes:
     return found
 
 
+# RFC 7692, 7.2.1: a message's compressed data ends with these bytes, which are not sent.
+_MESSAGE_END: Final = b"\0\0\xff\xff"
+
+
+def deflate_message(data: bytes, window_bits: int) -> bytes:
+    """A WebSocket message for permessage-deflate without context takeover: the same bytes fit all clients."""
+    compressor = isal_zlib.compressobj(_LEVEL, isal_zlib.DEFLATED, -window_bits)
+    return (compressor.compress(data) + compressor.flush(isal_zlib.Z_SYNC_FLUSH)).removesuffix(_MESSAGE_END)
+
+
+def inflate_message(data: bytes, limit: int) -> bytes:
+    """Raises TooMuchData."""
+    reader = isal_zlib.decompressobj(_RAW_BITS)
+    try:
+        found = reader.decompress(data + _MESSAGE_END, limit + 1)
+    except _BROKEN as exc:
+        raise TooMuchData("not in deflate format") from exc
+    if len(found) > limit:
+        raise TooMuchData("too large")
+    return found
+
+
 @final
 class EncodedResult:
     """Compressed blocks without the beginning and the end of a reply."""

@@ -151,6 +151,7 @@ class SocketSettings:
     max_in_flight: int
     max_queue_bytes: int
     max_unread_bytes: int
+    compress_from: int
     ping_s: float
     idle_s: float
 

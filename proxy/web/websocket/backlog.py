@@ -19,7 +19,6 @@ from proxy.core import jsonrpc
 from proxy.core.usage import Tally
 from proxy.errors import RateLimited
 from proxy.services.feed.topics import FeedEvent
-from proxy.web.websocket.frames import frame
 from proxy.web.websocket.socket_context import EventKind
 from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.unit_allowance import UnitAllowance
@@ -161,7 +160,7 @@ class Backlog:
 
     def _send_error(self, subscription: QueuedSubscription, message: str, data: dict[str, object]) -> None:
         error = jsonrpc.error(jsonrpc.LIMIT_EXCEEDED, message, {"subscription": msgspec.Raw(subscription.id), **data})
-        self._output.send(frame(jsonrpc.error_reply(b"", error)))
+        self._output.send(self._output.message(jsonrpc.error_reply(b"", error)))
 
     async def is_over(self) -> None:
         """Return when the backlog has ended, or when a subscription has."""

@@ -53,13 +53,15 @@ class ClientSocket(asyncio.Protocol):
         key: Key,
         request_id: str,
         directives: Directives | None,
+        window_bits: int,
         on_lost: Callable[[ClientSocket, str], None],
     ) -> None:
-        """`on_lost` is called with the socket and its address when the connection is lost."""
+        """`on_lost` is called with the socket and its address when the connection is lost. `window_bits`: messages may be
+        compressed, unless it is 0."""
         self.context = context
         self._address = address
         self._on_lost = on_lost
-        self._reader = FrameReader(context.limits.max_message_bytes)
+        self._reader = FrameReader(context.limits.max_message_bytes, inflates=window_bits > 0)
         # When the first byte of an incomplete message came; 0.0 between messages.
         self._message_since = 0.0
         self._paused_reading = False
@@ -78,6 +80,8 @@ class ClientSocket(asyncio.Protocol):
             transport,
             max_unread=context.limits.max_unread_bytes,
             on_overflow=self._close_unread_replies,
+            compress_from=context.limits.compress_from,
+            window_bits=window_bits,
         )
         self.subscriptions = Subscriptions(
             context, self.output, allowance, network=route.network.id, on_slow=self._close_unread_events

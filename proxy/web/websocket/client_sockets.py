@@ -72,6 +72,7 @@ class ClientSockets:
         key: Key,
         request_id: str,
         directives: Directives | None = None,
+        window_bits: int = 0,
     ) -> ClientSocket | None:
         """Turn an HTTP connection into the socket that was admitted, after the handshake's reply. None if the client has left
         meanwhile."""
@@ -88,6 +89,7 @@ class ClientSockets:
             key=key,
             request_id=request_id,
             directives=directives,
+            window_bits=window_bits,
             on_lost=self._on_lost,
         )
         self._by_key.setdefault(key.id, {})[socket] = None

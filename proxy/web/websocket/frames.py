@@ -1,7 +1,8 @@
 """RFC 6455 frames: encoding of ours, and a strict reader for those of clients.
 
-A server's frames are not masked; a client's must be. No extension is ever negotiated, so the reserved bits are zero: nothing is
-compressed, and a message to many clients is the same bytes for all of them. Binary messages are accepted if they contain valid
+A server's frames are not masked; a client's must be. The one extension is permessage-deflate without context takeover (RFC
+7692): a compressed message to many clients is the same bytes for all of them, and no memory is kept between messages. Binary
+messages are accepted if they contain valid
 UTF-8, because web3.py sends its calls that way.
 
 The reader is fed bytes and returns messages and control frames in order. If a client breaks a rule, it raises an exception with
@@ -12,6 +13,8 @@ one frame, so that its caller can count them: an empty fragment costs as much ti
 from __future__ import annotations
 
 from typing import TypeAlias
+
+from proxy.core.encodings import TooMuchData, deflate_message, inflate_message
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 
@@ -33,6 +36,8 @@ MAX_CONTROL = 125
 # Fragments of one message. Small ones are fine in a large message: one more is allowed for every BYTES_PER_FRAGMENT bytes.
 MAX_FRAGMENTS = 1024
 BYTES_PER_FRAGMENT = 16
+# The reserved bit that marks a compressed message, on its first frame.
+_DEFLATED = 0x40
 _FIN, _RESERVED, _OPCODE, _MASKED, _LENGTH = 0x80, 0x70, 0x0F, 0x80, 0x7F
 _TWO_BYTES, _EIGHT_BYTES = 126, 127
 
@@ -56,6 +61,11 @@ class ProtocolViolation(Exception):
 def frame(payload: bytes, opcode: int = TEXT) -> bytes:
     """A complete message in one frame."""
     return frame_head(len(payload), opcode) + payload
+
+
+def deflated_frame(payload: bytes, window_bits: int) -> bytes:
+    packed = deflate_message(payload, window_bits)
+    return frame_head(len(packed), TEXT | _DEFLATED) + packed
 
 
 def frame_head(size: int, opcode: int = TEXT) -> bytes:
@@ -97,10 +107,13 @@ def unmask(payload: bytes, mask: bytes) -> bytes:
 class FrameReader:
     """The bytes of one client. `take` returns the next complete message."""
 
-    __slots__ = ("_at", "_bytes", "_fragments", "_kind", "_limit", "_parts")
+    __slots__ = ("_at", "_bytes", "_fragments", "_inflates", "_is_deflated", "_kind", "_limit", "_parts")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, inflates: bool = False) -> None:
+        """`inflates`: compressed messages are accepted. The limit holds for what they become."""
         self._limit = limit
+        self._inflates = inflates
+        self._is_deflated = False
         # Bytes that were fed; those from `_at` on are not taken yet.
         self._bytes: bytes | bytearray = b""
         self._at = 0
@@ -159,11 +172,21 @@ class FrameReader:
         return FRAGMENT
 
     def _text(self, payload: bytes) -> Message:
+        if self._is_deflated:
+            payload = self._inflated(payload)
         if self._kind == TEXT:
             _check_utf8(payload)
         elif not _is_utf8(payload):
             raise ProtocolViolation(NOT_TEXT, "only text messages are accepted")
         return TEXT, payload
+
+    def _inflated(self, payload: bytes) -> bytes:
+        try:
+            return inflate_message(payload, self._limit)
+        except TooMuchData as exc:
+            if str(exc) == "too large":
+                raise ProtocolViolation(TOO_BIG, f"the message is larger than {self._limit} bytes") from None
+            raise ProtocolViolation(NOT_UTF8, "the message is not valid deflate data") from None
 
     def _frame(self) -> tuple[int, bool, bytes] | None:
         """One frame: its opcode, whether it is the last of its message, and its unmasked payload."""
@@ -189,6 +212,8 @@ class FrameReader:
         if len(data) < end:
             return None
         self._at = end
+        if first & _OPCODE in (TEXT, BINARY):
+            self._is_deflated = bool(first & _DEFLATED)
         payload = unmask(bytes(data[at + 4 : end]), bytes(data[at : at + 4]))
         if end == len(data):
             self._bytes, self._at = b"", 0
@@ -196,7 +221,8 @@ class FrameReader:
 
     def _check_head(self, first: int, second: int) -> None:
         opcode = first & _OPCODE
-        if first & _RESERVED:
+        allowed = _DEFLATED if self._inflates and opcode in (TEXT, BINARY) else 0
+        if first & _RESERVED & ~allowed:
             raise ProtocolViolation(PROTOCOL_ERROR, "a reserved bit is set, but no extension was negotiated")
         if not second & _MASKED:
             raise ProtocolViolation(PROTOCOL_ERROR, "client frames must be masked")

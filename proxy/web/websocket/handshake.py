@@ -20,6 +20,7 @@ from proxy.web.gate import REQUEST_ID, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
 from proxy.web.routes import BASE
+from proxy.web.websocket import extensions
 from proxy.web.websocket.client_sockets import ClientSockets
 
 SOCKET_PATH = f"{BASE}/ws/{{chain}}/{{network}}"
@@ -58,6 +59,10 @@ class Handshake:
         token = _token(request)
         reply = SwitchedProtocols(status=101)
         reply.headers.update({"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Accept": _accept(token)})
+        offers = ",".join(request.headers.getall(hdrs.SEC_WEBSOCKET_EXTENSIONS, ()))
+        bits = extensions.window_bits(offers) if self._sockets.context.limits.compress_from else 0
+        if bits:
+            reply.headers[hdrs.SEC_WEBSOCKET_EXTENSIONS] = extensions.acceptance(bits)
         self._gate.sign(request, reply)
         handler = request.protocol
         assert isinstance(handler, HandlerConnection)
@@ -69,6 +74,7 @@ class Handshake:
             key=key,
             request_id=request[REQUEST_ID],
             directives=directives,
+            window_bits=bits,
         )
         return reply
 

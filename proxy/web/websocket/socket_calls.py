@@ -23,7 +23,7 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import BatchUnderWay
 from proxy.services.rpc.short_batch import ShortBatch
-from proxy.web.websocket.frames import frame, frame_head
+from proxy.web.websocket.frames import frame_head
 from proxy.web.websocket.socket_context import SocketContext
 from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.subscriptions import Subscriptions
@@ -90,7 +90,7 @@ class SocketCalls:
         """Charge for a malformed message what an error costs: it must not be cheaper than a call."""
         refusal = self.context.admission.charge(self.key, 1, UNITS_OF_AN_ERROR, time.monotonic())
         error = rpc_error_of(refusal) if refusal is not None else jsonrpc.error(exc.code, exc.message)
-        self.output.send(frame(jsonrpc.error_reply(exc.id, error)))
+        self.output.send(self.output.message(jsonrpc.error_reply(exc.id, error)))
 
     def add(self, call: SocketCall | SocketBatch) -> None:
         self._under_way.add(call)
@@ -160,14 +160,17 @@ class SocketCall(HeldResultWaiter):
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         id_ = self.id
-        if id_:
+        output = self._owner.output
+        if id_ and len(result) >= output.compress_from:
+            output.send(output.message(b"".join((jsonrpc.HEAD, id_, b',"result":', result, b"}"))))
+        elif id_:
             head = frame_head(len(id_) + len(result) + _AROUND_A_RESULT)
-            self._owner.output.send(b"".join((head, jsonrpc.HEAD, id_, b',"result":', result, b"}")))
+            output.send(b"".join((head, jsonrpc.HEAD, id_, b',"result":', result, b"}")))
         self._end("results")
 
     def on_error(self, error: bytes) -> None:
         if self.id:
-            self._owner.output.send(frame(jsonrpc.error_reply(self.id, error)))
+            self._owner.output.send(self._owner.output.message(jsonrpc.error_reply(self.id, error)))
         self._end("errors")
 
     def on_fault(self, fault: Fault) -> None:
@@ -175,7 +178,7 @@ class SocketCall(HeldResultWaiter):
         owner.context.rpc.refund(owner.key, fault, 1, self.units)
         self.units = 0
         if self.id:
-            owner.output.send(frame(jsonrpc.error_reply(self.id, rpc_error_of(fault))))
+            owner.output.send(owner.output.message(jsonrpc.error_reply(self.id, rpc_error_of(fault))))
         self._end("faults")
 
     def _end(self, outcome: str) -> None:
@@ -223,7 +226,7 @@ class SocketBatch:
         if isinstance(why, MalformedCall):
             self._owner.refuse(why)
         elif replies := [jsonrpc.error_reply(id_, rpc_error_of(why)) for id_ in ids if id_]:
-            self._owner.output.send(frame(b"[" + b",".join(replies) + b"]"))
+            self._owner.output.send(self._owner.output.message(b"[" + b",".join(replies) + b"]"))
         self._end("faults", 0)
 
     def leave(self) -> None:
@@ -238,7 +241,7 @@ class SocketBatch:
         if batch.share.is_large:
             owner.output.send_large([frame_head(sum(map(len, pieces))), *pieces], batch.share)
         elif pieces:
-            owner.output.send(frame(b"".join(pieces)))
+            owner.output.send(owner.output.message(b"".join(pieces)))
         if isinstance(batch, CallBatch):  # A short batch has plain reads only, no subscriptions.
             owner.subscriptions.confirm(batch.items)
         self._end("results", units)

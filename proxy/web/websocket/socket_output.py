@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from proxy.services.rpc.held_replies import ReplyShare
+from proxy.web.websocket.frames import deflated_frame, frame
 
 # Sockets written to in one turn. While calls come in between, a slice stays small and delays them by a tenth of a
 # millisecond. While none do, the slice doubles, because every turn costs as much as half a message.
@@ -66,18 +67,34 @@ class FlushQueue:
         self._paused_at = _monotonic()
 
 
+# Larger than any message.
+NEVER = 1 << 62
+# A larger message is sent as it is: compressing it would take more than half a millisecond.
+MAX_DEFLATED = 262_144
+
+
 class SocketOutput:
     """The sending side of one socket."""
 
     __slots__ = (
-        "_is_plain", "_max_unread", "_on_overflow", "_shares", "fd", "is_closing", "is_direct", "pending", "queue",
-        "stalled_since", "transport",
+        "_is_plain", "_max_unread", "_on_overflow", "_shares", "compress_from", "fd", "is_closing", "is_direct",
+        "pending", "queue", "stalled_since", "transport", "window_bits",
     )  # fmt: skip
 
     def __init__(
-        self, queue: FlushQueue, transport: asyncio.Transport, *, max_unread: int, on_overflow: Callable[[], None]
+        self,
+        queue: FlushQueue,
+        transport: asyncio.Transport,
+        *,
+        max_unread: int,
+        on_overflow: Callable[[], None],
+        compress_from: int = 0,
+        window_bits: int = 0,
     ) -> None:
-        """`on_overflow` is called when the client leaves more than `max_unread` bytes of replies unread."""
+        """`on_overflow` is called when the client leaves more than `max_unread` bytes of replies unread. `compress_from`: the
+        size from which messages are compressed, if the client accepts that and has a window."""
+        self.compress_from = compress_from if compress_from and window_bits else NEVER
+        self.window_bits = window_bits
         self.queue = queue
         self.transport: asyncio.Transport | None = transport
         self._max_unread = max_unread
@@ -114,6 +131,10 @@ class SocketOutput:
         """Bytes in the transport's buffer, without those in the kernel."""
         return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
+    def message(self, payload: bytes) -> bytes:
+        """The frame of a message."""
+        return deflated_frame(payload, self.window_bits) if len(payload) >= self.compress_from else frame(payload)
+
     def send(self, data: bytes) -> None:
         """Send at the end of the turn, together with other frames of the turn."""
         pending = self.pending
@@ -128,7 +149,10 @@ class SocketOutput:
             self.pending = [pending, data]
 
     def send_large(self, pieces: Sequence[bytes | memoryview], share: ReplyShare) -> None:
-        """Send a message in pieces, without joining them. Its memory is held until the client has read most of it."""
+        """Send a message in pieces, the first of which is the head of its frame. Its memory is held until the client has read
+        most of it. A message that is not very large is compressed if the client accepts that."""
+        if self.compress_from <= sum(map(len, pieces[1:])) <= MAX_DEFLATED:
+            pieces = [deflated_frame(b"".join(pieces[1:]), self.window_bits)]
         self.write()
         self.is_direct = False
         if self.transport is None:

@@ -22,7 +22,6 @@ from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.web.websocket.backlog import Backlog
-from proxy.web.websocket.frames import frame
 from proxy.web.websocket.socket_context import EventKind, SocketContext
 from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.subscription_request import SubscriptionRequest, read_id, read_request
@@ -70,8 +69,8 @@ class Subscription:
     """One subscription on one socket: a listener of the feed."""
 
     __slots__ = (
-        "_confirmed", "_output", "_owner", "caller", "early", "id", "is_open", "kind", "notification", "replays", "tally",
-        "topic",
+        "_confirmed", "_output", "_owner", "_slot", "caller", "early", "id", "is_open", "kind", "notification", "replays",
+        "tally", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +84,8 @@ class Subscription:
         self.kind = kind
         self.tally = kind.tally_of(owner.network)
         self.is_open = True
+        # Under this name an event has its frame for sockets like this one.
+        self._slot = b"%d %b" % (self._output.window_bits, self.id) if self._output.window_bits else self.id
         # Whether it is replaying old blocks. A replay waits for room itself, so none of its events is dropped.
         self.replays = request.from_block is not None
         # The call that created it; events that come before the reply to that call wait in `early`.
@@ -98,7 +99,7 @@ class Subscription:
 
     def on_events(self, events: Sequence[FeedEvent]) -> None:
         """Send directly if nothing is in the way. In one piece, because it runs for every socket of a topic."""
-        owner, kind, id_ = self._owner, self.kind, self.id
+        owner, kind, slot = self._owner, self.kind, self._slot
         count = len(events)
         units = kind.units * count
         allowance = owner.allowance
@@ -114,9 +115,9 @@ class Subscription:
         kind.sent += count
         if count == 1:
             event = events[0]
-            data = event.frames.get(id_) or self.frame_of(event)
+            data = event.frames.get(slot) or self.frame_of(event)
         else:
-            data = b"".join([event.frames.get(id_) or self.frame_of(event) for event in events])
+            data = b"".join([event.frames.get(slot) or self.frame_of(event) for event in events])
         output = self._output
         pending = output.pending
         if pending is None:
@@ -160,10 +161,10 @@ class Subscription:
             self._owner.end(self)
 
     def frame_of(self, event: FeedEvent) -> bytes:
-        """The event's frame, built once for all sockets that have this id."""
-        found = event.frames.get(self.id)
+        """The event's frame, built once for all sockets that have this id, and once more for those that accept compression."""
+        found = event.frames.get(self._slot)
         if found is None:
-            found = event.frames[self.id] = frame(
+            found = event.frames[self._slot] = self._output.message(
                 b'{"jsonrpc":"2.0","method":"%b","params":{"subscription":%b,"result":%b}}'
                 % (self.notification, self.id, event.result)
             )
@@ -299,7 +300,7 @@ class Subscriptions:
         if caller is None:
             error = msgspec.json.decode(why.error if isinstance(why, RpcError) else rpc_error_of(why))
             error["data"] = {"subscription": msgspec.Raw(made.id), "ended": True}
-            self.output.send(frame(jsonrpc.error_reply(b"", msgspec.json.encode(error))))
+            self.output.send(self.output.message(jsonrpc.error_reply(b"", msgspec.json.encode(error))))
         elif isinstance(why, Fault):
             caller.on_fault(why)
         else:

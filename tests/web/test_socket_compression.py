@@ -1,0 +1,156 @@
+"""permessage-deflate: negotiation, real clients, shared frames, bombs."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+import websockets
+
+from proxy.core.encodings import TooMuchData, deflate_message, inflate_message
+from proxy.web.websocket import frames
+from proxy.web.websocket.extensions import acceptance, window_bits
+from proxy.web.websocket.frames import FrameReader, ProtocolViolation
+from tests.http_client import rpc
+from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
+from tests.wire.upstreams import Scripted, answer, http, replies
+
+
+@pytest.mark.parametrize(
+    ("offers", "bits"),
+    [
+        ("", 0),
+        ("permessage-deflate", 15),
+        ("permessage-deflate; client_max_window_bits", 15),
+        ("permessage-deflate; server_max_window_bits=12; client_max_window_bits=12", 12),
+        ('Permessage-Deflate; SERVER_MAX_WINDOW_BITS="10"', 10),
+        ("permessage-deflate; server_max_window_bits=8", 0),
+        ("permessage-deflate; server_max_window_bits=8, permessage-deflate", 15),
+        ("permessage-deflate; server_max_window_bits", 0),
+        ("permessage-deflate; server_no_context_takeover; client_no_context_takeover", 15),
+        ("permessage-deflate; server_no_context_takeover=1", 0),
+        ("permessage-deflate; client_max_window_bits=16", 0),
+        ("permessage-deflate; client_max_window_bits; client_max_window_bits", 0),
+        ("permessage-deflate; unknown", 0),
+        ("x-webkit-deflate-frame", 0),
+    ],
+)
+def test_offer_is_accepted_only_if_it_can_be_kept(offers: str, bits: int) -> None:
+    assert window_bits(offers) == bits
+
+
+def test_window_is_named_if_it_is_smaller_than_the_largest() -> None:
+    assert acceptance(15) == "permessage-deflate; server_no_context_takeover; client_no_context_takeover"
+    assert acceptance(12).endswith("; server_max_window_bits=12")
+
+
+@pytest.mark.parametrize("bits", range(9, 16))
+def test_message_fits_its_window(bits: int) -> None:
+    data = os.urandom(3000).hex().encode() * 5
+    reader = zlib.decompressobj(-bits)
+    assert reader.decompress(deflate_message(data, bits) + b"\0\0\xff\xff") == data
+    assert inflate_message(deflate_message(data, bits), len(data)) == data
+
+
+def masked(payload: bytes, first: int) -> bytes:
+    size = len(payload)
+    length = bytes((0x80 | size,)) if size < 126 else bytes((0x80 | 126,)) + size.to_bytes(2, "big")
+    return bytes((first,)) + length + bytes(4) + payload
+
+
+def test_reader_inflates_whole_and_fragmented_messages_up_to_the_limit() -> None:
+    text = b'{"method":"eth_call"}' * 200
+    packed = deflate_message(text, 15)
+    reader = FrameReader(len(text), inflates=True)
+    reader.feed(masked(packed, 0xC1))
+    assert reader.take() == (frames.TEXT, text)
+    reader.feed(masked(packed[:50], 0x41) + masked(b"", 0x89) + masked(packed[50:], 0x80) + masked(b"plain", 0x81))
+    taken = [reader.take() for _ in range(4)]
+    assert taken == [frames.FRAGMENT, (frames.PING, b""), (frames.TEXT, text), (frames.TEXT, b"plain")]
+    bomb = deflate_message(b"0" * 50_000_000, 15)[:60_000]
+    for wrong, code in ((bomb, frames.TOO_BIG), (b"\xff\xff\xff", frames.NOT_UTF8)):
+        reader = FrameReader(len(text) * 40, inflates=True)
+        reader.feed(masked(wrong, 0xC1))
+        with pytest.raises(ProtocolViolation) as caught:
+            reader.take()
+        assert caught.value.code == code
+    with pytest.raises(TooMuchData):
+        inflate_message(packed, len(text) - 1)
+
+
+@pytest.mark.parametrize("first", [0xC1, 0xC0, 0xC9, 0xA1, 0x91])
+def test_reserved_bits_are_refused_where_nothing_was_negotiated(first: int) -> None:
+    for inflates in (False, True):
+        if inflates and first == 0xC1:
+            continue
+        reader = FrameReader(1000, inflates=inflates)
+        reader.feed(masked(b"x", first))
+        with pytest.raises(ProtocolViolation):
+            reader.take()
+
+
+def by_size(asked: Any) -> bytes:
+    return http(answer(asked, result="ab" * (asked["params"][0] // 2)))
+
+
+def url_of(worker: Worker) -> str:
+    return f"ws://127.0.0.1:{worker.port}/v1/ws/{LIVE}?apiKey={worker.keys['main']}"
+
+
+SIZES = (10, 2000, 50_000, 100_000, 400_000)
+
+
+@on_uvloop
+async def test_clients_of_the_trade_exchange_compressed_messages() -> None:
+    async with Scripted(replies(by_size)) as upstream, running_worker(upstream.url, **NO_CACHE) as worker:
+        async with websockets.connect(url_of(worker), max_size=1 << 24) as client:
+            assert "permessage-deflate" in client.response.headers["Sec-WebSocket-Extensions"]  # type: ignore[union-attr]
+            for size in SIZES:
+                await client.send(rpc("net_listening", [size, "x" * 3000]).decode())
+                assert len(orjson.loads(await client.recv())["result"]) == size
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(url_of(worker), compress=15, max_msg_size=1 << 24) as socket,
+        ):
+            assert socket.compress == 15
+            for size in SIZES:
+                await socket.send_str(rpc("net_listening", [size, "x" * 3000]).decode())
+                assert len((await socket.receive_json())["result"]) == size
+
+
+@on_uvloop
+async def test_large_messages_are_smaller_on_the_wire() -> None:
+    async with (
+        Scripted(replies(by_size)) as upstream,
+        running_worker(upstream.url, **NO_CACHE) as worker,
+        await worker.connect() as client,
+    ):
+        offer = "Sec-WebSocket-Extensions: permessage-deflate\r\n"
+        await client.write(
+            f"GET /v1/ws/{LIVE} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{offer}"
+            f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {'A' * 22}==\r\n"
+            f"X-API-Key: {worker.keys['main']}\r\n\r\n".encode()
+        )
+        assert (await client.reply()).headers["sec-websocket-extensions"] == acceptance(15)
+        await client.write(masked(rpc("net_listening", [20_000]), 0x81))
+        first, size = await client.reader.readexactly(2)
+        assert first == 0xC1
+        assert size < 126
+        text = inflate_message(await client.reader.readexactly(size), 30_000)
+        assert len(orjson.loads(text)["result"]) == 20_000
+
+
+@on_uvloop
+async def test_nothing_is_negotiated_if_it_is_turned_off() -> None:
+    async with (
+        Scripted(replies(by_size)) as upstream,
+        running_worker(upstream.url, **NO_CACHE, sockets={"compress_from": 0}) as worker,
+        websockets.connect(url_of(worker)) as client,
+    ):
+        assert "Sec-WebSocket-Extensions" not in client.response.headers  # type: ignore[union-attr]
+        await client.send(rpc("net_listening", [5000]).decode())
+        assert len(orjson.loads(await client.recv())["result"]) == 5000
