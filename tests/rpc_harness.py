@@ -30,6 +30,8 @@ class Load:
     """The outcomes of the calls of a load."""
 
     took_s: list[float] = field(default_factory=list)
+    # The CPU time of this process between each call and its reply: a busy machine does not change it.
+    cpu_s: list[float] = field(default_factory=list)
     wrong: list[Any] = field(default_factory=list)
     failed: list[Reply] = field(default_factory=list)
 
@@ -128,9 +130,10 @@ class RpcHarness(NetworkHarness):
         async with client:
             for _ in left:
                 params = [{"to": "0x" + "11" * 20, "data": hex(next(_serial))}, "latest"]
-                began = time.monotonic()
+                began, used = time.monotonic(), time.process_time()
                 reply = await client.send(self.worker.post(rpc("eth_call", params), network=self.network))
                 load.took_s.append(time.monotonic() - began)
+                load.cpu_s.append(time.process_time() - used)
                 if reply.status != 200 or "result" not in reply.json:
                     load.failed.append(reply)
                 elif reply.json["result"] != value_of("eth_call", params):

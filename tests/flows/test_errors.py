@@ -151,7 +151,7 @@ async def test_invalid_http_gets_an_error_body_and_is_closed(service: Service, n
         reply = await client.send(MALFORMED[name])
         assert 400 <= reply.status < 500
         reply.fault(reply.status)
-        assert await client.is_closed(within_s=5.0)
+        assert await client.is_closed()
 
 
 async def test_invalid_chunked_body_is_a_client_error(service: Service, key: str) -> None:
@@ -167,7 +167,7 @@ async def test_malformed_request_does_not_affect_other_connections(service: Serv
         for data in MALFORMED.values():
             async with await HttpClient.open(service.port) as bad:
                 await bad.write(data)
-                async with asyncio.timeout(5.0):
+                async with asyncio.timeout(30):
                     await bad.reader.read(1)
         assert (await good.call(key=key)).status == 200
 
@@ -263,7 +263,7 @@ async def test_http_1_0_is_answered_and_closed(service: Service, key: str) -> No
     data = post(READ, key=key).replace(b"HTTP/1.1", b"HTTP/1.0")
     async with await HttpClient.open(service.port) as client:
         assert (await client.send(data)).json["result"] == "0x7a69"
-        assert await client.is_closed(within_s=5.0)
+        assert await client.is_closed()
 
 
 async def test_expect_continue_is_answered_before_the_body_is_sent(service: Service, key: str) -> None:
@@ -271,7 +271,7 @@ async def test_expect_continue_is_answered_before_the_body_is_sent(service: Serv
     head, body = data[: -len(READ)], data[-len(READ) :]
     async with await HttpClient.open(service.port) as client:
         await client.write(head)
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(30):
             assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
         assert (await client.send(body)).json["result"] == "0x7a69"
 

@@ -28,10 +28,10 @@ async def test_full_worker_refuses_connections_without_blaming_the_address() -> 
         clients = [await worker.connect() for _ in range(2)]
         assert (await clients[0].send(request("GET", "/healthz"))).status == 200
         async with await worker.connect() as one_more:
-            reply = await one_more.reply(5)
+            reply = await one_more.reply()
             assert "address" not in reply.fault(503)["message"]
             assert int(reply.headers["retry-after"]) >= 1
-            assert await one_more.is_closed(5)
+            assert await one_more.is_closed()
         for client in clients:
             assert (await client.send(request("GET", "/healthz"))).status == 200
             await client.close()
@@ -43,7 +43,7 @@ async def test_requests_of_a_handed_over_connection_are_limited_too(target: str)
     async with running_worker(NOWHERE, server={"keepalive_requests": 3}) as worker, await worker.connect() as client:
         replies = [await client.send(request("GET", target, key=worker.keys["main"])) for _ in range(3)]
         assert [each.closes for each in replies] == [False, False, True]
-        assert await client.is_closed(5)
+        assert await client.is_closed()
 
 
 @on_uvloop

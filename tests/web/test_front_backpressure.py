@@ -130,7 +130,7 @@ async def test_connection_serves_the_next_call_after_a_slow_end_of_a_large_reply
                 got += len(await loop.sock_recv(client, 16_384))
                 await asyncio.sleep(0)
             upstream.script = stub()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 assert is_good(await worker.send(CALL))
             while got < size:
                 got += len(await loop.sock_recv(client, MB))
