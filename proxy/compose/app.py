@@ -402,9 +402,13 @@ class App:
     def _counts(self) -> list[tuple[str, str, int, int, int]]:
         return [*self.networks.counts(), *self.smart_wallets.bundlers.counts()]
 
+    def leave(self) -> None:
+        """Report to load balancers that this worker is about to stop. It still serves."""
+        self.readiness.draining = True
+
     async def stop(self) -> None:
         """Drain: accept no new connections, let requests in flight finish, then close everything."""
-        self.readiness.draining = True
+        self.leave()
         if self._server is not None:
             self._server.close()
         self.front.drain()

@@ -28,6 +28,7 @@ from proxy.errors import StartError
 from proxy.processes.listening_sockets import unattended_line
 from proxy.processes.run_directory import RunDirectory
 from proxy.processes.supervised_process import SupervisedProcess, WorkerFailed
+from proxy.processes.supervisor_lines import LEAVING_LINE
 from proxy.settings import Certificates, Settings, file_versions, read_certificates
 from proxy.store import host_memory, windows
 from proxy.store.local_copy import CopyDirectory
@@ -141,6 +142,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         await self._tasks.close()
+        await self._leave()
         await self._close_listeners()
         await asyncio.gather(*(worker.stop() for worker in (*self._workers.values(), *self._retiring)))
         self._workers.clear()
@@ -153,6 +155,14 @@ class Supervisor:
             self._scrape.close()
             self._scrape = None
         self._directory.remove()
+
+    async def _leave(self) -> None:
+        """Let load balancers notice that the service is not ready, while it still serves."""
+        if not self._listeners or not self._workers:
+            return
+        for worker in self._workers.values():
+            worker.send(LEAVING_LINE)
+        await asyncio.sleep(self.settings.server.leave_s)
 
     async def _close_listeners(self) -> None:
         """Refuse new connections, let the workers accept the queued ones, then close the sockets."""

@@ -1,11 +1,13 @@
-"""The lines that a worker gets from its supervisor while it runs: a list of unattended sockets, or new certificates."""
+"""The lines that a worker gets from its supervisor while it runs: a list of unattended sockets, new certificates, or the
+notice that the service is about to stop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-# The first byte of a line, which is JSON, tells one kind from the other.
-UNATTENDED, CERTIFICATES = b"[", b"{"
+# The first byte of a line, which is JSON, tells one kind from the others.
+UNATTENDED, CERTIFICATES, LEAVING = b"[", b"{", b"t"
+LEAVING_LINE = b"true\n"
 
 
 class SupervisorLines:

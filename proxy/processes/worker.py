@@ -20,7 +20,7 @@ from proxy.compose.app import App
 from proxy.errors import Unavailable
 from proxy.processes.listening_sockets import ListeningSockets
 from proxy.processes.supervised_process import BEAT, BEAT_S, READY, STOP_GRACE_S
-from proxy.processes.supervisor_lines import CERTIFICATES, UNATTENDED, SupervisorLines
+from proxy.processes.supervisor_lines import CERTIFICATES, LEAVING, UNATTENDED, SupervisorLines
 from proxy.settings import Certificates, Settings, Tables
 from proxy.store.host_memory import HostMemory
 from proxy.store.local_copy import CopyDirectory
@@ -79,6 +79,7 @@ async def _serve(sockets: ListeningSockets, build: Callable[[], App]) -> None:
         {
             UNATTENDED: sockets.set_unattended,
             CERTIFICATES: lambda line: app.renew_certificates(Certificates.of_line(line)),
+            LEAVING: lambda _: app.leave(),
         }
     )
     stop = watch_supervisor(app.settings, lines.feed)

@@ -44,6 +44,7 @@ class ServerSettings:
     max_body_bytes: int
     max_connections: int
     connections_per_address: int
+    leave_s: float
     drain_s: float
     worker_timeout_s: float
     trusted_proxies: tuple[str, ...]
