@@ -233,19 +233,25 @@ class Gate:
             raise UnsupportedMedia("compressed bodies are not accepted: send the body without Content-Encoding")
         if not _is_json(request):
             raise UnsupportedMedia("the header Content-Type must be application/json")
+        body = bytearray()
         too_large = TooLarge(f"the body is larger than {most} bytes")
         if (request.content_length or 0) > most:
             raise too_large
+        sender = request.protocol.client if isinstance(request.protocol, HandlerConnection) else ""
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
-                body = bytearray()
                 # A chunked body has no length up front.
                 async for piece in request.content.iter_any():
-                    body += piece
-                    if len(body) > most:
+                    if len(body) + len(piece) > most:
                         raise too_large
+                    if refusal := self._limiter.bodies.take(sender, len(piece)):
+                        raise refusal
+                    body += piece
         except TimeoutError:
             raise RequestTimeout("the request's body did not arrive in time") from None
+        finally:
+            if body:
+                self._limiter.bodies.give_back(sender, len(body))
         return bytes(body)
 
 

@@ -29,6 +29,7 @@ from proxy.errors import (
 )
 from proxy.settings import ServerSettings
 from proxy.turn_queue import TurnQueue
+from proxy.web.body_budget import BodyBudget
 from proxy.web.reply import fixed_headers, raw_fault
 from proxy.web.request_ids import new_request_id
 
@@ -62,6 +63,7 @@ class ConnectionLimiter:
     def __init__(self, limits: ServerSettings, turns: TurnQueue) -> None:
         self.limits = limits
         self.turns = turns
+        self.bodies = BodyBudget(limits.max_arriving_bytes)
         self._fixed_headers = fixed_headers(limits.tls)
         self._trusted = [ipaddress.ip_network(block) for block in limits.trusted_proxies]
         self._by_place: Counter[str] = Counter()

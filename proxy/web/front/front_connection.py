@@ -22,7 +22,7 @@ from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MalformedCall
 from proxy.core.usage import LATENCY_S
-from proxy.errors import InvalidRequest, RequestTimeout
+from proxy.errors import Fault, InvalidRequest, RequestTimeout
 from proxy.services.rpc.flights import Flight, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
@@ -52,8 +52,8 @@ class FrontConnection(asyncio.Protocol):
     """One client connection, and on the short path the sink of its call."""
 
     __slots__ = (
-        "_address", "_context", "_limiter", "_next", "_params", "_reader", "_reads_soon", "_replies", "_since", "_unsent",
-        "_upstream", "_wire_id",
+        "_address", "_arriving", "_context", "_limiter", "_next", "_params", "_reader", "_reads_soon", "_replies", "_sender",
+        "_since", "_unsent", "_upstream", "_wire_id",
     )  # fmt: skip
 
     def __init__(self, limiter: ConnectionLimiter, context: FrontContext) -> None:
@@ -62,6 +62,9 @@ class FrontConnection(asyncio.Protocol):
         self._address = ""
         # When the connection was made, or when the first byte of an incomplete message came.
         self._since = 0.0
+        # The room that was taken for a body that is still arriving, and the account that it counts for.
+        self._arriving = 0
+        self._sender = ""
         # Unread bytes of a client that does not read, since its clock runs.
         self._unsent = 0
         # The call under way on the short path: its params, the id it was sent under, its upstream.
@@ -115,6 +118,7 @@ class FrontConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         replies = self._replies
         replies.close()
+        self._give_room()
         self._limiter.remove(self, self._address)
         self._reader.forget_known()
         if replies.flight is not None:
@@ -145,6 +149,8 @@ class FrontConnection(asyncio.Protocol):
         message = reader.take(data, is_free=is_free)
         if reader.bytes_ahead > MAX_AHEAD:
             self._pause_reading()
+        if reader.is_in_body or self._arriving:
+            self._count_body()
         if message is None:
             if is_free:
                 self._run_clock(is_new=is_new)
@@ -152,6 +158,25 @@ class FrontConnection(asyncio.Protocol):
             self._serve_in_turn(message)
         else:
             self._serve_message(message)
+
+    def _count_body(self) -> None:
+        """Take room for a body that is still arriving, and give it back once it is complete."""
+        reader, bodies = self._reader, self._limiter.bodies
+        if not reader.is_in_body:
+            self._give_room()
+        elif not self._arriving:
+            head: RequestHead = reader.known  # type: ignore[assignment]
+            self._sender = head.key.account.id
+            refusal = bodies.take(self._sender, head.length)
+            if refusal is None:
+                self._arriving = head.length
+            else:
+                self._refuse_body(refusal)
+
+    def _give_room(self) -> None:
+        if self._arriving:
+            self._limiter.bodies.give_back(self._sender, self._arriving)
+            self._arriving = 0
 
     def _serve_message(self, message: RequestMessage) -> None:
         if message.head is not None:
@@ -444,7 +469,10 @@ class FrontConnection(asyncio.Protocol):
             self._limiter.close_late_head(self)
             return
         # The head had a key, so this reply has its rate headers.
-        self._replies.on_body_timeout(RequestTimeout("the request's body did not arrive in time"))
+        self._refuse_body(RequestTimeout("the request's body did not arrive in time"))
+
+    def _refuse_body(self, fault: Fault) -> None:
+        self._replies.refuse_incomplete(fault)
         self.force_close()
 
     def close_if_quiet(self, now: float, quiet_s: float) -> None:

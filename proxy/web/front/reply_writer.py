@@ -276,8 +276,8 @@ class ReplyWriter:
         if self.transport is not None:
             self.transport.abort()
 
-    def on_body_timeout(self, fault: Fault) -> None:
-        """Send a fault about a request that never became complete. The caller closes the connection."""
+    def refuse_incomplete(self, fault: Fault) -> None:
+        """Send a fault about a request whose body is not complete. The caller closes the connection."""
         self.head, self.left = self._reader.known, 0
         self.policy = None
         self._write(self._fault(fault))

@@ -1,0 +1,84 @@
+"""Request bodies that arrive slowly: bounded for each client and for the worker, whichever way they are read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.http_client import HttpClient, rpc
+from tests.rpc_harness import RpcHarness, rpc_harness
+from tests.service import until
+from tests.web.worker import LIVE, Worker, on_uvloop
+
+BOUND = 400_000
+SHARE = BOUND // 4
+LARGE = 60_000
+
+
+@asynccontextmanager
+async def bounded() -> AsyncIterator[RpcHarness]:
+    async with rpc_harness(1, server={"max_arriving_bytes": BOUND}) as harness:
+        for number in range(8):
+            harness.worker.add_key(f"other {number}")
+        yield harness
+        await until(lambda: "<BodyBudget 0 of" in repr(harness.worker.app.limiter.bodies))
+
+
+def beginning(worker: Worker, way: str, key: str) -> bytes:
+    """A request whose body is not complete."""
+    head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nHost: p\r\nX-API-Key: {worker.keys[key]}\r\n"
+    if way == "chunked":
+        return head.encode() + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (LARGE, b" " * LARGE)
+    return head.encode() + b"Content-Length: %d\r\n\r\n  " % LARGE
+
+
+async def begin(worker: Worker, stack: contextlib.AsyncExitStack, way: str, key: str) -> HttpClient:
+    client = await stack.enter_async_context(await worker.connect())
+    await client.write(beginning(worker, way, key))
+    return client
+
+
+def arriving(worker: Worker) -> int:
+    return int(repr(worker.app.limiter.bodies).split()[1])
+
+
+@pytest.mark.parametrize("way", ["length", "chunked"])
+def test_one_account_may_send_so_many_bodies_at_a_time(way: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with bounded() as harness, contextlib.AsyncExitStack() as stack:
+            worker = harness.worker
+            await begin(worker, stack, way, "other 0")
+            await until(lambda: arriving(worker) == LARGE)
+            refused = await begin(worker, stack, way, "other 0")
+            fault = (await refused.reply()).fault(429)
+            assert "bodies" in fault["message"]
+            # Another account is not affected, with a body in two parts.
+            body = rpc("eth_chainId").ljust(LARGE)
+            async with await worker.connect() as client:
+                request = worker.post(body)
+                await client.write(request[:-10])
+                await until(lambda: arriving(worker) == 2 * LARGE)
+                await client.write(request[-10:])
+                assert (await client.reply()).status == 200
+            assert arriving(worker) == LARGE
+
+    run()
+
+
+@on_uvloop
+async def test_worker_refuses_more_bodies_than_it_has_room_for() -> None:
+    async with bounded() as harness, contextlib.AsyncExitStack() as stack:
+        worker = harness.worker
+        for number in range(BOUND // LARGE):
+            await begin(worker, stack, "length", f"other {number}")
+        await until(lambda: arriving(worker) == BOUND // LARGE * LARGE)
+        refused = await begin(worker, stack, "length", "other 7")
+        reply = await refused.reply()
+        reply.fault(503)
+        assert "retry-after" in reply.headers
+        # A body that arrives whole needs no room.
+        assert (await worker.send(rpc("eth_chainId"))).status == 200
