@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -82,3 +83,17 @@ async def test_worker_refuses_more_bodies_than_it_has_room_for() -> None:
         assert "retry-after" in reply.headers
         # A body that arrives whole needs no room.
         assert (await worker.send(rpc("eth_chainId"))).status == 200
+
+
+@on_uvloop
+async def test_bodies_of_clients_behind_one_proxy_count_for_each_of_them() -> None:
+    server = {"max_arriving_bytes": BOUND, "trusted_proxies": ["127.0.0.1/32"]}
+    async with rpc_harness(1, server=server) as harness, contextlib.AsyncExitStack() as stack:
+        worker = harness.worker
+        for number in range(3):
+            client = await stack.enter_async_context(await worker.connect())
+            head = f"POST /v1/dashboard/sign-in HTTP/1.1\r\nHost: p\r\nX-Forwarded-For: 203.0.113.{number}\r\n"
+            await client.write(head.encode() + b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n ")
+        clients = {f"203.0.113.{number}" for number in range(3)}
+        await until(lambda: {getattr(each, "client", "") for each in worker.app.limiter.connections} == clients)
+        await asyncio.sleep(0)

@@ -11,6 +11,7 @@ from proxy.web.front.front_connection import FrontConnection
 from proxy.web.front.handler_connection import HandlerConnection
 from tests.http_client import HttpClient, rpc
 from tests.rpc_harness import rpc_harness
+from tests.service import until
 from tests.web.worker import Worker, on_uvloop, running_worker
 
 CONNECTIONS = 40
@@ -61,3 +62,21 @@ async def test_requests_after_refused_ones_wait_for_their_turn() -> None:
         assert turns == f"<TurnQueue {len(refused)} steps of 1 clients>"
         for client in many:
             assert (await client.reply()).status in (200, 429)
+
+
+@on_uvloop
+async def test_clients_behind_a_trusted_proxy_have_a_place_each() -> None:
+    server = {"trusted_proxies": ["127.0.0.1/32"]}
+    async with running_worker("http://127.0.0.1:1/", server=server) as worker, contextlib.AsyncExitStack() as stack:
+        many = await clients(worker, stack)
+        requests = [
+            GET.replace(b"Host:", b"X-Forwarded-For: 203.0.113.%d\r\nHost:" % (n % 2)) for n in range(CONNECTIONS)
+        ]
+        for _ in range(2):  # A connection starts on the hot path, and stays with aiohttp.
+            await until(lambda: len(worker.app.limiter.connections) == CONNECTIONS)
+            for connection, request in zip(tuple(worker.app.limiter.connections), requests, strict=True):
+                assert isinstance(connection, FrontConnection | HandlerConnection)
+                connection.data_received(request)
+            assert repr(worker.app.turns) == f"<TurnQueue {CONNECTIONS} steps of 2 clients>"
+            for client in many:
+                assert (await client.reply()).status == 200

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import ipaddress
+import re
 import sys
 import termios
 from collections import Counter
@@ -34,6 +35,7 @@ from proxy.web.reply import fixed_headers, raw_fault
 from proxy.web.request_ids import new_request_id
 
 SWEEP_S = 0.5
+_FORWARDED = re.compile(rb"^X-Forwarded-For:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 # During a drain, a connection that was quiet for this long has no request on its way.
 QUIET_S = 1.0
 
@@ -168,6 +170,13 @@ class ConnectionLimiter:
             return False
         found = address_of(address)
         return found is not None and any(found in block for block in self._trusted)
+
+    def client_of_head(self, peer: str, data: bytes) -> str:
+        """The address that a trusted proxy forwards in this head, which is not parsed yet. Empty if the peer is not trusted."""
+        if not self.trusts(peer):
+            return ""
+        head = data.partition(b"\r\n\r\n")[0]
+        return self.client_address(peer, [line.decode("latin-1") for line in _FORWARDED.findall(head)])
 
     def client_address(self, peer: str, forwarded: Sequence[str]) -> str:
         """The right-most forwarded address that is not a trusted proxy. Clients can forge those left of it."""

@@ -188,9 +188,11 @@ class FrontConnection(asyncio.Protocol):
         """Refused calls cost their client nothing, and a change of the protocol takes long: they share a place with others."""
         self._next = message
         self._replies.busy = True
+        client = self.client or self._address
         if message.head is None:
             self._pause_reading()
-        self._limiter.turns.add(self.client or self._address, self._serve_next)
+            client = self._limiter.client_of_head(self._address, message.data) or client
+        self._limiter.turns.add(client, self._serve_next)
 
     def _serve_next(self) -> bool:
         message, self._next = self._next, None

@@ -111,6 +111,8 @@ class HandlerConnection(web.RequestHandler):
             self._phase = "reading"
             self._since = self._limiter.now()
             self._limiter.timed.add(self)
+            # A trusted proxy sends requests of many clients on one connection.
+            self.client = self._limiter.client_of_head(self._address, data) or self.client
         self._unparsed = self._bytes_left() + data
         self._parsed = 0
         if len(self._unparsed) > PARSE_BYTES:
