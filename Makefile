@@ -160,6 +160,8 @@ lock: .venv/.test
 		--extra test setup.cfg -o requirements/test.txt
 	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
 		setup.cfg -o requirements/serve.txt
+	echo mkdocs-material | $(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
+		--no-emit-index-url --constraints requirements/test.txt - -o requirements/docs.txt
 
 clean:
 	rm -rf .venv .penstock site $(DEVNET)/node_modules $(DEVNET)/*/node_modules $(CLIENTS)/node_modules $(BROWSER)/node_modules .mypy_cache .ruff_cache .pytest_cache

@@ -75,6 +75,7 @@ Penstock is ready.
   WebSocket  {ready.ws_url}/v1/ws/dev/mainnet?apiKey=KEY
   dashboard  {ready.dashboard_url}
   API docs   {root}/docs
+  guide      {root}/docs/guide/
   metrics    {ready.metrics_url}
   dev chain  {ready.upstream_url}
   bundler    {ready.bundler_url or "not running"}
