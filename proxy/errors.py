@@ -111,6 +111,10 @@ class RateLimited(Fault):
         return {"Retry-After": str(self.retry_after_s)}
 
 
+class LeasePending(RateLimited):
+    """The host has to ask for a part of the limit that all hosts share. The caller waits, or tries again soon."""
+
+
 class InternalError(Fault):
     """A fault of the service: a bug, or all upstreams failed."""
 

@@ -58,7 +58,7 @@ def test_commands_and_settings_of_containers_exist(name: str) -> None:
     args = parsed(OURS[name]["command"])
     assert getattr(args, "role", "migrate") == name
     found = defaults()
-    assert found.cache.redis_url == "redis://valkey:6379/0"
+    assert found.valkey.cache_url == "redis://valkey:6379/0"
     assert OURS[name]["read_only"]
     assert seconds(OURS[name]["stop_grace_period"]) > found.server.drain_s
 

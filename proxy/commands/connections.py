@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from proxy.commands.context import database
+from proxy.compose.fleet import link_to
 from proxy.compose.networks import NetworkBuilder
 from proxy.core.fleet import state_of
 from proxy.errors import StartError
@@ -20,6 +21,7 @@ from proxy.services.rpc.probe import Probe
 from proxy.services.rpc.tracker import Tracker
 from proxy.settings import Settings, Tables
 from proxy.store.windows import SHARED_HEAD_NUMBERS
+from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
 from proxy.turn_queue import TurnQueue
 from proxy.wire.http1 import ReplyHead
@@ -46,8 +48,10 @@ class BatchProbe(Probe):
 
 async def tried(found: Settings, tables: Tables, *, offline: bool) -> list[ConnectionRow]:
     rows = [] if offline else [_part(name, await _outcome(partial(_query, url))) for name, url in _servers(found)]
-    if found.cache.redis_url:
-        rows.append(_part("cache", await _outcome(lambda: _ping(found.cache.redis_url))))
+    if found.valkey.limits_url:
+        rows.append(_part("limits", await _outcome(lambda: _link(found.valkey.limits_url))))
+    if found.valkey.cache_url:
+        rows.append(_part("cache", await _outcome(lambda: _ping(found.valkey.cache_url))))
     return rows + await tried_upstreams(found, tables)
 
 
@@ -81,8 +85,20 @@ async def _query(url: str) -> None:
 
 
 async def _ping(url: str) -> None:
-    async with Redis.from_url(url) as redis:
+    # The client of the cache knows Valkey under its older name only.
+    async with Redis.from_url(url.replace("valkey", "redis", 1) if url.startswith("valkey") else url) as redis:
         await redis.ping()
+
+
+async def _link(url: str) -> None:
+    """Log in and load the functions, as a worker does."""
+    link, tasks = link_to(url), Tasks()
+    tasks.start("valkey", link.run)
+    try:
+        if not await link.until_up(CACHE_S):
+            raise OSError("Valkey does not answer, or refuses the functions")
+    finally:
+        await tasks.close()
 
 
 # Upstreams

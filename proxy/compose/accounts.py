@@ -10,6 +10,7 @@ from proxy.services.usage import UsageService
 from proxy.settings import Settings, Tables
 from proxy.store.edge_table import EdgeTable
 from proxy.store.keys import KeyStore
+from proxy.store.lease_keeper import LeaseKeeper
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
@@ -32,6 +33,7 @@ class AccountsFeature:
         *,
         copies: CopyDirectory | None = None,
         reads: ReplicaReads | None = None,
+        leases: LeaseKeeper | None = None,
     ) -> None:
         """`reads`: where usage is read."""
         given = settings.keys
@@ -47,7 +49,7 @@ class AccountsFeature:
             accounts=self.keyring.accounts.values,
         )
         failures = AuthFailures(given.auth_failures_per_minute, addresses)
-        self.admission = Admission(self.keyring, windows, self.quotas, failures)
+        self.admission = Admission(self.keyring, windows, self.quotas, failures, leases)
         usage = UsageStore(pool, reads)
         self.usage = UsageService(
             usage,

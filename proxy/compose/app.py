@@ -17,6 +17,7 @@ from aiohttp import web
 from proxy.compose.accounts import AccountsFeature
 from proxy.compose.dashboard import DashboardFeature
 from proxy.compose.data import DataFeature
+from proxy.compose.fleet import FleetFeature
 from proxy.compose.gas import GasFeature
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import SmartWalletFeature
@@ -42,6 +43,7 @@ from proxy.settings import SCHEMAS, Certificates, Settings, Tables
 from proxy.store import host_memory
 from proxy.store.cache import SharedReplies
 from proxy.store.host_memory import HostMemory
+from proxy.store.leased_windows import LeasedWindows
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
@@ -115,6 +117,7 @@ class App:
         self.notices = Notices(self.pool)
         self._copies = copies
         self.memory = memory or HostMemory(host_memory.create())
+        self.fleet = self._fleet(windows)
         self._build_accounts(windows)
         builder = NetworkBuilder(
             settings,
@@ -132,6 +135,12 @@ class App:
         self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)
         self._server: asyncio.Server | None = None
 
+    def _fleet(self, windows: Windows) -> FleetFeature | None:
+        """What this host shares with others, if a Valkey for limits is configured."""
+        if not isinstance(windows, LeasedWindows):
+            return None
+        return FleetFeature(self.settings.valkey.limits_url, windows)
+
     def _build_accounts(self, windows: Windows) -> None:
         self.accounts = AccountsFeature(
             self.settings,
@@ -141,6 +150,7 @@ class App:
             self.memory.addresses,
             copies=self._copies,
             reads=self.reads,
+            leases=self.fleet.leases if self.fleet else None,
         )
         self.keyring = self.accounts.keyring
         self.admission = self.accounts.admission
@@ -282,9 +292,9 @@ class App:
 
     def _shared_replies(self) -> SharedReplies | None:
         """The cache shared through Valkey, if one is configured, set up for each network."""
-        if not self.settings.cache.redis_url or not self.settings.cache.enabled:
+        if not self.settings.valkey.cache_url or not self.settings.cache.enabled:
             return None
-        shared = SharedReplies(self.settings.cache.redis_url)
+        shared = SharedReplies(self.settings.valkey.cache_url)
         for route in self.networks.routes.values():
             cache = route.state.shared_cache = SharedCache(route.network.id, shared)
             route.shared_lookup = SharedLookup(route.dispatcher, cache, self.tasks)
@@ -309,6 +319,8 @@ class App:
         """Load what the first request needs, start the loops that keep it up to date, and listen."""
         await self.pool.open()
         await self._load()
+        if self.fleet is not None:
+            await self.fleet.start(self.tasks)
         self.readiness.keys_loaded = True
         self._follow()
         await start_tracking(self.trackers.values(), self.tasks)

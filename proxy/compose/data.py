@@ -41,7 +41,7 @@ class DataFeature:
     ) -> None:
         """`reads`: where holdings are read."""
         given = settings.cache
-        self.cache = DataCache(bytes=given.data_bytes, redis_url=given.redis_url, enabled=given.enabled)
+        self.cache = DataCache(bytes=given.data_bytes, redis_url=settings.valkey.cache_url, enabled=given.enabled)
         self.multicall = Multicall(internal_calls)
         self._price_api = _price_api(settings.prices)
         self.prices = PriceService(

@@ -16,6 +16,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import secrets
 import socket
 import struct
 import sys
@@ -73,6 +74,8 @@ class Supervisor:
         self._reload: dict[int | str, asyncio.Event] = {}
         # The processes that a reload has yet to replace, and when it began.
         self._reloading: dict[int | str, float] = {}
+        # Identifies this host among those that share a Valkey.
+        self._host = secrets.token_hex(8)
         self._directory = RunDirectory()
         self._scrape: Scrape | None = None
         self.port = 0
@@ -227,7 +230,12 @@ class Supervisor:
     def _environment(self) -> Mapping[str, str]:
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-        return {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(self._directory.path), "PYTHONPATH": path}
+        return {
+            **os.environ,
+            "PROMETHEUS_MULTIPROC_DIR": str(self._directory.path),
+            "PYTHONPATH": path,
+            host_memory.HOST: self._host,
+        }
 
     async def _keep_running(self, place: int | str) -> None:
         """Keep one process running: replace it when it dies or the settings change."""

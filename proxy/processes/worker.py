@@ -17,14 +17,15 @@ import uvloop
 from proxy import settings as settings_room
 from proxy import telemetry
 from proxy.compose.app import App
+from proxy.compose.fleet import windows_of
 from proxy.errors import Unavailable
 from proxy.processes.listening_sockets import ListeningSockets
 from proxy.processes.supervised_process import BEAT, BEAT_S, READY, STOP_GRACE_S
 from proxy.processes.supervisor_lines import CERTIFICATES, LEAVING, UNATTENDED, SupervisorLines
 from proxy.settings import Certificates, Settings, Tables
+from proxy.store import host_memory
 from proxy.store.host_memory import HostMemory
 from proxy.store.local_copy import CopyDirectory
-from proxy.store.windows import UnsharedWindows, Windows
 from proxy.tasks import Tasks, unless_stopped
 
 STDIN, STDOUT = 0, 1
@@ -39,11 +40,11 @@ class SharedFiles(NamedTuple):
 
 
 def main(sockets: ListeningSockets, shared: SharedFiles, *, alone: bool, copies: CopyDirectory | None) -> int:
-    windows = (UnsharedWindows if alone else Windows)(shared.windows)
-    memory = HostMemory(shared.memory) if shared.memory >= 0 else None
+    memory = HostMemory(shared.memory if shared.memory >= 0 else host_memory.create())
 
     def build(settings: Settings, tables: Tables) -> App:
         certificates = Certificates.of_line(_next_line()) if settings.server.tls.is_used else None
+        windows = windows_of(settings, shared.windows, memory, alone=alone)
         return App(settings, tables, windows, copies=copies, memory=memory, certificates=certificates)
 
     return run_child(lambda settings, tables: _serve(sockets, lambda: build(settings, tables)))

@@ -37,6 +37,7 @@ from proxy.settings.sections import (
     TlsSettings,
     UpstreamSettings,
     UsageSettings,
+    ValkeySettings,
     WalletSettings,
     WebhookSettings,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "TlsSettings",
     "UpstreamSettings",
     "UsageSettings",
+    "ValkeySettings",
     "WalletSettings",
     "WebhookSettings",
     "client_context",

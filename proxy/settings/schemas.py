@@ -14,7 +14,8 @@ from proxy.data_files import SCHEMAS
 SECRETS = frozenset(
     {
         *(
-            "cache.redis_url",
+            "valkey.limits_url",
+            "valkey.cache_url",
             "database.direct_url",
             "database.replica_url",
             "database.url",
@@ -45,7 +46,8 @@ def schema_faults(name: str, data: Mapping[str, Any]) -> list[str]:
 
 # Messages for secrets, instead of the validator's, which contain the value.
 _FAULT_WORDS: dict[tuple[str, ...], str] = {
-    ("cache", "redis_url"): "must be a redis:// or rediss:// address, or empty",
+    ("valkey", "limits_url"): "must be a valkey://, valkeys://, redis:// or rediss:// address, or empty",
+    ("valkey", "cache_url"): "must be a valkey://, valkeys://, redis:// or rediss:// address, or empty",
     ("database", "url"): "must be a postgresql:// address (set it in the file or in DATABASE_URL)",
     ("database", "direct_url"): "must be a postgresql:// address, or empty",
     ("database", "replica_url"): "must be a postgresql:// address, or empty",

@@ -163,8 +163,13 @@ class CacheSettings:
     enabled: bool
     bytes: int
     coalesce: bool
-    redis_url: str
     data_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ValkeySettings:
+    limits_url: str
+    cache_url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +335,7 @@ class Settings:
     rpc: RpcSettings
     sockets: SocketSettings
     cache: CacheSettings
+    valkey: ValkeySettings
     follower: FollowerSettings
     usage: UsageSettings
     dashboard: DashboardSettings

@@ -1,7 +1,8 @@
 """Memory that all processes of a host share, besides the buckets of accounts (store/windows).
 
 It is an anonymous file that the supervisor creates and every process maps: mutexes, the owners of the regions in
-`AccountCounts`, the buckets of upstreams and of client addresses (`EdgeTable`), then those regions.
+`AccountCounts`, the buckets of upstreams and of client addresses (`EdgeTable`), those regions, and last the leases
+(store/leased_windows), which grow with the number of accounts and keys.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import os
 from proxy.store import account_counts, edge_table, robust_mutexes
 from proxy.store.account_counts import AccountCounts
 from proxy.store.edge_table import EdgeTable
+
+# In the environment of a host's processes: what identifies the host among those that share a Valkey.
+HOST = "PENSTOCK_HOST"
 
 STRIPES = 64
 # Places for 2,048 upstreams with a rate limit, and for 16,384 addresses with failed authentications.
@@ -25,11 +29,13 @@ _TABLES_END = _ADDRESSES_AT + edge_table.bytes_of(ADDRESS_SETS)
 # A map starts at a page.
 _REGIONS_AT = -(-_TABLES_END // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
+LEASES_AT = _REGIONS_AT + account_counts.PROCESSES * account_counts.REGION_BYTES
+
 
 def create() -> int:
     """Create the memory and return its file descriptor, which the processes inherit."""
     fd = os.memfd_create("penstock-host")
-    os.ftruncate(fd, _REGIONS_AT + account_counts.PROCESSES * account_counts.REGION_BYTES)
+    os.ftruncate(fd, LEASES_AT)
     with mmap.mmap(fd, _OWNERS_AT) as memory:
         robust_mutexes.initialise(memory, STRIPES)
     return fd
@@ -39,6 +45,7 @@ class HostMemory:
     """One process's view of the memory."""
 
     def __init__(self, fd: int) -> None:
+        self.fd = fd
         self._memory = memory = mmap.mmap(fd, _REGIONS_AT)
         view = memoryview(memory)
         mutexes = robust_mutexes.mutexes_of(memory, STRIPES)

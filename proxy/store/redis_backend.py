@@ -28,7 +28,7 @@ class RedisBackend:
             password=address.password,
             pool_max_size=connections,
             create_connection_timeout=timeout_s,
-            ssl=address.scheme == "rediss",
+            ssl=address.scheme in ("rediss", "valkeys"),
             connection_pool_kwargs={"username": address.user or None},
         )
 

@@ -78,6 +78,12 @@ class Windows:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
         self._map()
 
+    def reserve_rates(self, rate: BucketRates, own: BucketRates | None) -> None:
+        """Ensure that the slots of an account and of a key with lower limits exist."""
+        self.reserve(rate.slot)
+        if own is not None:
+            self.reserve(own.slot)
+
     def take(self, slot: int, now: float, request_s: float, unit_s: float) -> float:
         """Take from both of the slot's buckets and return zero, or take from neither and return the seconds to wait."""
         mutex = self._locks[slot % STRIPES]

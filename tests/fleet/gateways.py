@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,11 +16,14 @@ from proxy.dev.postgres import Postgres
 from tests.database import another
 from tests.flows import production
 from tests.flows.production import Production, settings_text
-from tests.http_client import HttpClient, Reply, post, request, rpc
-from tests.service import command, owner_of, until
+from tests.http_client import HttpClient, Reply, fresh_call, post, request, rpc
+from tests.redis_server import RedisServer
+from tests.service import command_here, owner_of, until
 
+SEPOLIA = "ethereum/sepolia"
 # Failed authentications that an address may make in a minute.
 FAILURES = 40
+_serial = itertools.count(1)
 HANDSHAKE = {
     "Connection": "Upgrade",
     "Upgrade": "websocket",
@@ -36,15 +40,45 @@ class Gateways:
     hosts: list[Production] = field(default_factory=list)
 
     async def run(self, *words: str) -> Any:
-        done = await asyncio.to_thread(command, *words, "--config", str(self.config), "--json")
+        done = await asyncio.to_thread(command_here, *words, "--config", str(self.config), "--json")
         assert done.returncode == 0, done.stderr
         return orjson.loads(done.stdout)
 
-    async def new_key(self, plan: str, *words: str) -> str:
-        email = f"{plan}{len(words)}-{id(self)}-{asyncio.get_running_loop().time()}@example.com"
-        account = await self.run("accounts", "create", "--name", "A", "--email", email, "--plan", plan, *words)
-        made = await self.run("keys", "create", "--account", account["id"])
+    async def new_key(self, plan: str, own_rate: int = 0) -> str:
+        """A key of a new account. `own_rate`: its own limit of requests per second."""
+        email = f"fleet{next(_serial)}@example.com"
+        account = await self.run("accounts", "create", "--name", "A", "--email", email, "--plan", plan)
+        words = ("--requests-per-second", str(own_rate)) if own_rate else ()
+        made = await self.run("keys", "create", "--account", account["id"], *words)
         return str(made["key"])
+
+
+@dataclass
+class Fleet:
+    """Gateways that share a Redis."""
+
+    gateways: Gateways
+    redis: RedisServer
+
+    async def key(self, plan: str, own_rate: int = 0) -> str:
+        """A new key that every host knows."""
+        made = await self.gateways.new_key(plan, own_rate)
+        for host in self.gateways.hosts:
+            async with await HttpClient.open(host.port) as client:
+                await known_everywhere([client], made)
+        return made
+
+    async def volley(self, key: str, count: int) -> list[list[int]]:
+        """Make this many calls on every host at the same time, each on its own connection; the statuses by host."""
+        return await asyncio.gather(*(self.calls(host, key, count) for host in self.gateways.hosts))
+
+    async def calls(self, host: Production, key: str, count: int) -> list[int]:
+        clients = [await HttpClient.open(host.port) for _ in range(count)]
+        data = [post(fresh_call(), key=key, network=SEPOLIA) for _ in clients]
+        replies = await asyncio.gather(*(client.send(each) for client, each in zip(clients, data, strict=True)))
+        for client in clients:
+            await client.close()
+        return [reply.status for reply in replies]
 
 
 @asynccontextmanager
@@ -57,7 +91,7 @@ async def gateways(
         database = await stack.enter_async_context(another(postgres.url, name))
         config = room / "penstock.toml"
         config.write_text(_settings(database, upstream_url, workers, more))
-        done = await asyncio.to_thread(command, "migrate", "--config", str(config))
+        done = await asyncio.to_thread(command_here, "migrate", "--config", str(config))
         assert done.returncode == 0, done.stderr
         found = Gateways(config)
         for number in range(hosts):
@@ -99,6 +133,6 @@ async def known_everywhere(clients: Iterable[HttpClient], key: str) -> None:
         await until(knows)
 
 
-async def open_socket(client: HttpClient, key: str, network: str = "ethereum/sepolia") -> Reply:
+async def open_socket(client: HttpClient, key: str, network: str = SEPOLIA) -> Reply:
     """Send a WebSocket handshake on the connection and return the reply."""
     return await client.send(request("GET", f"/v1/ws/{network}", b"", key=key, **HANDSHAKE))

@@ -38,7 +38,7 @@ async def hosts(
         found = []
         for network in networks:
             options: dict[str, Any] = {"network": network} if network else {}
-            started = rpc_harness(1, chain=chain, cache={"redis_url": redis.url}, **options)
+            started = rpc_harness(1, chain=chain, valkey={"cache_url": redis.url}, **options)
             found.append(await stack.enter_async_context(started))
         yield found
 

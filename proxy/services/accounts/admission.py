@@ -7,21 +7,27 @@ client receives. A refused request costs nothing.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 
 from proxy.chains.registry import Network
 from proxy.core import access, limits
 from proxy.core.access import Key
-from proxy.errors import Fault, Forbidden, InvalidRequest, RateLimited, Unauthorized
+from proxy.errors import Fault, Forbidden, InvalidRequest, LeasePending, RateLimited, Unauthorized
 from proxy.services.accounts.keyring import Keyring
 from proxy.services.accounts.quotas import Quotas
 from proxy.store.edge_table import EdgeTable
+from proxy.store.lease_keeper import LeaseKeeper
 from proxy.store.windows import Windows
 
 # An address may fail this long at its rate before it has to wait.
 ALLOWANCE_S = 60.0
 _DAY_S = 86_400
+# How soon a caller that does not wait for a lease may try again.
+LEASE_PAUSE_S = 0.005
 
 _NO_KEY = "an API key is required: send it in the header X-API-Key or as Authorization: Bearer <API_KEY>"
 _BAD_KEY = "the API key is not valid"
@@ -50,7 +56,16 @@ class AuthFailures:
 
 
 class Admission:
-    def __init__(self, keyring: Keyring, windows: Windows, quotas: Quotas, failures: AuthFailures) -> None:
+    def __init__(
+        self,
+        keyring: Keyring,
+        windows: Windows,
+        quotas: Quotas,
+        failures: AuthFailures,
+        leases: LeaseKeeper | None = None,
+    ) -> None:
+        """`leases`: what asks for parts of limits that all hosts share."""
+        self._leases = leases
         self._keyring = keyring
         self._quotas = quotas
         self._failures = failures
@@ -100,10 +115,43 @@ class Admission:
         else:
             wait = self.windows.take_both(rate, key.own_rate, now, requests=requests, units=units)
         if wait:
-            return self._refusal(key, requests, units, wait)
+            return self._refusal(key, requests, units, wait) if wait > 0.0 else self._pending(key, requests, units)
         if account.day_limit:
             self._quotas.count(account, requests)
         return None
+
+    # Limits that all hosts share
+
+    def _pending(self, key: Key, requests: int, units: int) -> Fault:
+        """This host has no lease that is large enough: have one asked for."""
+        refusal = self._refusal(key, requests, units, LEASE_PAUSE_S)
+        if not isinstance(refusal, RateLimited):
+            return refusal
+        assert self._leases is not None
+        self._leases.hint(*self._need(self._leases, key, requests, units))
+        return LeasePending(refusal.message, retry_after_s=1, wait_s=LEASE_PAUSE_S)
+
+    def _need(self, leases: LeaseKeeper, key: Key, requests: int, units: int) -> tuple[int, tuple[float, float]]:
+        """The slot of the limit that a request has to wait for, and what it needs there."""
+        limit = key.rate if key.own_rate is None else leases.lacking(key.rate, key.own_rate, requests, units)
+        return limit.slot, (requests * limit.request_s, units * limit.unit_s)
+
+    def may_wait(self, refusal: Fault | None, began: float) -> bool:
+        """Whether the refusal is a lease that has to be asked for, and the request has not waited for it too long."""
+        return isinstance(refusal, LeasePending) and self._leases is not None and self._leases.may_wait(began)
+
+    def when_leased(self, key: Key, requests: int, units: int, again: Callable[[], None]) -> None:
+        """Call `again` when the request can be charged, or refused."""
+        assert self._leases is not None
+        self._leases.wait(*self._need(self._leases, key, requests, units), again)
+
+    async def admit(self, key: Key, requests: int, units: int, now: float) -> Fault | None:
+        """The same as `charge`, for requests that can wait for a lease."""
+        while self.may_wait(refusal := self.charge(key, requests, units, now), now):
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.when_leased(key, requests, units, partial(_wake, future))
+            await future
+        return refusal
 
     def refund(self, key: Key, requests: int, units: int) -> None:
         """Return the charge of a call that failed through our own fault."""
@@ -139,6 +187,11 @@ class Admission:
         return RateLimited(
             "daily quota exceeded: it resets at 00:00 UTC", retry_after_s=left_s, details={"reason": "daily_quota"}
         )
+
+
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _rate_headers(limit: int, remaining: int, full_in_s: float) -> dict[str, str]:

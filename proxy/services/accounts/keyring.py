@@ -42,7 +42,7 @@ class KeyPlan(Protocol):
 
 
 class Slots(Protocol):
-    def reserve(self, slot: int) -> None: ...
+    def reserve_rates(self, rate: BucketRates, own: BucketRates | None) -> None: ...
 
 
 def utc_day() -> datetime.date:
@@ -204,9 +204,7 @@ class Keyring:
 
     def add(self, key: Key) -> None:
         """Make the key known."""
-        self._slots.reserve(key.rate.slot)
-        if key.own_rate is not None:
-            self._slots.reserve(key.own_rate.slot)
+        self._slots.reserve_rates(key.rate, key.own_rate)
         key.sheet = KeyTallies(key.account.id, key.id, self.touched)
         self._by_id[key.id] = key
         self._index(key)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from proxy.core.access import Key
 from proxy.core.jsonrpc import RawCall
-from proxy.errors import Fault, Forbidden, RateLimited
+from proxy.errors import Fault, Forbidden, LeasePending, RateLimited
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch, rpc_error_of
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -142,7 +142,8 @@ class BatchAdmission:
         if admitted:
             self._send(admitted, now)
         if isinstance(refusal, RateLimited) and self._may_wait(now + refusal.wait_s):
-            self._timer = self._loop.call_later(max(LEAST_PAUSE_S, refusal.wait_s), self._admit)
+            pause_s = refusal.wait_s if isinstance(refusal, LeasePending) else max(LEAST_PAUSE_S, refusal.wait_s)
+            self._timer = self._loop.call_later(pause_s, self._admit)
             return
         self._refusal = refusal
         if self._waiting or self._mistaken:

@@ -89,7 +89,11 @@ class RpcService:
         units = self._price(policy, route, call)
         refusal = self._admission.charge(key, 1, units, now)
         if refusal is not None:
-            caller.on_fault(refusal)
+            if self._admission.may_wait(refusal, now):
+                again = partial(self.call, caller, route, key, call, now, directives=directives, subscriber=subscriber)
+                self._admission.when_leased(key, 1, units, again)
+            else:
+                caller.on_fault(refusal)
             return
         caller.units = units
         if subscriber is not None and policy.method.kind == "subscription":
@@ -100,6 +104,10 @@ class RpcService:
     def _decline(self, caller: Caller, key: Key, why: bytes | Fault, now: float) -> None:
         """Answer a call that failed its check. A fault is free. An error is charged first, and the charge may be refused."""
         refusal = why if isinstance(why, Fault) else self._admission.charge(key, 1, UNITS_OF_AN_ERROR, now)
+        if self._admission.may_wait(refusal, now):
+            again = partial(self._decline, caller, key, why, now)
+            self._admission.when_leased(key, 1, UNITS_OF_AN_ERROR, again)
+            return
         if refusal is not None:
             caller.on_fault(refusal)
             return

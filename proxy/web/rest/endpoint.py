@@ -137,7 +137,7 @@ class RestEndpoints:
             key = self._gate.authenticate(request, operation.id)
             began, resolved, outcome = time.monotonic(), list[str](), "faults"
             try:
-                refusal = self._admission.may(key, scopes) or self._admission.charge(key, 1, units, began)
+                refusal = self._admission.may(key, scopes) or await self._admission.admit(key, 1, units, began)
                 if refusal is not None:
                     raise refusal
                 try:

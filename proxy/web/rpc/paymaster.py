@@ -95,7 +95,7 @@ class PaymasterHandler:
         if units is None:
             error = jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {method} does not exist or is not available")
             return jsonrpc.error_reply(id_, error) if id_ else b""
-        if refusal := self._admission.charge(key, 1, units, began):
+        if refusal := await self._admission.admit(key, 1, units, began):
             self._count(key, network.id, method).count("faults", "", 0, 0.0)
             if alone:
                 raise refusal

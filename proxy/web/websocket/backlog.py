@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.core.usage import Tally
-from proxy.errors import RateLimited
+from proxy.errors import LeasePending, RateLimited
 from proxy.services.feed.topics import FeedEvent
 from proxy.web.websocket.socket_context import EventKind
 from proxy.web.websocket.socket_output import SocketOutput
@@ -144,7 +144,8 @@ class Backlog:
     def _wait_for_units(self, subscription: QueuedSubscription) -> None:
         self._allowance.wait(self.send)
         refusal = self._allowance.refusal
-        if self._is_announced or refusal is None:
+        # A lease takes a millisecond: that is not worth a message.
+        if self._is_announced or refusal is None or isinstance(refusal, LeasePending):
             return
         self._is_announced = True
         after_s = refusal.retry_after_s if isinstance(refusal, RateLimited) else 1

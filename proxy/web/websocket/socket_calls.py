@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -88,7 +89,11 @@ class SocketCalls:
 
     def refuse(self, exc: MalformedCall) -> None:
         """Charge for a malformed message what an error costs: it must not be cheaper than a call."""
-        refusal = self.context.admission.charge(self.key, 1, UNITS_OF_AN_ERROR, time.monotonic())
+        admission, now = self.context.admission, time.monotonic()
+        refusal = admission.charge(self.key, 1, UNITS_OF_AN_ERROR, now)
+        if admission.may_wait(refusal, now):
+            admission.when_leased(self.key, 1, UNITS_OF_AN_ERROR, partial(self.refuse, exc))
+            return
         error = rpc_error_of(refusal) if refusal is not None else jsonrpc.error(exc.code, exc.message)
         self.output.send(self.output.message(jsonrpc.error_reply(exc.id, error)))
 

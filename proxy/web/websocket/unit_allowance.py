@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 from proxy.core.access import Key
-from proxy.errors import Fault
+from proxy.errors import Fault, LeasePending
 from proxy.services.accounts.admission import Admission
 
 # An allowance holds this fraction (1/50) of what its key has per second: enough that most events find it filled, and too
@@ -62,7 +62,8 @@ class UnitAllowance:
         """Call `retry` when there may be units."""
         self._waiting[retry] = None
         if self._timer is None:
-            self._timer = self._loop.call_later(RETRY_S, self._wake)
+            pause_s = self.refusal.wait_s if isinstance(self.refusal, LeasePending) else RETRY_S
+            self._timer = self._loop.call_later(pause_s, self._wake)
 
     def forget(self, retry: Callable[[], None]) -> None:
         self._waiting.pop(retry, None)

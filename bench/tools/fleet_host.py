@@ -1,0 +1,91 @@
+"""A simulated host: makes calls on a few limits at random moments, decides each as a worker does, and prints every decision."""
+
+import asyncio
+import json
+import math
+import random
+import sys
+import time
+
+import uvloop
+
+from proxy.compose.fleet import link_to
+from proxy.core.limits import BucketRates
+from proxy.store import host_memory, windows
+from proxy.store.lease_keeper import LeaseKeeper
+from proxy.store.leased_windows import ASK, LeasedWindows
+from proxy.tasks import Tasks
+
+# The parts of the traffic that three hosts get; they change places every second.
+PARTS = (0.90, 0.09, 0.01)
+# Compute units of a call. A limit has as many units as its requests need.
+UNITS = 20
+
+
+class SimulatedHost:
+    def __init__(self, port: int, host: int, limits: list[int]) -> None:
+        self.windows = LeasedWindows(windows.create(), host_memory.create(), alone=True)
+        self.link = link_to(f"valkey://127.0.0.1:{port}")
+        self.leases = LeaseKeeper(self.link, self.windows, f"host{host}")
+        self.rates = {limit: BucketRates(limit, limit, limit * UNITS) for limit in limits}
+        for rate in self.rates.values():
+            self.windows.reserve_rates(rate, None)
+        # By limit: when each call was made, when it was decided, and whether it was admitted and had to wait.
+        self.decisions: dict[int, list[tuple[float, float, bool, bool]]] = {limit: [] for limit in limits}
+
+    def call(self, limit: int) -> None:
+        self._decide(limit, time.monotonic(), waited=False)
+
+    def _decide(self, limit: int, began: float, *, waited: bool) -> None:
+        rate, now = self.rates[limit], time.monotonic()
+        wait = self.windows.take(rate.slot, now, rate.request_s, UNITS * rate.unit_s)
+        if wait == ASK and self.leases.may_wait(began):
+            need = (rate.request_s, UNITS * rate.unit_s)
+            self.leases.wait(rate.slot, need, lambda: self._decide(limit, began, waited=True))
+        else:
+            self.decisions[limit].append((began, now, wait == 0.0, waited))
+
+    async def start(self, tasks: Tasks) -> None:
+        tasks.start("valkey", self.link.run)
+        await self.link.until_up(5.0)
+        tasks.start("leases", self.leases.run)
+        tasks.start("presence", self.leases.stay_present)
+
+
+def after(at: float, start: float, rate_in: list[float]) -> float:
+    """The next call of a Poisson process whose rate changes every second."""
+    left = random.expovariate(1.0)
+    while True:
+        second = math.floor(at - start + 1e-9)
+        rate, end = rate_in[second % len(rate_in)], start + second + 1
+        if at + left / rate <= end:
+            return at + left / rate
+        left -= (end - at) * rate
+        at = end
+
+
+async def main(port: int, host: int, limits: list[int], load: float, seconds: float, rotates: bool) -> None:
+    random.seed(host)
+    simulated, tasks = SimulatedHost(port, host, limits), Tasks()
+    await simulated.start(tasks)
+    print("ready", flush=True)
+    start = float(await asyncio.to_thread(sys.stdin.readline))
+    parts = [PARTS[(host + second * rotates) % 3] for second in range(3)]
+    rates = {limit: [limit * load * part for part in parts] for limit in limits}
+    due = {limit: after(start, start, rates[limit]) for limit in limits}
+    used_s = time.process_time()
+    while (now := time.monotonic()) < start + seconds:
+        for limit in limits:
+            while due[limit] <= now:
+                simulated.call(limit)
+                due[limit] = after(due[limit], start, rates[limit])
+        await asyncio.sleep(max(0.0005, min(min(due.values()) - time.monotonic(), 0.005)))
+    await asyncio.sleep(0.2)
+    used_s = time.process_time() - used_s
+    print(json.dumps({"decisions": simulated.decisions, "asked": simulated.leases.asked, "cpu_s": used_s}), flush=True)
+    await tasks.close()
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    uvloop.run(main(**given))

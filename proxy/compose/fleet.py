@@ -1,0 +1,52 @@
+"""Builds what makes many hosts act as one service, if a Valkey for limits is configured."""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from proxy.data_files import SCHEMAS
+from proxy.settings import Settings
+from proxy.store.host_memory import HOST, HostMemory
+from proxy.store.lease_keeper import LeaseKeeper
+from proxy.store.leased_windows import LeasedWindows
+from proxy.store.valkey_address import address_of
+from proxy.store.valkey_link import ValkeyLink
+from proxy.store.windows import UnsharedWindows, Windows
+from proxy.tasks import Tasks
+
+# A worker starts without Valkey if it does not answer within this time.
+START_S = 1.0
+FUNCTIONS = SCHEMAS / "valkey" / "functions.lua"
+
+
+def windows_of(settings: Settings, fd: int, memory: HostMemory, *, alone: bool) -> Windows:
+    """The buckets of accounts and keys: of this host, or of all hosts."""
+    if settings.valkey.limits_url:
+        return LeasedWindows(fd, memory.fd, alone=alone)
+    return (UnsharedWindows if alone else Windows)(fd)
+
+
+def host_name() -> str:
+    """A supervisor of the version before sets none: each of its workers then counts as a host."""
+    return os.environ.get(HOST) or secrets.token_hex(8)
+
+
+def link_to(url: str) -> ValkeyLink:
+    return ValkeyLink(address_of(url), FUNCTIONS.read_text())
+
+
+class FleetFeature:
+    def __init__(self, url: str, windows: LeasedWindows) -> None:
+        self.link = link_to(url)
+        self.leases = LeaseKeeper(self.link, windows, host_name())
+
+    def __repr__(self) -> str:
+        return f"<FleetFeature {self.leases!r}>"
+
+    async def start(self, tasks: Tasks) -> None:
+        tasks.start("valkey", self.link.run)
+        if await self.link.until_up(START_S):
+            await self.leases.announce()
+        tasks.start("leases", self.leases.run)
+        tasks.start("presence", self.leases.stay_present)

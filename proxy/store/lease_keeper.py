@@ -1,0 +1,197 @@
+"""Asks Valkey for leases on behalf of one worker: for its calls that wait, in advance for those to come, and to report what was
+spent. Nothing waits longer than `valkey_link.LATE_S`: if Valkey does not answer by then, the host's share decides."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import hiredis
+
+from proxy.core.limits import BucketRates
+from proxy.store.leased_windows import AHEAD_ROUND_TRIPS, AHEAD_S, RETURN_S, LeasedWindows, LeaseGrant
+from proxy.store.valkey_link import LATE_S, ValkeyLink
+
+LEASE = "penstock_lease_1"
+PRESENT = "penstock_present_1"
+# No call waits for leases longer than this.
+LATEST_S = 0.1
+# All keys have this hash tag, so that a Cluster keeps them together.
+TAG = "{penstock}"
+# What was spent is reported this soon: until then Valkey holds it back from the others.
+REPORT_S = 0.05
+SWEEP_S = 0.025
+# With a longer round trip, asks do not wait for the one before.
+SLOW_S = 0.005
+# A host is present for this long after it last said so, which it does every PRESENT_S.
+PRESENT_FOR_S = 5.0
+PRESENT_S = 1.0
+
+# What a call needs, in seconds of refill: requests and units.
+Need = tuple[float, float]
+
+
+class SlotAsks:
+    """Calls of this worker that wait for a lease of one slot and were not asked for yet, and how many asks are under way."""
+
+    __slots__ = ("hint", "under_way", "waiting")
+
+    def __init__(self) -> None:
+        self.under_way = 0
+        # The largest need of a call that does not wait, but tries again by itself.
+        self.hint: Need = (0.0, 0.0)
+        self.waiting: list[tuple[Need, Callable[[], None]]] = []
+
+    def __repr__(self) -> str:
+        return f"<SlotAsks {len(self.waiting)} waiting, {self.under_way} under way>"
+
+    def take(self) -> tuple[Need, list[Callable[[], None]]]:
+        """What to ask for now, and the calls to try again after the reply."""
+        (requests, units), self.hint = self.hint, (0.0, 0.0)
+        waiting, self.waiting = self.waiting, []
+        needs = [need for need, _ in waiting]
+        need = (max(requests, sum([each[0] for each in needs])), max(units, sum([each[1] for each in needs])))
+        return need, [again for _, again in waiting]
+
+
+class LeaseKeeper:
+    def __init__(self, link: ValkeyLink, windows: LeasedWindows, host: str) -> None:
+        """`host` identifies this host among all that share the Valkey."""
+        self._link = link
+        self._windows = windows
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        # Slots that this worker has asked for and that may hold tokens.
+        self._asks: dict[int, SlotAsks] = {}
+        self._low: set[int] = set()
+        self.hosts = 1
+        self.asked = 0
+        windows.on_low(self._on_low)
+        link.on_change.append(self._on_change)
+
+    def __repr__(self) -> str:
+        return f"<LeaseKeeper {len(self._asks)} slots, {self.hosts} hosts, {self._link!r}>"
+
+    # Waiting calls
+
+    def wait(self, slot: int, need: Need, again: Callable[[], None]) -> None:
+        """Call `again` when the slot has got a lease, or when it is certain that it gets none."""
+        self._asks.setdefault(slot, SlotAsks()).waiting.append((need, again))
+        self._on_low(slot)
+
+    def hint(self, slot: int, need: Need) -> None:
+        """Ask for a call that tries again by itself."""
+        asks = self._asks.setdefault(slot, SlotAsks())
+        asks.hint = (max(asks.hint[0], need[0]), max(asks.hint[1], need[1]))
+        self._on_low(slot)
+
+    def lacking(self, rate: BucketRates, own: BucketRates, requests: int, units: int) -> BucketRates:
+        """The one of two limits that a call has to wait for."""
+        need = (requests * own.request_s, units * own.unit_s)
+        return own if self._windows.lacks(own, need, time.monotonic()) else rate
+
+    def _on_low(self, slot: int) -> None:
+        """Called while the slot's mutex is held."""
+        if not self._low:
+            self._loop.call_soon(self._renew)
+        self._low.add(slot)
+
+    def _renew(self) -> None:
+        low, self._low = self._low, set()
+        for slot in low:
+            asks = self._asks.setdefault(slot, SlotAsks())
+            # A call that waits for the reply to another's ask, and then for its own, waits twice: that may take too long.
+            if not asks.under_way or (asks.waiting and self._link.round_trip_s > SLOW_S):
+                self._ask(slot)
+
+    def _ask(self, slot: int, *, is_report: bool = False) -> None:
+        asks, now = self._asks[slot], time.monotonic()
+        need, waiting = asks.take()
+        if not self._link.is_up:
+            _run(waiting)
+            return
+        rate, guard = self._windows.rates[slot]
+        found = self._windows.report(rate, guard, now, need, 0.0 if is_report else self._ahead_s())
+        words = (LEASE, "1", f"{TAG}:lease:{slot}", f"{rate.request_s:.9g}", f"{rate.unit_s:.9g}", *_texts(found))
+        asks.under_way += 1
+        self.asked += 1
+        self._link.send(("FCALL", *words), lambda reply: self._on_reply(slot, now, reply, waiting))
+
+    def _ahead_s(self) -> float:
+        return max(AHEAD_S, AHEAD_ROUND_TRIPS * self._link.round_trip_s)
+
+    def _on_reply(self, slot: int, sent_at: float, reply: Any, waiting: list[Callable[[], None]]) -> None:
+        """Let the waiting calls try again, in their order. Those that still need a lease wait again."""
+        asks = self._asks[slot]
+        asks.under_way -= 1
+        if isinstance(reply, hiredis.ReplyError):
+            self._link.reload(str(reply))
+        elif reply is not None:
+            self._add(slot, sent_at, reply)
+        _run(waiting)
+        if asks.waiting:
+            self._on_low(slot)
+
+    def _add(self, slot: int, sent_at: float, reply: list[int]) -> None:
+        requests, units, life_us, wait_us, granted, valkey_slot, there_us = reply
+        rate, guard = self._windows.rates[slot]
+        given = LeaseGrant(
+            requests * rate.request_s,
+            units * rate.unit_s,
+            sent_at + life_us / 1e6,
+            wait_us / 1e6,
+            valkey_slot,
+            requests,
+            granted / 1000,
+            there_us / 1e6,
+        )
+        self._windows.grant(rate, guard, time.monotonic(), given, self._ahead_s() / 2)
+
+    def may_wait(self, began: float) -> bool:
+        """Whether a call that began then can wait for a reply, even for one that comes too late."""
+        return time.monotonic() - began < LATEST_S - LATE_S
+
+    # Loops
+
+    def _on_change(self) -> None:
+        self._windows.away = not self._link.is_up
+
+    async def run(self) -> None:
+        """Report what was spent: a supervised loop."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            if self._link.is_up:
+                self._report(time.monotonic())
+
+    def _report(self, now: float) -> None:
+        for slot, asks in [*self._asks.items()]:
+            if asks.under_way or asks.waiting:
+                continue
+            if not self._windows.is_leased(slot, now):
+                del self._asks[slot]
+            elif now - self._windows.reported_at(slot) > (REPORT_S if self._windows.has_spent(slot) else RETURN_S):
+                self._ask(slot, is_report=True)
+
+    async def stay_present(self) -> None:
+        """Tell the other hosts that this one is there, and count them: a supervised loop."""
+        while True:
+            await self.announce()
+            await asyncio.sleep(PRESENT_S)
+
+    async def announce(self) -> None:
+        words = (PRESENT, "1", f"{TAG}:hosts", self._host, str(int(PRESENT_FOR_S * 1000)))
+        reply = await self._link.ask("FCALL", *words)
+        if isinstance(reply, int) and reply > 0:
+            self.hosts = reply
+            self._windows.least_share = 1.0 / reply
+
+
+def _run(waiting: list[Callable[[], None]]) -> None:
+    for again in waiting:
+        again()
+
+
+def _texts(found: tuple[float, ...]) -> tuple[str, ...]:
+    return tuple(f"{number:.12g}" for number in found)

@@ -1,0 +1,71 @@
+"""Where Valkey or Redis is.
+
+    valkey://user:password@host:6379/0                 one server; redis:// means the same, valkeys:// and rediss:// use TLS
+    valkey://host1:6379,host2:6379                     several: the nodes of a Cluster, or servers of which one takes writes
+    valkey://host1:26379,host2:26379/0?sentinel=name   the Sentinels that know the primary of this name
+
+All keys contain the same hash tag, so a Cluster keeps them on one node; a node that does not have them names the one that does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qs, unquote, urlsplit
+
+DEFAULT_PORT = 6379
+# Also in schemas/config/settings.json.
+SCHEMES = ("valkey", "valkeys", "redis", "rediss")
+_MOVED = re.compile(r"^MOVED \d+ (.+):(\d+)$")
+
+HostPort = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ValkeyAddress:
+    servers: tuple[HostPort, ...]
+    tls: bool
+    username: str
+    password: str
+    database: int
+    # The name of the primary, if the servers are Sentinels.
+    sentinel: str
+
+    def __repr__(self) -> str:
+        """Without the credentials."""
+        return f"<ValkeyAddress {', '.join(f'{host}:{port}' for host, port in self.servers)}>"
+
+    def login(self) -> list[tuple[str, ...]]:
+        """The commands that a new connection starts with."""
+        auth = ("AUTH", self.username or "default", self.password) if self.password else ()
+        words: list[tuple[str, ...]] = [("HELLO", "3", *auth)]
+        if self.database:
+            words.append(("SELECT", str(self.database)))
+        return words
+
+
+def address_of(url: str) -> ValkeyAddress:
+    parts = urlsplit(url)
+    # urlsplit does not understand several hosts: it takes the port for all that follows the first colon.
+    login, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = login.partition(":")
+    path = parts.path.strip("/")
+    return ValkeyAddress(
+        tuple(_host_port(each) for each in hosts.split(",")),
+        tls=parts.scheme.endswith("s") and parts.scheme != "redis",
+        username=unquote(username),
+        password=unquote(password),
+        database=int(path) if path.isdecimal() else 0,
+        sentinel=parse_qs(parts.query).get("sentinel", [""])[0],
+    )
+
+
+def moved_to(error: str) -> HostPort | None:
+    """The node that a Cluster's error names."""
+    found = _MOVED.match(error)
+    return (found[1], int(found[2])) if found else None
+
+
+def _host_port(text: str) -> HostPort:
+    host, _, port = text.rpartition(":") if re.search(r":\d+$", text) else (text, "", "")
+    return host.strip("[]"), int(port or DEFAULT_PORT)

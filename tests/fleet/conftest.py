@@ -1,0 +1,31 @@
+"""One fleet for all tests of this room: three gateways on one Postgres and one Redis."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.database import Server
+from tests.fleet.gateways import Fleet, gateways
+from tests.flows.upstream import Upstream
+from tests.redis_server import redis_server, require_redis
+
+HOSTS = 3
+
+
+@pytest.fixture(scope="package")
+async def running_fleet(
+    server: Server, upstream_server: Upstream, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Fleet]:
+    require_redis()
+    room = tmp_path_factory.mktemp("fleet")
+    async with redis_server(room) as redis:
+        more = f'[valkey]\nlimits_url = "{redis.url}"\n'
+        async with gateways(server.postgres, room, upstream_server.url, hosts=HOSTS, workers=1, more=more) as found:
+            yield Fleet(found, redis)
+
+
+@pytest.fixture
+def fleet(running_fleet: Fleet, upstream: Upstream) -> Fleet:
+    return running_fleet

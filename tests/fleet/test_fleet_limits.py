@@ -1,0 +1,76 @@
+"""Limits over three hosts that share a Redis, and what becomes of them while it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+
+import pytest
+
+from tests.fleet.gateways import Fleet
+from tests.service import until
+
+# Of the free plan.
+RATE = 10
+
+
+async def test_key_gets_its_limit_once_over_all_hosts(fleet: Fleet) -> None:
+    await until(lambda: _holds(fleet, RATE))
+
+
+async def _holds(fleet: Fleet, rate: int, *, own_rate: int = 0) -> bool:
+    """Whether a new key gets its limit and no more. On a busy machine Redis may be late, and then each host has its share."""
+    key = await fleet.key("growth" if own_rate else "free", own_rate)
+    began = time.monotonic()
+    statuses = Counter(status for host in await fleet.volley(key, rate + 5) for status in host)
+    assert set(statuses) == {200, 429}
+    return rate // 2 <= statuses[200] <= rate * (1 + time.monotonic() - began) + 1
+
+
+async def test_calls_of_one_host_get_the_whole_limit(fleet: Fleet) -> None:
+    key = await fleet.key("free")
+
+    async def gets_all() -> bool:
+        statuses = await fleet.calls(fleet.gateways.hosts[0], key, RATE)
+        return statuses.count(200) == RATE
+
+    await until(gets_all, every_s=1.2)
+
+
+async def test_own_limit_of_a_key_holds_over_all_hosts(fleet: Fleet) -> None:
+    await until(lambda: _holds(fleet, 5, own_rate=5))
+
+
+@pytest.mark.parametrize("fault", ["frozen", "stopped"])
+async def test_without_redis_calls_go_on_with_a_share_of_the_limit(fleet: Fleet, fault: str) -> None:
+    key = await fleet.key("free")
+    await fleet.volley(key, 2)
+    await asyncio.sleep(0.5)  # The hosts learn of each other's share.
+    if fault == "frozen":
+        fleet.redis.freeze()
+    else:
+        await fleet.redis.stop()
+    try:
+        began = time.monotonic()
+        found: Counter[int] = Counter()
+        for _ in range(4):
+            found.update(status for host in await fleet.volley(key, 10) for status in host)
+            await asyncio.sleep(0.25)
+        took_s = time.monotonic() - began
+    finally:
+        if fault == "frozen":
+            fleet.redis.thaw()
+        else:
+            await fleet.redis.start()
+    assert set(found) == {200, 429}
+    # Each host has a share, far below the whole limit, and may have had tokens.
+    assert 0 < found[200] <= RATE * (2 + 1.5 * took_s)
+    await until(lambda: _is_one_limit(fleet))
+
+
+async def _is_one_limit(fleet: Fleet) -> bool:
+    """Whether the hosts lease from Redis again."""
+    key = await fleet.key("free")
+    statuses = await fleet.calls(fleet.gateways.hosts[1], key, RATE)
+    return statuses.count(200) == RATE

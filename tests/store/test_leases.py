@@ -1,0 +1,119 @@
+"""Leases on a real Redis: hosts in one process, each with its own memory, share limits and lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from proxy.compose.fleet import link_to
+from proxy.core.limits import BucketRates
+from proxy.store import host_memory, valkey_link, windows
+from proxy.store.lease_keeper import LeaseKeeper
+from proxy.store.leased_windows import ASK, LeasedWindows
+from proxy.tasks import Tasks
+from tests.redis_server import redis_server, require_redis
+from tests.service import until
+
+RATE = BucketRates(7, 20, 400)
+UNITS = 20
+OWN = BucketRates(8, 5, 400)
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a reply may take long. That is another test's subject."""
+    require_redis()
+    monkeypatch.setattr(valkey_link, "LATE_S", 5.0)
+
+
+class Host:
+    """What a worker has of a host."""
+
+    def __init__(self, url: str, number: int) -> None:
+        self.windows = LeasedWindows(windows.create(), host_memory.create(), alone=number % 2 == 0)
+        self.windows.reserve_rates(RATE, OWN)
+        self.link = link_to(url)
+        self.leases = LeaseKeeper(self.link, self.windows, f"host{number}")
+
+    async def call(self, *, own: bool = False) -> bool:
+        """Whether a call is admitted, after it has waited for a lease if need be."""
+        while (wait := self._take(own=own)) == ASK:
+            limit = self.leases.lacking(RATE, OWN, 1, UNITS) if own else RATE
+            leased = asyncio.Event()
+            self.leases.wait(limit.slot, (limit.request_s, UNITS * limit.unit_s), leased.set)
+            await leased.wait()
+        return wait == 0.0
+
+    def _take(self, *, own: bool) -> float:
+        now = time.monotonic()
+        if own:
+            return self.windows.take_both(RATE, OWN, now, requests=1, units=UNITS)
+        return self.windows.take(RATE.slot, now, RATE.request_s, UNITS * RATE.unit_s)
+
+
+@asynccontextmanager
+async def hosts(room: Path, count: int) -> AsyncIterator[list[Host]]:
+    async with redis_server(room) as redis:
+        found, tasks = [Host(redis.url, number) for number in range(count)], Tasks()
+        for number, host in enumerate(found):
+            tasks.start(f"valkey {number}", host.link.run)
+            tasks.start(f"leases {number}", host.leases.run)
+            tasks.start(f"presence {number}", host.leases.stay_present)
+        try:
+            await until(lambda: all(host.leases.hosts == count for host in found))
+            yield found
+        finally:
+            await tasks.close()
+
+
+async def volley(found: list[Host], calls: int, *, own: bool = False) -> tuple[int, float]:
+    """How many of the calls, made on all hosts at once, were admitted, and the time that took."""
+    began = time.monotonic()
+    admitted = await asyncio.gather(*(host.call(own=own) for _ in range(calls) for host in found))
+    return sum(admitted), time.monotonic() - began
+
+
+@pytest.mark.parametrize("own", [False, True])
+async def test_hosts_share_one_limit(tmp_path: Path, own: bool) -> None:
+    rate = 5 if own else 20
+    async with hosts(tmp_path, 3) as found:
+        admitted, took_s = await volley(found, rate, own=own)
+        assert rate - 1 <= admitted <= rate * (1 + took_s)
+
+
+async def test_one_host_gets_what_another_has_leased_and_does_not_use(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 2) as (one, other):
+        assert await one.call()
+
+        async def gets_all() -> bool:
+            await asyncio.sleep(1.2)
+            return (await volley([other], 20))[0] == 20
+
+        await until(gets_all)
+
+
+async def test_refund_can_be_spent_again(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 1) as (host,):
+        admitted, took_s = await volley([host], 30)
+        assert 20 <= admitted <= 20 * (1 + took_s)
+        host.windows.give_back(RATE.slot, RATE.request_s, UNITS * RATE.unit_s)
+        assert await host.call()
+
+
+async def test_host_without_redis_uses_its_share(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 2) as (one, other):
+        await volley([one], 20)
+        for host in (one, other):
+            host.windows.away = True
+        began = time.monotonic()
+        at = RATE.slot * 24
+        assert one.windows.share_of(at) > 0.9
+        assert other.windows.share_of(at) == 0.5
+        await asyncio.sleep(0.3)
+        admitted = sum([await other.call() for _ in range(40)])
+        assert 0 < admitted <= 10 * (1 + time.monotonic() - began) + 1
