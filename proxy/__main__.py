@@ -28,6 +28,7 @@ COMMANDS = {
     "keys": "keys",
     "admin": "admin",
     "operations": "operations",
+    "explain": "explain",
     "index": "index",
     "chains": "chains",
     "upstreams": "upstreams",

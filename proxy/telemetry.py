@@ -116,6 +116,9 @@ upstream_latency_seconds = _gauge(
 upstream_calls_in_flight = _gauge(
     "livesum", "penstock_upstream_calls_in_flight", "Calls that wait for a reply", "upstream"
 )
+request_records_dropped_total = Counter(
+    "penstock_request_records_dropped_total", "Records of requests dropped because the memory for them was full"
+)
 log_lines_dropped_total = Counter("penstock_log_lines_dropped_total", "Log lines dropped because the queue was full")
 
 

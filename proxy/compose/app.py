@@ -29,6 +29,7 @@ from proxy.services.feed.feeds import feeds_of
 from proxy.services.feed.head_announcements import HeadAnnouncements
 from proxy.services.fleet import UpstreamWatch
 from proxy.services.readiness import Readiness
+from proxy.services.request_log import RequestLog
 from proxy.services.rpc.block_waits import BlockWaits
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
@@ -48,6 +49,7 @@ from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.replica import replica_reads
+from proxy.store.request_store import RequestStore
 from proxy.store.windows import Windows
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines, Tallies
@@ -66,6 +68,7 @@ from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import fixed_headers, header_lines
 from proxy.web.rest.endpoint import RestEndpoints
+from proxy.web.rest.requests import RequestRecordHandlers
 from proxy.web.rest.usable_networks import UsableNetworks
 from proxy.web.rpc.handler import RpcHandler
 from proxy.web.rpc.paymaster import PaymasterHandler
@@ -118,6 +121,8 @@ class App:
         self._copies = copies
         self.memory = memory or HostMemory(host_memory.create())
         self.fleet = self._fleet(windows)
+        given = settings.requests
+        self.requests = RequestLog(RequestStore(self.pool), slow_s=given.slow_ms / 1000, keep_days=given.keep_days)
         self._build_accounts(windows)
         builder = NetworkBuilder(
             settings,
@@ -202,7 +207,14 @@ class App:
         server = self.settings.server
         self.api_spec = api_spec.load(SCHEMAS)
         cross_origin = CrossOrigin(routes.roots_for_keys(self.api_spec), server.cors_origins)
-        gate = Gate(self.admission, self.limiter, server, cross_origin, access_log=self.settings.log.access)
+        gate = Gate(
+            self.admission,
+            self.limiter,
+            server,
+            cross_origin,
+            requests=self.requests,
+            access_log=self.settings.log.access,
+        )
         largest = max(server.max_body_bytes, self.settings.webhooks.max_body_bytes)
         self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
         self.sockets = self._sockets()
@@ -223,6 +235,7 @@ class App:
             max_requests=self.settings.server.keepalive_requests,
             held=self.held_replies,
             log=self.access,
+            requests=self.requests,
             shows_upstream=self.settings.rpc.show_upstream,
             fixed_lines=header_lines(fixed_headers(self.settings.server.tls)),
             compress_from=self.settings.server.compress_from,
@@ -233,7 +246,9 @@ class App:
         """The handler of every operation in the API spec, by its id."""
         settings = self.settings
         shown = settings.rpc.show_upstream
+        records = RequestRecordHandlers(self.requests, shows_upstream=shown)
         rest = {
+            **records.handlers(),
             **self.data.handlers(),
             **self.smart_wallets.handlers(),
             **self.gas.handlers(),
@@ -273,7 +288,9 @@ class App:
                 count=self.usage.of_operation,
                 large_body=settings.webhooks.max_body_bytes,
             ).wrapped(rest),
-            **self.dashboard.handlers(gate, self.admission, self.api_spec, resolver, rest),
+            **self.dashboard.handlers(
+                gate, self.admission, self.api_spec, resolver, rest, operator=records.admin_handlers()
+            ),
         }
 
     def _sockets(self) -> ClientSockets:
@@ -287,6 +304,7 @@ class App:
             prices=self._tables.prices.events,
             tasks=self.tasks,
             access=self.access,
+            requests=self.requests,
         )
         return ClientSockets(context, self.keyring)
 
@@ -345,6 +363,8 @@ class App:
         self.tasks.start("readiness", self.readiness.watch)
         self.tasks.start("replica", self.reads.watch)
         self.tasks.start("tally", self._tally)
+        self.tasks.start("requests", self.requests.run)
+        self.tasks.start("old requests", self.requests.keep)
         self.dashboard.start(self.notices)
         self.tasks.start("refusals", self.gas.refusals.run)
 
@@ -431,6 +451,7 @@ class App:
         await self.dashboard.close()
         await self.gas.refusals.flush()
         await self.accounts.close()
+        await self.requests.close()
         await self.networks.close()
         await self.smart_wallets.bundlers.close()
         await self.data.close()

@@ -26,7 +26,7 @@ from proxy.web.api_spec import ApiSpec
 from proxy.web.dashboard.account import AccountHandlers
 from proxy.web.dashboard.admin import AdminHandlers
 from proxy.web.dashboard.network_list import network_list
-from proxy.web.dashboard.session_endpoint import SessionEndpoints
+from proxy.web.dashboard.session_endpoint import SessionEndpoints, SessionHandler
 from proxy.web.dashboard.sign_in import SignInHandlers
 from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
@@ -81,8 +81,11 @@ class DashboardFeature:
         spec: ApiSpec,
         resolver: NetworkResolver,
         rest: Mapping[str, RestHandler],
+        *,
+        operator: Mapping[str, SessionHandler],
     ) -> dict[str, Handler]:
-        """The handlers, by operation id. `rest`: the handlers for keys, some of which are mirrored under /account."""
+        """The handlers, by operation id. `rest`: the handlers for keys, some of which are mirrored under /account. `operator`:
+        further handlers of operators."""
         endpoints = SessionEndpoints(gate, admission, spec, self.sign_in, self._settings.dashboard)
         plans = self._tables.plans
         networks = network_list(self._networks, self._tables.methods, self._settings.follower.follows)
@@ -92,6 +95,7 @@ class DashboardFeature:
             **endpoints.wrapped(
                 AdminHandlers(self.accounts, self.removal, self._usage, self.fleet, self.sign_in, plans).handlers()
             ),
+            **endpoints.wrapped(operator),
             **endpoints.mirrored(rest, resolver),
         }
 

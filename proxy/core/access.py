@@ -28,6 +28,8 @@ _FORM = re.compile(r"svc_(?:live|test)_[0-9A-Za-z]{36}", re.ASCII)
 SCOPES = ("rpc:read", "rpc:write", "data:read", "wallets:manage", "webhooks:manage", "gas:manage", "bundler:send")
 SCOPE_BIT = {name: 1 << place for place, name in enumerate(SCOPES)}
 ALL_SCOPES = (1 << len(SCOPES)) - 1
+# One in so many good requests of an account is recorded, unless its plan says otherwise.
+USUAL_SAMPLE = 100
 
 
 def _base62(number: int, width: int) -> str:
@@ -172,9 +174,19 @@ class Limits:
 class Account:
     """An account as a worker sees it: its daily allowance, leased from the store in chunks (services/accounts/quotas)."""
 
-    __slots__ = ("day_limit", "exhausted", "id", "left", "plan", "remaining")
+    __slots__ = (
+        "day_limit", "exhausted", "id", "left", "plan", "records_params", "remaining", "sample_every", "unsampled",
+    )  # fmt: skip
 
-    def __init__(self, *, id: str, plan: str, day_limit: int, exhausted: bool = False) -> None:  # noqa: A002
+    def __init__(
+        self,
+        *,
+        id: str,  # noqa: A002
+        plan: str,
+        day_limit: int,
+        exhausted: bool = False,
+        sample_every: int = USUAL_SAMPLE,
+    ) -> None:
         self.id = id
         self.plan = plan
         self.day_limit = day_limit
@@ -183,6 +195,10 @@ class Account:
         # The remaining daily quota beyond the lease, as last read: other workers may have used some since.
         self.remaining = day_limit
         self.exhausted = exhausted
+        # One in so many good requests is recorded (0: none), how many are left until the next one, and whether with params.
+        self.sample_every = sample_every
+        self.unsampled = sample_every
+        self.records_params = False
 
     def __repr__(self) -> str:
         state = "exhausted" if self.exhausted else f"{self.left} leased"
@@ -210,6 +226,7 @@ class Key:
         "locked",
         "own_rate",
         "rate",
+        "records_params",
         "scopes",
         "sheet",
     )
@@ -238,6 +255,8 @@ class Key:
         self.account = account
         # Whether the account had a daily limit when this was made: one that gets or loses it has new keys.
         self.counts_day = account.day_limit > 0
+        # The same for recording params: such calls take the long path, where their params are at hand.
+        self.records_params = account.records_params
         self.rate = rate
         self.own_rate = own_rate
         self.disabled = disabled

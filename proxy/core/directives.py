@@ -46,6 +46,8 @@ class Directives:
     # The block that the state of the answer must have reached, and how many seconds to wait for it.
     min_block: int = 0
     min_block_wait: float = USUAL_BLOCK_WAIT_S
+    # Record what happens to the request.
+    explain: int = 0
     # How many more attempts may follow the first one.
     retry: int = MOST_RETRIES
 
@@ -153,6 +155,12 @@ DIRECTIVES = (
         _seconds(LONGEST_BLOCK_WAIT_S),
         f"seconds, from 0 to {LONGEST_BLOCK_WAIT_S:g}",
         f"How long to wait for the block of X-Min-Block. Without it, {USUAL_BLOCK_WAIT_S:g} seconds.",
+    ),
+    Directive(
+        "explain",
+        _whole(0, 1),
+        "0 or 1",
+        "With 1, record what happens to the request. Read it at /requests/{id} with the id in X-Request-Id.",
     ),
 )
 BY_NAME: Mapping[str, Directive] = {directive.name: directive for directive in DIRECTIVES}

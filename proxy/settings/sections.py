@@ -117,6 +117,12 @@ class UsageSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordSettings:
+    slow_ms: float
+    keep_days: int
+
+
+@dataclass(frozen=True, slots=True)
 class DashboardSettings:
     url: str
     secure: bool
@@ -338,6 +344,7 @@ class Settings:
     valkey: ValkeySettings
     follower: FollowerSettings
     usage: UsageSettings
+    requests: RecordSettings
     dashboard: DashboardSettings
     log: LogSettings
     egress: EgressSettings

@@ -16,7 +16,7 @@ import orjson
 from proxy.chains.families import FAMILIES
 from proxy.chains.family import MethodTable
 from proxy.chains.registry import Chain, Registry
-from proxy.core.access import Limits
+from proxy.core.access import USUAL_SAMPLE, Limits
 from proxy.core.pricing import UnitPrices
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
@@ -40,6 +40,7 @@ class Plan:
     wallets: int
     # Optional: plans of earlier versions do not have it.
     keys: int = 1_000
+    sample_every: int = USUAL_SAMPLE
 
     @property
     def limits(self) -> Limits:

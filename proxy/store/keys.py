@@ -105,6 +105,7 @@ class KeyStore:
         plan: str | None = None,
         own: LimitChange = NO_LIMITS,
         disabled: bool | None = None,
+        record_params: bool | None = None,
     ) -> KeyRow:
         if plan is not None:
             self._check_plan(plan)
@@ -116,7 +117,7 @@ class KeyStore:
             if new_email is not None:
                 await _claim_email(connection, new_email, account_id)
             row = await connection.fetchrow(
-                sql.accounts.update_account, account_id, new_name, new_email, plan, *limits, disabled
+                sql.accounts.update_account, account_id, new_name, new_email, plan, *limits, disabled, record_params
             )
         if row is None:
             raise NotFound(f"there is no account {account_id}")

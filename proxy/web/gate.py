@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from proxy import telemetry
 from proxy.core import encodings
 from proxy.core.access import Key, place_of
+from proxy.core.directives import Directives
 from proxy.errors import (
     ExpectationFailed,
     Fault,
@@ -31,6 +32,10 @@ from proxy.errors import (
     of_status,
 )
 from proxy.services.accounts.admission import Admission
+from proxy.services.request_log import RequestLog
+from proxy.services.rpc.batches import CallBatch
+from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.short_batch import ShortBatch
 from proxy.settings import ServerSettings
 from proxy.tasks import client_of_task
 from proxy.web.cross_origin import CrossOrigin
@@ -51,6 +56,14 @@ UPSTREAM = web.RequestKey("upstream", str)
 # A block that the state behind the reply has reached.
 BLOCK = web.RequestKey("block", int)
 REQUEST_ID = web.RequestKey("request_id", str)
+# For the record of a request: the network and the method of a call, its flight or its batch, its directives, and its error.
+NETWORK = web.RequestKey("network", str)
+METHOD = web.RequestKey("method", str)
+FLIGHT = web.RequestKey("flight", Flight)
+BATCH: web.RequestKey[CallBatch | ShortBatch] = web.RequestKey("batch", object)  # type: ignore[arg-type]
+DIRECTIVES = web.RequestKey("directives", Directives)
+FAILURE = web.RequestKey("failure", str)
+PARAMS = web.RequestKey("params", bytes)
 _OPERATION: web.RequestKey[str] = web.RequestKey("operation", str)
 
 _OCTETS = "application/octet-stream"
@@ -69,6 +82,7 @@ class Gate:
         settings: ServerSettings,
         cross_origin: CrossOrigin,
         *,
+        requests: RequestLog,
         access_log: bool,
     ) -> None:
         self._admission = admission
@@ -77,6 +91,7 @@ class Gate:
         self._settings = settings
         self._fixed_headers = fixed_headers(settings.tls)
         self._access_log = access_log
+        self._requests = requests
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -104,6 +119,7 @@ class Gate:
             self._check_head(request)
             return self._cross_origin.preflight(request) or await handler(request)
         except Fault as fault:
+            request[FAILURE] = fault.message
             return fault_reply(fault)
         except web.HTTPException as exc:
             return fault_reply(_of_http(exc, request))
@@ -181,6 +197,8 @@ class Gate:
         operation = request.get(_OPERATION) or "other"
         telemetry.requests_total.labels(operation, str(reply.status)).inc()
         telemetry.request_seconds.labels(operation).observe(took_s)
+        if (owner := request.get(KEY)) is not None and _OPERATION in request:
+            self._explain(request, reply, owner, took_s)
         if self._access_log:
             key = request.get(KEY)
             log.info(
@@ -194,6 +212,32 @@ class Gate:
                     "key": key.id if key else None,
                     "units": request.get(UNITS),
                 },
+            )
+
+    def _explain(self, request: web.Request, reply: web.StreamResponse, key: Key, took_s: float) -> None:
+        """Record what happened to the request, if it is to be recorded."""
+        size = reply.content_length or 0
+        shared = {"network": request.get(NETWORK, ""), "took_s": took_s, "units": request.get(UNITS, 0), "bytes": size}
+        directives = request.get(DIRECTIVES)
+        if (batch := request.get(BATCH)) is not None:
+            self._requests.note_batch(request[REQUEST_ID], key, batch, directives=directives, **shared)
+            return
+        failure = request.get(FAILURE, "") or ("internal error" if reply.status >= 500 else "")
+        reason = self._requests.reason(key.account, took_s, directives, failed=failure != "")
+        if reason is not None:
+            self._requests.note(
+                request[REQUEST_ID],
+                key,
+                reason,
+                surface="http" if METHOD in request else "rest",
+                method=request.get(METHOD) or request[_OPERATION],
+                status=reply.status,
+                flight=request.get(FLIGHT),
+                params=request.get(PARAMS, b""),
+                error=failure,
+                cache=request.get(CACHE, ""),
+                **({} if FLIGHT in request else {"block": request.get(BLOCK, 0)}),
+                **shared,
             )
 
     # Called by handlers

@@ -18,6 +18,8 @@ create table accounts (
     created_at timestamptz not null default now(),
     -- Keys and sessions of a disabled account are rejected.
     disabled boolean not null default false,
+    -- Whether records of its requests have params.
+    record_params boolean not null default false,
     changed_at timestamptz not null default now(),
     -- The buckets that all its keys share.
     slot bigint not null default nextval('key_slots')
@@ -1105,3 +1107,52 @@ end $$;
 
 create trigger cordons_notice after insert or update or delete on cordons
 for each statement execute function notice_cordons();
+
+-- Records of requests, one partition for each UTC day. `attempts` is JSON; `params` is null unless the account records them.
+create table requests (
+    at timestamptz not null,
+    id text not null,
+    account text not null,
+    key text not null,
+    network text not null,
+    surface text not null,
+    method text not null,
+    status integer not null,
+    reason text not null,
+    units integer not null,
+    cache text not null,
+    ms double precision not null,
+    bytes bigint not null,
+    block bigint not null,
+    error text not null,
+    blame text not null,
+    attempts text not null,
+    params text
+) partition by range (at);
+
+create index requests_by_id on requests (id, at desc);
+create index requests_of_account on requests (account, at desc);
+
+create function open_request_day(day date) returns void language plpgsql as $$
+declare
+    name text := 'requests_' || to_char(day, 'YYYYMMDD');
+begin
+    perform pg_advisory_xact_lock(hashtext('requests'));
+    if to_regclass(name) is null then
+        execute format('create table %I partition of requests for values from (%L) to (%L)',
+            name, day::timestamp at time zone 'utc', (day + 1)::timestamp at time zone 'utc');
+    end if;
+end $$;
+
+create function close_request_days(before date) returns void language plpgsql as $$
+declare
+    name text;
+begin
+    perform pg_advisory_xact_lock(hashtext('requests'));
+    for name in
+        select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        where i.inhparent = 'requests'::regclass and c.relname < 'requests_' || to_char(before, 'YYYYMMDD')
+    loop
+        execute format('drop table %I', name);
+    end loop;
+end $$;

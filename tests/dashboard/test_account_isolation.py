@@ -34,6 +34,7 @@ OPERATIONS: dict[str, Any] = {
     "account_delete_gas_policy": None,
     "account_read_gas_spend": None,
     "account_list_gas_refusals": None,
+    "account_read_request": None,
 }
 
 
@@ -58,6 +59,7 @@ async def test_resource_of_another_account_is_not_found(service: DashboardServic
     owner, other = await service.holder(), await service.holder()
     resources = await create_resources(owner)
     event = (await owner.post(f"/account/webhooks/{resources['/account/webhooks']['id']}/test", {})).data["event_id"]
+    resources["/account/requests"] = {"id": event}
     before = {path: (await owner.get(f"{path}/{each['id']}")).data for path, each in resources.items()}
     for name, body in OPERATIONS.items():
         operation = API_SPEC.operations[name]

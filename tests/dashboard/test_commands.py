@@ -99,3 +99,30 @@ async def test_key_is_restricted_and_account_disabled_from_the_command_line(serv
     wrong = await run(service, "keys", "set", made["id"], "--allow-ip", "somewhere")
     assert wrong.returncode == 1
     assert "allowed_ips" in wrong.stderr
+
+
+async def test_request_is_explained_from_the_command_line(service: DashboardService) -> None:
+    holder = await service.holder()
+    made = await holder.new_key()
+
+    async def known() -> bool:
+        return (await call(service, made["key"])).status == 200
+
+    await until(known)
+    request_id = (await call(service, made["key"], "eth_nothing", **{"X-Request-Id": "explained-1"})).headers[
+        "X-Request-Id"
+    ]
+
+    async def is_written() -> bool:
+        return (await holder.get(f"/account/requests/{request_id}")).status == 200
+
+    await until(is_written)
+    text = (await run(service, "explain", request_id)).stdout
+    assert "status 200" in text
+    assert "error (chain)" in text
+    assert (await run_json(service, "explain", request_id))["id"] == request_id
+    assert (await run(service, "explain", "absent")).returncode == 1
+    listed = (await holder.get("/account/requests?reason=failed")).data
+    assert [each["id"] for each in listed["requests"]] == [request_id]
+    changed = await holder.request("PATCH", "/account", {"record_params": True})
+    assert changed.data["account"]["record_params"] is True

@@ -71,21 +71,26 @@ class Worker:
         disabled: bool = False,
         lives_s: float = math.inf,
         directives: frozenset[str] = USUAL,
+        records_params: bool = False,
         beside: Key | None = None,
     ) -> Key:
         """Add a key with its own account, or one `beside` another of the same account. `keys[name]` is its text."""
         place = len(self.keys) + 1
         text = access.mint("live" if live else "test", place.to_bytes(32, "big"))
         self.keys[name] = text
+        account = (
+            beside.account
+            if beside
+            else Account(id=f"acc_{place}", plan="enterprise", day_limit=limits.requests_per_day)
+        )
+        account.records_params = records_params
         key = Key(
             id=f"key_{place}",
             lineage=f"key_{place}",
             digest=access.digest(PEPPER.encode(), text),
             live=live,
             scopes=access.scope_bits(tuple(scopes)),
-            account=beside.account
-            if beside
-            else Account(id=f"acc_{place}", plan="enterprise", day_limit=limits.requests_per_day),
+            account=account,
             rate=beside.rate if beside else BucketRates(place, limits.requests_per_second, limits.units_per_second),
             disabled=disabled,
             dies_at=time.monotonic() + lives_s,

@@ -53,6 +53,10 @@ class AccountService:
     async def read(self, account: str) -> KeyRow:
         return await self._keys.read_account(account)
 
+    async def record_params(self, account: str, *, wanted: bool) -> None:
+        """Record the params of the account's calls from now on, or stop recording them."""
+        await self._keys.update_account(account, record_params=wanted)
+
     def limits_of(self, row: KeyRow) -> Limits:
         """The account's own limits where they are set, otherwise the plan's."""
         plan = self._plans[row["plan"] if row["plan"] in self._plans else "free"].limits

@@ -39,6 +39,8 @@ RETRY_S = 0.5
 class KeyPlan(Protocol):
     @property
     def limits(self) -> Limits: ...
+    @property
+    def sample_every(self) -> int: ...
 
 
 class Slots(Protocol):
@@ -270,10 +272,12 @@ class Keyring:
             account.plan, account.day_limit = row["plan"], day_limit
             account.remaining = day_limit - row["used_today"]
             account.exhausted = 0 < day_limit <= row["used_today"]
+        account.records_params = row["record_params"]
+        account.sample_every = self._plans[row["plan"] if row["plan"] in self._plans else "free"].sample_every
         return account
 
 
-_COMPARED = ("counts_day", "scopes", "rate", "own_rate", "disabled", "fence", "directives")
+_COMPARED = ("counts_day", "scopes", "rate", "own_rate", "disabled", "fence", "directives", "records_params")
 
 
 def _rate(row: KeyRecord, plan: Limits) -> BucketRates:

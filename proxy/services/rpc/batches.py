@@ -50,8 +50,8 @@ class BatchItem:
     """One call of a batch, and its reply once that has arrived."""
 
     __slots__ = (
-        "batch", "block", "cache", "connection", "counted", "fault", "flight", "has_length", "id", "is_begun", "is_waiting",
-        "parts", "policy", "reply", "reserved", "settled", "units",
+        "batch", "block", "cache", "connection", "counted", "failure", "fault", "flight", "has_length", "id", "is_begun",
+        "is_waiting", "parts", "policy", "reply", "reserved", "settled", "took_s", "units",
     )  # fmt: skip
 
     def __init__(self, batch: CallBatch, id_: bytes | None) -> None:
@@ -64,6 +64,9 @@ class BatchItem:
         self.block = 0
         self.reply = b""
         self.fault: Fault | None = None
+        # The text of the error or the fault, and how long the item took.
+        self.failure = ""
+        self.took_s = 0.0
         self.settled = False
         # A large result: the upstream connection that it comes on, whether its length was known and how much of it is counted,
         # the parts that wait, and whether some were sent already.
@@ -97,6 +100,7 @@ class BatchItem:
         self._settle("results")
 
     def on_error(self, error: bytes) -> None:
+        self.failure = error.decode("utf-8", "replace") if self.fault is None else self.fault.message
         if self.id:
             self.reply = jsonrpc.error_reply(self.id, error)
         self._settle("errors" if self.fault is None else "faults")
@@ -240,9 +244,10 @@ class BatchItem:
         if self.settled:
             return
         self.settled = True
+        self.took_s = time.monotonic() - self.batch.began
         if self.policy is not None:
             units = self.units if self.fault is None else 0
-            self.batch.sheet[self.policy.tally].count(outcome, self.cache, units, time.monotonic() - self.batch.began)
+            self.batch.sheet[self.policy.tally].count(outcome, self.cache, units, self.took_s)
         self.batch.settled()
 
 

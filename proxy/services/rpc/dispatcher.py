@@ -87,6 +87,8 @@ class Dispatcher(FlightHandler):
     def _expire(self, flight: Flight) -> None:
         if not flight.done and not flight.streaming:
             assert flight.directives is not None
+            for upstream in flight.under_way():
+                flight.note(upstream, flight.began_at(upstream), _monotonic(), "no reply before the request's deadline")
             reason = f"no upstream replied within {flight.directives.timeout_ms} ms, the request's X-Timeout-Ms"
             self._give_up(flight, UpstreamTimeout(self._message(reason)))
 
@@ -175,6 +177,7 @@ class Dispatcher(FlightHandler):
         elif now - flight.began > self.call_timeout_s:
             for upstream in flight.under_way():
                 upstream.count_overdue(flight.began, now)
+                flight.note(upstream, flight.began_at(upstream), now, "no reply in time")
             reason = f"no upstream replied within {self.call_timeout_s:g} s"
             self._give_up(flight, UpstreamTimeout(self._message(reason)))
         elif self._is_late(flight, now):
@@ -241,6 +244,7 @@ class Dispatcher(FlightHandler):
                 flight.suspect(upstream)
                 if not flight.policy.may_repeat:
                     upstream.health.write_failed(now)
+            flight.note(upstream, began, now, f"invalid reply, HTTP status {head.status}")
             self._after_failure(flight, now, "an upstream sent an invalid reply", sent=True)
             return
         self.receive(flight, reply, upstream, now, now - began)
@@ -251,6 +255,8 @@ class Dispatcher(FlightHandler):
         """A valid reply to our call."""
         flight.answered_by = upstream
         policy = flight.policy
+        if flight.trail is not None and reply.result:
+            flight.note(upstream, flight.last_began, now, "answered")
         if not reply.result:
             self._on_error(flight, reply, upstream, now, took_s)
             return
@@ -259,6 +265,7 @@ class Dispatcher(FlightHandler):
             flight.blame_suspects(now)
         if policy.method.empty and is_doubtful(self.state, flight, upstream, reply.result):
             flight.spare = bytes(reply.result)
+            flight.note(upstream, flight.last_began, now, "empty, and the upstream is behind")
             if flight.is_under_way() or self._send_another(flight, now):
                 return
         if flight.reports_head and not self._agrees_with_head(flight, reply, upstream, now):
@@ -278,7 +285,7 @@ class Dispatcher(FlightHandler):
         if not flight.is_carried_by(upstream):
             return
         now = _monotonic()
-        flight.ended(upstream)
+        flight.note(upstream, flight.ended(upstream), now, reason)
         if reason == STALE and flight.policy.may_repeat and not flight.is_under_way() and flight.tries < MAX_TRIES:
             self.send(flight, upstream, now, fresh=True)
             return
@@ -319,6 +326,7 @@ class Dispatcher(FlightHandler):
     def rate_limited(self, flight: Flight, upstream: Upstream, now: float, head: ReplyHead) -> None:
         """The upstream limits our rate. This does not count as a failure."""
         upstream.health.rest(now, head.retry_after_s or 1.0)
+        flight.note(upstream, flight.last_began, now, f"rate limited, HTTP status {head.status}")
         # RFC 6585, 4: a 429 refuses the request, so a write was not executed. A private one is still for this upstream alone.
         was_refused = head.status == 429 and not flight.policy.method.private
         self._after_failure(flight, now, "an upstream is rate limited", sent=not was_refused)
@@ -328,6 +336,7 @@ class Dispatcher(FlightHandler):
     ) -> None:
         policy, error = flight.policy, bytes(reply.error)
         verdict = dialect.classify(error, policy.family.verdicts)
+        flight.note(upstream, flight.last_began, now, f"error: {verdict.kind}")
         if verdict.wants_rest:
             upstream.health.rest(now, 1.0)
         elif verdict.blame:
@@ -382,6 +391,7 @@ class Dispatcher(FlightHandler):
                 self._after_failure(flight, now, "an upstream reported an impossible block", sent=True)
                 return False
             case "behind":
+                flight.note(upstream, flight.last_began, now, "behind the newest block")
                 if flight.policy.is_head_number:
                     reply.result = msgspec.Raw(self.state.head_number())
                     return True

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import result_start
+from proxy.core.request_records import RecordedAttempt
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
@@ -53,7 +54,7 @@ class Flight:
         "answered_by", "archive", "began", "block", "client", "directives", "done", "first", "first_at", "handed_over",
         "handler", "id", "is_piece", "joined_by", "last_began", "least_head", "most_tries", "moves", "params", "policy",
         "reports_head", "second", "second_at", "slot", "spare", "spare_error", "spare_weight", "streaming", "suspects",
-        "tried", "tries", "waiters",
+        "trail", "tried", "tries", "waiters",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +113,8 @@ class Flight:
         self.spare: bytes | None = None
         self.spare_error = b""
         self.spare_weight = 0
+        # The attempts that have ended, if one of them did not give the result at once. Others need no list.
+        self.trail: list[RecordedAttempt] | None = None
         # The upstreams that were tried, as a bit set of their indexes, and the number of attempts.
         self.tried = 0
         self.tries = 0
@@ -157,8 +160,29 @@ class Flight:
             self.last_began = self.second_at
         return self.last_began
 
+    def note(self, upstream: Upstream, began: float, now: float, outcome: str) -> None:
+        """Record how an attempt ended, for `attempts`."""
+        if self.trail is None:
+            self.trail = []
+        self.trail.append((upstream.label, began - self.began, now - began, outcome))
+
+    def attempts(self, now: float) -> list[RecordedAttempt]:
+        """All attempts so far, in the order in which they ended."""
+        found = [] if self.trail is None else list(self.trail)
+        if self.trail is None and self.answered_by is not None:
+            found.append((self.answered_by.label, self.last_began - self.began, now - self.last_began, "answered"))
+        if self.first is not None:
+            found.append((self.first.label, self.first_at - self.began, now - self.first_at, "under way"))
+        if self.second is not None:
+            found.append((self.second.label, self.second_at - self.began, now - self.second_at, "under way"))
+        return found
+
     def is_carried_by(self, upstream: Upstream) -> bool:
         return upstream is self.first or upstream is self.second
+
+    def began_at(self, upstream: Upstream) -> float:
+        """When the attempt under way with this upstream began."""
+        return self.first_at if upstream is self.first else self.second_at
 
     def is_under_way(self) -> bool:
         return self.first is not None or self.second is not None
@@ -179,6 +203,7 @@ class Flight:
             oldest = self.first if self.first_at < self.second_at else self.second
             began = self.ended(oldest)
             oldest.leave(self)
+            self.note(oldest, began, now, "given up: too slow")
             oldest.count_late(began, now)
 
     def leave_others(self, upstream: Upstream) -> None:
@@ -194,6 +219,8 @@ class Flight:
         for upstream in self.under_way():
             began = self.ended(upstream)
             upstream.leave(self)
+            if self.answered_by is not None:
+                self.note(upstream, began, now, "given up: another upstream was faster")
             if began < answered_began:
                 upstream.count_late(began, now)
 

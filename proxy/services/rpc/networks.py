@@ -95,7 +95,13 @@ class Route:
 
     def short_policies(self, key: Key) -> Mapping[str, MethodPolicy]:
         """The methods that this key may call on the short path (web/front/client)."""
-        if key.locked or key.account.day_limit or key.dies_at < math.inf or (self.is_live and not key.live):
+        if (
+            key.locked
+            or key.records_params
+            or key.account.day_limit
+            or key.dies_at < math.inf
+            or (self.is_live and not key.live)
+        ):
             return _NONE
         found = self._short.get(key.scopes)
         if found is None:

@@ -174,6 +174,11 @@ class ShortBatch:
         upstream.health.inflight += len(flights) - 1
         return UpstreamBatch(dispatcher, flights, began=self.began)
 
+    def sent(self) -> list[tuple[MethodPolicy, str]]:
+        """The policy of each call, and the upstream that answered all of them."""
+        label = "" if self._route.only is None else self._route.only.label
+        return [(policy, label) for policy, _ in self._calls]
+
     # The interface of `CallBatch`
 
     def pieces(self) -> list[Piece]:

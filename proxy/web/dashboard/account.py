@@ -46,6 +46,7 @@ class AccountHandlers:
         return {
             "read_account": self.read,
             "delete_account": self.delete,
+            "update_own_account": self.update,
             "list_keys": self.list_keys,
             "create_key": self.create_key,
             "read_key": self.read_key,
@@ -68,6 +69,7 @@ class AccountHandlers:
                 "email": row["email"],
                 "plan": row["plan"],
                 "has_password": request.who.has_password,
+                "record_params": row["record_params"],
                 "created_at": time_of(row["created_at"]),
             },
             "limits": asdict(limits),
@@ -79,6 +81,10 @@ class AccountHandlers:
     async def delete(self, request: SessionRequest) -> dict[str, Any]:
         await self._removal.remove_confirmed(request.who.id, request.body["email"])
         return {"deleted": True}
+
+    async def update(self, request: SessionRequest) -> dict[str, Any]:
+        await self._accounts.record_params(request.who.id, wanted=request.body["record_params"])
+        return await self.read(request)
 
     async def _today(self, row: dict[str, Any]) -> dict[str, Any]:
         today = await self._accounts.today(row)

@@ -334,6 +334,7 @@ class FrontConnection(asyncio.Protocol):
         replies.units = 0
         replies.cache = ""
         replies.block = 0
+        replies.params = b""
         if key.disabled or key.dies_at <= now or not key.scopes & route.any_scope or (route.is_live and not key.live):
             replies.on_fault(self._context.refusal(head, now))
             return
@@ -343,6 +344,7 @@ class FrontConnection(asyncio.Protocol):
             else:
                 call = call or jsonrpc.parse(body, envelope)
                 replies.id = call[2]
+                replies.params = call[1] if key.records_params else b""
                 self._context.rpc.call(replies, route, key, call, now, directives=head.directives)
         except MalformedCall as exc:
             replies.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))

@@ -13,6 +13,7 @@ from proxy.core.access import Key
 from proxy.core.encodings import EncodedResults
 from proxy.errors import Fault, Unauthorized
 from proxy.services.accounts.admission import Admission
+from proxy.services.request_log import RequestLog
 from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.telemetry import AccessLines
@@ -38,6 +39,7 @@ class FrontContext:
         max_requests: int,
         held: HeldReplies,
         log: AccessLines | None,
+        requests: RequestLog,
         shows_upstream: bool = False,
         fixed_lines: bytes = b"Server: Penstock\r\n",
         compress_from: int = 0,
@@ -56,6 +58,8 @@ class FrontContext:
         self.max_requests = max_requests
         self.held = held
         self.log = log
+        self.requests = requests
+        self.slow_s = requests.slow_s
         self.windows = admission.windows
         self._admission = admission
         self.draining = False

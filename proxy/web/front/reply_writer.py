@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Final, final
+from typing import Any, Final, final
 
 import msgspec
 import orjson
@@ -66,9 +66,9 @@ _REPLY_LENGTHS: Final = [_reply_length(size) for size in range(1024)]
 @final
 class ReplyWriter:
     __slots__ = (
-        "_chunked", "_compressor", "_context", "_held_bytes", "_holds", "_on_free", "_reader", "_source", "_streamed",
-        "batch", "began", "block", "busy", "cache", "flight", "head", "id", "left", "paused_reading", "policy",
-        "stalled_since", "transport", "units", "was_refused",
+        "_answered", "_chunked", "_compressor", "_context", "_failure", "_held_bytes", "_holds", "_on_free", "_reader",
+        "_size", "_source", "_streamed", "batch", "began", "block", "busy", "cache", "flight", "head", "id", "left", "params",
+        "paused_reading", "policy", "stalled_since", "transport", "units", "was_refused",
     )  # fmt: skip
 
     def __init__(self, context: FrontContext, reader: RequestReader, on_free: Callable[[], None]) -> None:
@@ -107,6 +107,11 @@ class ReplyWriter:
         # Whether the reply is read from the upstream although the client does not read it, and the bytes so held.
         self._holds = False
         self._held_bytes = 0
+        # For the record of the request: its params, if they are recorded, its error, its batch, and the size of its reply.
+        self.params = b""
+        self._failure = ""
+        self._answered: CallBatch | ShortBatch | None = None
+        self._size = 0
 
     def __repr__(self) -> str:
         return f"<ReplyWriter {'busy' if self.busy else 'idle'}, {self.left} replies left>"
@@ -168,6 +173,11 @@ class ReplyWriter:
         )
         if context.log is not None:
             self._log(200, request_id, now)
+        account = key.account
+        if account.unsampled <= 1 or now - self.began > context.slow_s or head.directives is not None:
+            self._record(200, request_id, now, size)
+        else:
+            account.unsampled -= 1
         self._finish(b"".join(reply))
 
     def on_error(self, error: bytes) -> None:
@@ -175,6 +185,7 @@ class ReplyWriter:
         if not self.id:
             self._finish(self._no_content())
             return
+        self._failure = error.decode("utf-8", "replace")
         self._finish_body(jsonrpc.error_reply(self.id, error))
 
     def _write_encoded(self, encoding: int, result: bytes | msgspec.Raw) -> None:
@@ -210,6 +221,7 @@ class ReplyWriter:
         self._refund(fault)
         self.was_refused = True
         self._reader.forget_known()
+        self._failure = fault.message
         self._finish(self._fault(fault))
 
     def _refund(self, fault: Fault) -> None:
@@ -225,6 +237,7 @@ class ReplyWriter:
         self.units = self._context.rpc.settle_batch(self.head.key, batch)
         self.block = batch.reached
         body = batch.body()
+        self._answered = batch
         if body:
             self._finish_body(body)
         else:
@@ -434,6 +447,7 @@ class ReplyWriter:
 
     def _ok(self, size: int | None, encoding: int = 0) -> bytes:
         """The head of a 200 with a body of this size; None means a chunked body."""
+        self._size = size or 0
         return self._ok_lines(encoding) + (
             b"Transfer-Encoding: chunked\r\n\r\n" if size is None else _length_line(size)
         )
@@ -472,6 +486,7 @@ class ReplyWriter:
         request_id = head.request_id or self._context.request_id()
         now = _monotonic()
         self._log(status, request_id, now)
+        self._record(status, request_id, now, self._size)
         # The rates of an expired key are not shown, like those of an unknown one.
         if now < head.key.dies_at:
             rates = self._context.rate_lines(head.key, now)
@@ -499,6 +514,50 @@ class ReplyWriter:
             is_short = self.policy is not None and self.policy.short and not self.cache and route.only is not None
             label = route.upstreams[0].label if is_short else ""
         return b"X-Upstream: %b\r\n" % label.encode() if label else b""
+
+    def _record(self, status: int, request_id: bytes, now: float, size: int) -> None:
+        """Record what happened to the request, if it is to be recorded."""
+        head, requests, took_s = self.head, self._context.requests, now - self.began
+        failure, batch = self._failure, self._answered
+        self._failure, self._answered, self._size = "", None, 0
+        if head is None:
+            return
+        key, network, directives = head.key, head.route.network.id, head.directives
+        name = request_id.decode()
+        if batch is not None:
+            requests.note_batch(
+                name, key, batch, network=network, took_s=took_s, directives=directives, units=self.units, bytes=size
+            )
+            return
+        reason = requests.reason(key.account, took_s, directives, failed=failure != "")
+        if reason is not None:
+            requests.note(
+                name,
+                key,
+                reason,
+                surface="http",
+                network=network,
+                method=self.policy.method.name if self.policy is not None else "",
+                status=status,
+                took_s=took_s,
+                flight=self.flight,
+                params=self.params,
+                error=failure,
+                units=self.units,
+                cache=self.cache,
+                bytes=size,
+                **self._short_attempt(took_s),
+            )
+
+    def _short_attempt(self, took_s: float) -> dict[str, Any]:
+        """The block and the attempt of a call without a flight."""
+        if self.flight is not None:
+            return {}
+        assert self.head is not None
+        only = self.head.route.only
+        is_short = only is not None and self.policy is not None and self.policy.short and not self.cache and self.units
+        attempts = ((only.label, 0.0, took_s, "answered"),) if only is not None and is_short else ()
+        return {"block": self.block, "attempts": attempts}
 
     def _log(self, status: int, request_id: bytes, now: float) -> None:
         """Add the request's line to the access log."""

@@ -25,7 +25,7 @@ from proxy.errors import BehindBlock, Fault, Forbidden, InternalError, RateLimit
 from proxy.services.accounts.admission import Admission
 from proxy.tasks import min_block_of_task
 from proxy.web.api_spec import ApiOperation, ApiSpec
-from proxy.web.gate import BLOCK, CACHE, UNITS, Gate
+from proxy.web.gate import BLOCK, CACHE, DIRECTIVES, NETWORK, UNITS, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import json_reply
 from proxy.web.request_directives import directives_of, without_directives
@@ -150,7 +150,8 @@ class RestEndpoints:
                 outcome = "results"
                 return _reply(request, found if isinstance(found, RestReply) else RestReply(found))
             finally:
-                tally = self._count(key, resolved[0] if resolved else "", operation.id)
+                request[NETWORK] = resolved[0] if resolved else ""
+                tally = self._count(key, request[NETWORK], operation.id)
                 tally.count(outcome, request.get(CACHE, ""), request.get(UNITS, 0), time.monotonic() - began)
 
         return handle
@@ -159,6 +160,8 @@ class RestEndpoints:
         self, request: web.Request, operation: ApiOperation, key: Key, scopes: int, resolved: list[str]
     ) -> RestRequest:
         directives = directives_of(request, key)
+        if directives is not None:
+            request[DIRECTIVES] = directives
         path = operation.check_path(request.match_info)
         query = operation.check_query(without_directives(request.query))
         body = None

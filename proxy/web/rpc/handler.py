@@ -24,7 +24,20 @@ from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.handler_connection import HandlerConnection
-from proxy.web.gate import BLOCK, CACHE, UNITS, UPSTREAM, Gate
+from proxy.web.gate import (
+    BATCH,
+    BLOCK,
+    CACHE,
+    DIRECTIVES,
+    FAILURE,
+    FLIGHT,
+    METHOD,
+    NETWORK,
+    PARAMS,
+    UNITS,
+    UPSTREAM,
+    Gate,
+)
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
 
@@ -91,7 +104,10 @@ class RpcHandler:
         key = self._gate.authenticate(request, self._operation)
         route = self._resolver.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
         body = await self._gate.read_body(request, most=route.max_body)
+        request[NETWORK] = route.network.id
         directives = directives_of(request, key, route.labels)
+        if directives is not None:
+            request[DIRECTIVES] = directives
         try:
             if jsonrpc.is_batch(body):
                 reply, share = await self._batch(request, route, key, body, directives=directives)
@@ -109,7 +125,11 @@ class RpcHandler:
         share = self._rpc.held_replies.share(key.account.id)
         pending = HeldReply(share)
         began = time.monotonic()
+        request[METHOD] = ""
+        request[PARAMS] = call[1]
         self._rpc.call(pending, route, key, call, began, directives=directives)
+        # Names that callers invent are not recorded.
+        request[METHOD] = pending.policy.method.name if pending.policy is not None else ""
         try:
             try:
                 reply = jsonrpc.result_reply(call[2], await _result_or_leave(request, pending))
@@ -117,11 +137,15 @@ class RpcHandler:
             except RpcError as exc:
                 reply = jsonrpc.error_reply(call[2], exc.error)
                 outcome = "errors"
+                request[FAILURE] = exc.error.decode("utf-8", "replace")
         except Fault as fault:
             self._rpc.refund(key, fault, 1, pending.units)
             pending.units = 0
             pending.count(key.sheet, "faults", time.monotonic() - began)
             raise
+        finally:
+            if pending.flight is not None:
+                request[FLIGHT] = pending.flight
         pending.count(key.sheet, outcome, time.monotonic() - began)
         request[UNITS] = pending.units
         request[CACHE] = pending.cache
@@ -141,6 +165,7 @@ class RpcHandler:
             share = batch.share
             request[UNITS] = self._rpc.settle_batch(key, batch)
             request[BLOCK] = batch.reached
+            request[BATCH] = batch
             pending.on_result(batch.body())
 
         def refuse(why: Fault | MalformedCall, ids: Sequence[bytes]) -> None:

@@ -37,6 +37,7 @@ class SocketCalls:
 
     __slots__ = (
         "_on_answered",
+        "_served",
         "_under_way",
         "context",
         "directives",
@@ -70,6 +71,7 @@ class SocketCalls:
         self.directives = directives
         self._on_answered = on_answered
         self._under_way: set[SocketCall | SocketBatch] = set()
+        self._served = 0
 
     def __repr__(self) -> str:
         return f"<SocketCalls {len(self._under_way)} under way>"
@@ -107,6 +109,11 @@ class SocketCalls:
         )
         self._on_answered()
 
+    def next_id(self) -> str:
+        """The id of one message's record: that of the handshake, and the message's number."""
+        self._served += 1
+        return f"{self.request_id}.{self._served}"
+
     def leave(self) -> None:
         """The client has left: nothing waits for the replies any more."""
         calls, self._under_way = self._under_way, set()
@@ -117,7 +124,20 @@ class SocketCalls:
 class SocketCall(HeldResultWaiter):
     """A single call, and the waiter of its outcome. A large result is held until it is a whole message."""
 
-    __slots__ = ("_began", "_owner", "block", "cache", "flight", "held", "id", "policy", "units")
+    __slots__ = (
+        "_began",
+        "_failure",
+        "_owner",
+        "_params",
+        "_status",
+        "block",
+        "cache",
+        "flight",
+        "held",
+        "id",
+        "policy",
+        "units",
+    )
 
     def __init__(self, owner: SocketCalls, now: float) -> None:
         self._owner = owner
@@ -129,6 +149,10 @@ class SocketCall(HeldResultWaiter):
         self.cache = ""
         self.block = 0
         self.held: HeldResult | None = None
+        # For the record of the call.
+        self._params = b""
+        self._failure = ""
+        self._status = 200
 
     def __repr__(self) -> str:
         return f"<SocketCall {self.policy!r}>"
@@ -137,6 +161,7 @@ class SocketCall(HeldResultWaiter):
         owner = self._owner
         owner.add(self)
         self.id = call[2]
+        self._params = call[1] if owner.key.records_params else b""
         owner.context.rpc.call(
             self,
             owner.route,
@@ -174,6 +199,7 @@ class SocketCall(HeldResultWaiter):
         self._end("results")
 
     def on_error(self, error: bytes) -> None:
+        self._failure = error.decode("utf-8", "replace")
         if self.id:
             self._owner.output.send(self._owner.output.message(jsonrpc.error_reply(self.id, error)))
         self._end("errors")
@@ -182,6 +208,7 @@ class SocketCall(HeldResultWaiter):
         owner = self._owner
         owner.context.rpc.refund(owner.key, fault, 1, self.units)
         self.units = 0
+        self._failure, self._status = fault.message, fault.status
         if self.id:
             owner.output.send(owner.output.message(jsonrpc.error_reply(self.id, rpc_error_of(fault))))
         self._end("faults")
@@ -192,7 +219,29 @@ class SocketCall(HeldResultWaiter):
         if policy is not None:
             owner.key.sheet[policy.tally].count(outcome, self.cache, self.units, took_s)
         name = policy.method.name if policy is not None else ""
+        self._record(name, took_s)
         owner.answered(self, name, outcome=outcome, units=self.units, took_s=took_s)
+
+    def _record(self, method: str, took_s: float) -> None:
+        owner = self._owner
+        requests, name = owner.context.requests, owner.next_id()
+        reason = requests.reason(owner.key.account, took_s, owner.directives, failed=self._failure != "")
+        if reason is not None:
+            requests.note(
+                name,
+                owner.key,
+                reason,
+                surface="socket",
+                network=owner.route.network.id,
+                method=method,
+                status=self._status,
+                took_s=took_s,
+                flight=self.flight,
+                params=self._params,
+                error=self._failure,
+                units=self.units,
+                cache=self.cache,
+            )
 
 
 class SocketBatch:
@@ -242,6 +291,15 @@ class SocketBatch:
         self._is_done = True
         owner = self._owner
         units = owner.context.rpc.settle_batch(owner.key, batch)
+        owner.context.requests.note_batch(
+            owner.next_id(),
+            owner.key,
+            batch,
+            network=owner.route.network.id,
+            took_s=time.monotonic() - self._began,
+            directives=owner.directives,
+            units=units,
+        )
         pieces = batch.pieces()
         if batch.share.is_large:
             owner.output.send_large([frame_head(sum(map(len, pieces))), *pieces], batch.share)

@@ -12,6 +12,7 @@ from proxy.core.usage import Tally
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.socket_caps import SocketCaps
 from proxy.services.feed.topics import Feeds
+from proxy.services.request_log import RequestLog
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import SocketSettings
 from proxy.tasks import Tasks
@@ -59,6 +60,7 @@ class SocketContext:
         prices: Mapping[str, int],
         tasks: Tasks,
         access: AccessLines | None,
+        requests: RequestLog,
     ) -> None:
         self.limits = limits
         self.limiter = limiter
@@ -74,6 +76,7 @@ class SocketContext:
         self.silent_rounds = max(1, round(limits.idle_s / limits.ping_s))
         self._tasks = tasks
         self._access = access
+        self.requests = requests
         self._log_time = b""
         self._serial = itertools.count(1)
 

@@ -35,7 +35,8 @@ update accounts set
     requests_per_second = nullif(coalesce($5, requests_per_second), -1),
     units_per_second = nullif(coalesce($6, units_per_second), -1),
     requests_per_day = nullif(coalesce($7, requests_per_day), -1),
-    disabled = coalesce($8, disabled)
+    disabled = coalesce($8, disabled),
+    record_params = coalesce($9, record_params)
 where id = $1
 returning *;
 
@@ -54,6 +55,8 @@ with keys_end as (
     delete from account_passwords where account_id = $1
 ), mails_end as (
     delete from mails where account_id = $1
+), requests_end as (
+    delete from requests where account = $1
 )
 update accounts set name = 'deleted', email = '', disabled = true where id = $1
 returning *;

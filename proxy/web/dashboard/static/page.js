@@ -9,15 +9,16 @@ const VIEWS = {
   keys: { title: "API keys", client: "account", load: () => import("./views/keys.js") },
   webhooks: { title: "Webhooks", client: "account", load: () => import("./views/webhooks.js") },
   policies: { title: "Gas policies", client: "account", load: () => import("./views/policies.js") },
+  requests: { title: "Requests", client: "account", load: () => import("./views/requests.js") },
   explorer: { title: "Explorer", client: "any", load: () => import("./views/explorer.js") },
   account: { title: "Account", client: "account", load: () => import("./views/account.js") },
   operator: { title: "Operator", client: "admin", load: () => import("./views/operator.js") },
 };
 const GROUPS = [
-  ["API", ["overview", "webhooks", "policies", "explorer"]],
+  ["API", ["overview", "requests", "webhooks", "policies", "explorer"]],
   ["Settings", ["keys", "account"]],
 ];
-const OPERATOR_PAGES = { upstreams: "Upstreams", accounts: "Accounts", usage: "Usage", queues: "Queues" };
+const OPERATOR_PAGES = { upstreams: "Upstreams", accounts: "Accounts", usage: "Usage", requests: "Requests", queues: "Queues" };
 const OPERATOR_FLAG = "penstock.operator";
 const EXPIRED_FLAG = "penstock.expired";
 const shell = document.getElementById("shell");

@@ -7,7 +7,7 @@ import { card, facts, heading, toast } from "../components.js";
 import * as format from "../format.js";
 
 // Names of plan limits that are not clear by themselves.
-const LABELS = { keys: "API keys", policies: "Gas policies", sockets: "WebSockets", subscriptions: "Subscriptions per WebSocket" };
+const LABELS = { keys: "API keys", sample_every: "Good requests per record", policies: "Gas policies", sockets: "WebSockets", subscriptions: "Subscriptions per WebSocket" };
 
 const limit = (value) => (value ? format.number(value) : "No limit");
 

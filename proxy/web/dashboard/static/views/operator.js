@@ -2,9 +2,10 @@
 
 import { showAccounts } from "./accounts.js";
 import { showQueues } from "./queues.js";
+import { showAllRequests } from "./requests.js";
 import { showUpstreams } from "./upstreams.js";
 import { showAllUsage } from "./usage.js";
 
-const PAGES = { upstreams: showUpstreams, accounts: showAccounts, usage: showAllUsage, queues: showQueues };
+const PAGES = { upstreams: showUpstreams, accounts: showAccounts, usage: showAllUsage, requests: showAllRequests, queues: showQueues };
 
 export const show = ([page, ...rest]) => (Object.hasOwn(PAGES, page) ? PAGES[page] : showUpstreams)(rest);

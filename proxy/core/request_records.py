@@ -1,0 +1,90 @@
+"""Records of requests: what happened to one call, for the person who made it.
+
+Every failed and every slow request is recorded, others by a sample and on request. A record never has a secret: only the id of
+its key; params only if the account has turned that on, without anything that looks like a key.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from proxy.core.access import KEY_PREFIXES
+
+# An attempt: the upstream, when it began after the request, how long it took, both in seconds, and how it ended.
+RecordedAttempt = tuple[str, float, float, str]
+# Why a request was recorded.
+RecordReason = Literal["failed", "slow", "asked", "sampled"]
+# The cause of a failure. `limit`: a rate or a quota. `chain`: an error that the chain's rules demand, such as a revert.
+Blame = Literal["", "client", "limit", "chain", "upstream", "service"]
+Surface = Literal["http", "batch", "item", "socket", "rest", "webhook"]
+# The ids of webhook events, which identify their deliveries.
+EVENT_PREFIX = "evt_"
+
+MOST_PARAMS = 2048
+MOST_ERROR = 500
+_SECRET = re.compile(rf"(?:{'|'.join(KEY_PREFIXES)})[0-9A-Za-z]*")
+
+
+@dataclass(slots=True, kw_only=True)
+class RequestRecord:
+    id: str
+    # Unix time at its end.
+    at: float
+    account: str
+    key: str
+    network: str
+    surface: Surface
+    method: str
+    status: int
+    reason: RecordReason
+    units: int = 0
+    cache: str = ""
+    took_s: float = 0.0
+    bytes: int = 0
+    block: int = 0
+    error: str = ""
+    blame: Blame = ""
+    attempts: Sequence[RecordedAttempt] = ()
+    params: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestFilter:
+    """None means any."""
+
+    network: str | None = None
+    method: str | None = None
+    # "failed", "slow", "asked" or "sampled".
+    reason: str | None = None
+    status: int | None = None
+    key: str | None = None
+    since: datetime.datetime | None = None
+
+
+def blame_of(status: int, *, was_sent: bool) -> Blame:
+    """The cause of a fault with this status. `was_sent`: whether an upstream received the call."""
+    if status < 400:
+        return "chain"
+    if status == 429:
+        return "limit"
+    if status < 500:
+        return "client"
+    return "upstream" if was_sent or status == 504 else "service"
+
+
+def shown_text(text: str, most: int) -> str:
+    """The beginning of a text, without anything that looks like an API key."""
+    return _SECRET.sub("svc_…", text[: most + 64])[:most]
+
+
+def kind_of(at: int, attempts: Sequence[RecordedAttempt]) -> str:
+    """Whether an attempt is the first, a hedge beside one that was slow, or a retry after one that had ended."""
+    if at == 0:
+        return "first"
+    began = attempts[at][1]
+    is_beside = any(each[1] < began < each[1] + each[2] for each in attempts)
+    return "hedge" if is_beside else "retry"

@@ -1,0 +1,249 @@
+"""The log of requests: records wait in memory for a moment and are written to the database in the background.
+
+Recording never blocks a call. The memory is bounded, in all and for each account, and records beyond that are dropped and
+counted: a client that fails a thousand times a second leaves room for the records of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import asyncpg
+
+from proxy import telemetry
+from proxy.core.access import Account, Key
+from proxy.core.directives import Directives
+from proxy.core.paging import Page
+from proxy.core.request_records import (
+    EVENT_PREFIX,
+    MOST_ERROR,
+    MOST_PARAMS,
+    RecordReason,
+    RequestFilter,
+    RequestRecord,
+    Surface,
+    blame_of,
+    shown_text,
+)
+from proxy.errors import NotFound, Unavailable
+from proxy.services.rpc.batches import BatchItem, CallBatch
+from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.short_batch import ShortBatch
+from proxy.store.request_store import RequestStore
+
+log = logging.getLogger("penstock.requests")
+
+FLUSH_S = 1.0
+# Records that wait in a worker, in all and of one account: about 8 MB.
+MOST_WAITING = 8192
+MOST_OF_ACCOUNT = 512
+# Interval between removals of old days.
+KEEP_EVERY_S = 600.0
+
+
+class RequestLog:
+    def __init__(self, store: RequestStore, *, slow_s: float, keep_days: int) -> None:
+        """With `keep_days` 0 nothing is recorded."""
+        self._store = store
+        self._keep_days = keep_days
+        self.is_on = keep_days > 0
+        self.slow_s = slow_s if self.is_on else math.inf
+        self._waiting: list[RequestRecord] = []
+        self._of_account: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<RequestLog {len(self._waiting)} waiting>"
+
+    # Recording
+
+    def reason(
+        self, account: Account, took_s: float, directives: Directives | None, *, failed: bool
+    ) -> RecordReason | None:
+        """Why a request is recorded; None if it is not."""
+        account.unsampled -= 1
+        is_sampled = account.unsampled <= 0
+        if is_sampled:
+            account.unsampled = account.sample_every or 1 << 60
+        if not self.is_on:
+            return None
+        if failed:
+            return "failed"
+        if took_s > self.slow_s:
+            return "slow"
+        if directives is not None and directives.explain:
+            return "asked"
+        return "sampled" if is_sampled and account.sample_every else None
+
+    def note(
+        self,
+        request_id: str,
+        key: Key,
+        reason: RecordReason,
+        *,
+        surface: Surface,
+        network: str,
+        method: str,
+        status: int,
+        took_s: float,
+        flight: Flight | None = None,
+        params: bytes = b"",
+        error: str = "",
+        **more: Any,
+    ) -> None:
+        """Record one request. `more`: further members of the record."""
+        if not self._has_room(key.account.id):
+            telemetry.request_records_dropped_total.inc()
+            return
+        if flight is not None:
+            more.setdefault("attempts", flight.attempts(time.monotonic()))
+            more.setdefault("block", flight.block)
+            params = params or flight.params
+        was_sent = bool(more.get("attempts"))
+        self._waiting.append(
+            RequestRecord(
+                id=request_id,
+                at=time.time(),
+                account=key.account.id,
+                key=key.id,
+                network=network,
+                surface=surface,
+                method=method,
+                status=status,
+                reason=reason,
+                took_s=took_s,
+                error=shown_text(error, MOST_ERROR),
+                blame=blame_of(status, was_sent=was_sent) if error else "",
+                params=_params(params) if key.records_params and params else None,
+                **more,
+            )
+        )
+
+    def note_batch(
+        self,
+        request_id: str,
+        key: Key,
+        batch: CallBatch | ShortBatch,
+        *,
+        network: str,
+        took_s: float,
+        directives: Directives | None,
+        **more: Any,
+    ) -> None:
+        """Record a batch, and its items that failed. With a batch that is recorded for another reason, all its items."""
+        items = batch.items if isinstance(batch, CallBatch) else ()
+        failed = [place for place, item in enumerate(items) if item.failure]
+        reason = self.reason(key.account, took_s, directives, failed=bool(failed))
+        if reason is None:
+            return
+        more = {"network": network, "took_s": took_s, **more}
+        self.note(request_id, key, reason, surface="batch", method="batch", status=200, block=batch.reached, **more)
+        chosen: Iterable[int] = failed if reason == "failed" else range(len(items))
+        for place in chosen:
+            self._note_item(f"{request_id}.{place}", key, items[place], reason, network=network)
+        if isinstance(batch, ShortBatch):
+            for place, (policy, label) in enumerate(batch.sent()):
+                self.note(
+                    f"{request_id}.{place}",
+                    key,
+                    reason,
+                    surface="item",
+                    method=policy.method.name,
+                    status=200,
+                    units=policy.units,
+                    attempts=((label, 0.0, took_s, "answered"),),
+                    network=network,
+                    took_s=took_s,
+                )
+
+    def _note_item(self, request_id: str, key: Key, item: BatchItem, reason: RecordReason, *, network: str) -> None:
+        self.note(
+            request_id,
+            key,
+            reason,
+            surface="item",
+            network=network,
+            method=item.policy.method.name if item.policy is not None else "",
+            status=item.fault.status if item.fault is not None else 200,
+            took_s=item.took_s,
+            flight=item.flight,
+            error=item.failure,
+            units=item.units if item.fault is None else 0,
+            cache=item.cache,
+            bytes=len(item.reply),
+        )
+
+    def _has_room(self, account: str) -> bool:
+        if len(self._waiting) >= MOST_WAITING or self._of_account[account] >= MOST_OF_ACCOUNT:
+            return False
+        self._of_account[account] += 1
+        return True
+
+    # Writing
+
+    async def run(self) -> None:
+        """Supervised loop: write what was recorded."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            try:
+                await self.flush()
+            except Unavailable:
+                pass  # They wait for the next time; what has no room meanwhile is dropped.
+            except asyncpg.PostgresError as exc:
+                log.error("the database refused records of requests", extra={"reason": str(exc)})
+                self._forget()
+
+    async def flush(self) -> None:
+        if not self._waiting:
+            return
+        records = [*self._waiting]
+        await self._store.write(records)
+        del self._waiting[: len(records)]
+        self._of_account = Counter(record.account for record in self._waiting)
+
+    def _forget(self) -> None:
+        telemetry.request_records_dropped_total.inc(len(self._waiting))
+        self._waiting.clear()
+        self._of_account.clear()
+
+    async def keep(self) -> None:
+        """Supervised loop: remove days past their retention."""
+        while True:
+            before = datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(days=max(0, self._keep_days - 1))
+            try:
+                await self._store.close_days(before)
+            except Unavailable:
+                pass
+            await asyncio.sleep(KEEP_EVERY_S)
+
+    async def close(self) -> None:
+        """Write what was recorded last."""
+        try:
+            await self.flush()
+        except (Unavailable, asyncpg.PostgresError):
+            log.warning("records of requests were not written", extra={"records": len(self._waiting)})
+
+    # Reading
+
+    async def read(self, request_id: str, account: str | None) -> RequestRecord:
+        """The newest record with this id, of the account or, for None, of any. An event's id means its webhook delivery."""
+        is_delivery = request_id.startswith(EVENT_PREFIX)
+        found = await (self._store.read_delivery if is_delivery else self._store.read)(request_id, account)
+        if found is None:
+            raise NotFound(
+                f"there is no record of the request {request_id}: it is not an id of yours, was not recorded, or is too old"
+            )
+        return found
+
+    async def page(self, wanted: RequestFilter, account: str | None, page: Page) -> tuple[Sequence[RequestRecord], int]:
+        return await self._store.page(wanted, account, page)
+
+
+def _params(params: bytes) -> str:
+    return shown_text(params.decode("utf-8", "replace"), MOST_PARAMS)

@@ -1,0 +1,118 @@
+"""Records of requests in Postgres, partitioned by day: old days are dropped as a whole."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+import orjson
+
+from proxy.core.paging import Page
+from proxy.core.request_records import RequestFilter, RequestRecord
+from proxy.store import sql
+from proxy.store.pool import PATIENT_S, Pool
+
+# Records written by one statement.
+ROWS = 500
+WRITE_S = 10.0
+_COLUMNS = (
+    "id", "account", "key", "network", "surface", "method", "status", "reason", "units", "cache", "bytes", "block", "error",
+    "blame", "params",
+)  # fmt: skip
+
+
+class RequestStore:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        # The days that have a partition.
+        self._open: set[datetime.date] = set()
+
+    def __repr__(self) -> str:
+        return f"<RequestStore {len(self._open)} days open>"
+
+    async def write(self, records: Sequence[RequestRecord]) -> None:
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            for day in {_moment(record).date() for record in records} - self._open:
+                await connection.execute(sql.requests.open_day, day)
+                self._open.add(day)
+            for start in range(0, len(records), ROWS):
+                part = records[start : start + ROWS]
+                columns = [[getattr(record, name) for record in part] for name in _COLUMNS]
+                await connection.execute(
+                    sql.requests.add_requests,
+                    [_moment(record) for record in part],
+                    [record.took_s * 1000 for record in part],
+                    [orjson.dumps(record.attempts).decode() for record in part],
+                    *columns,
+                    timeout=WRITE_S,
+                )
+
+    async def close_days(self, before: datetime.date) -> None:
+        """Drop the days before this one."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            await connection.execute(sql.requests.close_days, before)
+        self._open = {day for day in self._open if day >= before}
+
+    async def read(self, request_id: str, account: str | None) -> RequestRecord | None:
+        async with self._pool.connection() as connection:
+            row = await connection.fetchrow(sql.requests.read_request, request_id, account)
+        return None if row is None else _record(row)
+
+    async def read_delivery(self, event_id: str, account: str | None) -> RequestRecord | None:
+        """The record of a webhook delivery, from the attempts that were made."""
+        async with self._pool.connection() as connection:
+            rows = await connection.fetch(sql.requests.read_delivery, event_id, account)
+        return _delivery(rows) if rows else None
+
+    async def page(self, wanted: RequestFilter, account: str | None, page: Page) -> tuple[Sequence[RequestRecord], int]:
+        """One page, newest first, and the number of records that match."""
+        given = (
+            account, wanted.network, wanted.method, wanted.reason, wanted.status, wanted.key, wanted.since,
+        )  # fmt: skip
+        async with self._pool.connection() as connection:
+            total = await connection.fetchval(sql.requests.count_requests, *given)
+            rows = await connection.fetch(sql.requests.page_requests, *given, page.limit, page.offset)
+        return [_record(row) for row in rows], total
+
+
+def _moment(record: RequestRecord) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(record.at, datetime.UTC)
+
+
+def _record(row: asyncpg.Record) -> RequestRecord:
+    values: dict[str, Any] = {name: row[name] for name in _COLUMNS}
+    attempts = [tuple(each) for each in orjson.loads(row["attempts"])]
+    return RequestRecord(at=row["at"].timestamp(), took_s=row["ms"] / 1000, attempts=attempts, **values)
+
+
+def _delivery(rows: Sequence[asyncpg.Record]) -> RequestRecord:
+    """Each attempt counts from the creation of the delivery."""
+    made = [row for row in rows if row["began_at"] is not None]
+    first, last = rows[0], made[-1] if made else None
+    created = first["created_at"]
+    is_failed = first["state"] != "delivered" and last is not None
+    ended = created if last is None else last["began_at"] + datetime.timedelta(milliseconds=last["took_ms"])
+    return RequestRecord(
+        id=first["id"],
+        at=ended.timestamp(),
+        account=first["account_id"],
+        key="",
+        network=first["network"],
+        surface="webhook",
+        method=first["event_type"],
+        status=(last["status"] or 0) if last is not None else 0,
+        reason="failed" if is_failed else "sampled",
+        took_s=(ended - created).total_seconds(),
+        error=f"{first['state']}: {last['outcome']}" if is_failed and last is not None else "",
+        blame="client" if is_failed else "",
+        attempts=[
+            ("receiver", (row["began_at"] - created).total_seconds(), row["took_ms"] / 1000, _outcome(row))
+            for row in made
+        ],
+    )
+
+
+def _outcome(row: asyncpg.Record) -> str:
+    return f"{row['outcome']}, HTTP status {row['status']}" if row["status"] else str(row["outcome"])

@@ -1,0 +1,117 @@
+/* Requests: records of failed, slow and sampled requests, and what happened to a single one. Operators see those of all accounts. */
+
+import { account, admin, query } from "../api.js";
+import { el } from "../dom.js";
+import * as forms from "../forms.js";
+import { asyncRegion, badge, button, card, codeBlock, empty, facts, heading, pager, poll, segmentedControl, table, toast } from "../components.js";
+import * as format from "../format.js";
+import { curl } from "./snippets.js";
+
+const LIMIT = 50;
+const LIVE_S = 2;
+const REASONS = { "": "All", failed: "Failed", slow: "Slow", sampled: "Sampled", asked: "Asked for" };
+const LEAD = "Failed and slow requests are always recorded, others by a sample, or with the header X-Explain: 1.";
+
+export const show = ([id]) => (id ? showRequest(account, id, "#/requests") : showList(account, "#/requests"));
+export const showAllRequests = ([id]) => (id ? showRequest(admin, id, "#/operator/requests") : showList(admin, "#/operator/requests"));
+
+async function showList(client, base) {
+  const filters = { page: 1, reason: "", status: "", method: "", network: "" };
+  let isLive = false;
+  const list = asyncRegion(async () => requestsTable(await client.get(`/requests${query({ ...filters, limit: LIMIT })}`), filters, list.reload, base));
+  const change = (values) => {
+    Object.assign(filters, values, { page: 1 });
+    list.reload();
+  };
+  const live = button("Live", () => {
+    isLive = !isLive;
+    live.setAttribute("aria-pressed", String(isLive));
+  }, { "aria-pressed": "false" });
+  poll(list.node, LIVE_S, async () => { if (isLive && filters.page === 1) await list.reload(); });
+  const parts = [heading("Requests", { lead: LEAD, actions: live }), card(null, searchForm(base),
+    el("div.spread", null, segmentedControl("Recorded because", REASONS, "", (reason) => change({ reason }))), filterForm(change), list.node)];
+  if (client === account) parts.push(await paramsCard());
+  await list.ready;
+  return parts;
+}
+
+function searchForm(base) {
+  const id = forms.text("Request ID", { required: true, maxlength: "90", placeholder: "req_…", hint: "The X-Request-Id of a reply. Add .N for item N of a batch." });
+  return forms.form(id.node, { label: "Explain", send: async () => { location.hash = `${base}/${encodeURIComponent(id.read())}`; } });
+}
+
+function filterForm(change) {
+  const method = forms.text("Method", { maxlength: "100", placeholder: "eth_call" });
+  const network = forms.text("Network", { maxlength: "100", placeholder: "ethereum/mainnet" });
+  const status = forms.count("Status", { min: "100", max: "599", placeholder: "503" });
+  return forms.form(forms.row(method.node, network.node, status.node), { label: "Filter",
+    send: async () => change({ method: method.read(), network: network.read(), status: status.read() ?? "" }) });
+}
+
+function requestsTable({ requests, page, total }, filters, reload, base) {
+  if (!requests.length) return empty("No requests", "Requests appear here about a second after they end.");
+  return [table("Requests", [
+    { name: "Time", show: (each) => el("a", { href: `${base}/${encodeURIComponent(each.id)}` }, format.time(each.at)) },
+    { name: "Method", show: (each) => [el("code", null, each.method || each.surface), el("span.below", null, each.network ?? "")] },
+    { name: "Status", show: (each) => badge(each.error ? `failed ${each.status}` : String(each.status), each.error ? "bad" : "good") },
+    { name: "Duration", kind: "num", show: (each) => format.millis(each.ms) },
+    { name: "Upstreams asked", kind: "num", show: (each) => format.number(each.attempts.length) },
+    { name: "Recorded", show: (each) => format.label(each.recorded) },
+  ], requests.map((each) => ({ data: each, attributes: { "data-id": each.id } }))),
+  pager({ page, total, limit: LIMIT }, (next) => {
+    filters.page = next;
+    reload();
+  })];
+}
+
+async function showRequest(client, id, base) {
+  const found = await client.get(`/requests/${encodeURIComponent(id)}`);
+  return [heading(found.method || "Request", { lead: found.id, actions: el("a.button", { href: base }, "All requests") }),
+    card("Summary", facts(summaryOf(found))), card("Upstreams", attemptsTable(found.attempts)),
+    found.error && card("Error", el("p", null, `Cause: ${found.blame}`), el("pre", null, found.error)),
+    found.network && codeBlock("Repeat it", repeatOf(found)).node];
+}
+
+const summaryOf = (found) => [
+  ["Time", format.time(found.at)],
+  ["Status", String(found.status)],
+  ["Network", found.network ?? format.NONE],
+  ["Duration", format.millis(found.ms)],
+  ["Units charged", format.number(found.units)],
+  ["Cache", found.cache ?? format.NONE],
+  ["State at block", format.number(found.block)],
+  ["Reply size", `${format.number(found.bytes)} bytes`],
+  ["Key", el("code", null, found.key_id)],
+  ["Account", el("code", null, found.account_id)],
+  ["Recorded because", format.label(found.recorded)],
+];
+
+const attemptsTable = (attempts) => (attempts.length ? table("Attempts", [
+  { name: "Upstream", show: (each) => each.upstream },
+  { name: "Attempt", show: (each) => format.label(each.kind) },
+  { name: "Began after", kind: "num", show: (each) => format.millis(each.after_ms) },
+  { name: "Duration", kind: "num", show: (each) => format.millis(each.ms) },
+  { name: "Outcome", show: (each) => each.outcome },
+], attempts.map((each) => ({ data: each }))) : empty("No upstream was asked"));
+
+/* Without recorded params, the reader fills them in. */
+function repeatOf(found) {
+  let params = [];
+  try {
+    params = JSON.parse(found.params ?? "[]");
+  } catch {
+    // The record has only the beginning of long params.
+  }
+  const body = { jsonrpc: "2.0", id: 1, method: found.method, params };
+  return curl({ method: "POST", url: `${location.origin}/v1/rpc/${found.network}`, body });
+}
+
+/* Whether records have params, which may be confidential. */
+async function paramsCard() {
+  const { account: holder } = await account.get("");
+  const choice = forms.checks("Params", { yes: "Record the params of calls. Everyone who can sign in to this account can read them." }, holder.record_params ? ["yes"] : []);
+  return card("Privacy", forms.form(choice.node, { label: "Save", send: async () => {
+    await account.patch("", { record_params: choice.read().length > 0 });
+    toast("Saved");
+  } }));
+}

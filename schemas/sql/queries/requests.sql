@@ -1,0 +1,40 @@
+-- open_day
+select open_request_day($1);
+
+-- close_days
+select close_request_days($1);
+
+-- add_requests
+insert into requests (
+    at, ms, attempts, id, account, key, network, surface, method, status, reason, units, cache, bytes, block, error, blame, params
+)
+select * from unnest(
+    $1::timestamptz[], $2::double precision[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
+    $10::integer[], $11::text[], $12::integer[], $13::text[], $14::bigint[], $15::bigint[], $16::text[], $17::text[], $18::text[]
+);
+
+-- read_request
+-- The newest record with this id, of one account or of all.
+select * from requests where id = $1 and ($2::text is null or account = $2) order by at desc limit 1;
+
+-- count_requests
+-- At most 10,001, so that it stays quick.
+select count(*) from (select from requests
+where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
+    and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
+    and ($7::timestamptz is null or at > $7)
+limit 10001) found;
+
+-- page_requests
+select * from requests
+where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
+    and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
+    and ($7::timestamptz is null or at > $7)
+order by at desc, id limit $8 offset $9;
+
+-- read_delivery
+-- A webhook delivery by the id of its event, one row per attempt, or one without.
+select d.event_id as id, d.created_at, w.account_id, w.network, w.event_type, d.state, a.began_at, a.took_ms, a.outcome, a.status
+from deliveries d join webhooks w on w.id = d.webhook_id left join attempts a on a.event_id = d.event_id
+where d.event_id = $1 and ($2::text is null or w.account_id = $2)
+order by a.number;

@@ -1,0 +1,261 @@
+"""Explaining requests by their id: what is recorded, over every surface, and who may read it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from proxy.core.request_records import kind_of, shown_text
+from proxy.services import request_log
+from tests.database import connected
+from tests.http_client import Reply, request, rpc
+from tests.rpc_harness import RpcHarness, rpc_harness
+from tests.rpc_upstreams import Refused
+from tests.service import until
+from tests.shapes import conforms
+from tests.sockets import bare
+from tests.web.worker import LIVE, on_uvloop
+
+ADDRESS = "0x" + "ab" * 20
+BALANCE = ("eth_getBalance", [ADDRESS, "latest"])
+# aiohttp serves requests of web pages, the front all others.
+SERVED_BY = [{}, {"Origin": "https://app.example.com"}]
+
+
+class Records:
+    def __init__(self, harness: RpcHarness, database: asyncpg.Connection[asyncpg.Record]) -> None:
+        self.harness = harness
+        self.database = database
+
+    async def get(self, path: str, *, key: str = "main") -> Reply:
+        await self.harness.worker.app.requests.flush()
+        async with await self.harness.worker.connect() as client:
+            return await client.send(request("GET", f"/v1{path}", key=self.harness.worker.keys[key]))
+
+    async def of(self, reply: Reply, suffix: str = "") -> Any:
+        found = await self.get(f"/requests/{reply.headers['x-request-id']}{suffix}")
+        assert found.status == 200, found
+        return conforms(found.json, "RequestRecord")
+
+
+@asynccontextmanager
+async def recording(url: str, count: int = 1, **sections: Any) -> AsyncIterator[Records]:
+    async with connected(url) as connection, rpc_harness(count, database={"url": url}, **sections) as harness:
+        await harness.worker.app.pool.open()
+        yield Records(harness, connection)
+
+
+def with_records(count: int = 1, **sections: Any) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Any]:
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Any:
+        def run(database: str, more: dict[str, str]) -> None:
+            @on_uvloop
+            async def main() -> None:
+                async with recording(database, count, **sections) as records:
+                    await test(records, more)
+
+            main()
+
+        run.__name__ = test.__name__
+        run.__doc__ = test.__doc__
+        return pytest.mark.parametrize("more", SERVED_BY)(run)
+
+    return decorate
+
+
+@with_records()
+async def test_request_is_recorded_on_request(records: Records, more: dict[str, str]) -> None:
+    reply = await records.harness.call(*BALANCE, X_Explain="1", **more)
+    record = await records.of(reply)
+    expected = {
+        "method": "eth_getBalance", "network": LIVE, "status": 200, "recorded": "asked", "cache": "miss", "surface": "http",
+        "units": int(reply.headers["x-compute-units"]), "block": records.harness.chain.head, "error": None, "params": None,
+    }  # fmt: skip
+    assert {name: record[name] for name in expected} == expected
+    (attempt,) = record["attempts"]
+    assert (attempt["upstream"], attempt["kind"], attempt["outcome"]) == ("upstream 1", "first", "answered")
+    assert (await records.of(await records.harness.call(*BALANCE, X_Explain="1", **more)))["cache"] == "hit"
+
+
+@with_records()
+async def test_good_request_is_recorded_by_the_sample(records: Records, more: dict[str, str]) -> None:
+    every = 100
+    replies = [await records.harness.call("eth_gasPrice", [], **more) for _ in range(every)]
+    found = (await records.get("/requests?method=eth_gasPrice")).json
+    assert (found["total"], found["requests"][0]["recorded"]) == (1, "sampled")
+    assert found["requests"][0]["id"] in {reply.headers["x-request-id"] for reply in replies}
+
+
+@with_records(3, cache={"enabled": False, "coalesce": False})
+async def test_retries_and_their_reasons_are_recorded(records: Records, more: dict[str, str]) -> None:
+    for each in records.harness.upstreams:
+        each.limited, each.limited_by, each.retry_after = 1, 500, None
+    reply = await records.harness.call(*BALANCE, X_Retry="1", **more)
+    assert reply.status == 500
+    record = await records.of(reply)
+    assert (record["recorded"], record["blame"], record["units"]) == ("failed", "upstream", 0)
+    assert [(each["kind"], each["outcome"]) for each in record["attempts"]] == [
+        ("first", "invalid reply, HTTP status 500"),
+        ("retry", "invalid reply, HTTP status 500"),
+    ]
+    assert len({each["upstream"] for each in record["attempts"]}) == 2
+
+
+@with_records()
+async def test_every_failure_says_whose_fault_it_was(records: Records, more: dict[str, str]) -> None:
+    harness = records.harness
+
+    def revert(params: list[Any]) -> Any:
+        raise Refused(3, "execution reverted", data="0x08c379a0")
+
+    harness.upstreams[0].answers["eth_call"] = revert
+    chain = await records.of(await harness.call("eth_call", [{"to": ADDRESS}, "latest"], **more))
+    assert (chain["blame"], chain["status"], chain["attempts"][0]["outcome"][:6]) == ("chain", 200, "error:")
+    assert "execution reverted" in chain["error"]
+    client = await records.of(await harness.call(*BALANCE, X_Min_Block="99999999999", X_Min_Block_Wait="0", **more))
+    assert (client["blame"], client["status"]) == ("service", 503)
+    unknown = await records.of(await harness.worker.send(b"{", **more))
+    assert (unknown["blame"], unknown["status"]) == ("client", 400)
+    failed = (await records.get("/requests?reason=failed&status=503")).json
+    assert [each["id"] for each in failed["requests"]] == [client["id"]]
+
+
+@with_records(1, requests={"slow_ms": 30.0})
+async def test_slow_request_is_recorded(records: Records, more: dict[str, str]) -> None:
+    upstream = records.harness.upstreams[0]
+    upstream.held.add("eth_getBalance")
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(records.harness.call(*BALANCE, **more))
+        await until(lambda: upstream.count("eth_getBalance") == 1)
+        await asyncio.sleep(0.1)
+        upstream.gate.set()
+    record = await records.of(call.result())
+    assert record["recorded"] == "slow"
+    assert record["ms"] > 30
+
+
+@with_records()
+async def test_items_of_a_batch_have_their_own_records(records: Records, more: dict[str, str]) -> None:
+    def refuse(params: list[Any]) -> Any:
+        raise Refused(-32000, "no")
+
+    records.harness.upstreams[0].answers["eth_call"] = refuse
+    calls: tuple[Any, ...] = (BALANCE, ("eth_call", [{"to": ADDRESS}, "latest"]), ("eth_chainId", []))
+    reply = await records.harness.batch(*calls, **more)
+    assert (await records.of(reply))["surface"] == "batch"
+    item = await records.of(reply, ".1")
+    assert (item["surface"], item["method"], item["recorded"]) == ("item", "eth_call", "failed")
+    assert (await records.get(f"/requests/{reply.headers['x-request-id']}.0")).status == 404
+    asked = await records.harness.batch(BALANCE, ("eth_gasPrice", []), X_Explain="1", **more)
+    assert [(await records.of(asked, f".{place}"))["method"] for place in (0, 1)] == ["eth_getBalance", "eth_gasPrice"]
+
+
+@with_records()
+async def test_record_belongs_to_the_account(records: Records, more: dict[str, str]) -> None:
+    records.harness.worker.add_key("other")
+    reply = await records.harness.call(*BALANCE, X_Explain="1", X_Request_Id="mine-1", **more)
+    assert reply.headers["x-request-id"] == "mine-1"
+    path = "/requests/mine-1"
+    assert (await records.get(path)).status == 200
+    foreign, absent = (await records.get(path, key="other")), (await records.get("/requests/absent", key="other"))
+    assert foreign.fault(404)["message"].replace("mine-1", "") == absent.fault(404)["message"].replace("absent", "")
+    assert (await records.get("/requests?method=eth_getBalance", key="other")).json["total"] == 0
+
+
+@with_records()
+async def test_params_are_recorded_only_if_the_account_wants_that(records: Records, more: dict[str, str]) -> None:
+    harness = records.harness
+    secret = harness.worker.keys["main"]
+    params = [{"to": ADDRESS, "data": f"0x{secret}"}, "latest"]
+    assert (await records.of(await harness.call("eth_call", params, X_Explain="1", **more)))["params"] is None
+    harness.worker.add_key("open", records_params=True)
+    for cache in ("miss", "hit"):
+        reply = await harness.call("eth_call", [*params[:1], "latest"], key="open", X_Explain="1", **more)
+        found = await records.get(f"/requests/{reply.headers['x-request-id']}", key="open")
+        assert found.json["cache"] in (cache, "hit")
+        assert ADDRESS in found.json["params"]
+        assert secret not in found.body.decode()
+
+
+@with_records()
+async def test_records_beyond_the_bound_are_dropped(records: Records, more: dict[str, str]) -> None:
+    requests = records.harness.worker.app.requests
+    records.harness.worker.add_key("other")
+    for _ in range(request_log.MOST_OF_ACCOUNT + 5):
+        requests._of_account["acc_1"] += 1
+    dropped = await records.harness.call(*BALANCE, X_Explain="1", **more)
+    kept = await records.harness.call(*BALANCE, key="other", X_Explain="1", **more)
+    assert len(requests._waiting) == 1
+    assert (await records.get(f"/requests/{dropped.headers['x-request-id']}")).status == 404
+    assert (await records.get(f"/requests/{kept.headers['x-request-id']}", key="other")).status == 200
+
+
+def test_messages_of_a_socket_have_their_own_records(database: str) -> None:
+    @on_uvloop
+    async def main() -> None:
+        async with recording(database) as records:
+            async with bare(records.harness.worker, X_Explain="1", X_Request_Id="socket-1") as socket:
+                for call in (BALANCE, ("eth_nothing", [])):
+                    socket.write(rpc(*call))
+                    await socket.json()
+            first, second = [(await records.get(f"/requests/socket-1.{number}")).json for number in (1, 2)]
+            assert (first["surface"], first["method"], first["recorded"]) == ("socket", "eth_getBalance", "asked")
+            assert (second["recorded"], second["blame"]) == ("failed", "chain")
+
+    main()
+
+
+def test_old_days_are_dropped(database: str) -> None:
+    @on_uvloop
+    async def main() -> None:
+        async with recording(database) as records:
+            await records.database.execute("select open_request_day('2020-01-01'), open_request_day('2020-01-01')")
+            reply = await records.harness.call(*BALANCE, X_Explain="1")
+            requests = records.harness.worker.app.requests
+            await requests.flush()
+            async with asyncio.TaskGroup() as group:
+                keeping = group.create_task(requests.keep())
+
+                async def is_dropped() -> bool:
+                    return await records.database.fetchval("select to_regclass('requests_20200101') is null") is True
+
+                await until(is_dropped)
+                keeping.cancel()
+            assert (await records.of(reply))["recorded"] == "asked"
+
+    main()
+
+
+def test_kind_of_an_attempt_follows_from_its_times() -> None:
+    attempts = [("a", 0.0, 1.0, ""), ("b", 0.4, 0.1, ""), ("c", 1.5, 0.1, "")]
+    assert [kind_of(place, attempts) for place in range(3)] == ["first", "hedge", "retry"]
+
+
+def test_text_that_looks_like_a_key_is_not_shown() -> None:
+    assert shown_text("a svc_live_" + "x" * 36 + " b", 100) == "a svc_… b"
+
+
+def test_webhook_delivery_is_explained_by_its_event(database: str) -> None:
+    @on_uvloop
+    async def main() -> None:
+        async with recording(database) as records:
+            await records.database.execute("""
+                insert into accounts (id, name, email, plan) values ('acc_1', 'a', 'a@example.com', 'free');
+                insert into webhooks (
+                    number, id, account_id, network, live, url, event_type, config, secret, version, addresses_version
+                ) values (1, 'wh_1', 'acc_1', 'ethereum/mainnet', true, 'https://a.example.com', 'NEW_BLOCK', '{}', '', 1, 1);
+                insert into deliveries (event_id, webhook_id, state) values ('evt_1', 'wh_1', 'failed');
+                insert into attempts (event_id, number, began_at, took_ms, outcome, status)
+                values ('evt_1', 1, now(), 20, 'status', 500), ('evt_1', 2, now() + interval '1 s', 30, 'timeout', null);
+            """)
+            found = (await records.get("/requests/evt_1")).json
+            assert (found["surface"], found["method"], found["recorded"]) == ("webhook", "NEW_BLOCK", "failed")
+            assert [each["outcome"] for each in found["attempts"]] == ["status, HTTP status 500", "timeout"]
+            records.harness.worker.add_key("other")
+            assert (await records.get("/requests/evt_1", key="other")).status == 404
+
+    main()
