@@ -181,6 +181,30 @@ async def test_samples_run(reference: Page, site: Site, tmp_path: Path, section:
     assert shlex.split(shell)[0] == "curl"
 
 
+# The curl sample of every read with an API key.
+READS = """async () => {
+    const found = [];
+    for (const link of [...document.querySelectorAll('#links a:has(.get)')]) {
+        const drawn = new Promise((resolve) => addEventListener('hashchange', resolve, { once: true }));
+        if (location.hash !== link.hash) { location.hash = link.hash; await drawn; }
+        const text = document.querySelector('.panel pre').textContent;
+        if (text.includes('X-API-Key')) found.push(text);
+    }
+    return found;
+}"""
+
+
+async def test_samples_of_all_reads_are_accepted(reference: Page, site: Site) -> None:
+    """A sample may name a webhook or a contract that does not exist here, but it is valid and authenticated."""
+    texts = await reference.evaluate(READS)
+    assert len(texts) > 10
+    script = "\n".join(re.sub(r"^curl ", "curl -s -o /dev/null -w '%{http_code} %{url}\\\\n' ", text) for text in texts)
+    replies = (await run(["bash", "-c", script], site)).splitlines()
+    assert len(replies) == len(texts)
+    assert {reply[:3] for reply in replies} <= {"200", "404"}, replies
+    assert sum(reply.startswith("200") for reply in replies) >= 5, replies
+
+
 async def test_reference_transfers_less_than_80_kb(browser: Browser, site: Site) -> None:
     context = await browser.new_context()
     page = await context.new_page()
