@@ -6,12 +6,15 @@ import asyncio
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from proxy.data_files import CONFIG
 from proxy.web.docs.guide_files import GuideFiles
 from tests.database import Server
 from tests.guide_pages import CODE, PAGES, blocks_of, free_port, run_page
@@ -38,6 +41,24 @@ def test_files_of_the_guide_are_used() -> None:
         for place, block in enumerate(blocks):
             if block.title and block.language in CODE:
                 assert any(block.title in later.text for later in blocks[place + 1 :]), (page.name, block.title)
+
+
+@pytest.mark.parametrize("page", ALL, ids=[page.stem for page in ALL])
+def test_named_settings_and_metrics_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    sections = tomllib.loads((CONFIG / "default.toml").read_text("utf-8"))
+    chart = yaml.safe_load((ROOT / "deploy" / "helm" / "penstock" / "values.yaml").read_text("utf-8"))
+    for section, name in re.findall(r"`(\w+)\.(\w+)(?: = [^`]+)?`", text):
+        if section in sections and name not in chart.get(section, {}):
+            assert name in sections[section], f"{section}.{name}"
+    for block in blocks_of(page):
+        if block.language == "toml":
+            for section, values in tomllib.loads(block.text).items():
+                # Arrays of tables are comments in the defaults.
+                assert isinstance(values, list) or set(values) <= set(sections[section]), (section, values)
+    source = "".join(file.read_text("utf-8") for file in (ROOT / "proxy").rglob("*.py"))
+    for metric in re.findall(r"`(penstock_[a-z_]+)`", text):
+        assert f'"{metric.removesuffix("_total")}' in source, metric
 
 
 @pytest.mark.parametrize("page", RUNNING, ids=[page.stem for page in RUNNING])
