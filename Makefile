@@ -31,7 +31,7 @@ CHART := deploy/helm/penstock
 RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace penstock
 IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
-.PHONY: help run docs test quick lint pure unit source browser web3-tests geth compile compiled bench image image-test chart k8s-test lock clean
+.PHONY: help run docs test quick lint pure unit source browser web3-tests geth compile compiled bench fleet image image-test chart k8s-test lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -45,6 +45,7 @@ help:
 	@echo "make docs     build the guide, which the service then serves at /docs/guide/"
 	@echo "make image    build the container image without a registry (needs mmdebstrap and buildah); make image-test runs it"
 	@echo "make chart    render the Helm chart for its tests; make k8s-test applies it to a real kube-apiserver (needs Go, etcd)"
+	@echo "make fleet    run a whole fleet on this machine (make fleet ARGS='--chaos 300' breaks parts of it)"
 	@echo "make lock     update the pinned requirements from setup.cfg"
 	@echo "make clean    remove everything the other targets installed"
 
@@ -151,6 +152,10 @@ chart:
 
 k8s-test:
 	@deploy/helm/apiserver-test
+
+# HAProxy and Valkey or Redis are the distribution's (on Debian: apt-get install haproxy redis-server).
+fleet: .venv/.test
+	@exec $(PY) -m fleet $(ARGS)
 
 lock: .venv/.test
 	$(PY) -m pip install -q uv

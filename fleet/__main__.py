@@ -1,0 +1,80 @@
+"""`python -m fleet`: run the fleet until Ctrl-C, or break it for some seconds and print the ledger."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import signal
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from fleet.one_machine import FleetOnOneMachine
+from fleet.traffic import FleetTraffic
+from proxy.errors import StartError
+from proxy.tasks import Tasks, unless_stopped
+
+SHOW_S = 1.0
+# Between two tables if the output is not a terminal.
+SHOW_PLAIN_S = 10.0
+_HOME = "\x1b[H\x1b[J"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m fleet", description=__doc__)
+    parser.add_argument("--chaos", type=float, metavar="SECONDS", help="break parts at random, then print the ledger")
+    parser.add_argument("--seed", type=int, default=random.randrange(1, 10**6), help="repeats the order of the breaks")
+    args = parser.parse_args()
+    try:
+        return asyncio.run(run(args.chaos, args.seed))
+    except StartError as exc:
+        print("\n".join(exc.faults), file=sys.stderr)
+        return 1
+
+
+async def run(chaos_s: float | None, seed: int) -> int:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with tempfile.TemporaryDirectory(prefix="penstock-fleet-") as home:
+        Path(home).chmod(0o711)
+        async with AsyncExitStack() as stack:
+            fleet = FleetOnOneMachine(Path(home))
+            print("starting …", flush=True)
+            return await unless_stopped(stop, _show(fleet, stack, stop, chaos_s, seed)) or 0
+
+
+async def _show(
+    fleet: FleetOnOneMachine, stack: AsyncExitStack, stop: asyncio.Event, chaos_s: float | None, seed: int
+) -> int:
+    await fleet.start(stack)
+    traffic = await fleet.run_traffic(stack)
+    tasks = Tasks()
+    tasks.start("table", lambda: _tables(fleet))
+    try:
+        if chaos_s is None:
+            await stop.wait()
+            return 0
+        return await _break(fleet, traffic, chaos_s, seed)
+    finally:
+        await tasks.close()
+
+
+async def _break(fleet: FleetOnOneMachine, traffic: FleetTraffic, seconds: float, seed: int) -> int:
+    await fleet.break_for(seconds, traffic, random.Random(seed))
+    await fleet.settle(traffic)
+    print("\n".join([f"\nseed {seed}", *fleet.ledger.lines()]), flush=True)
+    return 0 if fleet.ledger.is_clean else 1
+
+
+async def _tables(fleet: FleetOnOneMachine) -> None:
+    while True:
+        lines = "\n".join(await fleet.table())
+        print(f"{_HOME}{lines}" if sys.stdout.isatty() else lines, flush=True)
+        await asyncio.sleep(SHOW_S if sys.stdout.isatty() else SHOW_PLAIN_S)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Starts every part of the fleet, shows who does what, breaks parts, and stops everything again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+
+from fleet.database_pair import DatabasePair
+from fleet.ledger import FleetLedger
+from fleet.programs import NETWORK, PEPPER, FleetPart, balancer, free_ports, service, shared_settings, valkeys
+from fleet.traffic import CALLERS, FleetTraffic
+from proxy.store import migrate
+from proxy.store.keys import KeyStore
+from proxy.store.pool import Pool
+from proxy.tasks import Tasks
+from tests.chain_upstream import ChainUpstream, LittleChain
+from tests.rpc_upstreams import scripted
+
+# How many of each kind there are.
+COUNTS = {"gateway": 3, "follower": 2, "deliverer": 2}
+# What is broken, in proportion.
+VICTIMS = ("gateway", "follower", "deliverer", "valkey", "postgres")
+# Longest wait for a part to recover, and for the last events.
+RECOVERY_S, SETTLE_S = 120.0, 60.0
+PAUSE_S = (3.0, 8.0)
+
+
+class FleetOnOneMachine:
+    def __init__(self, home: Path, *, counts: dict[str, int] | None = None) -> None:
+        self._home = home
+        self._counts = counts or COUNTS
+        self._tasks = Tasks()
+        self._began = time.monotonic()
+        self.database = DatabasePair(home)
+        self.chain = LittleChain()
+        self.ledger = FleetLedger()
+        self.parts: list[FleetPart] = []
+        self.port = 0
+        self.key = ""
+
+    def __repr__(self) -> str:
+        return f"<FleetOnOneMachine {len(self.parts)} parts, {self.ledger.answered} calls>"
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began
+
+    async def start(self, stack: AsyncExitStack) -> None:
+        stack.push_async_callback(self.database.stop)
+        await self.database.start()
+        (upstream,) = await stack.enter_async_context(scripted(1, self.chain, ChainUpstream))  # type: ignore[arg-type]
+        self.key = await self._prepared()
+        self.parts = self._parts(upstream.url)
+        for part in self.parts:
+            stack.push_async_callback(part.child.stop)
+        stack.push_async_callback(self._tasks.close)
+        for kinds in (("valkey",), ("sentinel",), tuple(COUNTS), ("balancer",)):
+            await asyncio.gather(*[part.child.start() for part in self.parts if part.kind in kinds])
+        for part in self.parts:
+            self._tasks.start(part.name, part.child.keep_running)
+        self._tasks.start("database", self.database.watch)
+
+    async def run_traffic(self, stack: AsyncExitStack) -> FleetTraffic:
+        traffic = FleetTraffic(self.chain, self.ledger, port=self.port, key=self.key)
+        await traffic.open()
+        stack.push_async_callback(traffic.close)
+        self._tasks.start("blocks", traffic.mine)
+        for place in range(CALLERS):
+            self._tasks.start(f"caller {place}", traffic.call)
+        self._began = time.monotonic()
+        return traffic
+
+    async def _prepared(self) -> str:
+        """Migrate the database, and return a new key."""
+        pool = Pool(self.database.url, size=1, acquire_timeout_s=5.0)
+        await pool.open()
+        try:
+            async with pool.connection(within_s=5.0) as connection:
+                await migrate.migrate(connection)
+            store = KeyStore(pool, pepper=PEPPER, plans={"enterprise": 10})
+            account = await store.create_account(name="Fleet", email="fleet@example.com", plan="enterprise")
+            return (await store.create_key(account["id"], name="fleet", mode="live"))[1]
+        finally:
+            await pool.close()
+
+    def _parts(self, upstream: str) -> list[FleetPart]:
+        ports = free_ports(4 + 2 * sum(self._counts.values()))
+        self.port, *watchers = (ports.pop() for _ in range(4))
+        text = shared_settings(database=self.database.url, sentinel=watchers[2], upstream=upstream)
+        (self._home / "shared.toml").write_text(text)
+        services = [
+            service(self._home, kind, place + 1, port=ports.pop(), metrics_port=ports.pop())
+            for kind, count in self._counts.items()
+            for place in range(count)
+        ]
+        gateways = [part for part in services if part.kind == "gateway"]
+        return [*valkeys(self._home, watchers), *services, balancer(self._home, self.port, gateways)]
+
+    # Breaking
+
+    async def break_for(self, seconds: float, traffic: FleetTraffic, rng: random.Random) -> None:
+        """Break one part after another, each after the one before has recovered."""
+        while self.elapsed_s < seconds:
+            await asyncio.sleep(rng.uniform(*PAUSE_S))
+            await self.break_one(rng.choice(VICTIMS), traffic, rng)
+
+    async def break_one(self, kind: str, traffic: FleetTraffic, rng: random.Random) -> None:
+        part = None if kind == "postgres" else rng.choice([part for part in self.parts if part.kind == kind])
+        place = rng.choice((0, 1))
+        role = "primary" if place == self.database.primary else "standby"
+        broken = self.ledger.begin(part.name if part else role, self.elapsed_s)
+        block = self.chain.head
+        await (part.kill() if part else self.database.kill(place))
+        try:
+            async with asyncio.timeout(RECOVERY_S):
+                await self._recovered(part)
+                if kind in ("follower", "deliverer", "postgres"):
+                    await traffic.event_after(block, RECOVERY_S)
+        except TimeoutError:
+            return
+        self.ledger.end(broken, self.elapsed_s)
+
+    async def _recovered(self, part: FleetPart | None) -> None:
+        """Wait until a gateway or Valkey is back. Followers and deliverers have others that take over."""
+        if part is None or part.kind not in ("gateway", "valkey"):
+            return
+        while not await part.is_ready():  # noqa: ASYNC110 - another process has no event
+            await asyncio.sleep(0.05)
+
+    async def settle(self, traffic: FleetTraffic) -> None:
+        """Wait for the event of the last block, then compare all."""
+        await traffic.event_after(self.chain.head - 1, SETTLE_S)
+        await asyncio.sleep(1.0)
+        traffic.audit()
+
+    # Showing
+
+    async def table(self) -> list[str]:
+        rows = [_row("part", "state", "pid", "does")]
+        rows += [_row(part.name, part.runs, part.pid, await self._does(part)) for part in self.parts]
+        for place, server in enumerate(self.database.servers):
+            role = "primary" if place == self.database.primary else "standby"
+            process = server.child.process
+            rows.append(_row(f"postgres{place + 1}", self.database.runs(place), process.pid if process else 0, role))
+        calls = f"{self.ledger.answered} calls, {self.ledger.failed} failed"
+        return [*rows, f"{self.elapsed_s:.0f} s, block {self.chain.head}, {calls}"]
+
+    async def _does(self, part: FleetPart) -> str:
+        match part.kind:
+            case "gateway":
+                return "serves" if await part.serves() else "not ready"
+            case "follower":
+                return "follows" if await _leads(part) else "waits"
+            case "balancer":
+                return f"http://127.0.0.1:{part.port}"
+            case _:
+                return f"port {part.port}"
+
+
+def _row(name: str, state: str | bool, pid: str | int, does: str) -> str:
+    shown = state if isinstance(state, str) else ("up" if state else "down")
+    return f"{name:12} {shown:6} {pid:>8}  {does}"
+
+
+async def _leads(follower: FleetPart) -> bool:
+    """Whether this follower holds the network's lock, by its metrics."""
+    try:
+        timeout = aiohttp.ClientTimeout(total=1.0)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"http://127.0.0.1:{follower.port}/metrics") as response,
+        ):
+            text = await response.text()
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return False
+    return bool(re.search(rf'^penstock_follower_leads{{[^}}]*"{NETWORK}"[^}}]*}} 1', text, re.MULTILINE))
