@@ -54,6 +54,10 @@ held_reply_bytes = _gauge(
     "livesum", "penstock_held_reply_bytes", "Bytes of large replies held for slow readers, batches and sockets"
 )
 sockets_open = _gauge("livesum", "penstock_sockets_open", "Open WebSockets")
+verifications_total = Counter("penstock_verifications_total", "Verified calls", ["kind", "outcome"])
+contradictions_total = Counter(
+    "penstock_contradictions_total", "Replies of an upstream that were proven wrong", ["upstream"]
+)
 sockets_closed_total = Counter("penstock_sockets_closed_total", "WebSockets closed, by close code", ["code"])
 subscriptions_open = _gauge("livesum", "penstock_subscriptions_open", "Open subscriptions", "kind")
 socket_events_total = Counter("penstock_socket_events_total", "Subscription events", ["kind", "outcome"])

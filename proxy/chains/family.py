@@ -12,14 +12,15 @@ moving head, never final data. An empty result proves nothing and is never cache
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from proxy.core.caching import Lifetime
 
+T = TypeVar("T")
 MethodKind = Literal["read", "write", "filter", "subscription"]
 CacheRule = Literal["never", "static", "hash", "block", "head"]
 # `number`: the result is the head's number. `block`: the result is the head block if the call is about the latest block.
@@ -205,6 +206,36 @@ class SubscriptionRules:
     numeric_ids: bool = False
 
 
+class Refuted(Exception):
+    """A reply contradicts the chain's hashes, or they cannot prove it. The text says why."""
+
+
+class ProofSource(Protocol):
+    """One upstream, as a proof asks it. `head`: the newest block that enough upstreams have."""
+
+    @property
+    def head(self) -> int: ...
+    async def ask(self, method: str, params: Sequence[Any]) -> Any:
+        """The decoded result."""
+
+    async def ask_or_none(self, method: str, params: Sequence[Any]) -> Any:
+        """The decoded result; None if the upstream returns an error."""
+
+    async def confirm(self, number: int, block_hash: str) -> bool:
+        """Whether enough upstreams have this block at this height."""
+
+    async def off_loop(self, check: Callable[..., T], *values: Any) -> T:
+        """Run a check that takes long beside the event loop."""
+
+
+class Prover(Protocol):
+    """Proves replies by the hashes of the chain. `covers`: whether it can do so for a method."""
+
+    def covers(self, method: str) -> bool: ...
+    async def prove(self, method: str, params: Sequence[Any], source: ProofSource) -> bytes:
+        """The proven result as JSON. Raises Refuted."""
+
+
 def _no_id(params: bytes) -> bytes | None:
     return None
 
@@ -229,6 +260,8 @@ class Family:
     `standard_errors`: upstream errors are translated to the API's codes (`core/dialect.py`); otherwise they pass unchanged.
     `socket_calls`: WebSocket upstreams reply to calls too. Otherwise they carry subscriptions only.
     `list_id(network name, chain id)`: the number by which token lists identify the network.
+    `at_block(method, params, number)`: the params with this block in place of the head's tag.
+    `prover`: proves replies by the chain's hashes, where they can.
     """
 
     name: str
@@ -249,3 +282,5 @@ class Family:
     tokens: TokenKind | None = None
     features: frozenset[Feature] = frozenset()
     list_id: Callable[[str, int | None], int | None] = _chain_id
+    at_block: Callable[[Method, bytes, int], bytes] | None = None
+    prover: Prover | None = None

@@ -40,6 +40,7 @@ from proxy.services.rpc.rpc_service import RpcService
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.services.rpc.shared_lookup import SharedLookup
 from proxy.services.rpc.tracker import Tracker, start_tracking
+from proxy.services.rpc.verifier import Verifier
 from proxy.settings import SCHEMAS, Certificates, Settings, Tables
 from proxy.store import host_memory
 from proxy.store.cache import SharedReplies
@@ -166,7 +167,7 @@ class App:
         """The networks, and the calls that clients and features make on them."""
         self.networks = builder.networks()
         self.shared = self._shared_replies()
-        forwarder = Forwarder(FilterIds(self.settings.keys.pepper))
+        forwarder = Forwarder(FilterIds(self.settings.keys.pepper), Verifier(self.tasks))
         given = self.settings.rpc
         self.held_replies = HeldReplies(self.settings.server.max_held_bytes, given.max_batch_reply_bytes)
         self.rpc = RpcService(

@@ -10,6 +10,7 @@ from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.compose.upstream_marks import BUNDLER, mark_of
+from proxy.core import verification
 from proxy.core.caching import ReplyCache
 from proxy.core.heads import NetworkHead
 from proxy.core.limits import CallRate, ProcessRate
@@ -69,9 +70,14 @@ class NetworkBuilder:
         settings = self._settings
         calls, streams = _by_use(network, upstreams)
         state = self._state(network, calls, ReplyCache(cache_bytes), SharedHead(self._shared_heads, index))
+        policies = policies_of(network, self._tables.methods[network.family], self._tally)
+        for rule in settings.verify:
+            if rule.network == network.id:
+                for name in rule.methods:
+                    policies[name].verify = verification.parse(rule.by)
         return Route(
             network,
-            policies_of(network, self._tables.methods[network.family], self._tally),
+            policies,
             Dispatcher(state, call_timeout_s=settings.rpc.call_timeout_s),
             unknown=unknown_of(network, self._tally),
             broadcast=settings.rpc.broadcast,

@@ -15,7 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.core import verification
 from proxy.core.access import KEY_PREFIXES
+from proxy.core.verification import Verification
 from proxy.errors import Fault, Forbidden, InvalidRequest
 
 # Characters of a wrong value that an error repeats.
@@ -50,10 +52,11 @@ class Directives:
     explain: int = 0
     # How many more attempts may follow the first one.
     retry: int = MOST_RETRIES
+    verify: Verification | None = None
 
     @property
     def reads_cache(self) -> bool:
-        return not self.fresh and not self.upstream
+        return not self.fresh and not self.upstream and self.verify is None
 
     @property
     def may_join(self) -> bool:
@@ -62,9 +65,14 @@ class Directives:
         return is_patient and self.reads_cache and not self.min_block
 
     @property
+    def price_factor(self) -> int:
+        """How many times the price of its method a call costs: a verified one is several calls to upstreams."""
+        return 1 if self.verify is None else self.verify.price_factor
+
+    @property
     def steers(self) -> bool:
         """Whether the call cannot be sent to its upstream together with others."""
-        return bool(self.upstream or self.timeout_ms or self.min_block or self.retry < MOST_RETRIES)
+        return bool(self.upstream or self.timeout_ms or self.min_block or self.retry < MOST_RETRIES or self.verify)
 
 
 FRESH = Directives(fresh=True)
@@ -161,6 +169,12 @@ DIRECTIVES = (
         _whole(0, 1),
         "0 or 1",
         "With 1, record what happens to the request. Read it at /requests/{id} with the id in X-Request-Id.",
+    ),
+    Directive(
+        "verify",
+        verification.parse,
+        verification.FORM,
+        "Verify the reply before it is sent: K of N upstreams agree on it, or the chain's hashes prove it.",
     ),
 )
 BY_NAME: Mapping[str, Directive] = {directive.name: directive for directive in DIRECTIVES}

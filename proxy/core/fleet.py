@@ -18,6 +18,7 @@ _STATES: dict[str, Callable[[UpstreamHealth, float], bool]] = {
     "cordoned": lambda health, now: health.cordoned,
     "wrong_chain": lambda health, now: health.standing == "wrong_chain",
     "forked": lambda health, now: health.standing == "forked",
+    "distrusted": lambda health, now: now < health.distrusted_until,
     "open": lambda health, now: bool(health.pause_s),
     "silent": lambda health, now: health.silent,
     "unchecked": lambda health, now: health.standing == "unchecked",

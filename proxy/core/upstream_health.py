@@ -40,6 +40,10 @@ LACKING_S = 300.0
 # The longest Retry-After that is obeyed: longer ones are taken for a mistake.
 LONGEST_REST_S = 300.0
 
+# Replies that other upstreams or the chain's hashes contradicted, after which an upstream takes no calls, and for how long.
+CONTRADICTIONS = 3
+DISTRUSTED_S = 600.0
+
 # `unchecked`: it has not named its chain yet. Only an upstream in good standing takes calls.
 Standing = Literal["good", "unchecked", "wrong_chain", "forked"]
 
@@ -75,10 +79,14 @@ class UpstreamHealth:
     # Takes no reads: too far behind the others, or `ahead` of them by more than is possible.
     lagging = False
     ahead = False
-    # Takes no calls at all (`withheld`): cordoned, or not in good standing.
+    # Takes no calls at all (`withheld`): cordoned, not in good standing, or distrusted.
     cordoned = False
     withheld = False
     standing: Standing = "good"
+    # Its replies that were contradicted lately, and until when it is distrusted for them.
+    contradictions = 0
+    contradicted_at = 0.0
+    distrusted_until = 0.0
 
     def __init__(
         self,
@@ -211,9 +219,19 @@ class UpstreamHealth:
         self.refresh(now)
         return True
 
+    def contradicted(self, now: float) -> None:
+        """A reply was wrong beyond doubt. An upstream that keeps lying takes no calls for a while."""
+        if now - self.contradicted_at > DISTRUSTED_S:
+            self.contradictions = 0
+        self.contradictions += 1
+        self.contradicted_at = now
+        if self.contradictions >= CONTRADICTIONS:
+            self.distrusted_until = now + DISTRUSTED_S
+            self.refresh(now)
+
     def refresh(self, now: float) -> None:
         """A pause ends by time alone, so the clock has to be checked."""
-        self.withheld = self.cordoned or self.standing != "good"
+        self.withheld = self.cordoned or self.standing != "good" or now < self.distrusted_until
         self.free = now >= self.paused_until and not (self.pause_s or self.rate is not None or self.withheld)
 
     def saw_head(self, number: int, now: float, block_hash: str = "", parent_hash: str = "") -> None:

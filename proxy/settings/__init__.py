@@ -38,6 +38,7 @@ from proxy.settings.sections import (
     UpstreamSettings,
     UsageSettings,
     ValkeySettings,
+    VerifySettings,
     WalletSettings,
     WebhookSettings,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "UpstreamSettings",
     "UsageSettings",
     "ValkeySettings",
+    "VerifySettings",
     "WalletSettings",
     "WebhookSettings",
     "client_context",

@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from proxy.chains.families import family_of
-from proxy.settings.sections import BundlerSettings, FixedPrice, PaymasterSettings, PriceFeed, UpstreamSettings
+from proxy.settings.sections import (
+    BundlerSettings,
+    FixedPrice,
+    PaymasterSettings,
+    PriceFeed,
+    UpstreamSettings,
+    VerifySettings,
+)
 from proxy.settings.tables import Tables
 
 # The order of secp256k1: a private key must be smaller.
@@ -22,10 +29,13 @@ _CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD036414
 
 
 # Settings that are lists of tables with a `network`, and the class of each table.
-_NAMING: dict[str, type[UpstreamSettings | BundlerSettings | PaymasterSettings | PriceFeed | FixedPrice]] = {
+_NAMING: dict[
+    str, type[UpstreamSettings | BundlerSettings | PaymasterSettings | PriceFeed | FixedPrice | VerifySettings]
+] = {
     "upstreams": UpstreamSettings,
     "bundlers": BundlerSettings,
     "paymasters": PaymasterSettings,
+    "verify": VerifySettings,
     "prices.feeds": PriceFeed,
     "prices.fixed": FixedPrice,
 }
@@ -43,6 +53,20 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
             if _is_unknown(network, tables):
                 yield f"{name}: there is no network {network} in config/chains"
     yield from _call_faults(tree, tables)
+    yield from _verify_faults(tree, tables)
+
+
+def _verify_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
+    """Report methods that do not exist or are not reads."""
+    for place, each in _listed(tree, "verify", VerifySettings):
+        if _is_unknown(each.network, tables):
+            continue
+        chain, _, name = each.network.partition("/")
+        network = tables.chains.find(chain, name)
+        methods = tables.methods[network.family] if network is not None else {}
+        for method in each.methods:
+            if method not in methods or methods[method].kind != "read":
+                yield f"verify.{place}.methods: {method} is not a read of {each.network}"
 
 
 def _call_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:

@@ -92,7 +92,7 @@ def from_tree(tree: Mapping[str, Any], *, faults: list[str] | None = None) -> Se
         raise StartError(found)
     # Not strict, because the schema accepts 8545.0 as an integer.
     return msgspec.convert(
-        {"upstreams": [], "bundlers": [], "paymasters": [], **tree, "tree": tree}, Settings, strict=False
+        {"upstreams": [], "bundlers": [], "paymasters": [], "verify": [], **tree, "tree": tree}, Settings, strict=False
     )
 
 

@@ -329,6 +329,13 @@ class PaymasterSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifySettings:
+    network: str
+    methods: tuple[str, ...]
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings. `tree` holds the same values as plain data, for printing and for passing to workers."""
 
@@ -357,4 +364,5 @@ class Settings:
     upstreams: tuple[UpstreamSettings, ...]
     bundlers: tuple[BundlerSettings, ...]
     paymasters: tuple[PaymasterSettings, ...]
+    verify: tuple[VerifySettings, ...]
     tree: Mapping[str, Any]

@@ -21,7 +21,7 @@ MAX_AGE_S = 7200
 _ALLOWED_HEADERS = "Authorization, *"
 _EXPOSED = (
     "Retry-After, X-Block-Number, X-Cache, X-Compute-Units, X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset, "
-    "X-Request-Id"
+    "X-Request-Id, X-Verified"
 )
 
 

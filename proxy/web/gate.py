@@ -19,6 +19,7 @@ from proxy import telemetry
 from proxy.core import encodings
 from proxy.core.access import Key, place_of
 from proxy.core.directives import Directives
+from proxy.core.verification import VERIFICATIONS
 from proxy.errors import (
     ExpectationFailed,
     Fault,
@@ -177,7 +178,7 @@ class Gate:
         if (units := request.get(UNITS)) is not None:
             reply.headers["X-Compute-Units"] = str(units)
         if cache := request.get(CACHE):
-            reply.headers["X-Cache"] = cache
+            reply.headers["X-Verified" if cache in VERIFICATIONS else "X-Cache"] = cache
         if block := request.get(BLOCK):
             reply.headers["X-Block-Number"] = str(block)
         if upstream := request.get(UPSTREAM):

@@ -240,13 +240,14 @@ def test_files_of_the_operator_are_added_and_replace_shipped_ones(tmp_path: Path
     (tmp_path / "chains").mkdir()
     (tmp_path / "chains" / "one.toml").write_text(CHAIN_FILE.format(name="one", id=424242))
     (tmp_path / "chains" / "base.toml").write_text(CHAIN_FILE.format(name="base", id=8453))
-    (tmp_path / "plans.toml").write_text((settings.CONFIG / "plans.toml").read_text().replace("[growth]", "[tiny]"))
+    plans = (settings.CONFIG / "plans.toml").read_text()
+    free = plans.split("[free]")[1].split("[growth]")[0]
+    (tmp_path / "plans.toml").write_text(f"{plans}\n[tiny]{free}")
     found = settings.load_tables(own=str(tmp_path))
     assert found.chains.find("one", "mainnet") is not None
     assert found.chains.find("base", "sepolia") is None
     assert found.chains.find("ethereum", "sepolia") is not None
-    assert "tiny" in found.plans
-    assert "growth" not in found.plans
+    assert found.plans["tiny"] == found.plans["free"]
 
 
 def test_directory_of_the_operator_must_exist(tmp_path: Path) -> None:

@@ -42,12 +42,17 @@ def test_every_file_has_the_grammar_of_the_version(version: tuple[int, int]) -> 
         ast.parse(path.read_bytes(), str(path), feature_version=version)
 
 
+def interpreter(version: tuple[int, int]) -> str | None:
+    """The interpreter of a version. A command of that name may exist and only say that the version is not installed."""
+    found = sys.executable if version == sys.version_info[:2] else shutil.which(f"python{version[0]}.{version[1]}")
+    works = found is not None and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0
+    return found if works else None
+
+
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda version: f"{version[0]}.{version[1]}")
 def test_installed_interpreter_compiles_every_file(version: tuple[int, int]) -> None:
     """Also warnings, such as those of an invalid escape or a `return` in `finally`, are errors."""
-    python = shutil.which(f"python{version[0]}.{version[1]}")
-    if version == sys.version_info[:2]:
-        python = sys.executable
+    python = interpreter(version)
     if python is None:
         pytest.skip(f"python{version[0]}.{version[1]} is not installed")
     code = "import sys; [compile(open(name, 'rb').read(), name, 'exec') for name in sys.stdin.read().splitlines()]"

@@ -19,6 +19,7 @@ from proxy.chains.evm import log_range, subscription_params
 from proxy.chains.evm.address import FORMAT
 from proxy.chains.evm.head_reader import HEAD
 from proxy.chains.evm.log_range import quantity
+from proxy.chains.evm.prover import EvmProver
 from proxy.chains.evm.transactions import hash_of_sent
 from proxy.chains.family import HASH, NONE, BlockRef, Family, Method, SubscriptionRules
 from proxy.core.caching import Lifetime
@@ -215,6 +216,23 @@ def last_block(params: bytes, head: int) -> int:
     return head if found is None else found.last
 
 
+def at_block(method: Method, params: bytes, number: int) -> bytes:
+    """The params with this block in place of `latest`, named or left out. Other blocks stay."""
+    if method.block_at is None or not block_ref(method, params).moves:
+        return params
+    items = msgspec.json.decode(params)
+    if len(items) < method.block_at:
+        return params
+    items += [LATEST.tag] * (method.block_at + 1 - len(items))
+    found = items[method.block_at]
+    if isinstance(found, dict):
+        ends = {name: hex(number) for name in ("fromBlock", "toBlock") if found.get(name, LATEST.tag) == LATEST.tag}
+        items[method.block_at] = {**found, **ends}
+    elif found in (LATEST.tag, None):
+        items[method.block_at] = hex(number)
+    return msgspec.json.encode(items)
+
+
 EVM = Family(
     name="evm",
     block_ref=block_ref,
@@ -231,4 +249,6 @@ EVM = Family(
     subscriptions=SubscriptionRules("evm", subscription_params.read),
     tokens="evm",
     features=frozenset(("follower", "gas_prices", "nfts", "user_operations", "webhooks")),
+    at_block=at_block,
+    prover=EvmProver(),
 )

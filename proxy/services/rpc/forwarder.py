@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.directives import Directives
+from proxy.core.verification import Verification
+from proxy.errors import InvalidRequest
 from proxy.services.rpc.broadcasts import Broadcast
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.flights import Caller, Flight
@@ -20,16 +22,25 @@ from proxy.services.rpc.upstream_batch import launch_all
 AdmittedCall: TypeAlias = tuple[Caller, MethodPolicy, bytes]
 
 
+class CallVerifier(Protocol):
+    """Answers calls whose replies must be verified."""
+
+    def start(
+        self, call: AdmittedCall, route: Route, how: Verification, *, client: str, least_head: int = 0
+    ) -> None: ...
+
+
 class Forwarder:
     """Answers calls of clients that were admitted, and of services, which need no admission and have no key.
 
     `client` is the account that a call without a key is made for, if there is one.
     """
 
-    __slots__ = ("_filters",)
+    __slots__ = ("_filters", "_verifier")
 
-    def __init__(self, filters: FilterIds) -> None:
+    def __init__(self, filters: FilterIds, verifier: CallVerifier | None = None) -> None:
         self._filters = filters
+        self._verifier = verifier
 
     def forward(
         self,
@@ -89,6 +100,10 @@ class Forwarder:
         caller.block = route.state.tip
         if key is not None:
             client = key.account.id
+            how = policy.verify if directives is None or directives.verify is None else directives.verify
+            if how is not None and self._verifier is not None:
+                self._verify(call, route, how, client, directives)
+                return None
         if policy.by_range or policy.method.creates_filter:
             params = policy.within_head(params, route.heads.tip)
         slot: bytes | None = None
@@ -117,6 +132,16 @@ class Forwarder:
         flight.client = client
         _prepare(flight, route, slot, directives)
         return flight
+
+    def _verify(
+        self, call: AdmittedCall, route: Route, how: Verification, client: str, directives: Directives | None
+    ) -> None:
+        caller, policy, _ = call
+        if policy.may_repeat and self._verifier is not None:
+            least_head = 0 if directives is None else directives.min_block
+            self._verifier.start(call, route, how, client=client, least_head=least_head)
+        else:
+            caller.on_fault(InvalidRequest(f"X-Verify: {policy.method.name} is not a read, so it cannot be verified"))
 
 
 def _may_read_cache(route: Route, directives: Directives | None) -> bool:

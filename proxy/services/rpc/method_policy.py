@@ -11,6 +11,7 @@ from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.jsonrpc import COMPACT, ID_STARTS, MAX_DEPTH, Envelope, repeats_members, request_tail
 from proxy.core.nesting import is_deeper
+from proxy.core.verification import Verification
 from proxy.telemetry import Tally
 
 _SCOPES = {
@@ -58,7 +59,7 @@ class MethodPolicy:
     __slots__ = (
         "answer", "before_latest", "by_range", "cacheable", "ends_latest", "family", "has_block", "is_checked",
         "is_head_number", "is_plain", "latest", "looks_up_null", "may_repeat", "may_show_head", "method", "normalises", "opens",
-        "reports_block", "request_tail", "scope", "shared", "short", "shows_block", "tally", "units",
+        "reports_block", "request_tail", "scope", "shared", "short", "shows_block", "tally", "units", "verify",
     )  # fmt: skip
 
     def __init__(self, method: Method, family: Family, tally: Tally) -> None:
@@ -95,6 +96,8 @@ class MethodPolicy:
         # Whether the route's guard checks the params, and whether a null result is looked up elsewhere.
         self.is_checked = False
         self.looks_up_null = False
+        # How the operator wants replies to be verified.
+        self.verify: Verification | None = None
 
     def __repr__(self) -> str:
         return f"<MethodPolicy {self.method.name} {self.units} units>"

@@ -80,7 +80,9 @@ class Route:
         self._short: dict[int, Mapping[str, MethodPolicy]] = {}
         for policy in policies.values():
             policy.shared = policy.cacheable and (state.caches or coalesces)
-            is_simple = policy.may_repeat and not (policy.by_range or policy.is_checked or policy.answer)
+            is_simple = policy.may_repeat and not (
+                policy.by_range or policy.is_checked or policy.answer or policy.verify
+            )
             policy.short = is_simple and (policy.shared or self._only_serves(policy))
 
     def __repr__(self) -> str:

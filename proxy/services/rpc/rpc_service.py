@@ -87,6 +87,8 @@ class RpcService:
             self._decline(caller, key, policy, now)
             return
         units = self._price(policy, route, call)
+        if directives is not None:
+            units *= directives.price_factor
         refusal = self._admission.charge(key, 1, units, now)
         if refusal is not None:
             if self._admission.may_wait(refusal, now):

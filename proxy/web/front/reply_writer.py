@@ -20,6 +20,7 @@ from proxy.core import encodings, jsonrpc
 from proxy.core.encodings import MAX_PREFIX, StreamCompressor
 from proxy.core.jsonrpc import MalformedCall
 from proxy.core.limits import TOLERANCE_S
+from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault, InternalError
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
@@ -39,12 +40,14 @@ _LOG_LINE: Final = (
 _CLOSE: Final = b"Connection: close\r\n"
 _DIGITS: Final = [b"%d" % number for number in range(1024)]
 _UNITS: Final = [b"X-Compute-Units: %d\r\n" % units for units in range(256)]
+# The header that says how a reply was found, by the caller's `cache`.
 _CACHE: Final = {
     "": b"",
     "hit": b"X-Cache: hit\r\n",
     "miss": b"X-Cache: miss\r\n",
     "join": b"X-Cache: join\r\n",
     "stale": b"X-Cache: stale\r\n",
+    **{name: b"X-Verified: %b\r\n" % name.encode() for name in VERIFICATIONS},
 }
 # A body from this size on is compressed in a thread: on the loop, it would delay other clients by half a millisecond and more.
 OFF_LOOP: Final = 262_144

@@ -1,0 +1,110 @@
+"""How a reply is verified before it is passed on, and when upstreams agree on one.
+
+*Quorum*: several upstreams are asked, and enough of them must give the same reply. *Proof*: the chain's own hashes show that
+the reply of one upstream is true; a quorum agrees on the hash of the block only.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal
+
+import msgspec
+
+MOST_ASKED = 9
+# Upstreams that must agree on the hash of the block that a proof starts from, if there are as many.
+PROOF_QUORUM = 2
+# A proof takes about this many calls: the value with its proof, the header, and the header's hash elsewhere.
+PROOF_PRICE = 4
+# Members that some nodes leave out: they are not compared.
+OPTIONAL = frozenset(
+    ("author", "blockTimestamp", "removed", "root", "sealFields", "size", "totalDifficulty", "uncles", "v", "yParity")
+)
+_QUORUM = re.compile(r"quorum ([1-9])/([1-9])", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    kind: Literal["quorum", "proof"]
+    # This many upstreams must agree, of this many that are asked. For a proof: on the hash of its block.
+    needed: int
+    asked: int
+
+    def __str__(self) -> str:
+        return "proof" if self.kind == "proof" else f"quorum {self.needed}/{self.asked}"
+
+    @property
+    def price_factor(self) -> int:
+        return PROOF_PRICE if self.kind == "proof" else self.asked
+
+
+PROOF = Verification("proof", PROOF_QUORUM, PROOF_QUORUM)
+FORM = "proof, or quorum K/N with 1 < K <= N < 10"
+
+
+def parse(text: str) -> Verification:
+    """Read `quorum 2/3` or `proof`; raises ValueError."""
+    if text == "proof":
+        return PROOF
+    found = _QUORUM.fullmatch(text)
+    if found is None:
+        raise ValueError
+    needed, asked = int(found[1]), int(found[2])
+    if not 1 < needed <= asked:
+        raise ValueError
+    return Verification("quorum", needed, asked)
+
+
+# All of them as text, which is the value of X-Verified.
+VERIFICATIONS = frozenset(
+    [str(PROOF)] + [f"quorum {needed}/{asked}" for asked in range(2, MOST_ASKED + 1) for needed in range(2, asked + 1)]
+)
+
+
+# Comparing replies
+
+
+def digest_of(result: bytes) -> str:
+    """A digest that is the same for replies that differ only in what may differ: the order of members, the case of hex digits,
+    and optional members."""
+    return _digest(_canonical(msgspec.json.decode(result)))
+
+
+def digest_of_error(error: bytes) -> str:
+    """A digest of an error. Nodes agree on the code and the data of a revert, but not on the message."""
+    found = msgspec.json.decode(error)
+    return _digest(["error", found.get("code"), _canonical(found.get("data"))])
+
+
+def _digest(value: Any) -> str:
+    return blake2b(msgspec.json.encode(value, order="deterministic"), digest_size=16).hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            name: _canonical(member) for name, member in value.items() if member is not None and name not in OPTIONAL
+        }
+    if isinstance(value, list):
+        return [_canonical(member) for member in value]
+    return value.lower() if isinstance(value, str) and value.startswith("0x") else value
+
+
+@dataclass(slots=True)
+class Ballot:
+    """The replies of several upstreams to one call, by digest."""
+
+    needed: int
+    votes: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, digest: str, label: str) -> bool:
+        """Count a reply. Returns whether enough upstreams agree on it."""
+        agreed = self.votes.setdefault(digest, [])
+        agreed.append(label)
+        return len(agreed) >= self.needed
+
+    def others(self, digest: str) -> list[tuple[str, str]]:
+        """The upstreams that gave another reply than this one, and its digest."""
+        return [(label, other) for other, labels in self.votes.items() if other != digest for label in labels]

@@ -1,0 +1,280 @@
+"""Verified replies: a call is asked of several upstreams that must agree, or its reply is proven by the chain's hashes.
+
+A call that needs verification leaves the usual path: this module asks chosen upstreams itself and answers the caller once.
+Nothing that could not be verified is passed on. An upstream that contradicts the others, or a proof, is counted and logged; one
+that keeps doing so takes no calls (`UpstreamHealth.contradicted`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+
+from proxy import telemetry
+from proxy.chains.family import Refuted
+from proxy.core.verification import PROOF_QUORUM, Ballot, Verification, digest_of, digest_of_error
+from proxy.errors import Fault, InternalError, InvalidRequest, Unavailable
+from proxy.services.rpc.calls import RpcError, call_upstream
+from proxy.services.rpc.flights import Caller, next_id
+from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.networks import Route
+from proxy.tasks import Tasks
+from proxy.wire.upstream import Upstream
+
+log = logging.getLogger("penstock.verifier")
+T = TypeVar("T")
+# Upstreams that may be asked to confirm a block.
+MOST_CONFIRMING = 4
+# A caller, the policy of its method, and its params.
+VerifiableCall: TypeAlias = tuple[Caller, MethodPolicy, bytes]
+
+
+class Verifier:
+    """Answers the calls that need verification."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+
+    def __repr__(self) -> str:
+        return f"<Verifier {self._tasks!r}>"
+
+    def start(self, call: VerifiableCall, route: Route, how: Verification, *, client: str, least_head: int = 0) -> None:
+        """Answer the caller later, with a verified reply or a fault. Only upstreams that have reached this head are asked."""
+        caller, policy, params = call
+        answer = VerifiedAnswer(caller, how)
+        verified = VerifiedCall(route, policy, params, client, least_head)
+        self._tasks.start(f"verification {next_id()}", lambda: _answer(answer, verified, how))
+
+
+async def _answer(answer: VerifiedAnswer, call: VerifiedCall, how: Verification) -> None:
+    try:
+        if how.kind == "proof":
+            answer.result(await call.proven())
+        else:
+            await call.vote(how, answer)
+    except RpcError as exc:
+        answer.error(exc.error)
+    except Fault as fault:
+        answer.fault(fault)
+    except Exception:
+        log.exception("a verification failed")
+        answer.fault(InternalError("the reply could not be verified"))
+
+
+class VerifiedAnswer:
+    """Answers a caller once, and counts the outcome."""
+
+    def __init__(self, caller: Caller, how: Verification) -> None:
+        self._caller = caller
+        self._how = how
+        self._is_given = False
+
+    def __repr__(self) -> str:
+        return f"<VerifiedAnswer by {self._how}>"
+
+    def result(self, result: bytes) -> None:
+        if self._is_first("verified"):
+            self._caller.cache = str(self._how)
+            self._caller.on_result(result)
+
+    def error(self, error: bytes) -> None:
+        if self._is_first("verified"):
+            self._caller.cache = str(self._how)
+            self._caller.on_error(error)
+
+    def fault(self, fault: Fault) -> None:
+        if self._is_first("failed"):
+            self._caller.on_fault(fault)
+
+    def _is_first(self, outcome: str) -> bool:
+        is_first, self._is_given = not self._is_given, True
+        if is_first:
+            telemetry.verifications_total.labels(self._how.kind, outcome).inc()
+        return is_first
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyVote:
+    """The reply of one upstream to a call that several are asked."""
+
+    upstream: Upstream
+    digest: str
+    result: bytes = b""
+    error: bytes = b""
+
+
+class VerifiedCall:
+    """One call to verify. `client`: the account that made it."""
+
+    def __init__(self, route: Route, policy: MethodPolicy, params: bytes, client: str, least_head: int) -> None:
+        self._least_head = least_head
+        self._route = route
+        self._policy = policy
+        self._params = params
+        self._client = client
+        self._method = policy.method.name
+
+    def __repr__(self) -> str:
+        return f"<VerifiedCall {self._method}>"
+
+    # Quorum
+
+    async def vote(self, how: Verification, answer: VerifiedAnswer) -> None:
+        """Answer as soon as enough upstreams agree. The others are waited for afterwards, to learn whether they disagree."""
+        chosen = self.upstreams(how.asked)
+        if len(chosen) < how.needed:
+            raise Unavailable(f"not verified: {how} needs {how.needed} upstreams, and {len(chosen)} take calls now")
+        self._params = self._at_common_head(chosen)
+        ballot, winner, votes = Ballot(how.needed), None, []
+        async with asyncio.TaskGroup() as group:
+            for each in asyncio.as_completed([group.create_task(self._vote(upstream)) for upstream in chosen]):
+                found = await each
+                if found is None:
+                    continue
+                votes.append(found)
+                if ballot.add(found.digest, found.upstream.label) and winner is None:
+                    winner = found
+                    answer.error(found.error) if found.error else answer.result(found.result)
+        if winner is None:
+            log.warning(
+                "upstreams disagree, and no quorum was reached",
+                extra={"network": self._route.network.id, "method": self._method, "votes": ballot.votes},
+            )
+            raise Unavailable(f"not verified: fewer than {how.needed} of {len(chosen)} upstreams agree")
+        for vote in votes:
+            if vote.digest != winner.digest and await self._is_wrong(vote, winner):
+                self._blame(vote.upstream, reply=vote.digest, agreed=winner.digest)
+
+    async def _vote(self, upstream: Upstream) -> ReplyVote | None:
+        """The reply of one upstream; None if it fails, which is neither for nor against."""
+        try:
+            result = await self._ask(upstream, self._policy, self._params)
+        except RpcError as exc:
+            return ReplyVote(upstream, digest_of_error(exc.error), error=exc.error)
+        except Fault:
+            return None
+        return ReplyVote(upstream, digest_of(result), result=result)
+
+    async def _is_wrong(self, vote: ReplyVote, winner: ReplyVote) -> bool:
+        """Whether the reply is a contradiction that counts: results of a method whose replies the chain determines. The
+        upstream is asked again, because a block may have been replaced meanwhile."""
+        prover = self._policy.family.prover
+        if prover is None or not prover.covers(self._method) or vote.error or winner.error:
+            return False
+        again = await self._vote(vote.upstream)
+        return again is not None and again.digest == vote.digest
+
+    def _at_common_head(self, chosen: Sequence[Upstream]) -> bytes:
+        """The params with the newest block that all of these upstreams have, in place of `latest`."""
+        at_block, head = self._policy.family.at_block, min(each.health.head for each in chosen)
+        return self._params if at_block is None or not head else at_block(self._policy.method, self._params, head)
+
+    # Proof
+
+    async def proven(self) -> bytes:
+        prover = self._policy.family.prover
+        if prover is None or not prover.covers(self._method):
+            raise InvalidRequest(f"{self._method} cannot be verified by proof")
+        params, failures = msgspec.json.decode(self._params), []
+        for upstream in self.upstreams(len(self._route.upstreams)):
+            source = UpstreamSource(self, upstream)
+            try:
+                return await prover.prove(self._method, params, source)
+            except Refuted as exc:
+                failures.append(str(exc))
+                if source.is_complete and await self._is_refuted_again(source, params):
+                    self._blame(upstream, reason=str(exc))
+            except RpcError as exc:
+                failures.append(f"an upstream does not have what the proof needs: {exc.error.decode()}")
+            except Fault as exc:
+                failures.append(exc.message)
+        raise Unavailable(f"not verified: {failures[-1] if failures else 'no upstream takes calls'}")
+
+    async def _is_refuted_again(self, source: UpstreamSource, params: Any) -> bool:
+        """A block may have been replaced between two calls of a proof."""
+        prover = self._policy.family.prover
+        assert prover is not None
+        try:
+            await prover.prove(self._method, params, source)
+        except Refuted:
+            return source.is_complete
+        except (RpcError, Fault):
+            pass
+        return False
+
+    def _blame(self, upstream: Upstream, **found: str) -> None:
+        log.warning("upstream contradicted", extra={"upstream": upstream.label, "method": self._method, **found})
+        telemetry.contradictions_total.labels(upstream.label).inc()
+        upstream.health.contradicted(time.monotonic())
+
+    # Upstreams
+
+    def upstreams(self, most: int) -> list[Upstream]:
+        """Up to this many upstreams that may serve the call, the fastest first."""
+        now = time.monotonic()
+        able = [
+            each
+            for each in self._route.upstreams
+            if each.health.may_serve(self._method)
+            and each.health.takes_calls(now)
+            and not each.health.lagging
+            and each.health.head >= self._least_head
+        ]
+        return sorted(able, key=lambda each: each.health.latency_s)[:most]
+
+    async def _ask(self, upstream: Upstream, policy: MethodPolicy, params: bytes) -> bytes:
+        dispatcher = self._route.dispatcher
+        return await call_upstream(dispatcher, policy, params, upstream=upstream, client=self._client).result()
+
+    async def ask(self, upstream: Upstream, method: str, params: Sequence[Any]) -> Any:
+        """The decoded result of another call, which a proof needs."""
+        policy = self._route.policies.get(method)
+        if policy is None:
+            raise InvalidRequest(f"the network has no {method}, which the proof needs")
+        return msgspec.json.decode(await self._ask(upstream, policy, msgspec.json.encode(params)))
+
+
+class UpstreamSource:
+    """One upstream, as a proof asks it. `is_complete`: the upstream gave every reply of the proof itself."""
+
+    def __init__(self, call: VerifiedCall, upstream: Upstream) -> None:
+        self._call = call
+        self._upstream = upstream
+        self._others = [each for each in call.upstreams(MOST_CONFIRMING) if each is not upstream]
+        self.head = min(each.health.head for each in (upstream, *self._others[: PROOF_QUORUM - 1]))
+        self.is_complete = True
+
+    def __repr__(self) -> str:
+        return f"<UpstreamSource {self._upstream.label}>"
+
+    async def ask(self, method: str, params: Sequence[Any]) -> Any:
+        return await self._call.ask(self._upstream, method, params)
+
+    async def ask_or_none(self, method: str, params: Sequence[Any]) -> Any:
+        try:
+            return await self.ask(method, params)
+        except RpcError:
+            return None
+
+    async def confirm(self, number: int, block_hash: str) -> bool:
+        """Whether another upstream has this block too. The only upstream of a network confirms itself."""
+        self.is_complete = True
+        for other in self._others:
+            try:
+                found = await self._call.ask(other, "eth_getBlockByNumber", [hex(number), False])
+            except (RpcError, Fault):
+                continue
+            if isinstance(found, dict) and str(found.get("hash")).lower() == block_hash.lower():
+                return True
+        # Which of them is wrong is not known.
+        self.is_complete = not self._others
+        return not self._others
+
+    async def off_loop(self, check: Callable[..., T], *values: Any) -> T:
+        return await asyncio.to_thread(check, *values)
