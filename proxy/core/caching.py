@@ -21,6 +21,11 @@ busy key once per head. To make room, the oldest reply is evicted from the fulle
 the one under a hand that walks round all sets. Choosing between two keeps the sets equally full, which taking from the
 hand alone would not.
 
+*Shares.* An entry belongs to the account whose call put it. A full cache evicts the oldest replies of accounts that have more
+than their fair share, so one account with very many different calls evicts its own. An account's new recent replies are not
+stored while all recent ones take their part of the memory and it has more of them than its share. Accounts are counted by one
+byte of their hash: a few may share a place, and a hit costs nothing.
+
 A key is a digest (`key_of`): 16 bytes for the method and its params, whatever their length. Two calls with
 the same digest would share a reply, so it is a cryptographic one: Python's own hash has only 64 bits.
 """
@@ -46,6 +51,9 @@ RECENT_OVERHEAD = 165
 # So many bytes of replies to a set: about 16 of the usual size, which one short search goes through.
 SET_BYTES = 8192
 MAX_SETS = 1 << 17
+# Places that accounts are counted by, and sets that are searched for a reply of one above its share.
+OWNERS = 256
+SEARCHED_SETS = 8
 # No reply may push out more than this part of the others, and replies that live until the head moves take at most that part.
 LARGEST_PART = 16
 RECENT_PART = 4
@@ -54,12 +62,15 @@ FREED_PER_PUT = 8
 
 
 class _Set(msgspec.Struct, gc=False):
-    """The keys of a set in one string, oldest first. Its results are the further fields of a subclass: one for each length."""
+    """The keys of a set in one string, oldest first, and the places of their owners. Its results are the further fields of a
+    subclass: one for each length."""
 
     keys: bytes
+    owners: bytes
 
 
-_EMPTY = _Set(b"")
+_EMPTY = _Set(b"", b"")
+_PLACES = [bytes([place]) for place in range(OWNERS)]
 
 
 def key_of(method: bytes, params: bytes) -> bytes:
@@ -76,12 +87,55 @@ def _digest(text: bytes) -> bytes:
 _digest_again = lru_cache(maxsize=REMEMBERED)(_digest)
 
 
+class OwnedBytes:
+    """The bytes that accounts have in a store, by the place of each."""
+
+    __slots__ = ("_by_place", "_owners", "_total")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def __repr__(self) -> str:
+        return f"<OwnedBytes {self._total} of {self._owners} owners>"
+
+    def clear(self) -> None:
+        self._by_place = [0] * OWNERS
+        self._owners = 0
+        self._total = 0
+
+    def add(self, place: int, size: int) -> None:
+        before = self._by_place[place]
+        self._by_place[place] = after = before + size
+        self._owners += bool(after) - bool(before)
+        self._total += size
+
+    def is_uneven(self) -> bool:
+        """Whether one owner has half as much again as its share."""
+        return max(self._by_place) * self._owners > self._total * 1.5
+
+    def first_above(self, places: bytes) -> int:
+        """The index of the first owner above its share; negative if there is none."""
+        by_place, owners, total = self._by_place, self._owners, self._total
+        for index, place in enumerate(places):
+            if by_place[place] * owners > total:
+                return index
+        return -1
+
+    def is_above_share(self, place: int) -> bool:
+        """Whether the owner has more than each would have of equal shares."""
+        return self._by_place[place] * self._owners > self._total
+
+
+def place_of_owner(owner: str) -> int:
+    return hash(owner) % OWNERS
+
+
 class ReplyCache:
     """Results by key, at most `limit` bytes of memory in all. One per network: a head is a network's."""
 
     __slots__ = (
-        "_count", "_fronts", "_hand", "_kept_bytes", "_mask", "_recent", "_recent_bytes", "_retired", "_retired_bytes",
-        "_sets", "evictions", "hits", "limit", "misses", "moves",
+        "_count", "_fronts", "_hand", "_is_uneven", "_kept_by", "_kept_bytes", "_mask", "_recent", "_recent_by",
+        "_recent_bytes", "_retired", "_retired_bytes", "_sets", "evictions", "hits", "limit", "misses", "moves",
     )  # fmt: skip
 
     def __init__(self, limit: int) -> None:
@@ -99,6 +153,9 @@ class ReplyCache:
         self._retired_bytes = 0
         self._sets: list[_Set] = [_EMPTY] * (self._mask + 1)
         self._kept_bytes = 0
+        self._kept_by = OwnedBytes()
+        self._is_uneven = False
+        self._recent_by = OwnedBytes()
         self._count = 0
         self._hand = 0
 
@@ -112,8 +169,9 @@ class ReplyCache:
         self.hits += 1
         return found
 
-    def put(self, key: bytes, result: bytes, lifetime: Lifetime) -> None:
-        """Store the result. One that is kept forever is not stored again: it cannot have changed."""
+    def put(self, key: bytes, result: bytes, lifetime: Lifetime, owner: str = "") -> None:
+        """Store the result for the account that caused it. One that is kept forever is not stored again: it cannot have
+        changed."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes: use key_of")
         if lifetime == "never" or len(result) > self.limit // LARGEST_PART:
@@ -124,12 +182,14 @@ class ReplyCache:
             return
         if (old := self._recent.pop(key, None)) is not None:
             self._recent_bytes -= len(old) + RECENT_OVERHEAD
+        place = place_of_owner(owner)
         if lifetime == "head":
-            self._put_recent(key, result)
+            self._put_owned(key, result, place)
         else:
-            keys, *results = astuple(self._sets[at])
-            self._sets[at] = _set_of(keys + key, *results, result)
+            keys, owners, *results = astuple(self._sets[at])
+            self._sets[at] = _set_of(keys + key, owners + _PLACES[place], *results, result)
             self._kept_bytes += len(result) + KEPT_OVERHEAD
+            self._kept_by.add(place, len(result) + KEPT_OVERHEAD)
             self._count += 1
         self._make_room(at)
 
@@ -152,6 +212,7 @@ class ReplyCache:
             self._retired_bytes += self._recent_bytes
             self._recent = {}
             self._recent_bytes = 0
+            self._recent_by.clear()
             self._fronts = 0
 
     def clear(self) -> None:
@@ -159,6 +220,7 @@ class ReplyCache:
         self.head_moved()
         self._retired.clear()
         self._sets = [_EMPTY] * (self._mask + 1)
+        self._kept_by.clear()
         self._retired_bytes = self._kept_bytes = self._count = 0
 
     @property
@@ -187,13 +249,24 @@ class ReplyCache:
             return None
         found = cast(bytes, getattr(replies, _field(place)))
         if place * 2 * KEY_BYTES < len(replies.keys):
-            _, *results = astuple(replies)
+            keys, owners, *results = astuple(replies)
             results.append(results.pop(place))
-            self._sets[at] = _set_of(replies.keys.replace(key, b"", 1) + key, *results)
+            owners = owners[:place] + owners[place + 1 :] + owners[place : place + 1]
+            self._sets[at] = _set_of(keys.replace(key, b"", 1) + key, owners, *results)
         self._fronts += 1
         self._put_recent(key, found)
         self._make_room(at)
         return found
+
+    def _put_owned(self, key: bytes, result: bytes, place: int) -> None:
+        """Put a recent reply, unless there is no room and its owner has more than its share."""
+        owned = self._recent_by
+        size = len(result) + RECENT_OVERHEAD
+        if self._recent_bytes + size > self.limit // RECENT_PART and owned.is_above_share(place):
+            self.evictions += 1
+            return
+        owned.add(place, size)
+        self._put_recent(key, result)
 
     def _put_recent(self, key: bytes, result: bytes) -> None:
         # A kept reply in front is counted again in full: too much, never too little.
@@ -222,17 +295,35 @@ class ReplyCache:
                 self._retired.pop(0)
 
     def _evict(self, at: int) -> None:
+        """Evict the oldest reply from the fuller of two sets; if the shares are uneven, one of an owner above its share."""
         sets, hand = self._sets, self._hand
         while not sets[hand].keys:
             hand = (hand + 1) & self._mask
         self._hand = (hand + 1) & self._mask
         if len(sets[at].keys) <= len(sets[hand].keys):
             at = hand
-        keys, oldest, *others = astuple(sets[at])
-        sets[at] = _set_of(keys[KEY_BYTES:], *others) if others else _EMPTY
-        self._kept_bytes -= len(oldest) + KEPT_OVERHEAD
+        if not self.evictions & 255:
+            self._is_uneven = self._kept_by.is_uneven()
+        if not self._is_uneven:
+            self._remove(at, 0)
+            return
+        for candidate in (at, *range(hand, hand + SEARCHED_SETS)):
+            place = self._kept_by.first_above(sets[candidate & self._mask].owners)
+            if place >= 0:
+                self._remove(candidate & self._mask, place)
+                return
+        self._remove(at, 0)
+
+    def _remove(self, at: int, place: int) -> None:
+        keys, owners, *results = astuple(self._sets[at])
+        start = place * KEY_BYTES
+        key, size = keys[start : start + KEY_BYTES], len(results.pop(place)) + KEPT_OVERHEAD
+        keys = keys[:start] + keys[start + KEY_BYTES :]
+        self._sets[at] = _set_of(keys, owners[:place] + owners[place + 1 :], *results) if results else _EMPTY
+        self._kept_bytes -= size
+        self._kept_by.add(owners[place], -size)
         self._count -= 1
-        self._fronts -= keys[:KEY_BYTES] in self._recent
+        self._fronts -= key in self._recent
         self.evictions += 1
 
 
@@ -254,8 +345,8 @@ def _shape(count: int) -> type[_Set]:
     return cast(type[_Set], msgspec.defstruct("_Set", fields, bases=(_Set,), gc=False))
 
 
-def _set_of(keys: bytes, *results: bytes) -> _Set:
-    return _shape(len(results))(keys, *results)
+def _set_of(keys: bytes, owners: bytes, *results: bytes) -> _Set:
+    return _shape(len(results))(keys, owners, *results)
 
 
 def _sets_for(limit: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import sys
 from collections import OrderedDict
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import astuple
 
-from proxy.core.caching import KEPT_OVERHEAD, RECENT_OVERHEAD, Lifetime, ReplyCache, key_of
+from proxy.core.caching import KEPT_OVERHEAD, RECENT_OVERHEAD, Lifetime, ReplyCache, key_of, place_of_owner
 
 
 def key(n: int) -> bytes:
@@ -247,3 +248,39 @@ class AgainstADict(RuleBasedStateMachine):
 
 TestAgainstADict = AgainstADict.TestCase
 TestAgainstADict.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
+
+
+# Shares
+
+GOOD = "acc_good"
+# Accounts are counted by a part of their hash: one that is counted apart.
+FLOOD = next(name for n in itertools.count() if place_of_owner(name := f"acc_{n}") != place_of_owner(GOOD))
+
+
+def test_one_account_with_many_calls_evicts_its_own_replies() -> None:
+    replies = ReplyCache(1 << 20)
+    for number in range(500):
+        replies.put(key(number), b"x" * 300, "forever", GOOD)
+    for number in range(1000, 20_000):
+        replies.put(key(number), b"x" * 300, "forever", FLOOD)
+    kept = sum(replies.get(key(number)) is not None for number in range(500))
+    assert kept > 450
+    assert replies.bytes_used <= replies.limit
+
+
+def test_account_alone_may_use_the_whole_cache() -> None:
+    replies = ReplyCache(1 << 20)
+    replies.put(key(1), b"x" * 300, "forever", GOOD)
+    for number in range(1000, 20_000):
+        replies.put(key(number), b"x" * 300, "forever", FLOOD)
+    assert replies.get(key(19_999)) is not None
+    assert len(replies) * 380 > replies.limit * 0.9
+
+
+def test_recent_replies_of_an_account_outlive_a_flood_of_another() -> None:
+    replies = ReplyCache(1 << 20)
+    for number in range(50):
+        replies.put(key(number), b"x" * 300, "head", GOOD)
+    for number in range(1000, 5000):
+        replies.put(key(number), b"x" * 300, "head", FLOOD)
+    assert all(replies.get(key(number)) is not None for number in range(50))

@@ -145,7 +145,7 @@ class NetworkState:
         ref = policy.family.block_ref(policy.method, flight.params)
         lifetime = policy.family.lifetime(policy.method, flight.params, raw, ref, self.heads.tip, self.heads.final)
         if lifetime == "forever" or (lifetime == "head" and self._is_current(flight, ref)):
-            self.replies.put(flight.slot, raw, lifetime)
+            self.replies.put(flight.slot, raw, lifetime, flight.client)
             if lifetime == "forever" and self.shared_cache is not None:
                 self.shared_cache.put(flight.slot, raw)
 

@@ -69,7 +69,7 @@ class SharedLookup:
     def _land(self, flight: Flight, result: bytes) -> None:
         assert flight.slot is not None
         state = self._dispatcher.state
-        state.replies.put(flight.slot, result, "forever")
+        state.replies.put(flight.slot, result, "forever", flight.client)
         state.landed(flight)
         flight.slot = None  # Its result is cached already.
         for waiter in flight.waiters:
