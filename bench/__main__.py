@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench import attacks, baselines, loaders, machine, plot, report, service, summary
-from bench.cases import BIG, CASES, LIMITED_AT_ONCE, LIMITED_MS, Case
+from bench.cases import BIG, CASES, FAR_MS, HUGE, LIMITED_AT_ONCE, LIMITED_MS, Case
 from bench.fleet import Fleet, parse_target
 from bench.loaders import Stub, Target
 from bench.processes import StartFailed
@@ -114,6 +114,10 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
         "small": Stub("small", size=SMALL_RESULT),
         "large": Stub("large", size=BIG),
         "slow": Stub("slow", size=SMALL_RESULT, delay_us=SLOW_US),
+        "tls": baselines.TlsStub("tls", size=SMALL_RESULT),
+        "tls-large": baselines.TlsStub("tls-large", size=BIG),
+        "huge": Stub("huge", size=HUGE),
+        "far": Stub("far", size=SMALL_RESULT, delay_us=FAR_MS * 1000),
         "limited": Stub("limited", size=SMALL_RESULT, delay_us=LIMITED_MS * 1000, at_once=LIMITED_AT_ONCE),
     }
     settings: Mapping[str, service.Value] = dict(options.set)

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from bench import machine, processes
-from bench.loaders import Target
+from bench import machine, processes, tls_files
+from bench.loaders import Stub, Target
 
 KEY = "bench_key_of_the_baselines_0123456789abcdef"  # as long as a Penstock key
 PATH = "/v1/rpc/ethereum/mainnet"
@@ -42,6 +43,7 @@ class Baseline:
     label: str
     missing: Callable[[], str | None]  # reason why it cannot run here, or None
     command: Callable[[Start], list[str]]
+    scheme: Literal["http", "https"] = "http"
 
 
 class Running:
@@ -62,7 +64,7 @@ class Running:
         argv = self.baseline.command(Start(port, upstream_port, workdir, workers))
         self.child = processes.start(self.baseline.name, argv, cpus=cpus, log=workdir / "log")
         processes.wait_until_listening(self.child, port)
-        return Target("127.0.0.1", port, PATH, KEY)
+        return Target("127.0.0.1", port, PATH, KEY, scheme=self.baseline.scheme)
 
     def stop(self) -> None:
         if self.child:
@@ -93,6 +95,8 @@ http {{
     proxy_http_version 1.1;
     proxy_set_header Connection "";
     proxy_buffers 32 16k;            # a 100 KB reply stays in memory
+    proxy_max_temp_file_size 0;      # a larger one is passed on as it arrives
+    {http}
     {lua}
     upstream stub {{
         server 127.0.0.1:{upstream_port};
@@ -101,10 +105,10 @@ http {{
         keepalive_timeout 600s;
     }}
     server {{
-        listen 127.0.0.1:{port} backlog=4096 {reuseport};
+        listen 127.0.0.1:{port} {tls} backlog=4096 {reuseport};
         location / {{
             {access}
-            proxy_pass http://stub;
+            proxy_pass {scheme}://stub;
         }}
     }}
 }}
@@ -128,7 +132,32 @@ access_by_lua_block {
 """
 
 
-def _nginx_config(start: Start, *, modules: str = "", lua: str = "", access: str = "") -> Path:
+# TLS for clients, and to the upstream. Sessions of clients are not resumed in either candidate: each handshake is a full one.
+SERVER_TLS = f"""\
+ssl_certificate {tls_files.CERT};
+    ssl_certificate_key {tls_files.KEY};
+    ssl_protocols TLSv1.2 TLSv1.3;
+"""
+CLIENT_TLS = f"""\
+proxy_ssl_protocols TLSv1.2 TLSv1.3;
+    proxy_ssl_trusted_certificate {tls_files.CERT};
+    proxy_ssl_verify on;
+    proxy_ssl_name localhost;
+    proxy_ssl_session_reuse on;
+"""
+GZIP = "gzip on; gzip_types application/json; gzip_proxied any; gzip_min_length 1024;"
+
+
+def _nginx_config(
+    start: Start,
+    *,
+    modules: str = "",
+    lua: str = "",
+    access: str = "",
+    http: str = "",
+    tls: str = "",
+    scheme: str = "http",
+) -> Path:
     config = start.workdir / "nginx.conf"
     files = machine.raise_file_limit()
     config.write_text(
@@ -141,6 +170,9 @@ def _nginx_config(start: Start, *, modules: str = "", lua: str = "", access: str
             workdir=start.workdir,
             lua=lua,
             access=access,
+            http=http,
+            tls=tls,
+            scheme=scheme,
             upstream_port=start.upstream_port,
             port=start.port,
             reuseport="reuseport" if start.workers > 1 else "",
@@ -167,6 +199,24 @@ def _nginx_argv(start: Start, config: Path) -> list[str]:
 
 def _nginx(start: Start) -> list[str]:
     return _nginx_argv(start, _nginx_config(start))
+
+
+def _nginx_tls(start: Start) -> list[str]:
+    return _nginx_argv(start, _nginx_config(start, http=SERVER_TLS, tls="ssl"))
+
+
+def _nginx_upstream_tls(start: Start) -> list[str]:
+    return _nginx_argv(start, _nginx_config(start, http=CLIENT_TLS, scheme="https"))
+
+
+def _nginx_gzip(start: Start) -> list[str]:
+    return _nginx_argv(start, _nginx_config(start, http=GZIP))
+
+
+def terminator(start: Start) -> list[str]:
+    """nginx in front of a stub: the stub itself has no TLS."""
+    tls_files.make()
+    return _nginx_tls(start)
 
 
 def _nginx_lua(start: Start) -> list[str]:
@@ -254,6 +304,9 @@ BASELINES = {
     baseline.name: baseline
     for baseline in (
         Baseline("nginx", "nginx", _nginx_missing, _nginx),
+        Baseline("nginx+tls", "nginx, listen ssl", _nginx_missing, _nginx_tls, scheme="https"),
+        Baseline("nginx+upstream-tls", "nginx, proxy_ssl", _nginx_missing, _nginx_upstream_tls),
+        Baseline("nginx+gzip", "nginx, gzip on", _nginx_missing, _nginx_gzip),
         Baseline("nginx+lua", "nginx + Lua (JSON, key)", _nginx_lua_missing, _nginx_lua),
         Baseline("haproxy", "HAProxy", _haproxy_missing, _haproxy),
         Baseline("haproxy+queue", "HAProxy with a limit and a queue", _haproxy_missing, _haproxy_queue),
@@ -261,6 +314,35 @@ BASELINES = {
         Baseline("plain", "ordinary aiohttp", lambda: None, _plain),
     )
 }
+
+
+class TlsStub(Stub):
+    """A stub behind nginx as its TLS terminator, both on the stub's core."""
+
+    def __init__(self, name: str, *, size: int) -> None:
+        super().__init__(name, size=size)
+        self._terminator: processes.Child | None = None
+
+    @property
+    def url(self) -> str:
+        return f"https://localhost:{self.port}"
+
+    def start(self, cpu: int, *, port: int, workdir: Path) -> None:
+        if reason := _nginx_missing():
+            print(f"no TLS upstream: {reason}")
+            return
+        super().start(cpu, port=0, workdir=workdir)
+        place = workdir / f"terminator-{self.name}"
+        place.mkdir()
+        inner, self.port = self.port, processes.free_port()
+        argv = terminator(Start(self.port, inner, place))
+        self._terminator = processes.start(f"terminator-{self.name}", argv, cpus=[cpu], log=place / "log")
+        processes.wait_until_listening(self._terminator, self.port)
+
+    def stop(self) -> None:
+        if self._terminator:
+            self._terminator.stop()
+        super().stop()
 
 
 # --- installation -----------------------------------------------------------------------------------------------------

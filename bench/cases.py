@@ -13,7 +13,7 @@ from bench.loaders import MARKER, Generator, Target
 Kind = Literal[
     "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
     "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults", "overload",
-    "attacks",
+    "attacks", "cpu",
 ]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
@@ -36,6 +36,10 @@ ALL_HEALTHY = "all healthy"
 # aiohttp's client posting the same bodies: no database, no signatures.
 BARE_CLIENT = "bare client"
 BIG = 100 * 1024
+HUGE = 2 * 1024 * 1024
+# The round trip to a remote upstream.
+FAR_MS = 40
+GZIP = {"Accept-Encoding": "gzip"}
 # The stub of limited capacity: each call takes so long, and so many are worked on at a time.
 LIMITED_MS = 100
 LIMITED_AT_ONCE = 64
@@ -201,6 +205,90 @@ CASES = (
         body=big_reply,
         expect=OWN_ID,
         stub="large",
+        aims=(Aim(0.95),),
+    ),
+    Case(
+        "tls-upstream",
+        "small call to an https upstream, CPU of the gateway",
+        kind="cpu",
+        unit="µs CPU/call",
+        body=small,
+        expect=OWN_ID,
+        candidates=("nginx+upstream-tls", "penstock"),
+        stub="tls",
+        aims=(Aim(1.05, at_most=True, over="nginx+upstream-tls"),),
+    ),
+    Case(
+        "tls-upstream-reply",
+        "100 KB reply of an https upstream, CPU of the gateway",
+        kind="cpu",
+        unit="µs CPU/call",
+        body=big_reply,
+        expect=OWN_ID,
+        candidates=("nginx+upstream-tls", "penstock"),
+        stub="tls-large",
+        aims=(Aim(1.1, at_most=True, over="nginx+upstream-tls"),),
+    ),
+    Case(
+        "tls",
+        "small call over https, connections kept open",
+        kind="rate",
+        unit="calls/s",
+        body=small,
+        expect=OWN_ID,
+        candidates=("nginx+tls", "penstock"),
+        profile="tls",
+        generators=("wrk",),
+        aims=(Aim(0.8, over="nginx+tls"),),
+    ),
+    Case(
+        "handshakes",
+        "small call over https, a full handshake for each",
+        kind="rate",
+        unit="calls/s",
+        body=small,
+        expect=OWN_ID,
+        candidates=("nginx+tls", "penstock"),
+        profile="tls",
+        generators=("wrk",),
+        headers={"Connection": "close"},
+        aims=(Aim(0.7, over="nginx+tls"),),
+    ),
+    Case(
+        "gzip",
+        "100 KB reply in gzip",
+        kind="rate",
+        unit="calls/s",
+        body=big_reply,
+        expect="",
+        headers=GZIP,
+        candidates=("nginx+gzip", "penstock"),
+        stub="large",
+        aims=(Aim(1.0, over="nginx+gzip"),),
+    ),
+    Case(
+        "gzip-huge",
+        "2 MB reply in gzip",
+        kind="rate",
+        unit="calls/s",
+        body=big_reply,
+        expect="",
+        headers=GZIP,
+        candidates=("nginx+gzip", "penstock"),
+        stub="huge",
+        connections=16,
+        aims=(Aim(1.0, over="nginx+gzip"),),
+    ),
+    Case(
+        "far",
+        f"small call to an upstream {FAR_MS} ms away, 512 clients",
+        kind="rate",
+        unit="calls/s",
+        body=small,
+        expect=OWN_ID,
+        candidates=("nginx", "penstock"),
+        stub="far",
+        connections=512,
         aims=(Aim(0.95),),
     ),
     Case(

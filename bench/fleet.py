@@ -1,15 +1,17 @@
 """The candidates of a run: started when a case needs them, reused by the next case, stopped at the end."""
 
+import gzip
 import http.client
 import itertools
 import json
+import ssl
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from bench import baselines, machine, service
+from bench import baselines, machine, service, tls_files
 from bench.baselines import BASELINES, KEY, PATH
 from bench.cases import OWN_RPC, RPC, Case
 from bench.loaders import MARKER, Stub, Target
@@ -121,10 +123,10 @@ def parse_target(url: str, key: str) -> Target:
     """Parse a loopback http URL. The bench sends load to this machine only."""
     parts = urlsplit(url)
     host = {"localhost": "127.0.0.1"}.get(parts.hostname or "", parts.hostname or "")
-    if parts.scheme != "http" or not host.startswith("127."):
-        raise ValueError(f"{url}: must be an http:// address on 127.0.0.1")
+    if parts.scheme not in ("http", "https") or not host.startswith("127."):
+        raise ValueError(f"{url}: must be an http:// or https:// address on 127.0.0.1")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(host, parts.port or 80, path, key)
+    return Target(host, parts.port or 80, path, key, scheme="https" if parts.scheme == "https" else "http")
 
 
 def probe(target: Target, case: Case, number: int) -> str:
@@ -133,6 +135,9 @@ def probe(target: Target, case: Case, number: int) -> str:
     head, _, body = case.template(target).decode().replace(MARKER, digits).partition("\r\n\r\n")
     headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:])
     connection = http.client.HTTPConnection(target.host, target.port, timeout=10)
+    if target.scheme == "https":
+        context = ssl.create_default_context(cafile=tls_files.CERT)
+        connection = http.client.HTTPSConnection(target.host, target.port, timeout=10, context=context)
     try:
         connection.request("POST", target.path, body, headers)
         response = connection.getresponse()
@@ -143,6 +148,10 @@ def probe(target: Target, case: Case, number: int) -> str:
         connection.close()
     if response.status != 200:
         raise StartFailed(f"status {response.status}: {content[:200].decode(errors='replace')}")
+    if response.headers.get("Content-Encoding") == "gzip":
+        content = gzip.decompress(content)
+    elif "Accept-Encoding" in headers:
+        raise StartFailed("the reply is not compressed")
     _check_ids(json.loads(body), content)
     return response.headers.get("X-Cache", "")
 

@@ -32,6 +32,7 @@ class Target:
     path: str
     key: str
     other_key: str = ""  # of another account
+    scheme: Literal["http", "https"] = "http"
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ def _run_wrk(load: Load, target: Target, cpu: int, request: Path) -> dict[str, f
     seconds = max(1, round(load.seconds))
     argv = [
         *("taskset", "-c", str(cpu), str(wrk), "-t1", f"-c{load.connections}", f"-d{seconds}s"),
-        *("-s", str(HERE / "tools" / "wrk.lua"), f"http://{target.host}:{target.port}{target.path}"),
+        *("-s", str(HERE / "tools" / "wrk.lua"), f"{target.scheme}://{target.host}:{target.port}{target.path}"),
     ]
     first = str(next(_runs) * NUMBERS_PER_RUN)
     env = {"BENCH_REQUEST": str(request), "BENCH_MARKER": MARKER, "BENCH_FIRST": first}

@@ -73,7 +73,7 @@ class Runner:
         """Run one case and add its figures and skips to the runner's."""
         print(f"\n{case.name}: {case.title}", flush=True)
         match case.kind:
-            case "rate" | "bytes":
+            case "rate" | "bytes" | "cpu":
                 self._run_rates(case)
             case "latency":
                 self._run_latency(case)
@@ -532,6 +532,8 @@ def _rotated(names: Sequence[str], by: int) -> list[str]:
 
 
 def _rate(case: Case, sample: Sample) -> float:
+    if case.kind == "cpu":
+        return sample.cpu_us_per_request
     return sample.bytes_per_second / 1e6 if case.kind == "bytes" else sample.per_second * case.calls_per_request
 
 

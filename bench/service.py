@@ -10,16 +10,18 @@ import shutil
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import machine, processes
+from bench import machine, processes, tls_files
 from bench.loaders import BUILD
 
 ROOT = Path(__file__).parent.parent
 START_S = 180.0  # the first start unpacks a database and a dev chain
 STOP_S = 30.0
+# As many as any case has clients, like the baselines.
+UPSTREAM_CONNECTIONS = 1024
 
 Value = bool | int | float | str
 
@@ -56,6 +58,11 @@ PROFILES = {
             needs={"sockets.max_queue_bytes": 1 << 20},
             block_time_ms=2000,
         ),
+        Profile(
+            "tls",
+            wants={**QUIET, "cache.enabled": False, "cache.coalesce": False},
+            needs={"server.tls.cert": str(tls_files.CERT), "server.tls.key": str(tls_files.KEY)},
+        ),
         Profile("cached-million", wants=QUIET, needs={"cache.enabled": True, "cache.bytes": 4 << 30}),
     )
 }
@@ -78,12 +85,17 @@ class Service:
         """Start the workers on `cpu` and move database and dev chain to core `others`, where they delay nothing else."""
         self.workdir.mkdir(parents=True)
         ready, own = self.workdir / "ready.json", self.workdir / "own.toml"
-        own.write_text(f'[[bundlers]]\nnetwork = "ethereum/mainnet"\nurl = "{upstream_url}"\n')
+        own.write_text(
+            f'[[bundlers]]\nnetwork = "ethereum/mainnet"\nurl = "{upstream_url}"\nca = "{tls_files.CERT}"\n'
+            f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "{upstream_url}"\nca = "{tls_files.CERT}"\n'
+            f"connections = {UPSTREAM_CONNECTIONS}\n"
+        )
+        tls_files.make()
         port = processes.free_port()
         argv = [
             *(sys.executable, "-m", "proxy", "dev", "--no-bundler", "--ready-file", str(ready), "--port", str(port)),
             *("--data", str(self.workdir / "data"), "--workers", str(workers)),
-            *("--upstream", f"ethereum/mainnet={upstream_url}", "--no-bundler", "--config", str(own)),
+            *("--config", str(own)),
         ]
         environment = {"PYTHONPATH": str(ROOT), **to_environment(settings)}
         self.child = processes.start("penstock", argv, cpus=cpu, log=self.workdir / "log", env=environment)
@@ -151,8 +163,14 @@ def _known_settings() -> set[str]:
     path = ROOT / "config" / "default.toml"
     if not path.exists():
         return set()
-    sections = tomllib.loads(path.read_text())
-    return {f"{name}.{key}" for name, keys in sections.items() if isinstance(keys, dict) for key in keys}
+    return set(_names(tomllib.loads(path.read_text())))
+
+
+def _names(table: Mapping[str, object], prefix: str = "") -> Iterator[str]:
+    for name, value in table.items():
+        yield f"{prefix}{name}"
+        if isinstance(value, dict):
+            yield from _names(value, f"{prefix}{name}.")
 
 
 def missing() -> str | None:
