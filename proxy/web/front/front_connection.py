@@ -180,6 +180,8 @@ class FrontConnection(asyncio.Protocol):
 
     def _serve_message(self, message: RequestMessage) -> None:
         if message.head is not None:
+            if message.head.closes:
+                self._replies.left = 1
             self._serve(message.head, message.data, message.start)
         else:
             self._hand_over(message.data + self._reader.take_rest())

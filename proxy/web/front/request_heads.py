@@ -37,6 +37,7 @@ _HOST = re.compile(rb"[A-Za-z0-9\-._]*(?::[0-9]*)?")
 _DIGITS = re.compile(rb"[0-9]{1,7}")
 # Defaults for heads without these headers.
 _JSON_TYPE, _KEPT = b"application/json", b"keep-alive"
+_CLOSED = b"close"
 _JSON = re.compile(rb"application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|UTF-8))?", re.IGNORECASE)
 
 # The roles of headers. PASS: ignored. LEAVE: hand over to aiohttp. ONCE: ignored, but aiohttp refuses duplicates. Directives
@@ -68,7 +69,18 @@ _ROLES = {
 class RequestHead:
     """A parsed head: the key, the route, and the length of the body."""
 
-    __slots__ = ("directives", "encoding", "key", "length", "policies", "request_id", "route", "size", "total")
+    __slots__ = (
+        "closes",
+        "directives",
+        "encoding",
+        "key",
+        "length",
+        "policies",
+        "request_id",
+        "route",
+        "size",
+        "total",
+    )
 
     def __init__(
         self,
@@ -80,8 +92,11 @@ class RequestHead:
         directives: Directives | None,
         request_id: bytes,
         encoding: int = encodings.IDENTITY,
+        closes: bool = False,
     ) -> None:
         self.size = size
+        # Whether the client wants the connection to be closed after the reply.
+        self.closes = closes
         # How large replies are compressed.
         self.encoding = encoding
         self.length = length
@@ -237,7 +252,8 @@ class RequestHeadReader:
             return None
         if not 0 < int(length) <= min(self._max_body, route.max_body):
             return None
-        if not _JSON.fullmatch(found.get(TYPE, _JSON_TYPE)) or found.get(CONNECTION, _KEPT).lower() != _KEPT:
+        connection = found.get(CONNECTION, _KEPT).lower()
+        if not _JSON.fullmatch(found.get(TYPE, _JSON_TYPE)) or connection not in (_KEPT, _CLOSED):
             return None
         key = self._key(found)
         if key is None:
@@ -255,6 +271,7 @@ class RequestHeadReader:
             directives=directives,
             request_id=given if _REQUEST_ID.fullmatch(given) else b"",
             encoding=encodings.accepted(found.get(ENCODINGS, b"").decode("latin-1")),
+            closes=connection == _CLOSED,
         )
 
     def _directives(self, found: dict[int, bytes], key: Key, route: Route) -> Directives | None:
