@@ -14,6 +14,7 @@ import queue
 import re
 import sys
 import time
+from bisect import bisect_left
 from collections import Counter as Counter_
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from proxy.core.usage import LATENCY_S as LATENCY_S
 from proxy.core.usage import Tally as Tally
@@ -126,6 +128,26 @@ request_records_dropped_total = Counter(
 log_lines_dropped_total = Counter("penstock_log_lines_dropped_total", "Log lines dropped because the queue was full")
 
 
+class Exemplars:
+    """For each kind of call the last one that was traced: a trace to look at, beside its latency."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], tuple[str, float, float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Exemplars {len(self._last)}>"
+
+    def note(self, labels: tuple[str, str], seconds: float, trace_id: str) -> None:
+        """`labels`: the network and the method."""
+        self._last[labels] = trace_id, seconds, time.time()
+
+    def rows(self) -> list[tuple[str, str, str, float, float]]:
+        return [(*labels, *last) for labels, last in self._last.items()]
+
+
+exemplars = Exemplars()
+
+
 class Tallies:
     """All call counters of a process, written to a file that the supervisor adds up on each scrape."""
 
@@ -146,7 +168,7 @@ class Tallies:
             if any(t.buckets)
         ]
         part = path.with_suffix(".part")
-        part.write_bytes(orjson.dumps({"calls": rows, "upstreams": upstreams}))
+        part.write_bytes(orjson.dumps({"calls": rows, "upstreams": upstreams, "exemplars": exemplars.rows()}))
         part.replace(path)
 
 
@@ -162,13 +184,15 @@ class CallCollector(Collector):
         units = CounterMetricFamily("penstock_call_units", "Compute units of calls", labels=["network", "method"])
         seconds = HistogramMetricFamily("penstock_call_seconds", "Time to answer a call", labels=["network", "method"])
         upstreams = CounterMetricFamily("penstock_upstream_calls", "Calls to upstreams", labels=["upstream", "outcome"])
+        traces = self._exemplars()
         for (network, method), sums in self._calls().items():
             for outcome, count in zip(("result", "error", "fault"), sums[:3], strict=True):
                 calls.add_metric([network, method, outcome], count)
             cache.add_metric([network, "hit"], sums[3])
             cache.add_metric([network, "join"], sums[4])
             units.add_metric([network, method], sums[5])
-            seconds.add_metric([network, method], _cumulative(sums[7]), sums[6])
+            buckets = _with_exemplar(_cumulative(sums[7]), traces.get((network, method)))
+            seconds.add_metric([network, method], buckets, sums[6])
         for (label, outcome), count in self._upstreams().items():
             upstreams.add_metric([label, outcome], count)
         yield from (calls, _merged(cache), units, seconds, upstreams)
@@ -190,6 +214,17 @@ class CallCollector(Collector):
                 sums[-1] = [have + more for have, more in zip(sums[-1], buckets, strict=True)]
         return found
 
+    def _exemplars(self) -> dict[tuple[str, str], Exemplar]:
+        """The newest of all workers, for each kind of call."""
+        found: dict[tuple[str, str], Exemplar] = {}
+        for data in self._files():
+            # A worker of an older version has none.
+            for network, method, trace_id, seconds, at in data.get("exemplars", ()):
+                known = found.get((network, method))
+                if known is None or (known.timestamp or 0.0) < at:
+                    found[network, method] = Exemplar({"trace_id": trace_id}, seconds, at)
+        return found
+
     def _upstreams(self) -> Counter_[tuple[str, str]]:
         found: Counter_[tuple[str, str]] = Counter_()
         for data in self._files():
@@ -207,6 +242,14 @@ def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
         total += count
         out.append((edge, float(total)))
     return out
+
+
+def _with_exemplar(buckets: list[tuple[str, float]], exemplar: Exemplar | None) -> list[Any]:
+    """Add the exemplar to the bucket that counts its call."""
+    if exemplar is None:
+        return list(buckets)
+    place = bisect_left(LATENCY_S, exemplar.value)
+    return [(*bucket, exemplar) if at == place else bucket for at, bucket in enumerate(buckets)]
 
 
 def _merged(family: CounterMetricFamily) -> CounterMetricFamily:

@@ -54,6 +54,7 @@ from proxy.store.request_store import RequestStore
 from proxy.store.windows import Windows
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines, Tallies
+from proxy.tracing import tracer_of
 from proxy.turn_queue import TurnQueue
 from proxy.web import api_spec, routes
 from proxy.web.cross_origin import CrossOrigin
@@ -110,6 +111,7 @@ class App:
         self._tables = tables
         self.tasks = Tasks()
         self.tallies = Tallies()
+        self.tracer = tracer_of(settings.tracing, "gateway")
         self.access = AccessLines() if settings.log.access else None
         loop = asyncio.get_running_loop()
         self.turns = TurnQueue(loop)
@@ -215,6 +217,7 @@ class App:
             cross_origin,
             requests=self.requests,
             access_log=self.settings.log.access,
+            tracer=self.tracer,
         )
         largest = max(server.max_body_bytes, self.settings.webhooks.max_body_bytes)
         self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
@@ -332,6 +335,7 @@ class App:
             lambda text: self.keyring.find(text, time.monotonic()),
             max_head=self.settings.server.max_head_bytes,
             max_body=self.settings.server.max_body_bytes,
+            is_tracing=self.tracer is not None,
         )
 
     async def start(self, listener: socket.socket) -> None:
@@ -456,6 +460,8 @@ class App:
         await self.networks.close()
         await self.smart_wallets.bundlers.close()
         await self.data.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
         if self.shared is not None:
             await self.shared.close()
         await self.reads.close()

@@ -20,6 +20,7 @@ from proxy.store.pool import COMMAND_S, Pool
 from proxy.store.secrets import vault_of
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
+from proxy.tracing import tracer_of
 from proxy.wire.mailer import Mailer
 from proxy.wire.receiver import Receiver
 from proxy.wire.webhook_guard import WebhookGuard
@@ -35,6 +36,7 @@ POOL_SIZE = 6
 
 class DeliveryFeature:
     def __init__(self, settings: Settings, tables: Tables) -> None:
+        self.tracer = tracer_of(settings.tracing, "deliverer")
         given = settings.webhooks
         # A separate pool: there is a statement for every few deliveries, and it must not wait for other work.
         self.pool = pool = Pool.of(
@@ -52,6 +54,7 @@ class DeliveryFeature:
             plans=tables.plans,
             # Longer than any attempt takes.
             lease_s=2 * given.timeout_s,
+            tracer=self.tracer,
         )
         self.mails = Mails(MailStore(pool), Mailer(settings.mail))
 
@@ -95,4 +98,6 @@ class DeliveryFeature:
 
     async def close(self) -> None:
         await self.receiver.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
         await self.pool.close()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from proxy.core import verification
 from proxy.core.access import KEY_PREFIXES
@@ -32,6 +32,16 @@ _DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
 _HEX = re.compile(r"0x[0-9a-fA-F]{1,16}", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3})?", re.ASCII)
 _LABEL = re.compile(r"[!-~](?:[ -~]{0,62}[!-~])?", re.ASCII)
+
+
+class AttemptTrace(Protocol):
+    """Records the attempts of sampled calls (`proxy/tracing.py`). `call` is the id of a call."""
+
+    def began(self, call: bytes, upstream: str, method: str) -> bytes:
+        """An attempt begins. Returns a header for the upstream."""
+
+    def failed(self, call: bytes, upstream: str, reason: str) -> None: ...
+    def ended(self, call: bytes, upstream: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,8 @@ class Directives:
     # How many more attempts may follow the first one.
     retry: int = MOST_RETRIES
     verify: Verification | None = None
+    # Set for sampled requests. It changes nothing about how they are served.
+    trace: AttemptTrace | None = None
 
     @property
     def reads_cache(self) -> bool:

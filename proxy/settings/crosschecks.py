@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -129,3 +130,10 @@ def paymaster_faults(tree: Mapping[str, Any], tables: Tables, environ: Mapping[s
             signer_key(each, environ)
         except ValueError as exc:
             yield f"{name}: {exc}"
+
+
+def tracing_faults(tree: Mapping[str, Any]) -> Iterator[str]:
+    """Report a missing SDK. It is optional, and imported only by processes that trace."""
+    given = tree.get("tracing")
+    if isinstance(given, Mapping) and given.get("endpoint") and find_spec("opentelemetry") is None:
+        yield "tracing.endpoint: needs OpenTelemetry's SDK: run pip install 'penstock[trace]', or set it to \"\""

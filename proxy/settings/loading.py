@@ -15,7 +15,7 @@ import orjson
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
 from proxy.settings.certificates import link_faults, tls_faults
-from proxy.settings.crosschecks import network_faults, paymaster_faults
+from proxy.settings.crosschecks import network_faults, paymaster_faults, tracing_faults
 from proxy.settings.masking import masked_value
 from proxy.settings.proxies import with_proxies
 from proxy.settings.schemas import is_secret, schema_faults
@@ -55,7 +55,7 @@ def load_with_tables(path: Path | None, *, environ: Mapping[str, str]) -> tuple[
         faults += (*network_faults(tree, tables), *paymaster_faults(tree, tables, environ))
     except StartError as exc:
         faults += exc.faults
-    faults += (*tls_faults(tree), *link_faults(tree))
+    faults += (*tls_faults(tree), *link_faults(tree), *tracing_faults(tree))
     settings = from_tree(tree, faults=faults)
     if tables is None:
         raise StartError(faults)

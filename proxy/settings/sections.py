@@ -140,6 +140,15 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TracingSettings:
+    endpoint: str
+    ratio: float
+    max_per_second: int
+    flush_s: float
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RpcSettings:
     call_timeout_s: float
     lag_s: float
@@ -354,6 +363,7 @@ class Settings:
     requests: RecordSettings
     dashboard: DashboardSettings
     log: LogSettings
+    tracing: TracingSettings
     egress: EgressSettings
     nfts: NftSettings
     prices: PriceSources

@@ -28,6 +28,7 @@ from proxy.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unavailable
 from proxy.settings import DatabaseSettings
 from proxy.tasks import client_of_task
+from proxy.tracing import current_span
 
 log = logging.getLogger("penstock.database")
 
@@ -45,6 +46,7 @@ SEARCH_S = 1.0
 # Statements that asyncpg keeps prepared per connection: its default, or none behind a pooler, which may send the next use of
 # one to another server.
 PREPARED, PREPARED_BY_POOLER = 100, 0
+_NAME = "select set_config('application_name', $1, false)"
 # Errors of asyncpg and the operating system that all mean that the database is unavailable.
 AWAY = (
     OSError,
@@ -218,7 +220,8 @@ class Pool:
             with translated():
                 connection = await self._acquire(pool, wait_s)
                 try:
-                    async with _limited(connection, None if within_s else for_s or self._request_timeout_s):
+                    limit_s = None if within_s else for_s or self._request_timeout_s
+                    async with _limited(connection, limit_s), self._traced(connection):
                         yield connection  # type: ignore[misc]
                 except asyncpg.ReadOnlySQLTransactionError:
                     # After a failover: new connections may reach the server that accepts writes.
@@ -228,6 +231,21 @@ class Pool:
                     await pool.release(connection, timeout=RELEASE_S)
         finally:
             queue.leave(client)
+
+    @asynccontextmanager
+    async def _traced(self, connection: PoolConnection) -> AsyncIterator[None]:
+        """Record the use of a connection in the trace of the request, if it has one. The server shows the trace as the name of
+        the application, in its log and in pg_stat_activity; behind a pooler, others would get that name too."""
+        span = current_span.get()
+        if span is None:
+            yield
+            return
+        with span.child("postgres", {"db.system.name": "postgresql"}, calls_out=True) as own:
+            if self._prepared:
+                await connection.execute(_NAME, own.traceparent)
+            yield
+            if self._prepared:
+                await connection.execute(_NAME, self._application)
 
     async def _acquire(self, pool: asyncpg.Pool[asyncpg.Record], wait_s: float) -> PoolConnection:
         connection = await pool.acquire(timeout=wait_s)

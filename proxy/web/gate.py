@@ -39,6 +39,7 @@ from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.settings import ServerSettings
 from proxy.tasks import client_of_task
+from proxy.tracing import Span, Tracer, current_span
 from proxy.web.cross_origin import CrossOrigin
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import HandlerConnection
@@ -54,6 +55,8 @@ KEY = web.RequestKey("key", Key)
 UNITS = web.RequestKey("units", int)
 CACHE = web.RequestKey("cache", str)
 UPSTREAM = web.RequestKey("upstream", str)
+# The span of a sampled request.
+SPAN = web.RequestKey("span", Span)
 # A block that the state behind the reply has reached.
 BLOCK = web.RequestKey("block", int)
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -85,6 +88,7 @@ class Gate:
         *,
         requests: RequestLog,
         access_log: bool,
+        tracer: Tracer | None = None,
     ) -> None:
         self._admission = admission
         self._cross_origin = cross_origin
@@ -93,9 +97,34 @@ class Gate:
         self._fixed_headers = fixed_headers(settings.tls)
         self._access_log = access_log
         self._requests = requests
+        self._tracer = tracer
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        span = self._span(request)
+        if span is None:
+            return await self._serve(request, handler)
+        request[SPAN] = span
+        token = current_span.set(span)
+        try:
+            with span:
+                reply = await self._serve(request, handler)
+                span.set({"http.response.status_code": reply.status, "penstock.operation": request.get(_OPERATION, "")})
+                return reply
+        finally:
+            current_span.reset(token)
+
+    def _span(self, request: web.Request) -> Span | None:
+        """The span of a request that is sampled. A WebSocket is none: it may last for days."""
+        if self._tracer is None or "Upgrade" in request.headers:
+            return None
+        resource = request.match_info.route.resource
+        path = "" if resource is None else resource.canonical
+        attributes = {"http.request.method": request.method, "http.route": path}
+        given = request.headers.get("traceparent", "")
+        return self._tracer.start(f"{request.method} {path}".strip(), attributes, traceparent=given, serves=True)
+
+    async def _serve(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         began = time.monotonic()
         connection = request.protocol
         if isinstance(connection, HandlerConnection):

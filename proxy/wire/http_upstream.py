@@ -116,9 +116,9 @@ class HttpUpstream(Upstream):
         return call_id
 
     def submit(
-        self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False
+        self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False, header: bytes = b""
     ) -> UpstreamConnection | None:
-        request = (self.head, b"%d\r\n\r\n" % sum(map(len, body)), *body)
+        request = (self.head, b"%d\r\n%b\r\n" % (sum(map(len, body)), header), *body)
         if fresh:
             self._wait(sink, request, fresh=True)
             return None

@@ -129,12 +129,13 @@ class Upstream:
         raise NotImplementedError
 
     def submit(
-        self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False
+        self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False, header: bytes = b""
     ) -> UpstreamConnection | None:
         """Send a call, given in parts. Returns its connection, or None while the call waits for one.
 
         `once`: the call must not be sent twice, so it avoids connections that may be closed already. `fresh`: the call has
-        just met such a connection, and goes to a new one or to one that has just replied.
+        just met such a connection, and goes to a new one or to one that has just replied. `header`: one more header line, for
+        upstreams that take headers.
         """
         raise NotImplementedError
 

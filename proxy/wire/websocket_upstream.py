@@ -60,7 +60,7 @@ class WebSocketUpstream(Upstream):
         return None
 
     def submit(
-        self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False
+        self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False, header: bytes = b""
     ) -> UpstreamConnection | None:
         text = b"".join(body)
         is_full = self._is_full()

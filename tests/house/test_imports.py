@@ -8,7 +8,7 @@ from functools import cache
 from tests.house.source import imports_of, modules, ring_of
 
 # Modules that every ring but the pure ones may import beside its inner rings.
-SUPPORT = {"connection_queue", "data_files", "settings", "telemetry", "tasks", "turn_queue"}
+SUPPORT = {"connection_queue", "data_files", "settings", "telemetry", "tasks", "tracing", "turn_queue"}
 
 # The whole table. A ring may know itself, but for services.
 MAY_KNOW: dict[str, set[str]] = {
@@ -21,6 +21,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "tasks": {"errors"},
     "telemetry": {"core"},
     "turn_queue": {"core"},
+    "tracing": {"core", "settings"},
     "settings": {"chains", "core", "data_files", "errors"},
     "store": {"chains", "core", "errors", *SUPPORT},
     "wire": {"chains", "core", "errors", *SUPPORT},

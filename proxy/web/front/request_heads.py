@@ -43,6 +43,8 @@ _JSON = re.compile(rb"application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|UTF-8))?"
 # The roles of headers. PASS: ignored. LEAVE: hand over to aiohttp. ONCE: ignored, but aiohttp refuses duplicates. Directives
 # have the roles from FIRST_DIRECTIVE on, in the order of their table.
 PASS, LEAVE, LENGTH, KEY, BEARER, HOST, TYPE, CACHE, ID, CONNECTION, ONCE, ENCODINGS, FIRST_DIRECTIVE = range(13)
+# The header of traces. The lowest bit of its last digit means "sampled" (W3C Trace Context, 3.2.2.5).
+_TRACEPARENT, _SAMPLED = b"traceparent", b"13579bdf"
 _ROLES = {
     b"content-length": LENGTH,
     b"x-api-key": KEY,
@@ -142,13 +144,20 @@ class HeadTemplate:
 
 class RequestHeadReader:
     def __init__(
-        self, routes: Mapping[str, Route], find: Callable[[str], Key | None], *, max_head: int, max_body: int
+        self,
+        routes: Mapping[str, Route],
+        find: Callable[[str], Key | None],
+        *,
+        max_head: int,
+        max_body: int,
+        is_tracing: bool = False,
     ) -> None:
-        """`routes` are keyed by path; `find` looks up a key by its text."""
+        """`routes` are keyed by path; `find` looks up a key by its text. `is_tracing`: sampled requests are handed over."""
         self._lines = {f"POST {path} HTTP/1.1".encode("ascii"): route for path, route in routes.items()}
         self._find = find
         self._max_head = min(max_head, MAX_HOT_HEAD)
         self._max_body = max_body
+        self._is_tracing = is_tracing
         self._known: dict[bytes, RequestHead] = {}
         # Hashes of heads seen once. On a collision a head is cached one sighting too early.
         self._seen_once: set[int] = set()
@@ -183,6 +192,8 @@ class RequestHeadReader:
             return None
         place = different[0]
         name = others[place].partition(b":")[0]
+        if self._is_tracing and name.lower() == _TRACEPARENT:
+            return None
         before = b"\r\n".join((*others[:place], name + b":"))
         after = b"\r\n".join((b"", *others[place + 1 :]))
         return HeadTemplate(before, after, head)
@@ -231,7 +242,7 @@ class RequestHeadReader:
             role = _ROLES.get(name.lower(), PASS) if _NAME.fullmatch(name) else LEAVE
             if len(name) <= LONGEST_LINE_REMEMBERED:
                 _bounded(self._names)[name] = role
-        if not colon:
+        if not colon or (self._is_tracing and _is_sampled(name, line)):
             return LEAVE
         if role not in (PASS, ID) and role < FIRST_DIRECTIVE and len(line) <= LONGEST_LINE_REMEMBERED:
             _bounded(self._line_roles)[line] = role
@@ -297,6 +308,11 @@ class RequestHeadReader:
         key = self._find(text.strip().decode("ascii"))
         # Keys with restrictions go to the gate, which checks the client's address and origin.
         return None if key is None or key.fence is not None else key
+
+
+def _is_sampled(name: bytes, line: bytes) -> bool:
+    """Whether a line asks for a trace. Such requests are handed over, and the others not even slowed down."""
+    return name.lower() == _TRACEPARENT and line.rstrip(b" \t")[-1:] in _SAMPLED
 
 
 def _bounded(memory: dict[Any, Any]) -> dict[Any, Any]:

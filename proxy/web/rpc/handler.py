@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 from aiohttp import web
 
+from proxy import telemetry
 from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.directives import Directives
@@ -23,6 +24,7 @@ from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
+from proxy.tracing import below, traced
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.gate import (
     BATCH,
@@ -34,6 +36,7 @@ from proxy.web.gate import (
     METHOD,
     NETWORK,
     PARAMS,
+    SPAN,
     UNITS,
     UPSTREAM,
     Gate,
@@ -101,13 +104,16 @@ class RpcHandler:
         self._shows_upstream = shows_upstream
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        key = self._gate.authenticate(request, self._operation)
-        route = self._resolver.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
+        span = request.get(SPAN)
+        with below(span, "admission"):
+            key = self._gate.authenticate(request, self._operation)
+            route = self._resolver.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
         body = await self._gate.read_body(request, most=route.max_body)
         request[NETWORK] = route.network.id
         directives = directives_of(request, key, route.labels)
         if directives is not None:
             request[DIRECTIVES] = directives
+        directives = traced(directives, span)
         try:
             if jsonrpc.is_batch(body):
                 reply, share = await self._batch(request, route, key, body, directives=directives)
@@ -127,7 +133,11 @@ class RpcHandler:
         began = time.monotonic()
         request[METHOD] = ""
         request[PARAMS] = call[1]
-        self._rpc.call(pending, route, key, call, began, directives=directives)
+        span = request.get(SPAN)
+        with below(span, "cache") as looking:
+            self._rpc.call(pending, route, key, call, began, directives=directives)
+            if looking is not None:
+                looking.set({"penstock.cache": pending.cache})
         # Names that callers invent are not recorded.
         request[METHOD] = pending.policy.method.name if pending.policy is not None else ""
         try:
@@ -146,7 +156,10 @@ class RpcHandler:
         finally:
             if pending.flight is not None:
                 request[FLIGHT] = pending.flight
-        pending.count(key.sheet, outcome, time.monotonic() - began)
+        took_s = time.monotonic() - began
+        pending.count(key.sheet, outcome, took_s)
+        if span is not None and pending.policy is not None:
+            telemetry.exemplars.note(pending.policy.tally.labels, took_s, span.trace_id)
         request[UNITS] = pending.units
         request[CACHE] = pending.cache
         request[BLOCK] = pending.reached
