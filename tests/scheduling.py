@@ -37,6 +37,7 @@ TOGETHER = (
         "tests/flows/test_first_call.py",
         "tests/dev/test_indexing.py",
     ),
+    ("tests/fleet/test_fleet_limits.py", "tests/fleet/test_fleet_heads.py"),
     ("tests/flows/test_smart_wallets.py", "tests/flows/test_sponsor.py", "tests/flows/test_guide.py"),
     (
         "tests/browser/test_page.py",
@@ -59,6 +60,7 @@ LONG = (
     "tests/dev/test_contracts.py",
     "tests/browser/test_page.py",
     "tests/flows/test_dev.py",
+    "tests/fleet/test_fleet_limits.py",
     "tests/flows/test_smart_wallets.py",
     "tests/flows/test_serve.py",
     "tests/follower/test_failover.py",

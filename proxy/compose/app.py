@@ -343,7 +343,7 @@ class App:
         await self.pool.open()
         await self._load()
         if self.fleet is not None:
-            await self.fleet.start(self.tasks)
+            await self.fleet.start(self.tasks, self.networks)
         self.readiness.keys_loaded = True
         self._follow()
         await start_tracking(self.trackers.values(), self.tasks)

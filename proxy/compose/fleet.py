@@ -6,6 +6,8 @@ import os
 import secrets
 
 from proxy.data_files import SCHEMAS
+from proxy.services.rpc.head_exchange import HeadExchange
+from proxy.services.rpc.networks import Networks
 from proxy.settings import Settings
 from proxy.store.host_memory import HOST, HostMemory
 from proxy.store.lease_keeper import LeaseKeeper
@@ -39,14 +41,17 @@ def link_to(url: str) -> ValkeyLink:
 class FleetFeature:
     def __init__(self, url: str, windows: LeasedWindows) -> None:
         self.link = link_to(url)
-        self.leases = LeaseKeeper(self.link, windows, host_name())
+        self.host = host_name()
+        self.leases = LeaseKeeper(self.link, windows, self.host)
 
     def __repr__(self) -> str:
         return f"<FleetFeature {self.leases!r}>"
 
-    async def start(self, tasks: Tasks) -> None:
+    async def start(self, tasks: Tasks, networks: Networks) -> None:
         tasks.start("valkey", self.link.run)
         if await self.link.until_up(START_S):
             await self.leases.announce()
+        states = {name: route.state for name, route in networks.routes.items()}
+        await HeadExchange(self.link, states, self.host, tasks).start()
         tasks.start("leases", self.leases.run)
         tasks.start("presence", self.leases.stay_present)

@@ -12,14 +12,13 @@ import hiredis
 
 from proxy.core.limits import BucketRates
 from proxy.store.leased_windows import AHEAD_ROUND_TRIPS, AHEAD_S, RETURN_S, LeasedWindows, LeaseGrant
+from proxy.store.valkey_address import TAG
 from proxy.store.valkey_link import LATE_S, ValkeyLink
 
 LEASE = "penstock_lease_1"
 PRESENT = "penstock_present_1"
 # No call waits for leases longer than this.
 LATEST_S = 0.1
-# All keys have this hash tag, so that a Cluster keeps them together.
-TAG = "{penstock}"
 # What was spent is reported this soon: until then Valkey holds it back from the others.
 REPORT_S = 0.05
 SWEEP_S = 0.025

@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote, urlsplit
 
+# All keys have this hash tag.
+TAG = "{penstock}"
 DEFAULT_PORT = 6379
 # Also in schemas/config/settings.json.
 SCHEMES = ("valkey", "valkeys", "redis", "rediss")

@@ -141,6 +141,13 @@ local function count(keys, args)
   return sum
 end
 
+-- KEY, channel, message, milliseconds: publishes a head, and keeps it for hosts that start.
+local function head(keys, args)
+  redis.call('SET', keys[1], args[2], 'PX', args[3])
+  return redis.call('PUBLISH', args[1], args[2])
+end
+
 redis.register_function('penstock_lease_1', lease)
+redis.register_function('penstock_head_1', head)
 redis.register_function('penstock_present_1', present)
 redis.register_function('penstock_count_1', count)

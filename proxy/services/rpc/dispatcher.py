@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import assert_never
 
 import msgspec
@@ -468,8 +469,11 @@ class Dispatcher(FlightHandler):
     def land(self, flight: Flight, result: bytes | msgspec.Raw) -> None:
         self._close(flight)
         self.state.keep(flight, result)
-        for waiter in flight.waiters:
-            waiter.on_result(result)
+        exchange = self.state.exchange
+        if exchange is not None and flight.policy.method.kind == "write":
+            exchange.wrote(self.state.network_id, partial(_deliver, flight, result))
+        else:
+            _deliver(flight, result)
 
     def land_error(self, flight: Flight, error: bytes) -> None:
         self._close(flight)
@@ -490,6 +494,11 @@ class Dispatcher(FlightHandler):
         self.state.landed(flight)
         if flight.first is not None or flight.second is not None:
             flight.leave_attempts(_monotonic())
+
+
+def _deliver(flight: Flight, result: bytes | msgspec.Raw) -> None:
+    for waiter in flight.waiters:
+        waiter.on_result(result)
 
 
 def _needs_block(flight: Flight) -> bool:

@@ -8,8 +8,8 @@ the block that they were read at: while only its number is known, they are disca
 from __future__ import annotations
 
 import time
-from collections.abc import MutableSequence, Sequence
-from typing import Literal
+from collections.abc import Callable, MutableSequence, Sequence
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -70,11 +70,18 @@ class SharedHead:
         return moves
 
 
+class FleetHeads(Protocol):
+    """Shares what this host learns with other hosts."""
+
+    def moved(self, network: str, tip: int, mark: int, *, is_lower: bool) -> None: ...
+    def wrote(self, network: str, then: Callable[[], None]) -> None: ...
+
+
 class NetworkState:
     __slots__ = (
-        "_branch", "_mark", "_marked_tip", "_noted_at", "_seen_returns", "block_line", "caches", "chain", "flights", "group",
-        "hashes", "head_reader", "heads", "network_id", "only", "reorgs", "replies", "seen_moves", "shared_cache",
-        "shared_head", "tip", "upstreams",
+        "_branch", "_mark", "_marked_tip", "_noted_at", "_seen_returns", "block_line", "caches", "chain", "exchange",
+        "flights", "group", "hashes", "head_reader", "heads", "network_id", "only", "reorgs", "replies", "seen_moves",
+        "shared_cache", "shared_head", "tip", "upstreams",
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +125,8 @@ class NetworkState:
         self._marked_tip = 0
         self._mark = 0
         self._seen_returns = shared_head.returns
+        # Other hosts, if a Valkey for limits is configured.
+        self.exchange: FleetHeads | None = None
 
     def __repr__(self) -> str:
         return f"{self.network_id}: {len(self.upstreams)} upstreams, {self.heads!r}"
@@ -159,7 +168,15 @@ class NetworkState:
         return upstream.health.head >= self.heads.tip
 
     def forget_recent(self, *, is_lower: bool = False) -> None:
-        """Discard replies that depend on the head: here, and in every other worker. `is_lower`: the tip has gone back."""
+        """Discard replies that depend on the head: here, in every other worker, and on other hosts if the head is news to
+        this one. `is_lower`: the tip has gone back."""
+        before = self.shared_head.tip, self.shared_head.mark
+        self.discard_recent(is_lower=is_lower)
+        if self.exchange is not None and (is_lower or before != (self.shared_head.tip, self.shared_head.mark)):
+            self.exchange.moved(self.network_id, self.shared_head.tip, self.shared_head.mark, is_lower=is_lower)
+
+    def discard_recent(self, *, is_lower: bool = False) -> None:
+        """The same, on this host only."""
         if self.shared_head.moves != self.seen_moves and not is_lower:
             # Another worker may have published a newer block meanwhile: do not overwrite it with an older one.
             self._take_shared_tip()
@@ -169,6 +186,22 @@ class NetworkState:
         self.seen_moves = self.shared_head.publish(self.heads.tip, mark, is_lower=is_lower)
         self._seen_returns = self.shared_head.returns
         self._note_tip()
+
+    def follow(self, tip: int, mark: int, *, is_lower: bool) -> None:
+        """Another host has learned of this head, or of a reorganisation."""
+        self.stay_current()
+        is_known = tip < self.heads.tip or (tip == self.heads.tip and mark in (0, self.shared_head.mark))
+        if is_known and not (is_lower and tip < self.heads.tip):
+            return
+        if is_lower:
+            self._branch.clear()
+            self.reorgs += 1
+            self.heads.lower_to(tip)
+        else:
+            self.heads.raise_to(tip)
+        if mark:
+            self._marked_tip, self._mark = tip, mark
+        self.discard_recent(is_lower=is_lower)
 
     def stay_current(self) -> None:
         """Discard recent replies if another worker learned of a write or of a new head before this one."""

@@ -1,0 +1,100 @@
+"""Keeps the heads of all hosts in step, over a channel of Valkey.
+
+A host that learns of a new head, a reorganisation or a write publishes it; the others apply it through the head that their
+workers share, as if one of them had learned of it. The reply to a write waits until Valkey has the message, so that a client
+that reads from another host next finds what it wrote. A host that starts, or has missed messages, reads the heads as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from proxy.services.rpc.network_state import NetworkState
+from proxy.store.valkey_address import TAG
+from proxy.store.valkey_link import ValkeyLink
+from proxy.tasks import Tasks
+
+# The number is the version of the message.
+CHANNEL = f"{TAG}:heads:1"
+HEAD = "penstock_head_1"
+# A reply waits this long for its message to be published.
+WRITE_S = 0.005
+# A head that no host has renewed is forgotten: all hosts were down.
+KEPT_MS = 60_000
+
+MOVED, LOWERED, WROTE = "moved", "lowered", "wrote"
+
+
+class HeadExchange:
+    def __init__(self, link: ValkeyLink, states: Mapping[str, NetworkState], host: str, tasks: Tasks) -> None:
+        self._link = link
+        self._states = states
+        self._host = host
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+
+    def __repr__(self) -> str:
+        return f"<HeadExchange of {len(self._states)} networks, {self._link!r}>"
+
+    async def start(self) -> None:
+        self._link.listen(CHANNEL, self._on_message)
+        self._link.on_change.append(self._on_change)
+        await self.read()
+        for state in self._states.values():
+            state.exchange = self
+
+    # What this host has learned
+
+    def moved(self, network: str, tip: int, mark: int, *, is_lower: bool) -> None:
+        message = f"{self._host} {LOWERED if is_lower else MOVED} {network} {tip} {mark}"
+        self._link.send(("FCALL", HEAD, "1", _key(network), CHANNEL, message, str(KEPT_MS)), _ignore)
+
+    def wrote(self, network: str, then: Callable[[], None]) -> None:
+        """Publish that a write was sent, and call `then` when Valkey has the message, or after a moment."""
+        waiting = [then]
+
+        def go_on(_: Any = None) -> None:
+            if waiting:
+                waiting.pop()()
+
+        if self._link.send(("PUBLISH", CHANNEL, f"{self._host} {WROTE} {network} 0 0"), go_on):
+            self._loop.call_later(WRITE_S, go_on)
+        else:
+            go_on()
+
+    # What other hosts have learned
+
+    def _on_message(self, message: bytes) -> None:
+        host, kind, network, tip, mark = message.decode().split(" ")
+        state = self._states.get(network)
+        if state is None or host == self._host:
+            return
+        if kind == WROTE:
+            state.discard_recent()
+        else:
+            state.follow(int(tip), int(mark), is_lower=kind == LOWERED)
+
+    def _on_change(self) -> None:
+        if self._link.is_up:
+            self._tasks.start("heads of the fleet", self._catch_up)
+
+    async def _catch_up(self) -> None:
+        for state in self._states.values():
+            state.discard_recent()
+        await self.read()
+
+    async def read(self) -> None:
+        """Apply the heads that other hosts have published."""
+        replies = await asyncio.gather(*(self._link.ask("GET", _key(network)) for network in self._states))
+        for reply in replies:
+            if isinstance(reply, bytes):
+                self._on_message(reply)
+
+
+def _key(network: str) -> str:
+    return f"{TAG}:head:{network}"
+
+
+def _ignore(_: Any) -> None: ...
