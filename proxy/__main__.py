@@ -32,6 +32,7 @@ COMMANDS = {
     "index": "index",
     "chains": "chains",
     "upstreams": "upstreams",
+    "fleet": "fleet",
     "top": "top",
     "completion": "completion",
     "webhooks": "webhooks",

@@ -73,6 +73,9 @@ database_up.set(1)
 database_refusals_total = Counter(
     "penstock_database_refusals_total", "Uses of the database that failed or were refused, by reason", ["reason"]
 )
+process_info = _gauge(
+    "livesum", "penstock_process_info", "Running processes of this host, by role and version", "role", "version"
+)
 replica_age = _gauge(
     "livemax", "penstock_database_replica_age_seconds", "How old the data of the read replica is at most"
 )

@@ -28,6 +28,7 @@ from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.feed.feeds import feeds_of
 from proxy.services.feed.head_announcements import HeadAnnouncements
 from proxy.services.fleet import UpstreamWatch
+from proxy.services.process_reports import ProcessReports
 from proxy.services.readiness import Readiness
 from proxy.services.request_log import RequestLog
 from proxy.services.rpc.block_waits import BlockWaits
@@ -44,6 +45,7 @@ from proxy.services.rpc.verifier import Verifier
 from proxy.settings import SCHEMAS, Certificates, Settings, Tables
 from proxy.store import host_memory
 from proxy.store.cache import SharedReplies
+from proxy.store.fleet import FleetStore
 from proxy.store.host_memory import HostMemory
 from proxy.store.leased_windows import LeasedWindows
 from proxy.store.local_copy import CopyDirectory
@@ -120,6 +122,7 @@ class App:
         self.write_buffer = WriteBuffer(loop)
         self.pool = Pool.of(settings.database, per_client=settings.database.per_client)
         self.reads = replica_reads(settings.database, self.pool)
+        self.report = ProcessReports(FleetStore(self.pool), "gateway")
         self.notices = Notices(self.pool)
         self._copies = copies
         self.memory = memory or HostMemory(host_memory.create())
@@ -367,6 +370,7 @@ class App:
         self.accounts.start(self.tasks, self.notices)
         self.tasks.start("readiness", self.readiness.watch)
         self.tasks.start("replica", self.reads.watch)
+        self.tasks.start("process report", self.report.run)
         self.tasks.start("tally", self._tally)
         self.tasks.start("requests", self.requests.run)
         self.tasks.start("old requests", self.requests.keep)
@@ -464,6 +468,7 @@ class App:
             await asyncio.to_thread(self.tracer.close)
         if self.shared is not None:
             await self.shared.close()
+        await self.report.close()
         await self.reads.close()
         await self.pool.close()
         if self.access is not None:

@@ -23,6 +23,7 @@ from proxy.services.fleet import Cordons
 from proxy.services.follower.block_reader import BlockDemand, BlockReader
 from proxy.services.follower.network_follower import NetworkFollower
 from proxy.services.follower.sinks import FollowerSink, HoldingsSink, topics_of
+from proxy.services.process_reports import ProcessReports
 from proxy.services.readiness import probes
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
@@ -78,6 +79,8 @@ class Background:
         self.notices = Notices(self.pool)
         self.notifications = Notifications(self.notices)
         self.delivery: DeliveryFeature | None = None
+        self._followers: list[NetworkFollower] = []
+        self._report: ProcessReports | None = None
 
     def __repr__(self) -> str:
         return f"<Background {self.networks!r} {self.tasks!r}>"
@@ -132,8 +135,21 @@ class Background:
     def _follow(self, name: str, route: Route) -> None:
         events = self.events(route)
         follower = self.follower(route, events.sink)
+        self._followers.append(follower)
         events.start(self.tasks, lambda: follower.network is not None)
         self.tasks.start(f"follower {name}", follower.run)
+
+    def report(self, part: str) -> None:
+        """Report this process to the operators."""
+        self._report = ProcessReports(FleetStore(self.pool), part, follows=self._followed)
+        self.tasks.start("process report", self._report.run)
+
+    def _followed(self) -> dict[str, dict[str, int]]:
+        """The networks that this process indexes, each with its block and the head."""
+        leading = [each for each in self._followers if each.network is not None]
+        return {
+            each.id: {"block": each.cursor.number, "head": self.networks.routes[each.id].heads.tip} for each in leading
+        }
 
     async def deliver(self) -> None:
         self.delivery = DeliveryFeature(self.settings, self.tables)
@@ -152,6 +168,8 @@ class Background:
         if self.delivery is not None:
             await self.delivery.drain(self.settings.server.drain_s)
         await self.tasks.close()
+        if self._report is not None:
+            await self._report.close()
         if self.delivery is not None:
             await self.delivery.close()
         await self.networks.close()
@@ -180,6 +198,7 @@ async def _run(part: str, build: Callable[[], Background]) -> None:
     await running.open(needs_upstreams=part not in WITHOUT_UPSTREAMS)
     if (starting := PARTS[part](running)) is not None:
         await starting
+    running.report(part)
     report_ready(running.tasks)
     await stop.wait()
     await running.close()

@@ -41,6 +41,22 @@ class FleetStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.fleet.delete_old_views)
 
+    # Processes
+
+    async def write_process(self, process: str, report: dict[str, Any]) -> None:
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            await connection.execute(sql.fleet.write_process, process, orjson.dumps(report).decode())
+
+    async def delete_process(self, process: str) -> None:
+        """Delete the report of a process that ends, and those of processes that are gone."""
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.fleet.delete_process, process)
+
+    async def processes(self) -> list[dict[str, Any]]:
+        async with self._pool.connection() as connection:
+            rows = await connection.fetch(sql.fleet.list_processes, FRESH_S)
+        return [orjson.loads(row["report"]) for row in rows]
+
     # Cordons
 
     async def cordons(self, *, within_s: float | None = None) -> dict[str, asyncpg.Record]:

@@ -1089,6 +1089,13 @@ create unlogged table worker_views (
     view json not null
 );
 
+-- The processes of the fleet, as they report themselves: host, version, role, and the networks that a follower indexes.
+create unlogged table processes (
+    id text primary key,
+    seen_at timestamptz not null default now(),
+    report json not null
+);
+
 -- Upstreams that an operator has taken out of service. Identified by a digest of network and address, so moving an
 -- upstream within the settings does not change its identity.
 create table cordons (

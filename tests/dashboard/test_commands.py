@@ -9,6 +9,9 @@ from typing import Any
 
 import orjson
 
+from proxy import __version__
+from proxy.commands.fleet import FLEET_COLUMNS
+from proxy.store.fleet import FleetStore
 from tests.dashboard.service import PASSWORD, Client, DashboardService, call
 from tests.service import ROOT, until
 
@@ -126,3 +129,17 @@ async def test_request_is_explained_from_the_command_line(service: DashboardServ
     assert [each["id"] for each in listed["requests"]] == [request_id]
     changed = await holder.request("PATCH", "/account", {"record_params": True})
     assert changed.data["account"]["record_params"] is True
+
+
+async def test_fleet_lists_every_process_with_its_version_and_role(service: DashboardService) -> None:
+    store = FleetStore(service.pool)
+
+    async def are_listed() -> bool:
+        return {*service.running.worker_pids()} <= {each["pid"] for each in await store.processes()}
+
+    await until(are_listed)
+    found = [each for each in await run_json(service, "fleet") if each["role"] == "gateway"]
+    assert {each["version"] for each in found} == {__version__}
+    assert {each["pid"] for each in found} >= {*service.running.worker_pids()}
+    shown = await run(service, "fleet")
+    assert shown.stdout.splitlines()[0].split() == [*FLEET_COLUMNS]

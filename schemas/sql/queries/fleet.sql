@@ -12,6 +12,18 @@ delete from worker_views where seen_at < now() - interval '1 minute';
 -- Views of workers that reported within the given number of seconds.
 select worker, seen_at, view from worker_views where seen_at > now() - make_interval(secs => $1) order by worker;
 
+-- write_process
+insert into processes (id, report) values ($1, $2)
+on conflict (id) do update set report = excluded.report, seen_at = now();
+
+-- delete_process
+delete from processes where id = $1 or seen_at < now() - interval '1 minute';
+
+-- list_processes
+-- Processes that reported within the given number of seconds.
+select report from processes where seen_at > now() - make_interval(secs => $1)
+order by report ->> 'host', report ->> 'role', (report ->> 'pid')::bigint;
+
 -- list_cordons
 select upstream, label, reason, by_whom, created_at from cordons;
 

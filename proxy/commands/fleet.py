@@ -1,0 +1,32 @@
+"""`fleet`: every process of every host, with its version and role, and the networks that followers index."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from proxy.commands import context, output
+from proxy.commands.upstreams import fleet_store
+from proxy.store.fleet import FleetStore
+
+FLEET_COLUMNS = ("host", "role", "pid", "version", "up_s", "follows")
+
+
+def register(commands: Any) -> None:
+    context.add_action(commands, "fleet", "list the processes of all hosts", _fleet, fleet_store)
+
+
+async def _fleet(store: FleetStore, args: argparse.Namespace) -> None:
+    found = [{**each, "up_s": round(time.time() - each["started_at"])} for each in await store.processes()]
+    if not args.json:
+        found = [{**each, "follows": _followed(each["follows"])} for each in found]
+    output.rows(found, FLEET_COLUMNS, as_json=args.json)
+
+
+def _followed(follows: dict[str, dict[str, int]]) -> str:
+    """`ethereum/mainnet at 123, 2 behind`"""
+    return "; ".join(
+        f"{network} at {each['block']}, {max(0, each['head'] - each['block'])} behind"
+        for network, each in sorted(follows.items())
+    )

@@ -1,0 +1,56 @@
+"""Every process reports itself every few seconds, so that operators see the whole fleet: hosts, versions, roles, lag."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from proxy import __version__, telemetry
+from proxy.errors import Unavailable
+from proxy.store.fleet import FleetStore
+
+REPORT_S = 3.0
+
+
+class ProcessReports:
+    def __init__(self, store: FleetStore, role: str, *, follows: Callable[[], Mapping[str, Any]] = dict) -> None:
+        """`follows`: the networks that this process indexes, each with its block and the head."""
+        self._store = store
+        self._role = role
+        self._follows = follows
+        self._id = secrets.token_hex(8)
+        self._started_at = time.time()
+
+    def __repr__(self) -> str:
+        return f"<ProcessReports {self._role} {self._id}>"
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "version": __version__,
+            "role": self._role,
+            "started_at": self._started_at,
+            "follows": dict(self._follows()),
+        }
+
+    async def run(self) -> None:
+        """A supervised loop."""
+        telemetry.process_info.labels(self._role, __version__).set(1)
+        while True:
+            try:
+                await self._store.write_process(self._id, self.report())
+            except Unavailable:
+                pass
+            await asyncio.sleep(REPORT_S)
+
+    async def close(self) -> None:
+        try:
+            await self._store.delete_process(self._id)
+        except Unavailable:
+            pass
