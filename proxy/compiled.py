@@ -46,6 +46,7 @@ MODULES = (
     "proxy.services.rpc.rpc_service",
     "proxy.services.rpc.short_batch",
     "proxy.services.rpc.upstream_batch",
+    "proxy.services.rpc.upstream_choice",
     "proxy.store.leased_windows",
     "proxy.store.windows",
     "proxy.web.front.front_connection",

@@ -26,6 +26,7 @@ from proxy.services.rpc.flights import MAX_TRIES, Flight, FlightHandler, result_
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.result_checks import is_doubtful, may_lack_blocks
+from proxy.services.rpc.upstream_choice import choose_upstream, lacks_block, needs_block
 from proxy.services.rpc.waiters import Waiter
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import CROWDED, OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
@@ -98,7 +99,7 @@ class Dispatcher(FlightHandler):
         if self.state.only is None:
             self.budget.earn()
         upstream = self.choose(flight, now, flight.tried)
-        if upstream is None and self.on_behind is not None and _needs_block(flight):
+        if upstream is None and self.on_behind is not None and needs_block(flight):
             self.on_behind(flight)
             return
         if upstream is None:
@@ -108,37 +109,7 @@ class Dispatcher(FlightHandler):
         self.send(flight, upstream, now)
 
     def choose(self, flight: Flight, now: float, tried: int) -> Upstream | None:
-        state, name = self.state, flight.policy.method.name
-        if flight.directives is not None and flight.directives.upstream:
-            tried |= self._others(flight.directives.upstream)
-        if flight.directives is not None and flight.directives.min_block:
-            tried |= self._behind(flight.directives.min_block)
-        if (only := state.only) is not None:
-            health = only.health
-            takes_calls = health.takes_calls(now) or health.takes_calls_softly(now)
-            return only if takes_calls and not tried and health.may_serve(name) else None
-        if not flight.policy.may_repeat and (doubtful := state.group.doubtful_for_writes(now) & ~tried):
-            found = state.group.choose(now, name, tried=tried | doubtful)
-            if found is not None:
-                return state.upstreams[found.index]
-        found = state.group.choose(now, name, tried=tried, head=flight.least_head, archive=flight.archive)
-        return None if found is None else state.upstreams[found.index]
-
-    def _others(self, label: str) -> int:
-        """All upstreams but this one, as a bit set of their indexes."""
-        found = 0
-        for upstream in self.state.upstreams:
-            if upstream.label != label:
-                found |= 1 << upstream.health.index
-        return found
-
-    def _behind(self, block: int) -> int:
-        """The upstreams that have not reached the block, as a bit set of their indexes."""
-        found = 0
-        for member in self.state.group.members:
-            if member.head < block:
-                found |= 1 << member.index
-        return found
+        return choose_upstream(self.state, flight, now, tried)
 
     def send(self, flight: Flight, upstream: Upstream, now: float, *, fresh: bool = False) -> None:
         header = flight.begin(upstream, now)
@@ -156,7 +127,7 @@ class Dispatcher(FlightHandler):
         if not (flight.policy.may_repeat or was_refused) or flight.tries >= flight.most_tries:
             return None
         upstream = self.choose(flight, now, flight.tried)
-        if upstream is None or upstream.is_crowded or (has_block and _lacks_block(flight, upstream)):
+        if upstream is None or upstream.is_crowded or (has_block and lacks_block(flight, upstream)):
             return None
         return upstream if self.budget.spend(now, flight.client) else None
 
@@ -411,7 +382,7 @@ class Dispatcher(FlightHandler):
             return
         if (flight.policy.may_repeat or not sent) and flight.tries < flight.most_tries:
             upstream = self.choose(flight, now, flight.tried)
-            if sent and (upstream is None or (flight.tries == 1 and _lacks_block(flight, upstream))):
+            if sent and (upstream is None or (flight.tries == 1 and lacks_block(flight, upstream))):
                 # No other upstream is left, or none that has the block: use the same one on another connection. The upstream
                 # may have closed an idle connection in the moment in which it was used.
                 upstream = self.choose(flight, now, 0)
@@ -499,12 +470,3 @@ class Dispatcher(FlightHandler):
 def _deliver(flight: Flight, result: bytes | msgspec.Raw) -> None:
     for waiter in flight.waiters:
         waiter.on_result(result)
-
-
-def _needs_block(flight: Flight) -> bool:
-    return flight.directives is not None and flight.directives.min_block > 0
-
-
-def _lacks_block(flight: Flight, upstream: Upstream) -> bool:
-    """Whether an upstream is behind the block that the call needs."""
-    return 0 < upstream.health.head < flight.least_head
