@@ -50,12 +50,46 @@ class FlightHandler:
 
 
 class Flight:
-    __slots__ = (
-        "answered_by", "archive", "began", "block", "client", "directives", "done", "first", "first_at", "handed_over",
-        "handler", "id", "is_piece", "joined_by", "last_began", "least_head", "most_tries", "moves", "params", "policy",
-        "reports_head", "second", "second_at", "slot", "spare", "spare_error", "spare_weight", "streaming", "suspects",
-        "trail", "tried", "tries", "waiters",
-    )  # fmt: skip
+    # The account that made the call; empty for our own calls.
+    client = ""
+    # Another account that waits for the same result; empty if there is none.
+    joined_by = ""
+    # The cache key of its result, if the result may be cached or shared.
+    slot: bytes | None = None
+    # The head that an upstream must have reached to receive the call.
+    least_head = 0
+    # Whether the result contains the head of the chain.
+    reports_head = False
+    # Whether this is a part of a larger call, and so is not split again.
+    is_piece = False
+    # Whether other code looks for the result: failures of the attempts left no longer end the flight.
+    handed_over = False
+    archive = False
+    # The caller's directives about attempts.
+    directives: Directives | None = None
+    done = False
+    streaming = False
+    # The upstream whose reply arrived last.
+    answered_by: Upstream | None = None
+    # The attempts in flight, of which there are two at most, and when each began. Two pairs of attributes cost less than
+    # an object for each attempt.
+    first: Upstream | None = None
+    first_at = 0.0
+    second: Upstream | None = None
+    second_at = 0.0
+    # When the attempt that ended last had begun.
+    last_began = 0.0
+    # Upstreams that reported a failure while no other has replied. See `suspect`.
+    suspects: tuple[UpstreamHealth, ...] = ()
+    # A result or an error to use if no upstream gives a better one.
+    spare: bytes | None = None
+    spare_error = b""
+    spare_weight = 0
+    # The attempts that have ended, if one of them did not give the result at once. Others need no list.
+    trail: list[RecordedAttempt] | None = None
+    # The upstreams that were tried, as a bit set of their indexes, and the number of attempts.
+    tried = 0
+    tries = 0
 
     def __init__(
         self,
@@ -72,52 +106,12 @@ class Flight:
         self.params = params
         self.waiters = [waiter]
         self.id = b"%d" % next_id()
-        # The account that made the call; empty for our own calls.
-        self.client = ""
-        # Another account that waits for the same result; empty if there is none.
-        self.joined_by = ""
-        # The cache key of its result, if the result may be cached or shared.
-        self.slot: bytes | None = None
         # How often the head had moved when the call was made: a result from before a move is out of date.
         self.moves = moves
         # A block that the state behind the result has certainly reached; 0 if it is unknown.
         self.block = tip
-        # The head that an upstream must have reached to receive the call.
-        self.least_head = 0
-        # Whether the result contains the head of the chain.
-        self.reports_head = False
-        # Whether this is a part of a larger call, and so is not split again.
-        self.is_piece = False
-        # Whether other code looks for the result: failures of the attempts left no longer end the flight.
-        self.handed_over = False
-        self.archive = False
-        # The caller's directives about attempts, and how many attempts there may be.
-        self.directives: Directives | None = None
         self.most_tries = MAX_TRIES
-        self.done = False
-        # The upstream whose reply arrived last.
-        self.answered_by: Upstream | None = None
         self.began = now
-        # The attempts in flight, of which there are two at most, and when each began. Two pairs of attributes cost less than
-        # an object for each attempt.
-        self.first: Upstream | None = None
-        self.first_at = 0.0
-        self.second: Upstream | None = None
-        self.second_at = 0.0
-        # When the attempt that ended last had begun.
-        self.last_began = 0.0
-        # Upstreams that reported a failure while no other has replied. See `suspect`.
-        self.suspects: tuple[UpstreamHealth, ...] = ()
-        self.streaming = False
-        # A result or an error to use if no upstream gives a better one.
-        self.spare: bytes | None = None
-        self.spare_error = b""
-        self.spare_weight = 0
-        # The attempts that have ended, if one of them did not give the result at once. Others need no list.
-        self.trail: list[RecordedAttempt] | None = None
-        # The upstreams that were tried, as a bit set of their indexes, and the number of attempts.
-        self.tried = 0
-        self.tries = 0
 
     def __repr__(self) -> str:
         state = "done" if self.done else "streaming" if self.streaming else f"{self.tries} sent"
