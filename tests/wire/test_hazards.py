@@ -48,7 +48,7 @@ BAD: dict[str, Script] = {
     "half": upstreams.half(0.9),
     "nothing": upstreams.half(0.0),
     "reset": upstreams.reset,
-    "compressed": says(lambda body, _: http(gzip.compress(body), Content_Encoding="gzip")),
+    "in an unknown encoding": says(lambda body, _: http(gzip.compress(body), Content_Encoding="compress")),
     "says compressed": says(lambda body, _: http(body, Content_Encoding="gzip")),
     "bomb": says(lambda body, _: http(gzip.compress(b"0" * (10 << 20)), Content_Encoding="gzip")),
     "page": says(lambda body, _: http(b"<html>relayed</html>", status=200)),
