@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from http import HTTPStatus
 from typing import Any, Final, final
 
 import msgspec
-import orjson
 
 from proxy.core import encodings, jsonrpc
-from proxy.core.encodings import MAX_PREFIX, StreamCompressor
+from proxy.core.encodings import MAX_PREFIX
 from proxy.core.jsonrpc import MalformedCall
 from proxy.core.limits import TOLERANCE_S
-from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault, InternalError
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
@@ -28,50 +25,35 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.rpc_service import BatchUnderWay, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.front_context import NEVER, FrontContext
+from proxy.web.front.reply_lines import (
+    CACHE,
+    CLOSE,
+    DIGITS,
+    LOG_LINE,
+    REPLY_LENGTHS,
+    UNITS,
+    fault_bytes,
+    length_line,
+    reply_length,
+    units_line,
+)
 from proxy.web.front.request_heads import RequestHead
 from proxy.web.front.request_reader import RequestReader
+from proxy.web.front.stream_form import StreamForm
 from proxy.wire.upstream import Piece, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW
 
-_LOG_LINE: Final = (
-    b'{"time":"%b","level":"info","logger":"penstock.access","message":"request","request_id":"%b","network":"%b",'
-    b'"method":"%b","status":%d,"ms":%.3f,"key":"%b","units":%d,"cache":"%b"}\n'
-)
-_CLOSE: Final = b"Connection: close\r\n"
-_DIGITS: Final = [b"%d" % number for number in range(1024)]
-_UNITS: Final = [b"X-Compute-Units: %d\r\n" % units for units in range(256)]
-# The header that says how a reply was found, by the caller's `cache`.
-_CACHE: Final = {
-    "": b"",
-    "hit": b"X-Cache: hit\r\n",
-    "miss": b"X-Cache: miss\r\n",
-    "join": b"X-Cache: join\r\n",
-    "stale": b"X-Cache: stale\r\n",
-    **{name: b"X-Verified: %b\r\n" % name.encode() for name in VERIFICATIONS},
-}
 # A body from this size on is compressed in a thread: on the loop, it would delay other clients by half a millisecond and more.
 OFF_LOOP: Final = 262_144
 _monotonic: Final = time.monotonic
 
 
-def _reply_length(size: int) -> bytes:
-    """The last header line and the start of the body, for an id and a result of this combined size."""
-    return b"Content-Length: %d\r\n\r\n%b" % (size + len(jsonrpc.HEAD) + len(',"result":}'), jsonrpc.HEAD)
-
-
-def _length_line(size: int) -> bytes:
-    return b"Content-Length: %d\r\n\r\n" % size
-
-
-_REPLY_LENGTHS: Final = [_reply_length(size) for size in range(1024)]
-
-
 @final
 class ReplyWriter:
     __slots__ = (
-        "_answered", "_chunked", "_compressor", "_context", "_failure", "_held_bytes", "_holds", "_on_free", "_reader",
-        "_size", "_source", "_streamed", "batch", "began", "block", "busy", "cache", "flight", "head", "id", "left", "params",
-        "paused_reading", "policy", "stalled_since", "transport", "units", "was_refused",
+        "_answered", "_context", "_failure", "_form", "_held_bytes", "_holds", "_on_free", "_reader", "_size", "_source",
+        "_streamed", "batch", "began", "block", "busy", "cache", "flight", "head", "id", "left", "params", "paused_reading",
+        "policy", "stalled_since", "transport", "units", "was_refused",
     )  # fmt: skip
 
     def __init__(self, context: FrontContext, reader: RequestReader, on_free: Callable[[], None]) -> None:
@@ -102,11 +84,9 @@ class ReplyWriter:
         self.batch: BatchUnderWay | None = None
         # The batch whose reply is being sent in parts.
         self._streamed: CallBatch | None = None
-        # The upstream connection that streams the reply, and whether the reply has no length.
+        # The upstream connection that streams the reply, and the form in which its pieces are sent.
         self._source: UpstreamConnection | None = None
-        self._chunked = False
-        # Set while a reply in pieces is compressed.
-        self._compressor: StreamCompressor | None = None
+        self._form = StreamForm()
         # Whether the reply is read from the upstream although the client does not read it, and the bytes so held.
         self._holds = False
         self._held_bytes = 0
@@ -162,13 +142,13 @@ class ReplyWriter:
             context.ok_stamp,
             request_id,
             limit.limit_line,
-            _DIGITS[remaining] if remaining < 1024 else b"%d" % remaining,
+            DIGITS[remaining] if remaining < 1024 else b"%d" % remaining,
             context.reset_lines.get(resets) or context.reset_line(resets),
-            _UNITS[units] if units < 256 else b"X-Compute-Units: %d\r\n" % units,
-            _CACHE[self.cache],
+            UNITS[units] if units < 256 else units_line(units),
+            CACHE[self.cache],
             state.block_line if block == state.tip else state.line_of(block),
             self._extra_lines() if context.adds_lines or self.left <= 1 else b"",
-            _REPLY_LENGTHS[size] if size < 1024 else _reply_length(size),
+            REPLY_LENGTHS[size] if size < 1024 else reply_length(size),
             self.id,
             b',"result":',
             result,
@@ -214,7 +194,7 @@ class ReplyWriter:
             head = self._ok_lines(encoding)
             self.flight = None
             self._context.compress_apart(
-                encoding, body, lambda packed: self._finish(head + _length_line(len(packed)) + packed)
+                encoding, body, lambda packed: self._finish(head + length_line(len(packed)) + packed)
             )
 
     def _encoding_for(self, size: int) -> int:
@@ -262,9 +242,8 @@ class ReplyWriter:
         self._streamed = batch
         self.units = batch.units
         self.block = 0
-        self._chunked = True
-        self._start_compressor()
-        self._write(self._ok(None, self._encoding))
+        self._form.begin(self._encoding_for(NEVER), chunked=True)
+        self._write(self._ok(None, self._form.encoding))
 
     def on_batch_part(self, part: Piece) -> None:
         self.on_stream_piece(part)
@@ -279,7 +258,7 @@ class ReplyWriter:
     def on_batch_end(self, batch: CallBatch) -> None:
         self.batch = self._streamed = None
         self._source = None
-        self._end_chunks()
+        self._write(self._form.end())
         assert self.head is not None
         self._context.rpc.settle_batch(self.head.key, batch)
         batch.share.give_all()
@@ -288,9 +267,8 @@ class ReplyWriter:
     def on_batch_broken(self) -> None:
         """Abort the connection, so that the client cannot take half a reply for a whole one."""
         self._source = None
-        self._chunked = False
-        if self.transport is not None:
-            self.transport.abort()
+        self._form.stop()
+        self._drop()
 
     def refuse_incomplete(self, fault: Fault) -> None:
         """Send a fault about a request whose body is not complete. The caller closes the connection."""
@@ -308,14 +286,14 @@ class ReplyWriter:
             packed = encodings.compress(encoding, start + beginning)
             self._write(self._ok(len(packed), encoding) + packed)
             return
-        self._start_compressor()
-        self._chunked = left is None or self._compressor is not None
+        self._form.begin(self._encoding_for(NEVER), chunked=left is None)
         self._source = connection
         connection.on_stalled = self._on_stalled
         if self.stalled_since:
             connection.pause()
-        head = self._ok(None if left is None or self._chunked else left + len(start), self._encoding)
-        if self._chunked:
+        chunked = self._form.chunked
+        head = self._ok(None if left is None or chunked else left + len(start), self._form.encoding)
+        if chunked:
             self._write(head)
             self.on_stream_piece(start + beginning)
         elif self.transport is not None:
@@ -325,40 +303,21 @@ class ReplyWriter:
         if self._holds and not self._hold(len(piece)):
             self._drop()
             return
-        if self._compressor is not None:
-            piece = self._compressor.feed(piece)
-        if piece:
-            self._write(b"%x\r\n%b\r\n" % (len(piece), bytes(piece)) if self._chunked else piece)
-
-    @property
-    def _encoding(self) -> int:
-        return 0 if self._compressor is None else self._compressor.encoding
-
-    def _start_compressor(self) -> None:
-        encoding = self._encoding_for(NEVER)
-        self._compressor = StreamCompressor(encoding) if encoding else None
-
-    def _end_chunks(self) -> None:
-        last = b"" if self._compressor is None else self._compressor.finish()
-        self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(last), last) if last else b"0\r\n\r\n")
-        self._chunked = False
-        self._compressor = None
+        data = self._form.frame(piece)
+        if data:
+            self._write(data)
 
     def on_stream_end(self) -> None:
         # Cleared before the write: a write may call pause_writing, and the upstream connection is no longer ours to pause.
         self._source = None
-        if self._chunked:
-            self._end_chunks()
+        if self._form.chunked:
+            self._write(self._form.end())
         self._count("results")
         self._done()
 
     def on_stream_broken(self) -> None:
-        """Abort the connection, so that the client cannot take half a reply for a whole one."""
-        self._source = None
-        self._chunked = False
         self._refund(InternalError("the upstream's reply broke off"))
-        if self.transport is not None:
-            self.transport.abort()
+        self.on_batch_broken()
 
     def pause(self, now: float) -> None:
         """The client does not read: stop reading its reply from the upstream."""
@@ -451,19 +410,16 @@ class ReplyWriter:
     def _ok(self, size: int | None, encoding: int = 0) -> bytes:
         """The head of a 200 with a body of this size; None means a chunked body."""
         self._size = size or 0
-        return self._ok_lines(encoding) + (
-            b"Transfer-Encoding: chunked\r\n\r\n" if size is None else _length_line(size)
-        )
+        return self._ok_lines(encoding) + (b"Transfer-Encoding: chunked\r\n\r\n" if size is None else length_line(size))
 
     def _ok_lines(self, encoding: int) -> bytes:
-        units = self.units
         return b"".join(
             (
                 b"HTTP/1.1 200 OK\r\nContent-Type: application/json",
                 self._context.stamp,
                 self._common_lines(200),
-                _UNITS[units] if units < 256 else b"X-Compute-Units: %d\r\n" % units,
-                _CACHE[self.cache],
+                units_line(self.units),
+                CACHE[self.cache],
                 self._block_line(),
                 self._upstream_line() if self._context.shows_upstream else b"",
                 encodings.LINES[encoding],
@@ -471,16 +427,11 @@ class ReplyWriter:
         )
 
     def _no_content(self) -> bytes:
-        units = b"X-Compute-Units: %d\r\n" % self.units
-        stamp, common = self._context.stamp, self._common_lines(204)
-        return b"".join((b"HTTP/1.1 204 No Content", stamp, common, units, _CACHE[self.cache], b"\r\n"))
+        stamp, common, units = self._context.stamp, self._common_lines(204), units_line(self.units)
+        return b"".join((b"HTTP/1.1 204 No Content", stamp, common, units, CACHE[self.cache], b"\r\n"))
 
     def _fault(self, fault: Fault) -> bytes:
-        body = orjson.dumps(fault.body())
-        extra = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
-        line = f"HTTP/1.1 {fault.status} {HTTPStatus(fault.status).phrase}\r\nContent-Type: application/json"
-        tail = f"{extra}Content-Length: {len(body)}\r\n\r\n"
-        return b"".join((line.encode(), self._context.stamp, self._common_lines(fault.status), tail.encode(), body))
+        return fault_bytes(fault, self._context.stamp, self._common_lines(fault.status))
 
     def _common_lines(self, status: int) -> bytes:
         """The request id, the three rate headers, and `Connection: close` on the last reply."""
@@ -501,7 +452,7 @@ class ReplyWriter:
         return (self._upstream_line() if self._context.shows_upstream else b"") + self._close_line()
 
     def _close_line(self) -> bytes:
-        return _CLOSE if self.left <= 1 or self._context.draining else b""
+        return CLOSE if self.left <= 1 or self._context.draining else b""
 
     def _block_line(self) -> bytes:
         assert self.head is not None
@@ -568,7 +519,7 @@ class ReplyWriter:
         if log is None or head is None:
             return
         log.add(
-            _LOG_LINE
+            LOG_LINE
             % (
                 self._context.log_time,
                 request_id,

@@ -1,0 +1,54 @@
+"""The prepared bytes of reply heads, and the access log's line."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+import orjson
+
+from proxy.core import jsonrpc
+from proxy.core.verification import VERIFICATIONS
+from proxy.errors import Fault
+
+LOG_LINE: Final = (
+    b'{"time":"%b","level":"info","logger":"penstock.access","message":"request","request_id":"%b","network":"%b",'
+    b'"method":"%b","status":%d,"ms":%.3f,"key":"%b","units":%d,"cache":"%b"}\n'
+)
+CLOSE: Final = b"Connection: close\r\n"
+DIGITS: Final = [b"%d" % number for number in range(1024)]
+UNITS: Final = [b"X-Compute-Units: %d\r\n" % units for units in range(256)]
+# The header that says how a reply was found, by the caller's `cache`.
+CACHE: Final = {
+    "": b"",
+    "hit": b"X-Cache: hit\r\n",
+    "miss": b"X-Cache: miss\r\n",
+    "join": b"X-Cache: join\r\n",
+    "stale": b"X-Cache: stale\r\n",
+    **{name: b"X-Verified: %b\r\n" % name.encode() for name in VERIFICATIONS},
+}
+
+
+def reply_length(size: int) -> bytes:
+    """The last header line and the start of the body, for an id and a result of this combined size."""
+    return b"Content-Length: %d\r\n\r\n%b" % (size + len(jsonrpc.HEAD) + len(',"result":}'), jsonrpc.HEAD)
+
+
+def length_line(size: int) -> bytes:
+    return b"Content-Length: %d\r\n\r\n" % size
+
+
+REPLY_LENGTHS: Final = [reply_length(size) for size in range(1024)]
+
+
+def units_line(units: int) -> bytes:
+    return UNITS[units] if units < 256 else b"X-Compute-Units: %d\r\n" % units
+
+
+def fault_bytes(fault: Fault, stamp: bytes, common: bytes) -> bytes:
+    """The whole reply. `stamp` and `common`: the header lines that every reply has."""
+    body = orjson.dumps(fault.body())
+    extra = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
+    line = f"HTTP/1.1 {fault.status} {HTTPStatus(fault.status).phrase}\r\nContent-Type: application/json"
+    tail = f"{extra}Content-Length: {len(body)}\r\n\r\n"
+    return b"".join((line.encode(), stamp, common, tail.encode(), body))
