@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from proxy.commands import context
 from proxy.errors import StartError
 from proxy.settings import Settings, environment, load_with_tables
-from proxy.tasks import ROLES, unless_stopped
+from proxy.tasks import ROLES, Tasks, unless_stopped
 
 if TYPE_CHECKING:
     from proxy.processes.supervisor import Supervisor
@@ -78,11 +78,14 @@ async def _serve(config: Path | None, supervisor: Supervisor, wanted: int) -> No
         loop.add_signal_handler(number, stop.set)
     hangup = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
+    compiling = Tasks()
     try:
         await unless_stopped(stop, _start(supervisor, wanted))
+        compiling.start("compiler", lambda: _compile(supervisor))
         await unless_stopped(stop, _reload_on(hangup, config, supervisor))
         log.info("draining")
     finally:
+        await compiling.close()
         await supervisor.stop()
         # Closing the loop removes its signal handlers: without this, a second signal would kill a service that stops cleanly.
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
@@ -95,6 +98,14 @@ async def _start(supervisor: Supervisor, wanted: int) -> None:
     log.info(
         "serving", extra={"port": supervisor.port, "metrics_port": supervisor.metrics_port, "workers": supervisor.count}
     )
+
+
+async def _compile(supervisor: Supervisor) -> None:
+    """Replace the processes by compiled ones once the hot path is compiled."""
+    from proxy.processes.background_compiler import compile_once
+
+    if await compile_once():
+        supervisor.reload(supervisor.settings)
 
 
 async def _reload_on(hangup: asyncio.Event, config: Path | None, supervisor: Supervisor) -> None:

@@ -29,6 +29,7 @@ from proxy.dev.postgres import Postgres
 from proxy.dev.seed import Seeded
 from proxy.errors import StartError
 from proxy.processes import file_limit
+from proxy.processes.background_compiler import compile_once
 from proxy.processes.supervisor import Supervisor
 from proxy.settings import Settings
 from proxy.store import migrate, peppers
@@ -41,6 +42,8 @@ from proxy.tasks import Tasks, unless_stopped
 PARTS = ("postgres", "chain", "logs", "pepper", "paymaster.key", "keys.json", "dashboard.json", RUNNING, CHAIN)
 T = TypeVar("T")
 
+# Until then a start has other work to do.
+COMPILE_AFTER_S = 30.0
 DEV_NETWORKS = ("dev/mainnet", "dev/testnet")
 
 
@@ -133,7 +136,13 @@ class DevService:
         """Restart database and chain if they end, until the service stops."""
         stack.push_async_callback(self._tasks.close)
         self._tasks.start("postgres", postgres.child.keep_running)
+        self._tasks.start("compiler", self._compile)
         devnet.keep_running(self._tasks)
+
+    async def _compile(self) -> None:
+        """For the next start: this one is not interrupted."""
+        await asyncio.sleep(COMPILE_AFTER_S)
+        await compile_once()
 
     async def _service(self, settings: Settings, supervisor: Supervisor, devnet: Devnet) -> Seeded:
         """Create the accounts, start the workers and wait for the index."""
