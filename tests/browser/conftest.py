@@ -104,6 +104,18 @@ async def holder(visitor: Visitor) -> Visitor:
 
 
 @pytest.fixture
+async def fresh_holder(site: Site, page: Page) -> AsyncIterator[Visitor]:
+    """The holder of a new account."""
+    account = await site.service.new_account()
+    await page.goto((await site.service.cli_json("accounts", "link", account["id"]))["url"])
+    found = Visitor(site, page)
+    await found.button("Sign in").click()
+    await found.heading("Overview").wait_for()
+    yield found
+    found.assert_no_faults()
+
+
+@pytest.fixture
 async def operator(visitor: Visitor) -> Visitor:
     await visitor.open("operator")
     return visitor

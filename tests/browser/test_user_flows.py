@@ -90,6 +90,32 @@ async def test_key_is_rotated_with_an_overlap_and_revoked(holder: Visitor) -> No
     assert (await post("eth_chainId", key=new, network="ethereum/sepolia")).status == 200
 
 
+async def test_new_account_sees_first_steps_until_its_first_request(fresh_holder: Visitor) -> None:
+    page = fresh_holder.page
+    steps = page.get_by_role("heading", name="First steps")
+    await fresh_holder.open("overview")
+    await expect(steps).to_be_visible()
+    await expect(page.get_by_role("heading", name="Breakdown")).to_be_hidden()
+    key = await fresh_holder.create_key("first")
+    url = f"{fresh_holder.site.service.base}/rpc/ethereum/sepolia"
+    await fresh_holder.open("overview")
+    await expect(steps).to_be_visible()
+    assert (await asyncio.to_thread(curl, url, key, "eth_gasPrice"))["result"] == "eth_gasPrice"
+    await expect(steps).to_be_hidden()
+    await expect(page.get_by_role("heading", name="Breakdown")).to_be_visible()
+
+
+async def test_key_is_disabled_only_after_a_question(holder: Visitor) -> None:
+    await holder.create_key("to be disabled")
+    row = holder.page.get_by_role("row", name="to be disabled")
+    await holder.button("Disable", row).click()
+    await holder.button("Cancel", holder.dialog).click()
+    await expect(row).to_contain_text("Active")
+    await holder.button("Disable", row).click()
+    await holder.button("Disable key", holder.dialog).click()
+    await expect(row).to_contain_text("Disabled")
+
+
 async def test_test_event_is_delivered_and_logged(holder: Visitor) -> None:
     page, receiver = holder.page, holder.site.receiver
     await holder.create_webhook("/arrives")

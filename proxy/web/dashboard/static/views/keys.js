@@ -4,7 +4,7 @@ import { account } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
 import { networks } from "../networks.js";
-import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, heading, secretField, table, toast } from "../components.js";
+import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, heading, pager, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
 
 const SCOPES = {
@@ -14,15 +14,34 @@ const SCOPES = {
 };
 /* What requests with the key may ask for. An operator grants X-Upstream. */
 const DIRECTIVES = { timeout_ms: "Deadline (X-Timeout-Ms)", max_stale: "Older replies (X-Max-Stale)", retry: "Fewer retries (X-Retry)",
-  min_block: "Least block (X-Min-Block)", min_block_wait: "Wait for the block (X-Min-Block-Wait)", explain: "Record the request (X-Explain)" };
+  min_block: "Least block (X-Min-Block)", min_block_wait: "Wait for the block (X-Min-Block-Wait)", explain: "Record the request (X-Explain)",
+  verify: "Verified replies (X-Verify)" };
 const OVERLAPS = { 0: "Now", 3600: "In 1 hour", 86400: "In 24 hours", 604800: "In 7 days" };
 
+const LIMIT = 25;
+
 export async function show() {
-  const list = asyncRegion(async () => keysTable((await account.get("/keys")).keys, list.reload));
+  const filters = { page: 1, search: "" };
+  const list = asyncRegion(async () => keysPage((await account.get("/keys")).keys, filters, list.reload));
+  const search = forms.text("Search", { type: "search", placeholder: "Name or last characters", oninput: () => {
+    Object.assign(filters, { search: search.read().trim().toLowerCase(), page: 1 });
+    list.reload();
+  } });
   const create = button("Create key", () => edit(null, list.reload), { kind: "main" });
   await list.ready;
   return [heading("API keys", { lead: "Send a key with every request. Keep keys on your servers, out of web pages and repositories.", actions: create }),
-    card(null, list.node)];
+    card(null, search.node, list.node)];
+}
+
+/* One page of the keys that match. */
+function keysPage(keys, filters, reload) {
+  const matching = keys.filter((key) => `${key.name} ${key.hint} ${key.id}`.toLowerCase().includes(filters.search));
+  if (keys.length && !matching.length) return empty("No keys found");
+  const from = LIMIT * (filters.page - 1);
+  return [keysTable(matching.slice(from, from + LIMIT), reload), matching.length > LIMIT && pager({ page: filters.page, total: matching.length, limit: LIMIT }, (page) => {
+    filters.page = page;
+    reload();
+  })];
 }
 
 function keysTable(keys, reload) {
@@ -71,11 +90,8 @@ function actionsOf(key, reload) {
   return [
     button("Edit", () => edit(key, reload), { kind: "small" }),
     button("Rotate", () => rotate(key, reload), { kind: "small" }),
-    asyncButton(label, async () => {
-      await account.patch(`/keys/${key.id}`, { status: next });
-      await reload();
-    }, { kind: "small" }),
-    button("Revoke", () => revoke(key, reload), { kind: "small" }),
+    next === "disabled" ? button(label, () => disable(key, reload), { kind: "small" }) : asyncButton(label, () => setStatus(key, next, reload), { kind: "small" }),
+    el("span.apart", null, button("Revoke", () => revoke(key, reload), { kind: "small.danger" })),
   ];
 }
 
@@ -132,6 +148,14 @@ function rotate(key, reload) {
       })];
   });
 }
+
+async function setStatus(key, status, reload) {
+  await account.patch(`/keys/${key.id}`, { status });
+  await reload();
+}
+
+const disable = (key, reload) => confirm("Disable key", `Requests with “${key.name}” (${key.hint}) are refused until you enable it again.`, "Disable key",
+  () => setStatus(key, "disabled", reload));
 
 const revoke = (key, reload) => confirm("Revoke key",
   `“${key.name}” (${key.hint}) stops working within a second. This cannot be undone.`, "Revoke key",

@@ -5,6 +5,7 @@ import { Chart } from "../chart.js";
 import { bar, el, refreshChildren, setChildren, swatch } from "../dom.js";
 import { button, empty, heading, note, poll, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
+import { firstSteps } from "./first-steps.js";
 
 const RANGES = { live: "30 min", "3h": "3 h", "24h": "24 h", "7d": "7 d", "30d": "30 d", "90d": "90 d" };
 const SECONDS = { live: 1800, "3h": 10800, "24h": 86400, "7d": 604800, "30d": 2592000, "90d": 7776000 };
@@ -18,7 +19,12 @@ const spanOf = (range) => {
   return { from: iso(to - SECONDS[range]), to: iso(to) };
 };
 
-export const show = () => UsageView.open({ title: "Overview", client: account, by: { network: "Network", method: "Method", key: "Key" } });
+export async function show() {
+  const { keys } = await account.get("/keys");
+  const isNew = !keys.some((key) => key.last_used_at);
+  return UsageView.open({ title: "Overview", client: account, by: { network: "Network", method: "Method", key: "Key" },
+    before: isNew ? await firstSteps(keys.some((key) => key.status === "active")) : null });
+}
 
 // The settings of each view, by title. They last until the page is reloaded.
 const settings = new Map();
@@ -44,16 +50,19 @@ export class UsageView {
   #flushSeconds = 5;
   #newest = 0;
 
-  constructor({ title, client, by }) {
+  /* `before`: shown in place of empty charts until the first request. */
+  constructor({ title, client, by, before = null }) {
     if (!settings.has(title)) settings.set(title, { range: "24h", by: Object.keys(by)[0], split: false, filters: {} });
     this.settings = settings.get(title);
     this.client = client;
     this.by = by;
+    this.before = before;
     this.csv = el("a.button.small", { download: "usage.csv" }, "Export CSV");
+    this.figures = el("div", null, this.#tiles, this.#chips, el("div.grid", null, Object.values(this.#charts).map(({ node }) => node)),
+      this.#breakdown());
     this.node = el("div", null,
       heading(title, { actions: [segmentedControl("Time range", RANGES, this.settings.range, (range) => this.#change({ range })), client === account && this.csv] }),
-      this.#error, this.#tiles, this.#chips, el("div.grid", null, Object.values(this.#charts).map(({ node }) => node)),
-      this.#breakdown());
+      this.#error, before, this.figures);
   }
 
   #breakdown() {
@@ -95,10 +104,18 @@ export class UsageView {
     this.#flushSeconds = live.flush_s || this.#flushSeconds;
     this.csv.setAttribute("href", `/v1/account/usage/csv${query({ ...span, ...filters, step: total.step })}`);
     setChildren(this.#error);
+    if (this.before) this.#hideUntilUsed(total.totals.requests);
     this.#showTiles(total.totals, live.today);
     this.#showChips(groups);
     this.#showCharts(total, groups);
     this.#showTable(groups);
+  }
+
+  #hideUntilUsed(requests) {
+    this.figures.hidden = !requests;
+    if (!requests) return;
+    this.before.remove();
+    this.before = null;
   }
 
   #showTiles(totals, today) {

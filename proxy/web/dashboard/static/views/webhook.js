@@ -175,7 +175,7 @@ class WebhookView {
       const { deliveries } = await account.get(`${this.#path}/deliveries${query({ limit: LIMIT })}`);
       const found = deliveries.find((delivery) => delivery.event_id === id);
       const last = found?.attempts.at(-1);
-      if (found?.status === "delivered") setChildren(this.#testResult, note(`Test event delivered: ${resultOf(last)}`, "good"));
+      if (last && isSuccess(last)) setChildren(this.#testResult, note(`Test event delivered: ${resultOf(last)}`, "good"));
       else if (last) setChildren(this.#testResult, note(`Test event failed: ${resultOf(last)}`, "bad"));
       if (last) break;
       await new Promise((resolve) => { setTimeout(resolve, 400); });
@@ -184,6 +184,7 @@ class WebhookView {
   }
 }
 
+const isSuccess = ({ status_code: code }) => code >= 200 && code < 300;
 const outcomeOf = (attempt) => OUTCOMES[attempt.outcome] ?? format.label(attempt.outcome);
 const resultOf = (attempt) => (attempt.status_code
   ? `${attempt.status_code} in ${format.millis(attempt.duration_ms)}`
@@ -194,7 +195,7 @@ function attemptsTable(attempts) {
     { name: "Attempt", show: (each) => String(each.number) },
     { name: "Time", show: (each) => format.time(each.started_at) },
     { name: "Duration", kind: "num", show: (each) => format.millis(each.duration_ms) },
-    { name: "Response", show: (each) => (each.status_code ? badge(String(each.status_code), each.status_code < 300 ? "good" : "bad") : outcomeOf(each)) },
+    { name: "Response", show: (each) => (each.status_code ? badge(String(each.status_code), isSuccess(each) ? "good" : "bad") : outcomeOf(each)) },
     { name: "Response body", show: (each) => (each.response_excerpt ? el("code", null, each.response_excerpt) : format.NONE) },
   ], attempts);
 }
