@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ from proxy.store.local_copy import CopyDirectory
 from proxy.tasks import Tasks, unless_stopped
 
 STDIN, STDOUT = 0, 1
+# How long a thread may run while the event loop waits for the interpreter.
+SWITCH_S = 0.0002
 
 
 class SharedFiles(NamedTuple):
@@ -110,6 +113,7 @@ async def _start(app: App, listener: socket.socket) -> bool:
 def report_ready(tasks: Tasks) -> None:
     """Report to the supervisor that this process is ready, and from then on that its event loop runs."""
     freeze_start()
+    yield_often()
     os.set_blocking(STDOUT, False)
     os.write(STDOUT, READY)
     tasks.start("heartbeat", _beat)
@@ -120,6 +124,12 @@ def freeze_start() -> None:
     full collection would visit them all, and stop the event loop for 50 ms."""
     gc.collect()
     gc.freeze()
+
+
+def yield_often() -> None:
+    """Let threads that format exports and charts give way to the event loop soon. By default each keeps the interpreter for
+    5 ms, by which every call of every client would be delayed."""
+    sys.setswitchinterval(SWITCH_S)
 
 
 async def _beat() -> None:

@@ -19,9 +19,10 @@ from typing import Any, TypeVar
 
 import asyncpg
 
+from proxy.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.core.access import Key
 from proxy.core.usage import STEPS, ChartLine, Tally, TouchedTallies, UsageStep, UsageSums, gather
-from proxy.errors import Fault, InvalidRequest, Unavailable
+from proxy.errors import Fault, InvalidRequest, RateLimited, Unavailable
 from proxy.store.usage import NO_NETWORK, UsageQuery, UsageSeries, UsageStore, used_in
 from proxy.store.usage_spool import UsageSpool
 
@@ -45,6 +46,8 @@ UPKEEP_SHARE = 0.9
 MOST_ROWS = 100_000
 # Concurrent charts and exports per worker: each takes memory, a thread and a database connection.
 READ_AT_ONCE = 2
+# Queries of one account that run or wait. A page of the dashboard makes a few at a time.
+READ_PER_ACCOUNT = 16
 # Longest wait for one of them.
 TURN_S = 10.0
 
@@ -78,7 +81,7 @@ class UsageService:
         self._number = 0
         # Tallies of operations that are not JSON-RPC methods, by network and operation.
         self._operations: dict[tuple[str, str], Tally] = {}
-        self._reading = asyncio.Semaphore(READ_AT_ONCE)
+        self._reading = ConnectionQueue(READ_AT_ONCE, per_client=READ_PER_ACCOUNT)
         self.flush_s = flush_s
 
     def __repr__(self) -> str:
@@ -165,13 +168,13 @@ class UsageService:
 
     async def chart(self, wanted: UsageQuery) -> list[ChartLine]:
         _check(wanted)
-        async with self._reading_slot():
+        async with self._reading_slot(wanted.account):
             return await self._store.chart(wanted)
 
     async def table(self, wanted: UsageQuery, write: Callable[[UsageRows], _T]) -> _T:
         """Export every row of an account in a time span. `write` formats them on a thread, since there may be many."""
         _check(wanted)
-        async with self._reading_slot():
+        async with self._reading_slot(wanted.account):
             found = await self._store.rows(wanted, MOST_ROWS + 1)
             if len(found) > MOST_ROWS:
                 raise InvalidRequest(
@@ -180,16 +183,19 @@ class UsageService:
             return await asyncio.to_thread(lambda: write((dict(row), used_in(row)) for row in found))
 
     @asynccontextmanager
-    async def _reading_slot(self) -> AsyncIterator[None]:
+    async def _reading_slot(self, account: str | None) -> AsyncIterator[None]:
+        """Wait for a slot, in turn with other accounts. Operators, who see all accounts, are one client."""
+        client = account or "operators"
         try:
-            async with asyncio.timeout(TURN_S):
-                await self._reading.acquire()
+            await self._reading.enter(client, within_s=TURN_S)
+        except TooManyWaiting:
+            raise RateLimited("too many usage queries at a time: wait for the others", retry_after_s=1) from None
         except TimeoutError:
             raise Unavailable("too many usage queries at the moment: try again shortly") from None
         try:
             yield
         finally:
-            self._reading.release()
+            self._reading.leave(client)
 
     async def last_used(self, account: str) -> dict[str, datetime.datetime]:
         return await self._store.last_used(account)

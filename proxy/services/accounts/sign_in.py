@@ -5,7 +5,8 @@ return the same error, and every request for a link gets the same reply. Attempt
 client address and by email, in the database that all workers share. Each place from which the holder has signed in before, a
 browser with its device cookie or an address, has its own count, which a sign-in clears: strangers cannot keep a holder out by
 wrong passwords, not even from the holder's own address. Password hashing is slow and memory-hungry by design, so it runs on
-threads, a few at a time.
+threads, a few at a time. Known places and strangers wait apart, in turn: a flood of strangers, from however many addresses,
+keeps no holder out.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TypeVar
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
 
+from proxy.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.core import access, sessions
 from proxy.core.iso_time import iso_seconds
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unauthorized, Unavailable
@@ -42,8 +44,10 @@ _T = TypeVar("_T")
 _hasher = PasswordHasher(time_cost=2, memory_cost=19_456, parallelism=1)
 # Concurrent hashes per worker: bounds their memory.
 AT_ONCE = 2
-# Queued hashes per worker: about two seconds of work.
+# Queued hashes per worker, of strangers and of known places: about two seconds of work each.
 MOST_WAITING = 100
+_STRANGERS, _KNOWN = "strangers", "known places"
+HASH_WAIT_S = 30.0
 # Window for attempts per email address. Attempts per client address are counted over a minute.
 EMAIL_WINDOW_S = 600.0
 KEEP_EVERY_S = 300.0
@@ -115,8 +119,7 @@ class SignIn:
         self.url = settings.url
         self._mailer = mailer
         self._tasks = tasks
-        self._hashing = asyncio.Semaphore(AT_ONCE)
-        self._waiting = 0
+        self._hashing = ConnectionQueue(AT_ONCE, per_client=MOST_WAITING)
         # A hash to verify against when there is no account, so that both cases take equally long.
         self._dummy_hash = ""
 
@@ -127,10 +130,10 @@ class SignIn:
 
     async def by_password(self, email: str, password: str, *, at: SignInPlace) -> SignedIn:
         """Sign in by password. Ends the browser's previous session."""
-        await self._count(at, email)
+        is_known = await self._count(at, email)
         holder = await self._store.find_holder(email)
         wanted = holder.hash if holder is not None and holder.hash else await self._dummy()
-        is_right = await self._in_thread(lambda: verify_password(wanted, password))
+        is_right = await self._in_thread(lambda: verify_password(wanted, password), is_known=is_known)
         if holder is None or not holder.hash or not is_right:
             raise Unauthorized(_WRONG)
         return await self._begin_holder(holder, at)
@@ -178,7 +181,8 @@ class SignIn:
         await self._count(at)
         hashed = None
         if password is not None and sessions.is_token(token):
-            hashed = await self._hash(password, email=await self._store.link_email(token))
+            email = await self._store.link_email(token)
+            hashed = await self._hash(password, email=email, is_known=bool(email))
         account = await self._store.take_link(token) if sessions.is_token(token) else None
         if account is None:
             raise Unauthorized(_WRONG_LINK)
@@ -245,10 +249,10 @@ class SignIn:
         if holder.hash:
             # Only the holder's own sessions get here: strangers cannot use up this count.
             await self._count(SignInPlace(""), by.session.email, kind="change")
-            is_right = await self._in_thread(lambda: verify_password(holder.hash, current or ""))
+            is_right = await self._in_thread(lambda: verify_password(holder.hash, current or ""), is_known=True)
             if not is_right:
                 raise InvalidRequest("current_password: is wrong")
-        hashed = await self._hash(new, email=by.session.email)
+        hashed = await self._hash(new, email=by.session.email, is_known=True)
         await self._store.set_password(holder.id, hashed, but=by.token)
         session = await self._store.read(by.token, idle_s=self._settings.idle_s)
         if session is None:
@@ -266,9 +270,10 @@ class SignIn:
 
     # Shared steps
 
-    async def _count(self, at: SignInPlace, email: str = "", *, kind: str = "try") -> None:
+    async def _count(self, at: SignInPlace, email: str = "", *, kind: str = "try") -> bool:
         """Count an attempt, by client address and by email. Links are counted apart, so wrong passwords cannot block them, and
-        so are attempts from each known place of the holder. A known browser may share its address with strangers."""
+        so are attempts from each known place of the holder. A known browser may share its address with strangers. Returns
+        whether it comes from a known place."""
         most = self._settings.tries
         known = await self._store.known_places(email, at.places) if email else []
         is_known_device = bool(known) and known[0].startswith("device ")
@@ -278,28 +283,30 @@ class SignIn:
             await self._take(f"known {kind}", _subject(email, known[0]), most=most, within_s=EMAIL_WINDOW_S)
         elif email:
             await self._take(kind, email, most=most, within_s=EMAIL_WINDOW_S)
+        return bool(known)
 
     async def _take(self, kind: str, subject: str, *, most: int, within_s: float) -> None:
         if wait := await self._store.count_try(kind, subject, most=most, within_s=within_s):
             raise RateLimited("too many sign-in attempts: wait a while", retry_after_s=math.ceil(wait))
 
-    async def _hash(self, password: str, *, email: str = "") -> str:
-        return await self._in_thread(lambda: hash_password(password, email=email))
+    async def _hash(self, password: str, *, email: str = "", is_known: bool = False) -> str:
+        return await self._in_thread(lambda: hash_password(password, email=email), is_known=is_known)
 
     async def _dummy(self) -> str:
         if not self._dummy_hash:
-            self._dummy_hash = await self._hash(secrets.token_hex(16))
+            self._dummy_hash = await self._hash(secrets.token_hex(16), is_known=True)
         return self._dummy_hash
 
-    async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        if self._waiting >= MOST_WAITING:
-            raise Unavailable("too many sign-ins at the moment: try again shortly")
-        self._waiting += 1
+    async def _in_thread(self, work: Callable[[], _T], *, is_known: bool) -> _T:
+        client = _KNOWN if is_known else _STRANGERS
         try:
-            async with self._hashing:
-                return await asyncio.get_running_loop().run_in_executor(None, work)
+            await self._hashing.enter(client, within_s=HASH_WAIT_S)
+        except (TooManyWaiting, TimeoutError):
+            raise Unavailable("too many sign-ins at the moment: try again shortly") from None
+        try:
+            return await asyncio.get_running_loop().run_in_executor(None, work)
         finally:
-            self._waiting -= 1
+            self._hashing.leave(client)
 
 
 def _subject(email: str, place: str) -> str:
