@@ -29,7 +29,7 @@ _output_lock = threading.Lock()
 # Every account needs its own email address.
 _serial = itertools.count(1)
 ROOT = Path(__file__).resolve().parent.parent
-START_S = 90.0
+START_S = 150.0
 # Changes take effect within a second; the rest is slack for a busy machine.
 SOON_S = 15.0
 

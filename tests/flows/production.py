@@ -16,7 +16,7 @@ import orjson
 from tests.service import ROOT, children, until
 
 PEPPER = "canary-pepper-0123456789-0123456789"
-READY_S = 60.0
+READY_S = 120.0
 
 
 def settings_text(database_url: str, upstream_url: str, **server: Any) -> str:
