@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from proxy.compose.fleet import FleetFeature
 from proxy.services.accounts.admission import Admission, AuthFailures
 from proxy.services.accounts.key_copy import KeyCopy
 from proxy.services.accounts.keyring import Keyring, utc_day
@@ -10,7 +11,6 @@ from proxy.services.usage import UsageService
 from proxy.settings import Settings, Tables
 from proxy.store.edge_table import EdgeTable
 from proxy.store.keys import KeyStore
-from proxy.store.lease_keeper import LeaseKeeper
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
@@ -33,7 +33,7 @@ class AccountsFeature:
         *,
         copies: CopyDirectory | None = None,
         reads: ReplicaReads | None = None,
-        leases: LeaseKeeper | None = None,
+        fleet: FleetFeature | None = None,
     ) -> None:
         """`reads`: where usage is read."""
         given = settings.keys
@@ -48,7 +48,9 @@ class AccountsFeature:
             day=utc_day,
             accounts=self.keyring.accounts.values,
         )
-        failures = AuthFailures(given.auth_failures_per_minute, addresses)
+        note = fleet.failures.note if fleet else None
+        failures = AuthFailures(given.auth_failures_per_minute, addresses, note)
+        leases = fleet.leases if fleet else None
         self.admission = Admission(self.keyring, windows, self.quotas, failures, leases)
         usage = UsageStore(pool, reads)
         self.usage = UsageService(

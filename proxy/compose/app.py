@@ -138,6 +138,7 @@ class App:
             tally=self.tallies.of,
             shared_heads=windows.shared_heads,
             memory=self.memory,
+            hosts=self.fleet.hosts if self.fleet else lambda: 1,
         )
         self._build_data_plane(builder)
         self._build_features(builder)
@@ -150,7 +151,7 @@ class App:
         """What this host shares with others, if a Valkey for limits is configured."""
         if not isinstance(windows, LeasedWindows):
             return None
-        return FleetFeature(self.settings.valkey.limits_url, windows)
+        return FleetFeature(self.settings, windows, self.memory)
 
     def _build_accounts(self, windows: Windows) -> None:
         self.accounts = AccountsFeature(
@@ -161,7 +162,7 @@ class App:
             self.memory.addresses,
             copies=self._copies,
             reads=self.reads,
-            leases=self.fleet.leases if self.fleet else None,
+            fleet=self.fleet,
         )
         self.keyring = self.accounts.keyring
         self.admission = self.accounts.admission
@@ -305,7 +306,7 @@ class App:
             self.settings.sockets,
             limiter=self.limiter,
             admission=self.admission,
-            caps=SocketCaps(self._tables.plans, self.memory.counts),
+            caps=SocketCaps(self._tables.plans, self.memory.counts, self.fleet.counts if self.fleet else None),
             rpc=self.rpc,
             feeds=self.feeds,
             prices=self._tables.prices.events,

@@ -9,6 +9,8 @@ from proxy.data_files import SCHEMAS
 from proxy.services.rpc.head_exchange import HeadExchange
 from proxy.services.rpc.networks import Networks
 from proxy.settings import Settings
+from proxy.store.fleet_counts import FleetCounts
+from proxy.store.fleet_failures import FleetFailures
 from proxy.store.host_memory import HOST, HostMemory
 from proxy.store.lease_keeper import LeaseKeeper
 from proxy.store.leased_windows import LeasedWindows
@@ -39,13 +41,19 @@ def link_to(url: str) -> ValkeyLink:
 
 
 class FleetFeature:
-    def __init__(self, url: str, windows: LeasedWindows) -> None:
-        self.link = link_to(url)
+    def __init__(self, settings: Settings, windows: LeasedWindows, memory: HostMemory) -> None:
+        self.link = link_to(settings.valkey.limits_url)
         self.host = host_name()
         self.leases = LeaseKeeper(self.link, windows, self.host)
+        self.counts = FleetCounts(self.link, memory.counts, self.host, self.hosts)
+        per_minute = settings.keys.auth_failures_per_minute
+        self.failures = FleetFailures(self.link, memory.addresses, self.host, per_minute)
 
     def __repr__(self) -> str:
         return f"<FleetFeature {self.leases!r}>"
+
+    def hosts(self) -> int:
+        return self.leases.hosts
 
     async def start(self, tasks: Tasks, networks: Networks) -> None:
         tasks.start("valkey", self.link.run)
@@ -55,3 +63,5 @@ class FleetFeature:
         await HeadExchange(self.link, states, self.host, tasks).start()
         tasks.start("leases", self.leases.run)
         tasks.start("presence", self.leases.stay_present)
+        tasks.start("fleet counts", self.counts.run)
+        tasks.start("fleet failures", self.failures.run)

@@ -50,7 +50,9 @@ class NetworkBuilder:
         tally: Callable[[str, str], Tally],
         shared_heads: MutableSequence[int] | memoryview[int],
         memory: HostMemory | None = None,
+        hosts: Callable[[], int] = lambda: 1,
     ) -> None:
+        """`hosts`: how many hosts share the upstreams."""
         self._settings = settings
         self._tables = tables
         self._write_buffer = write_buffer
@@ -58,6 +60,7 @@ class NetworkBuilder:
         self._tally = tally
         self._shared_heads = shared_heads
         self._memory = memory
+        self._hosts = hosts
 
     def networks(self) -> Networks:
         by_network = self._by_network(self._settings.upstreams)
@@ -170,7 +173,7 @@ class NetworkBuilder:
     def _rate(self, mark: str, per_second: float) -> CallRate:
         if self._memory is None:
             return ProcessRate(per_second)
-        return SharedRate(self._memory.upstreams, mark, per_second)
+        return SharedRate(self._memory.upstreams, mark, per_second, self._hosts)
 
     def _built(self, health: UpstreamHealth, given: UpstreamSettings) -> Upstream:
         if given.url.startswith("ws"):

@@ -8,6 +8,7 @@ displaces those first that have used the least.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 
@@ -52,6 +53,13 @@ class EdgeTable:
             place = self._claim(tag)
             self._edges[place] = limits.edge_after_call(self._edges[place], now, cost_s)
 
+    def owe(self, name: str, now: float, cost_s: float, *, holds_s: float) -> None:
+        """Charge what happened elsewhere. The debt is bounded by what the bucket holds."""
+        tag = _tag(name)
+        with self._guard(tag):
+            place = self._claim(tag)
+            self._edges[place] = min(max(self._edges[place], now - holds_s) + cost_s, now + holds_s)
+
     def edge(self, name: str) -> float:
         """Reading a number is atomic and needs no lock."""
         tag = _tag(name)
@@ -80,22 +88,26 @@ class EdgeTable:
 
 
 class SharedRate:
-    """The `CallRate` of one upstream, shared by all processes of the host that call it."""
+    """The `CallRate` of one upstream, shared by all processes of the host that call it. Each of `hosts` gets an equal part."""
 
-    def __init__(self, table: EdgeTable, name: str, per_second: float) -> None:
+    def __init__(self, table: EdgeTable, name: str, per_second: float, hosts: Callable[[], int] = lambda: 1) -> None:
         self._table = table
         self._name = name
-        self._cost_s = 1.0 / per_second
+        self._per_second = per_second
+        self._hosts = hosts
 
     def __repr__(self) -> str:
-        return f"<SharedRate {1.0 / self._cost_s:g}/s>"
+        return f"<SharedRate {1.0 / self._cost_s():g}/s>"
+
+    def _cost_s(self) -> float:
+        return self._hosts() / self._per_second
 
     def admits(self, now: float) -> bool:
-        edge = limits.edge_after_call(self._table.edge(self._name), now, self._cost_s)
+        edge = limits.edge_after_call(self._table.edge(self._name), now, self._cost_s())
         return edge <= now + limits.TOLERANCE_S
 
     def take(self, now: float) -> None:
-        self._table.charge(self._name, now, self._cost_s)
+        self._table.charge(self._name, now, self._cost_s())
 
 
 def _tag(name: str) -> int:

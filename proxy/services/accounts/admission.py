@@ -38,14 +38,20 @@ class AuthFailures:
     """Failed authentications by client: one token bucket for each address or IPv6 /64, with a minute's allowance. All
     workers of a host share the buckets."""
 
-    def __init__(self, per_minute: int, buckets: EdgeTable) -> None:
+    def __init__(self, per_minute: int, buckets: EdgeTable, note: Callable[[str], None] | None = None) -> None:
+        """`note` is called with each address or /64 whose failure was counted."""
+        self._note = note
         self._cost_s = 60.0 / per_minute
         self._per_second = max(1, per_minute // 60)
         self._buckets = buckets
 
     def count(self, address: str, now: float) -> float:
         """Record a failure. Returns 0 while the address is within its allowance, otherwise the seconds to wait."""
-        return self._buckets.take(access.place_of(address), now, self._cost_s, holds_s=ALLOWANCE_S)
+        place = access.place_of(address)
+        wait = self._buckets.take(place, now, self._cost_s, holds_s=ALLOWANCE_S)
+        if not wait and self._note is not None:
+            self._note(place)
+        return wait
 
     def rate_headers(self, address: str, now: float) -> dict[str, str]:
         """The `X-RateLimit-*` headers of a client without a valid key: the failures that it is still allowed in this second."""

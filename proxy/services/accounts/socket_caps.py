@@ -1,5 +1,5 @@
 """How many sockets and subscriptions an account may have open, by its plan. Keys are free, so the limits hold for all keys of
-the account together, over all workers of the host."""
+the account together, over all workers of the host, and over all hosts if they share a Valkey."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from collections.abc import Mapping
 from proxy.core.access import Key
 from proxy.errors import RateLimited
 from proxy.settings import Plan
-from proxy.store.account_counts import AccountCounts
+from proxy.store.account_counts import AccountCounts, CountKind
+from proxy.store.fleet_counts import FleetCounts
 
 
 class SocketCaps:
-    def __init__(self, plans: Mapping[str, Plan], counts: AccountCounts) -> None:
+    def __init__(
+        self, plans: Mapping[str, Plan], counts: AccountCounts, fleet_counts: FleetCounts | None = None
+    ) -> None:
         self._plans = plans
         self._counts = counts
+        self._fleet = fleet_counts
 
     def __repr__(self) -> str:
         return f"<SocketCaps {self._counts!r}>"
@@ -23,15 +27,29 @@ class SocketCaps:
         """The plan of the key's account. A plan that is no longer configured counts as the smallest."""
         return self._plans.get(key.account.plan) or self._plans["free"]
 
-    def add_socket(self, key: Key) -> None:
+    async def add_socket(self, key: Key) -> None:
         """Count one more socket, or raise RateLimited."""
         most = self.plan_of(key).sockets
         if not self._counts.take("sockets", key.rate.slot, most):
-            message = f"this account has reached its limit of {most} open sockets"
-            raise RateLimited(f"{message}: close one", retry_after_s=1)
+            raise _too_many_sockets(most)
+        if self._fleet is None:
+            return
+        try:
+            is_within = await self._fleet.is_within("sockets", key.rate.slot, most)
+        except BaseException:
+            self.remove_socket(key)
+            raise
+        if not is_within:
+            self.remove_socket(key)
+            raise _too_many_sockets(most)
 
     def remove_socket(self, key: Key) -> None:
-        self._counts.give_back("sockets", key.rate.slot)
+        self._remove("sockets", key)
+
+    def _remove(self, kind: CountKind, key: Key) -> None:
+        self._counts.give_back(kind, key.rate.slot)
+        if self._fleet is not None:
+            self._fleet.changed(kind, key.rate.slot)
 
     def add_subscription(self, key: Key, on_socket: int) -> None:
         """Count one more subscription, or raise RateLimited. `on_socket`: those that its socket has already."""
@@ -39,9 +57,15 @@ class SocketCaps:
         if on_socket >= plan.subscriptions:
             message = f"this socket has reached its limit of {plan.subscriptions} subscriptions: unsubscribe from one"
             raise RateLimited(f"{message}, or open another socket", retry_after_s=1)
-        if not self._counts.take("subscriptions", key.rate.slot, plan.subscriptions_per_account):
-            message = f"this account has reached its limit of {plan.subscriptions_per_account} subscriptions"
+        most, slot = plan.subscriptions_per_account, key.rate.slot
+        room = most if self._fleet is None else self._fleet.room("subscriptions", slot, most)
+        if not self._counts.take("subscriptions", slot, room):
+            message = f"this account has reached its limit of {most} subscriptions"
             raise RateLimited(f"{message}: unsubscribe from one", retry_after_s=1)
 
     def remove_subscription(self, key: Key) -> None:
-        self._counts.give_back("subscriptions", key.rate.slot)
+        self._remove("subscriptions", key)
+
+
+def _too_many_sockets(most: int) -> RateLimited:
+    return RateLimited(f"this account has reached its limit of {most} open sockets: close one", retry_after_s=1)

@@ -57,11 +57,14 @@ class ClientSockets:
 
     # Opening
 
-    def admit(self, key: Key) -> None:
+    async def admit(self, key: Key) -> None:
         """Count a socket that is about to open, or raise why this key may not open another one."""
         if self.context.limiter.draining:
             raise Unavailable("this worker is about to stop: connect again")
-        self.context.caps.add_socket(key)
+        await self.context.caps.add_socket(key)
+        if not key.alive:
+            self.context.caps.remove_socket(key)
+            raise Unavailable("the API key has changed: connect again")
 
     def open(
         self,

@@ -66,7 +66,7 @@ class Handshake:
         self._gate.sign(request, reply)
         handler = request.protocol
         assert isinstance(handler, HandlerConnection)
-        self._sockets.admit(key)
+        await self._sockets.admit(key)
         self._sockets.open(
             handler,
             reply=reply.head(),

@@ -1,0 +1,82 @@
+"""How many sockets and subscriptions each account has open, over all hosts.
+
+Each host keeps its own number in Valkey, for a while: numbers of a host that is gone expire. A host that opens one more writes
+its number and gets the sum of all. Changes are written soon after, and all numbers again before they expire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from proxy.store.account_counts import AccountCounts, CountKind
+from proxy.store.valkey_address import TAG
+from proxy.store.valkey_link import ValkeyLink
+
+COUNT = "penstock_count_1"
+KEPT_S = 30.0
+RENEW_S = 10.0
+WRITE_S = 0.5
+
+_Place = tuple[CountKind, int]
+
+
+class FleetCounts:
+    def __init__(self, link: ValkeyLink, counts: AccountCounts, host: str, hosts: Callable[[], int]) -> None:
+        """`hosts`: how many hosts there are."""
+        self._link = link
+        self._counts = counts
+        self._host = host
+        self._hosts = hosts
+        # What other hosts have open, as last heard.
+        self._others: dict[_Place, int] = {}
+        self._changed: set[_Place] = set()
+
+    def __repr__(self) -> str:
+        return f"<FleetCounts of {len(self._others)}>"
+
+    async def is_within(self, kind: CountKind, slot: int, most: int) -> bool:
+        """Whether all hosts together have no more than this, with what this host has counted already."""
+        reply = await self._link.ask(*self._words(kind, slot))
+        if not isinstance(reply, int):
+            return self._counts.total(kind, slot) <= self._share(most)
+        self._heard(kind, slot, reply)
+        return reply <= most
+
+    def room(self, kind: CountKind, slot: int, most: int) -> int:
+        """How many this host may have, by what is known of the others."""
+        self._changed.add((kind, slot))
+        return most - self._others.get((kind, slot), 0) if self._link.is_up else self._share(most)
+
+    def changed(self, kind: CountKind, slot: int) -> None:
+        self._changed.add((kind, slot))
+
+    def _share(self, most: int) -> int:
+        """While Valkey is away: one part of as many as there are hosts."""
+        return math.ceil(most / self._hosts())
+
+    def _words(self, kind: CountKind, slot: int) -> tuple[str, ...]:
+        own = self._counts.total(kind, slot)
+        return ("FCALL", COUNT, "1", f"{TAG}:{kind}:{slot}", self._host, str(own), str(int(KEPT_S * 1000)))
+
+    def _heard(self, kind: CountKind, slot: int, reply: Any) -> None:
+        if isinstance(reply, int):
+            self._others[(kind, slot)] = max(0, reply - self._counts.total(kind, slot))
+
+    async def run(self) -> None:
+        """Write what has changed, and from time to time everything: a supervised loop."""
+        loop = asyncio.get_running_loop()
+        renewed_at = loop.time()
+        while True:
+            await asyncio.sleep(WRITE_S)
+            changed, self._changed = self._changed, set()
+            if loop.time() - renewed_at > RENEW_S:
+                renewed_at = loop.time()
+                changed |= self._others.keys()
+            for kind, slot in changed:
+                self._link.send(self._words(kind, slot), partial(self._heard, kind, slot))
+                if not self._counts.total(kind, slot):
+                    self._others.pop((kind, slot), None)

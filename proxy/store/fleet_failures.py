@@ -1,0 +1,61 @@
+"""Failed authentications on other hosts: each host publishes its own once a second, and charges those of the others to the
+buckets of the same addresses. Nothing waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import Counter
+from typing import Any
+
+from proxy.store.edge_table import EdgeTable
+from proxy.store.valkey_address import TAG
+from proxy.store.valkey_link import ValkeyLink
+
+CHANNEL = f"{TAG}:failures:1"
+PUBLISH_S = 1.0
+# The most addresses in a message: a flood from more of them is spread too thin to be stopped by address.
+MOST = 1000
+# The allowance of an address, as long as it takes to be whole again.
+HOLDS_S = 60.0
+
+
+class FleetFailures:
+    def __init__(self, link: ValkeyLink, buckets: EdgeTable, host: str, per_minute: int) -> None:
+        self._link = link
+        self._buckets = buckets
+        self._host = host
+        self._cost_s = HOLDS_S / per_minute
+        self._counted: Counter[str] = Counter()
+        self._serial = itertools.count(time.monotonic_ns())
+
+    def __repr__(self) -> str:
+        return f"<FleetFailures {len(self._counted)} to publish>"
+
+    def note(self, place: str) -> None:
+        if len(self._counted) < MOST or place in self._counted:
+            self._counted[place] += 1
+
+    async def run(self) -> None:
+        """A supervised loop."""
+        self._link.listen(CHANNEL, self._on_message)
+        while True:
+            await asyncio.sleep(PUBLISH_S)
+            if self._counted:
+                counted, self._counted = self._counted, Counter()
+                words = " ".join(f"{place}={count}" for place, count in counted.items())
+                self._link.send(("PUBLISH", CHANNEL, f"{self._host} {next(self._serial)} {words}"), _ignore)
+
+    def _on_message(self, message: bytes) -> None:
+        host, serial, *words = message.decode().split(" ")
+        now = time.monotonic()
+        # Every worker of the host hears it, and one of them charges it: the one that takes the message's own bucket.
+        if host == self._host or self._buckets.take(f"message {host} {serial}", now, HOLDS_S, holds_s=HOLDS_S):
+            return
+        for word in words:
+            place, _, count = word.rpartition("=")
+            self._buckets.owe(place, now, int(count) * self._cost_s, holds_s=HOLDS_S)
+
+
+def _ignore(_: Any) -> None: ...
