@@ -11,6 +11,7 @@ The page's addresses and ports are replaced by those of the service under test.
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -69,6 +70,7 @@ def blocks_of(page: Path) -> list[PageBlock]:
     found = []
     for match in _BLOCK.finditer(page.read_text("utf-8")):
         text = textwrap.dedent(match["text"])
+        assert "--8" not in text or _INCLUDED.search(text), f"{page.name}: a broken inclusion"
         text = _INCLUDED.sub(lambda name: (RECEIVERS / name["name"]).read_text("utf-8"), text)
         found.append(PageBlock(match["language"], match["title"] or "", text, match["reason"] or ""))
     return found
@@ -107,7 +109,8 @@ def run_page(page: Path, room: Path, *, environ: Mapping[str, str], replace: Map
     log.seek(0)
     output = log.read().decode(errors="replace")
     log.close()
-    assert code == 0, f"{page.name} ended with {code}:\n{output[-6000:]}"
+    written = "".join(f"\n{file.name}:\n{file.read_text()[-2000:]}" for file in room.glob("*.txt"))
+    assert code == 0, f"{page.name} ended with {code}:\n{output[-6000:]}{written}"
     return output
 
 
@@ -130,8 +133,14 @@ def _tools(room: Path) -> Path:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    """A free port below those that the kernel gives to outgoing connections, which could take it before it is used."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        try:
+            with socket.create_server(("127.0.0.1", port)):
+                return port
+        except OSError:
+            continue
+    raise AssertionError("no port is free")
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -19,6 +19,7 @@ from proxy.core.signatures import headers as signed_headers
 from proxy.core.signatures import secret_of
 from proxy.dev.npm_packages import node_binary
 from proxy.settings import SCHEMAS
+from tests.guide_pages import free_port
 from tests.service import until
 
 SECRET, OLD_SECRET = secret_of(b"k" * 32), secret_of(b"o" * 32)
@@ -47,8 +48,7 @@ async def receiver(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
     words = await command(request.param, tmp_path_factory.mktemp("receiver"))
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     environ = {**os.environ, "WEBHOOK_SECRET": SECRET, "PORT": str(port)}
     process = subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
