@@ -58,6 +58,9 @@ def register(commands: Any) -> None:
     change.add_argument(
         "--from-anywhere", action="store_true", help="remove the lists of allowed addresses and origins"
     )
+    change.add_argument(
+        "--fault", metavar="PLAN", help="spoil replies to a test key, as in latency=800ms,p=0.2; empty: no more"
+    )
     change.add_argument("--usual-directives", action="store_true", help="allow all directives but upstream")
 
 
@@ -128,6 +131,7 @@ async def _set(store: KeyStore, args: argparse.Namespace) -> None:
         own=own_limits(args),
         restrictions=restrictions,
         allowed_directives=USUAL_DIRECTIVES if args.usual_directives else args.directive,
+        fault=args.fault,
     )
     output.row(row, as_json=args.json)
 

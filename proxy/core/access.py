@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
 
+from proxy.core.fault_plans import FaultPlan
 from proxy.core.limits import BucketRates
 from proxy.core.usage import KeyTallies
 
@@ -219,6 +220,7 @@ class Key:
         "digest",
         "directives",
         "disabled",
+        "fault",
         "fence",
         "id",
         "lineage",
@@ -246,6 +248,7 @@ class Key:
         dies_at: float,
         fence: KeyRestrictions | None = None,
         directives: frozenset[str] = frozenset(),
+        fault: FaultPlan | None = None,
     ) -> None:
         self.id = id
         self.lineage = lineage
@@ -263,6 +266,8 @@ class Key:
         self.fence = fence
         # The directives that its requests may use (core/directives).
         self.directives = directives
+        # How replies to this test key are spoiled, if they are.
+        self.fault = fault
         # The one question of the short path: does the key need more than the account's buckets?
         self.locked = disabled or fence is not None or own_rate is not None
         self.dies_at = dies_at

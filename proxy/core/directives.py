@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from proxy.core import verification
 from proxy.core.access import KEY_PREFIXES
+from proxy.core.fault_plans import FaultPlan, plan_of
 from proxy.core.verification import Verification
 from proxy.errors import Fault, Forbidden, InvalidRequest
 
@@ -58,6 +59,8 @@ class Directives:
     # The block that the state of the answer must have reached, and how many seconds to wait for it.
     min_block: int = 0
     min_block_wait: float = USUAL_BLOCK_WAIT_S
+    # How to spoil the reply, for tests of clients.
+    fault: FaultPlan | None = None
     # Record what happens to the request.
     explain: int = 0
     # How many more attempts may follow the first one.
@@ -188,6 +191,12 @@ DIRECTIVES = (
         verification.FORM,
         "Verify the reply before it is sent: K of N upstreams agree on it, or the chain's hashes prove it.",
     ),
+    Directive(
+        "fault",
+        plan_of,
+        "parts such as latency=800ms, status=503, p=0.2",
+        "Spoil the reply as described under Faults. Only for test keys.",
+    ),
 )
 BY_NAME: Mapping[str, Directive] = {directive.name: directive for directive in DIRECTIVES}
 BY_HEADER: Mapping[str, Directive] = {directive.header.lower(): directive for directive in DIRECTIVES}
@@ -222,6 +231,13 @@ def refusal(given: Iterable[tuple[Directive, str]], allowed: frozenset[str]) -> 
                 f"this API key may not use {directive.header}: its settings do not list {directive.name!r}"
             )
     return None
+
+
+def on_live_key(directives: Directives | None, *, live: bool) -> Fault | None:
+    """The error if a live key wants a fault."""
+    if directives is None or directives.fault is None or not live:
+        return None
+    return InvalidRequest("X-Fault can be used only with test keys (svc_test_)")
 
 
 def unknown_upstream(directives: Directives | None, labels: Collection[str] | None) -> Fault | None:

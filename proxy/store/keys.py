@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 
 from proxy.core import access, directives
+from proxy.core.fault_plans import plan_of
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.store import sql
@@ -223,15 +224,17 @@ class KeyStore:
         own: LimitChange = NO_LIMITS,
         restrictions: KeyRestrictionChange = NO_RESTRICTIONS,
         allowed_directives: Sequence[str] | None = None,
+        fault: str | None = None,
     ) -> KeyRow:
-        """None leaves a setting unchanged; `USUAL_DIRECTIVES` restores the usual directives."""
+        """None leaves a setting unchanged; `USUAL_DIRECTIVES` restores the usual directives, and an empty fault ends it."""
         _check_scopes(scopes or ())
         own.check()
-        await self.read_key(key_id)
+        row = await self.read_key(key_id)
+        _check_fault(fault, row["mode"])
         chosen = None if scopes is None else list(scopes)
         return await self._row(
             sql.keys.update_key, key_id, None if name is None else _text(name, "name"), chosen,
-            own.requests_per_second, own.units_per_second, *restrictions.columns(), _directives(allowed_directives),
+            own.requests_per_second, own.units_per_second, *restrictions.columns(), _directives(allowed_directives), fault,
             absent=f"key {key_id} is revoked and cannot be changed",
         )  # fmt: skip
 
@@ -317,6 +320,19 @@ def _each(values: Sequence[str] | None, name: str, canonical: Callable[[str], st
         return list(dict.fromkeys(canonical(value) for value in values))
     except ValueError as exc:
         raise InvalidRequest(f"{name}: {exc}") from None
+
+
+def _check_fault(fault: str | None, mode: str) -> None:
+    if not fault:
+        return
+    if mode != "test":
+        raise InvalidRequest("fault: only test keys can have one")
+    try:
+        plan_of(fault)
+    except ValueError as exc:
+        raise InvalidRequest(
+            f"fault: {str(exc)[:60]!r} is not valid; write parts such as latency=800ms, p=0.2"
+        ) from None
 
 
 def _directives(names: Sequence[str] | None) -> list[str] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 from aiohttp import web
 from multidict import MultiDict, MultiMapping
@@ -18,9 +19,15 @@ def directives_of(request: web.Request, key: Key, labels: Collection[str] | None
     given = [*_given(request)]
     fresh = "no-cache" in request.headers.get("Cache-Control", "").lower()
     found = directives.read(given, fresh=fresh)
-    refusal = directives.refusal(given, key.directives) or directives.unknown_upstream(found, labels)
+    refusal = (
+        directives.refusal(given, key.directives)
+        or directives.unknown_upstream(found, labels)
+        or directives.on_live_key(found, live=key.live)
+    )
     if refusal is not None:
         raise refusal
+    if key.fault is not None and (found is None or found.fault is None):
+        return replace(found or Directives(), fault=key.fault)
     return found
 
 

@@ -58,7 +58,9 @@ create table keys (
     -- The number of the pepper that `digest` was made with.
     pepper integer not null default 1,
     -- The directives that requests with the key may use. Null means the usual ones.
-    directives text[]
+    directives text[],
+    -- How replies to a test key are spoiled, as in X-Fault. Null means not at all.
+    fault text
 );
 
 create index keys_of_account on keys (account_id, created_at);

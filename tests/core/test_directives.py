@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from proxy.compiled import ROOT
 from proxy.core import directives
 from proxy.core.directives import BY_HEADER, BY_NAME, DIRECTIVES, USUAL, Directives
 from proxy.data_files import SCHEMAS
@@ -83,3 +84,9 @@ def test_api_spec_documents_the_table() -> None:
     for name in ("ApiKey", "NewApiKey", "NewApiKeyShown", "ApiKeyChange"):
         assert keys[name]["properties"]["directives"]["items"]["enum"] == [*BY_NAME]
     assert {header.lower() for header in described} >= BY_HEADER.keys()
+
+
+def test_dashboard_offers_every_usual_directive() -> None:
+    page = (ROOT / "web/dashboard/static/views/keys.js").read_text("utf-8")
+    listed = page.partition("const DIRECTIVES = {")[2].partition("};")[0]
+    assert {name for name in BY_NAME if f"{name}: " in listed} == USUAL

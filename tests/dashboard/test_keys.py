@@ -164,6 +164,22 @@ async def test_key_lists_the_directives_that_its_requests_may_use(service: Dashb
     assert rotated.data["directives"] == sorted(USUAL)
 
 
+async def test_test_key_has_a_saved_fault_plan(service: DashboardService) -> None:
+    holder = await service.holder()
+    live, made = await holder.new_key(mode="live"), await holder.new_key()
+    assert "test keys" in (await holder.request("PATCH", f"/account/keys/{live['id']}", {"fault": "empty"})).fault(400)
+    path = f"/account/keys/{made['id']}"
+    assert "explode" in (await holder.request("PATCH", path, {"fault": "explode"})).fault(400)
+    assert (await holder.request("PATCH", path, {"fault": "status=503"})).data["fault"] == "status=503"
+
+    async def replies_with(status: int) -> bool:
+        return {(await call(service, made["key"])).status for _ in range(4)} == {status}
+
+    await until(lambda: replies_with(503))
+    assert (await holder.request("PATCH", path, {"fault": ""})).data["fault"] is None
+    await until(lambda: replies_with(200))
+
+
 # IP and origin restrictions
 
 

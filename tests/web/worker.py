@@ -21,6 +21,7 @@ from proxy.compose.app import App
 from proxy.core import access
 from proxy.core.access import Account, Key, Limits
 from proxy.core.directives import USUAL
+from proxy.core.fault_plans import FaultPlan
 from proxy.core.limits import BucketRates
 from proxy.settings import load, read_certificates
 from proxy.store import windows
@@ -72,6 +73,7 @@ class Worker:
         lives_s: float = math.inf,
         directives: frozenset[str] = USUAL,
         records_params: bool = False,
+        fault: FaultPlan | None = None,
         beside: Key | None = None,
     ) -> Key:
         """Add a key with its own account, or one `beside` another of the same account. `keys[name]` is its text."""
@@ -95,6 +97,7 @@ class Worker:
             disabled=disabled,
             dies_at=time.monotonic() + lives_s,
             directives=directives,
+            fault=fault,
         )
         self.app.keyring.add(key)
         return key

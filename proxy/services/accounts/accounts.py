@@ -123,12 +123,13 @@ class AccountService:
         fence: KeyRestrictionChange,
         status: str | None,
         directives: Sequence[str] | None = None,
+        fault: str | None = None,
     ) -> KeyRow:
         row = await self._own(account, key_id)
         await self._check(account, own)
         _check_grant(directives, row["directives"] or ())
         await self._keys.update_key(
-            key_id, name=name, scopes=scopes, own=own, restrictions=fence, allowed_directives=directives
+            key_id, name=name, scopes=scopes, own=own, restrictions=fence, allowed_directives=directives, fault=fault
         )
         if status is not None:
             await self._keys.set_key_status(key_id, status)

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from proxy.core import directives
 from proxy.core.access import Account, Key, Limits, digest, fence_of, is_well_formed, scope_bits
+from proxy.core.fault_plans import FaultPlan, plan_of
 from proxy.core.limits import BucketRates
 from proxy.core.usage import KeyTallies, TouchedTallies
 from proxy.errors import Unavailable
@@ -255,6 +256,7 @@ class Keyring:
             dies_at=math.inf if expires_in_s is None else now + expires_in_s,
             fence=fence_of(row["allowed_ips"], row["allowed_origins"]),
             directives=directives.allowed_to(row["directives"]),
+            fault=_fault(row),
         )
 
     def _account(self, row: KeyRecord, plan: Limits) -> Account:
@@ -277,7 +279,15 @@ class Keyring:
         return account
 
 
-_COMPARED = ("counts_day", "scopes", "rate", "own_rate", "disabled", "fence", "directives", "records_params")
+_COMPARED = ("counts_day", "scopes", "rate", "own_rate", "disabled", "fence", "directives", "fault", "records_params")
+
+
+def _fault(row: KeyRecord) -> FaultPlan | None:
+    """The saved plan of a test key. One that this version cannot read is ignored."""
+    try:
+        return plan_of(row["fault"]) if row["fault"] and row["mode"] == "test" else None
+    except ValueError:
+        return None
 
 
 def _rate(row: KeyRecord, plan: Limits) -> BucketRates:

@@ -122,6 +122,7 @@ class AccountHandlers:
             fence=restrictions_in(body),
             directives=directives_in(body),
             status=body.get("status"),
+            fault=body.get("fault"),
         )
         return shown_key(row)
 
@@ -184,6 +185,7 @@ def shown_key(row: Mapping[str, Any]) -> dict[str, Any]:
         "allowed_ips": row["allowed_ips"],
         "allowed_origins": row["allowed_origins"],
         "directives": sorted(allowed_to(row["directives"])),
+        "fault": row["fault"],
         "lineage_id": row["lineage_id"],
         "created_at": time_of(row["created_at"]),
         "expires_at": time_of(row["expires_at"]),

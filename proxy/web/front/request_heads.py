@@ -295,6 +295,8 @@ class RequestHeadReader:
         read = directives.read(given, fresh=b"no-cache" in found.get(CACHE, b"").lower())
         if directives.refusal(given, key.directives) or directives.unknown_upstream(read, route.labels):
             raise InvalidRequest("refused")
+        if read is not None and read.fault is not None:
+            raise InvalidRequest("faults are made by aiohttp's handlers")
         return read
 
     def _key(self, found: dict[int, bytes]) -> Key | None:
@@ -306,8 +308,8 @@ class RequestHeadReader:
         if not text.isascii():
             return None
         key = self._find(text.strip().decode("ascii"))
-        # Keys with restrictions go to the gate, which checks the client's address and origin.
-        return None if key is None or key.fence is not None else key
+        # Keys with restrictions go to the gate, which checks the client's address and origin, and so do those with faults.
+        return None if key is None or key.fence is not None or key.fault is not None else key
 
 
 def _is_sampled(name: bytes, line: bytes) -> bool:

@@ -24,7 +24,9 @@ from proxy.core.usage import Tally
 from proxy.errors import BehindBlock, Fault, Forbidden, InternalError, RateLimited, UpstreamTimeout
 from proxy.services.accounts.admission import Admission
 from proxy.tasks import min_block_of_task
+from proxy.web import fault_injection
 from proxy.web.api_spec import ApiOperation, ApiSpec
+from proxy.web.fault_injection import plan_for
 from proxy.web.gate import BLOCK, CACHE, DIRECTIVES, NETWORK, UNITS, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import json_reply
@@ -142,13 +144,16 @@ class RestEndpoints:
                     raise refusal
                 try:
                     asked = await self._read(request, operation, key, scopes, resolved)
+                    if (plan := plan_for(asked.directives)) is not None:
+                        await fault_injection.before(plan, request)
                     found = await _in_time(operation, handler, asked)
                 except Fault as fault:
                     request[UNITS] = self._settle(key, units, fault)
                     raise
                 request[UNITS] = units
                 outcome = "results"
-                return _reply(request, found if isinstance(found, RestReply) else RestReply(found))
+                reply = _reply(request, found if isinstance(found, RestReply) else RestReply(found))
+                return reply if plan is None else fault_injection.after(plan, request, bytes(reply.body))  # type: ignore[arg-type]
             finally:
                 request[NETWORK] = resolved[0] if resolved else ""
                 tally = self._count(key, request[NETWORK], operation.id)

@@ -11,9 +11,10 @@ import msgspec
 from aiohttp import web
 
 from proxy import telemetry
-from proxy.core import jsonrpc
+from proxy.core import fault_plans, jsonrpc
 from proxy.core.access import Key
 from proxy.core.directives import Directives
+from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault
 from proxy.services.rpc.batches import CallBatch
@@ -25,6 +26,8 @@ from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.tracing import below, traced
+from proxy.web import fault_injection
+from proxy.web.fault_injection import plan_for
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.gate import (
     BATCH,
@@ -114,6 +117,37 @@ class RpcHandler:
         if directives is not None:
             request[DIRECTIVES] = directives
         directives = traced(directives, span)
+        plan = plan_for(directives)
+        if plan is not None:
+            return await self._spoiled(plan, request, route, key, body, directives=directives)
+        reply, share = await self._serve(request, route, key, body, directives=directives)
+        if not reply:
+            return web.Response(status=204)
+        return HeldResponse(reply, share)
+
+    async def _spoiled(
+        self,
+        plan: FaultPlan,
+        request: web.Request,
+        route: Route,
+        key: Key,
+        body: bytes,
+        *,
+        directives: Directives | None,
+    ) -> web.Response:
+        """Serve a request of a test key with the faults of its plan."""
+        await fault_injection.before(plan, request)
+        if plan.error and (errors := fault_plans.error_replies(body, fault_plans.error_of(plan))) is not None:
+            request[FAILURE] = "injected by X-Fault"
+            return fault_injection.after(plan, request, errors)
+        sent = fault_plans.aged(body, route.heads.tip, plan.stale) if plan.stale else body
+        reply, share = await self._serve(request, route, key, sent, directives=directives)
+        share.give_all()
+        return fault_injection.after(plan, request, fault_plans.spoiled(plan, body, reply))
+
+    async def _serve(
+        self, request: web.Request, route: Route, key: Key, body: bytes, *, directives: Directives | None
+    ) -> tuple[bytes, ReplyShare]:
         try:
             if jsonrpc.is_batch(body):
                 reply, share = await self._batch(request, route, key, body, directives=directives)
@@ -121,9 +155,7 @@ class RpcHandler:
                 reply, share = await self._single(request, route, key, jsonrpc.parse(body), directives=directives)
         except MalformedCall as exc:
             raise fault_of(exc) from None
-        if not reply:
-            return web.Response(status=204)
-        return HeldResponse(reply, share)
+        return reply, share
 
     async def _single(
         self, request: web.Request, route: Route, key: Key, call: RawCall, *, directives: Directives | None

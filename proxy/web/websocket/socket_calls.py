@@ -11,9 +11,10 @@ from functools import partial
 
 import msgspec
 
-from proxy.core import jsonrpc
+from proxy.core import fault_plans, jsonrpc
 from proxy.core.access import Key
 from proxy.core.directives import Directives
+from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall
 from proxy.errors import Fault
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, CallBatch, rpc_error_of
@@ -24,6 +25,7 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import BatchUnderWay
 from proxy.services.rpc.short_batch import ShortBatch
+from proxy.web.fault_injection import fault_of_status, plan_for
 from proxy.web.websocket.frames import frame_head
 from proxy.web.websocket.socket_context import SocketContext
 from proxy.web.websocket.socket_output import SocketOutput
@@ -80,6 +82,29 @@ class SocketCalls:
         return len(self._under_way)
 
     def serve(self, message: bytes) -> None:
+        is_spoiled = self.directives is not None and self.directives.fault is not None
+        plan = plan_for(self.directives) if is_spoiled else None
+        if plan is None:
+            self._serve(message)
+        elif plan.latency_ms:
+            self.context.loop.call_later(plan.latency_ms / 1000, self._serve_spoiled, plan, message)
+        else:
+            self._serve_spoiled(plan, message)
+
+    def _serve_spoiled(self, plan: FaultPlan, message: bytes) -> None:
+        """Serve a message of a test key with the faults of its plan. A result cannot be changed here."""
+        transport = self.output.transport
+        if transport is None:
+            return
+        if plan.reset or plan.truncate:
+            transport.abort()
+        elif plan.error or plan.status:
+            error = fault_plans.error_of(plan) if plan.error else rpc_error_of(fault_of_status(plan.status))
+            self.output.send(self.output.message(fault_plans.error_replies(message, error) or b"[]"))
+        else:
+            self._serve(fault_plans.aged(message, self.route.heads.tip, plan.stale) if plan.stale else message)
+
+    def _serve(self, message: bytes) -> None:
         now = time.monotonic()
         try:
             if jsonrpc.is_batch(message):

@@ -14,10 +14,10 @@ returning *;
 -- The successor inherits lineage, slot, scopes, limits, allowlists and directives.
 insert into keys (
     id, account_id, lineage_id, slot, name, mode, digest, hint, scopes, requests_per_second, units_per_second,
-    allowed_ips, allowed_origins, previous_digest, pepper, directives
+    allowed_ips, allowed_origins, previous_digest, pepper, directives, fault
 )
 select $2, account_id, lineage_id, slot, name, mode, $3, $4, scopes, requests_per_second, units_per_second,
-    allowed_ips, allowed_origins, $5, coalesce((select number from peppers where check_value = $6), 1), directives
+    allowed_ips, allowed_origins, $5, coalesce((select number from peppers where check_value = $6), 1), directives, fault
 from keys where id = $1 and status = 'active' and (expires_at is null or expires_at > now())
 returning *;
 
@@ -47,7 +47,8 @@ update keys set
     units_per_second = nullif(coalesce($5, units_per_second), -1),
     allowed_ips = coalesce($6, allowed_ips),
     allowed_origins = coalesce($7, allowed_origins),
-    directives = case when $8::text[] = array['default'] then null else coalesce($8, directives) end
+    directives = case when $8::text[] = array['default'] then null else coalesce($8, directives) end,
+    fault = nullif(coalesce($9, fault), '')
 where id = $1 and status <> 'revoked'
 returning *;
 
@@ -63,7 +64,7 @@ order by k.created_at, k.id;
 -- load_keys
 -- Everything that admission needs. Keys that can never work again are left out.
 select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.previous_digest, k.scopes, k.account_id, k.allowed_ips, k.allowed_origins,
-    k.directives,
+    k.directives, k.fault,
     case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
     k.requests_per_second, k.units_per_second,
@@ -77,7 +78,7 @@ where k.status <> 'revoked' and (k.expires_at is null or k.expires_at > now());
 -- load_changed_keys
 -- Keys that changed, or whose account did, by id or since a time.
 select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.previous_digest, k.scopes, k.account_id, k.allowed_ips, k.allowed_origins,
-    k.directives,
+    k.directives, k.fault,
     case when a.disabled and k.status = 'active' then 'disabled' else k.status end as status,
     extract(epoch from k.expires_at - now())::float8 as expires_in_s,
     k.requests_per_second, k.units_per_second,

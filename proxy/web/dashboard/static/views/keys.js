@@ -15,7 +15,7 @@ const SCOPES = {
 /* What requests with the key may ask for. An operator grants X-Upstream. */
 const DIRECTIVES = { timeout_ms: "Deadline (X-Timeout-Ms)", max_stale: "Older replies (X-Max-Stale)", retry: "Fewer retries (X-Retry)",
   min_block: "Least block (X-Min-Block)", min_block_wait: "Wait for the block (X-Min-Block-Wait)", explain: "Record the request (X-Explain)",
-  verify: "Verified replies (X-Verify)" };
+  verify: "Verified replies (X-Verify)", fault: "Faults, for test keys (X-Fault)" };
 const OVERLAPS = { 0: "Now", 3600: "In 1 hour", 86400: "In 24 hours", 604800: "In 7 days" };
 
 const LIMIT = 25;
@@ -109,14 +109,16 @@ function edit(key, reload) {
       hint: "One web origin per line, such as https://app.example.com, whose pages may use the key from a browser. Leave empty to allow any client." });
     const directives = forms.checks("Directives", key?.directives.includes("upstream") ? { ...DIRECTIVES, upstream: "Choose the upstream (X-Upstream)" } : DIRECTIVES,
       key?.directives ?? Object.keys(DIRECTIVES));
+    const fault = forms.text("Faults", { value: key?.fault, maxlength: "200", placeholder: "latency=800ms, status=503, p=0.2",
+      hint: "Spoils the replies to this test key, to test how a client handles failures. Leave empty for none." });
     const advanced = el("details.more", { open: Boolean(key) }, el("summary", null, "Limits and restrictions"),
-      forms.row(requests.node, units.node), forms.row(ips.node, origins.node), directives.node);
+      forms.row(requests.node, units.node), forms.row(ips.node, origins.node), directives.node, key?.mode === "test" && fault.node);
     const send = async () => {
       const values = { name: name.read(), scopes: scopes.read(), allowed_ips: format.splitList(ips.read()), allowed_origins: format.splitList(origins.read()), directives: directivesOf(directives.read()) };
       if (!values.scopes.length) throw new Error("Select at least one scope.");
       const limits = { requests_per_second: requests.read(), units_per_second: units.read() };
       if (key) {
-        await account.patch(`/keys/${key.id}`, { ...values, ...limits });
+        await account.patch(`/keys/${key.id}`, { ...values, ...limits, ...(key.mode === "test" ? { fault: fault.read() } : {}) });
         toast("Key updated");
       } else {
         const set = Object.fromEntries(Object.entries(limits).filter(([, value]) => value !== null));

@@ -1,0 +1,48 @@
+"""Fault plans: what can be written, what is refused, and that the API spec documents the table."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from proxy.core.fault_plans import FAULTS, FaultPlan, aged, plan_of
+from proxy.data_files import SCHEMAS
+
+
+@pytest.mark.parametrize(
+    ("text", "plan"),
+    [
+        ("latency=800ms", FaultPlan(latency_ms=800)),
+        ("latency=2s, status=503,p=0.2", FaultPlan(latency_ms=2000, status=503, p=0.2)),
+        ("error=-32005", FaultPlan(error=-32005)),
+        ("empty,stale=5", FaultPlan(empty=True, stale=5)),
+        ("reset", FaultPlan(reset=True)),
+        ("truncate, slow-body=1KB/s", FaultPlan(truncate=True, slow_body=1000)),
+    ],
+)
+def test_plan_is_read(text: str, plan: FaultPlan) -> None:
+    assert plan_of(text) == plan
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "p=0.5", "latency", "latency=800", "latency=31s", "latency=0ms", "status=200", "status=999", "error=0", "error=x",
+     "empty=1", "reset=", "stale=0", "stale=-1", "stale=99999", "slow-body=1", "slow-body=1B/s", "p=2,empty", "p=-1,empty",
+     "p=nan,empty", "empty,empty", "explode", "latency=1ms;empty", "é", "empty," * 100, "latency=١ms", "stale=٥"],
+)  # fmt: skip
+def test_plan_that_is_not_valid_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        plan_of(text)
+
+
+def test_latest_is_replaced_by_an_older_block() -> None:
+    assert aged(b'{"params":["0x1","latest"]}', 100, 5) == b'{"params":["0x1","0x5f"]}'
+    assert aged(b'["latest"]', 3, 5) == b'["0x0"]'
+
+
+def test_api_spec_documents_the_table() -> None:
+    text = json.loads((SCHEMAS / "openapi.json").read_bytes())["info"]["description"]
+    for part in FAULTS:
+        assert f"| `{part.form}` | {part.about} |" in text
+        assert part.name == "p" or plan_of(part.form) != FaultPlan()

@@ -1,0 +1,121 @@
+"""Faults on demand for test keys: every part of a plan, over HTTP and on sockets, and never for live keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from proxy.core.fault_plans import FaultPlan
+from tests.http_client import Closed, rpc
+from tests.rpc_harness import RpcHarness, rpc_harness
+from tests.rpc_upstreams import value_of
+from tests.sockets import bare, refused
+from tests.web.worker import TEST, on_uvloop
+
+ADDRESS = "0x" + "ab" * 20
+BALANCE = ("eth_getBalance", [ADDRESS, "latest"])
+
+
+@asynccontextmanager
+async def faulty() -> AsyncIterator[RpcHarness]:
+    async with rpc_harness(1, network=TEST) as harness:
+        harness.worker.add_key("test", live=False)
+        yield harness
+
+
+async def spoiled(harness: RpcHarness, plan: str, method: str = BALANCE[0], params: Any = BALANCE[1]) -> Any:
+    return await harness.call(method, params, key="test", X_Fault=plan)
+
+
+@on_uvloop
+async def test_live_key_with_a_fault_is_refused() -> None:
+    async with faulty() as harness:
+        for plan in ("status=503", "latency=1ms"):
+            assert "test keys" in (await harness.call(*BALANCE, X_Fault=plan)).fault(400)["message"]
+        assert "X-Fault" in (await spoiled(harness, "explode")).fault(400)["message"]
+        assert "test keys" in (await refused(harness.worker, network=TEST, X_Fault="reset")).fault(400)["message"]
+        assert not harness.count("eth_getBalance")
+
+
+@pytest.mark.parametrize("status", [429, 500, 503, 504])
+@on_uvloop
+async def test_reply_has_the_status(status: int) -> None:
+    async with faulty() as harness:
+        reply = await spoiled(harness, f"status={status}")
+        assert "X-Fault" in reply.fault(status)["message"]
+        assert ("retry-after" in reply.headers) is (status in (429, 503))
+        assert not harness.count("eth_getBalance")
+
+
+@on_uvloop
+async def test_reply_is_an_error_of_the_code() -> None:
+    async with faulty() as harness:
+        reply = await spoiled(harness, "error=-32005")
+        assert (reply.status, reply.json["id"], reply.json["error"]["code"]) == (200, 1, -32005)
+        batch = await harness.batch(BALANCE, ("eth_chainId", []), key="test", X_Fault="error=-32000")
+        assert [(each["id"], each["error"]["code"]) for each in batch.json] == [(0, -32000), (1, -32000)]
+
+
+@on_uvloop
+async def test_result_is_empty_or_stale() -> None:
+    async with faulty() as harness:
+        chain = harness.chain
+        assert (await spoiled(harness, "empty")).json["result"] is None
+        assert (await spoiled(harness, "empty", "eth_getLogs", [{"fromBlock": hex(chain.head)}])).json["result"] == []
+        old = value_of("balance", ADDRESS, chain.hash_of(chain.head - 5))
+        assert (await spoiled(harness, "stale=5")).json["result"] == old
+        assert (await spoiled(harness, "stale=5", "eth_blockNumber", [])).json["result"] == hex(chain.head - 5)
+
+
+@pytest.mark.parametrize("plan", ["reset", "truncate"])
+@on_uvloop
+async def test_connection_ends_before_the_reply_does(plan: str) -> None:
+    async with faulty() as harness:
+        with pytest.raises((Closed, ConnectionError, asyncio.IncompleteReadError)):
+            await spoiled(harness, plan)
+        assert (await harness.call(*BALANCE, key="test")).status == 200
+
+
+@on_uvloop
+async def test_late_or_slow_reply_is_whole() -> None:
+    async with faulty() as harness:
+        loop = asyncio.get_running_loop()
+        for plan, least_s in (("latency=150ms", 0.15), ("slow-body=500B/s", 0.1)):
+            began = loop.time()
+            assert "result" in (await spoiled(harness, plan)).json
+            assert loop.time() - began >= least_s
+
+
+@on_uvloop
+async def test_share_of_requests_is_affected() -> None:
+    async with faulty() as harness:
+        found = {(await spoiled(harness, "status=503, p=0.5")).status for _ in range(60)}
+        assert found == {200, 503}
+        assert {(await spoiled(harness, "status=503, p=0")).status for _ in range(10)} == {200}
+
+
+@on_uvloop
+async def test_saved_plan_applies_without_the_header() -> None:
+    async with faulty() as harness:
+        harness.worker.add_key("spoiled", live=False, fault=FaultPlan(status=503))
+        (await harness.call(*BALANCE, key="spoiled")).fault(503)
+        reply = await harness.call(*BALANCE, key="spoiled", X_Fault="error=-32000")
+        assert reply.json["error"]["code"] == -32000
+
+
+@on_uvloop
+async def test_plan_of_a_handshake_applies_to_every_message() -> None:
+    async with faulty() as harness:
+        options: dict[str, Any] = {"key": "test", "network": TEST}
+        async with bare(harness.worker, **options, X_Fault="error=-32005,latency=20ms") as socket:
+            for _ in range(2):
+                socket.write(rpc(*BALANCE))
+                assert (await socket.json())["error"]["code"] == -32005
+        async with bare(harness.worker, **options, X_Fault="reset") as socket:
+            socket.write(rpc(*BALANCE))
+            assert await socket.ended()
+        assert not harness.count("eth_getBalance")
