@@ -9,14 +9,12 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import fields
 from pathlib import Path
 
 import aiohttp
 
 from proxy.dev.child import Child, Program, inherited_environment
 from proxy.errors import StartError
-from proxy.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 NETWORK = "dev/mainnet"
@@ -119,15 +117,14 @@ def service(home: Path, kind: str, place: int, *, port: int, metrics_port: int) 
 
 
 def shared_settings(*, database: str, sentinel: int, upstream: str) -> str:
-    limits = f'[valkey]\nlimits_url = "valkey://127.0.0.1:{sentinel}/0?sentinel={SENTINEL_NAME}"\n'
-    if "valkey" not in {each.name for each in fields(Settings)}:
-        limits = ""
     return f"""
 [database]
 url = "{database}"
 [keys]
 pepper = "{PEPPER}"
-{limits}[egress]
+[valkey]
+limits_url = "valkey://127.0.0.1:{sentinel}/0?sentinel={SENTINEL_NAME}"
+[egress]
 allow = ["127.0.0.0/8"]
 http = true
 ports = []
