@@ -18,21 +18,22 @@ _STEP_BYTES = 8192
 # Bytes that are searched for the next bracket at once.
 _WINDOW = 4096
 
-# Every byte is looked at once: nothing here ever goes back.
-_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_PLAIN = rb'[^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*+' % _STRING
+# Groups are not possessive: Python before 3.11.5 forgets to go back where one of these fails in its middle. They hardly ever
+# have to, because the next byte decides in each place.
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*"'
+_PLAIN = rb'[^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*' % _STRING
 
 
 def _around(inside: bytes) -> bytes:
     """Text with brackets in it, and `inside` between these."""
-    return rb"%b(?:[\[{]%b[\]}]%b)*+" % (_PLAIN, inside, _PLAIN)
+    return rb"%b(?:[\[{]%b[\]}]%b)*" % (_PLAIN, inside, _PLAIN)
 
 
 # A whole item with the comma behind it, if it is an object with brackets of up to three levels in it, as most are.
 _USUAL = re.compile(rb"[ \t\r\n]*+(\{%b\})," % _around(_around(_around(_PLAIN))), re.DOTALL)
 # Up to the next bracket, and up to the next bracket or comma.
 _INSIDE = re.compile(_PLAIN, re.DOTALL)
-_BETWEEN = re.compile(rb'[^"\[\]{},]*+(?:%b[^"\[\]{},]*+)*+' % _STRING, re.DOTALL)
+_BETWEEN = re.compile(rb'[^"\[\]{},]*+(?:%b[^"\[\]{},]*+)*' % _STRING, re.DOTALL)
 _LONG_STRING = re.compile(_STRING, re.DOTALL)
 _OPENERS = frozenset(b"[{")
 _BRACKETS = frozenset(b"[]{}")

@@ -97,6 +97,14 @@ def test_long_strings_with_brackets_are_skipped(size: int) -> None:
     assert json.loads(item[1]) == params
 
 
+@pytest.mark.parametrize("size", [4000, 4096, 5000, 100_000])
+def test_long_strings_without_brackets_are_skipped(size: int) -> None:
+    params = ["ab" * size, {"data": "0x" + "00" * size}]
+    (item,) = in_steps(json.dumps([call(7, params)]).encode(), 5)
+    assert isinstance(item, tuple)
+    assert json.loads(item[1]) == params
+
+
 @given(st.integers(4000, 4200), st.integers(1, 3))
 def test_windows_end_anywhere_in_an_item(size: int, count: int) -> None:
     params = [[1] * (size // 3), "a" * (size % 7), list(range(size))]
