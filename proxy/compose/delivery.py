@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 
+from proxy.compose.fleet import link_to
 from proxy.core.lanes import Lanes
 from proxy.errors import Unavailable
 from proxy.services.delivery.deliverer import Deliverer
 from proxy.services.delivery.mails import Mails
 from proxy.settings import Settings, Tables
 from proxy.store.deliveries import DeliveryStore
+from proxy.store.live_members import LiveMembers
 from proxy.store.mails import MailStore
 from proxy.store.notices import Notices
 from proxy.store.pool import COMMAND_S, Pool
@@ -46,6 +49,9 @@ class DeliveryFeature:
         self.store = DeliveryStore(pool)
         self.notices = Notices(pool)
         self.receiver = Receiver(WebhookGuard(settings.egress, dev=settings.server.dev), timeout_s=given.timeout_s)
+        url = settings.valkey.limits_url
+        self._link = link_to(url) if url else None
+        self._members = LiveMembers(self._link, "deliverers", secrets.token_hex(8)) if self._link else None
         self.deliverer = Deliverer(
             self.store,
             self.receiver,
@@ -55,6 +61,7 @@ class DeliveryFeature:
             # Longer than any attempt takes.
             lease_s=2 * given.timeout_s,
             tracer=self.tracer,
+            owns=self._members.owns if self._members else _owns_all,
         )
         self.mails = Mails(MailStore(pool), Mailer(settings.mail))
 
@@ -64,6 +71,9 @@ class DeliveryFeature:
     async def start(self, tasks: Tasks) -> None:
         await self.pool.open()
         self.deliverer.listen(self.notices)
+        if self._link is not None and self._members is not None:
+            tasks.start("valkey", self._link.run)
+            tasks.start("live deliverers", self._members.run)
         tasks.start("deliverer", self.deliverer.run)
         tasks.start("delivery notifications", self.notices.run)
         tasks.start("mails", self.mails.run)
@@ -101,3 +111,7 @@ class DeliveryFeature:
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
         await self.pool.close()
+
+
+def _owns_all(_: str) -> bool:
+    return True

@@ -114,13 +114,18 @@ local function lease(keys, args)
   }
 end
 
--- KEY, name, milliseconds: the name is present for that long. Returns how many names are present.
-local function present(keys, args)
+-- KEY, name, milliseconds: the name is present for that long. Returns all names that are present.
+local function members(keys, args)
   local now = clock() * 1000
   redis.call('ZADD', keys[1], now + tonumber(args[2]), args[1])
   redis.call('ZREMRANGEBYSCORE', keys[1], '-inf', now)
   redis.call('PEXPIRE', keys[1], args[2])
-  return redis.call('ZCARD', keys[1])
+  return redis.call('ZRANGE', keys[1], 0, -1)
+end
+
+-- The same, but returns how many there are.
+local function present(keys, args)
+  return #members(keys, args)
 end
 
 -- KEY, host, count, milliseconds: a host has this many open. Returns how many all hosts have.
@@ -150,4 +155,5 @@ end
 redis.register_function('penstock_lease_1', lease)
 redis.register_function('penstock_head_1', head)
 redis.register_function('penstock_present_1', present)
+redis.register_function('penstock_members_1', members)
 redis.register_function('penstock_count_1', count)

@@ -39,6 +39,8 @@ log = logging.getLogger("penstock.deliverer")
 CHECK_S = 5.0
 # How soon to check again while deliveries are due that another process has claimed or that have no slot.
 SOON_S = 0.05
+# How soon to check again while only receivers of other deliverers have due deliveries.
+OTHERS_S = 0.5
 # With more attempts in progress than this, results are stored together: up to so many, or all that finish within this time.
 # One statement per result would cost more than the delivery.
 BATCH, GATHER_S = 48, 0.005
@@ -74,7 +76,10 @@ class Deliverer:
         lease_s: float = LEASE_S,
         now: Callable[[], float] = time.time,
         tracer: Tracer | None = None,
+        owns: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        """`owns`: whether this deliverer, and no other, serves a receiver. Otherwise each would give it a lane."""
+        self._owns = owns
         self._tracer = tracer
         self._store = store
         self._receiver = receiver
@@ -155,7 +160,9 @@ class Deliverer:
         due = await self._list_due()
         if due.inactive:
             await self._store.park(due.inactive)
-        slots = self._lanes.rooms({each: receiver_of(url) for each, url in due.active.items()}, due.accounts)
+        receivers = {each: receiver_of(url) for each, url in due.active.items()}
+        own = {each: receiver for each, receiver in receivers.items() if self._owns(receiver)}
+        slots = self._lanes.rooms(own, due.accounts)
         if slots:
             claimed, exhausted = await self._store.claim(slots, day_limits=self._day_limits, lease_s=self._lease_s)
             for account in exhausted:
@@ -167,10 +174,12 @@ class Deliverer:
                 group.create_task(self._attempt(each))
             if len(claimed) < sum(slots.values()):
                 self._due = None
-        if due.inactive or due.active:
+        if due.inactive or own:
             # More may be due than was claimed. Deliveries that only lack a slot are claimed when an attempt finishes.
             return SOON_S if slots or due.inactive else CHECK_S
-        return CHECK_S if due.next_s is None else min(max(due.next_s, 0.0), CHECK_S)
+        # Receivers of a deliverer that has died get another owner.
+        check_s = OTHERS_S if due.active else CHECK_S
+        return check_s if due.next_s is None else min(max(due.next_s, 0.0), check_s)
 
     async def _list_due(self) -> DueWebhooks:
         now = time.monotonic()
