@@ -100,15 +100,14 @@ async def test_overloaded_upstream_stays_busy_with_calls_that_are_answered() -> 
     async with limited() as harness:
         upstream, health = upstream_of(harness), harness.route.upstreams[0].health
         probes = probes_at(upstream)
-        began = time.monotonic()
         async with flood_of(harness) as flood:
             for _ in range(6):
                 await asyncio.sleep(0.5)
                 await harness.look()
                 assert not health.silent
                 assert not health.pause_s, "no breaker opens on an upstream that answers"
-            busy_share = upstream.busy_s / CAPACITY / (time.monotonic() - began)
-        assert busy_share > 0.3, (busy_share, flood.counts)
+        # How busy it stays is measured by the case `overload` of the bench.
+        assert upstream.worked > CAPACITY
         assert set(flood.counts) == {200, 503}
         refusal = next(reply for reply in flood.replies if reply.status == 503)
         assert refusal.headers["retry-after"] == "1"
