@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import zstandard
 from aiohttp import web
+
+from proxy.core import encodings
 
 TYPES = {
     ".html": "text/html",
@@ -22,17 +25,26 @@ IMMUTABLE = "public, max-age=31536000, immutable"
 REVALIDATED = "no-cache"
 
 
+# Files are compressed once, so the level is that of a small size, not of a fast start.
+GZIP_LEVEL, ZSTD_LEVEL = 9, 12
+
+
 @dataclass(frozen=True, slots=True)
 class PackedFile:
+    """`packed`: the file in each encoding."""
+
     kind: str
     plain: bytes
-    packed: bytes
+    packed: Mapping[int, bytes]
     tag: str
 
     @classmethod
     def of(cls, name: str, plain: bytes) -> PackedFile:
         # With a fixed time, so that all workers produce the same bytes and the same tag.
-        packed = gzip.compress(plain, 9, mtime=0)
+        packed = {
+            encodings.GZIP: gzip.compress(plain, GZIP_LEVEL, mtime=0),
+            encodings.ZSTD: zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(plain),
+        }
         return cls(TYPES[Path(name).suffix], plain, packed, f'"{hashlib.sha256(plain).hexdigest()[:20]}"')
 
     def reply(
@@ -43,16 +55,8 @@ class PackedFile:
         if self.tag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers=sent)
         charset = None if self.kind == "application/json" else "utf-8"
-        if takes_gzip(request.headers.get("Accept-Encoding", "")):
-            sent["Content-Encoding"] = "gzip"
-            return web.Response(body=self.packed, content_type=self.kind, charset=charset, headers=sent)
+        encoding = encodings.accepted(request.headers.get("Accept-Encoding", ""))
+        if encoding != encodings.IDENTITY:
+            sent["Content-Encoding"] = encodings.NAMES[encoding]
+            return web.Response(body=self.packed[encoding], content_type=self.kind, charset=charset, headers=sent)
         return web.Response(body=self.plain, content_type=self.kind, charset=charset, headers=sent)
-
-
-def takes_gzip(accepted: str) -> bool:
-    """RFC 9110, 12.5.3: gzip is acceptable if named, or by *, with a weight above zero."""
-    weights: dict[str, bool] = {}
-    for part in accepted.lower().split(","):
-        coding, _, weight = part.partition(";")
-        weights[coding.strip()] = weight.strip().removeprefix("q=").strip("0.") != "" or not weight.strip()
-    return weights.get("gzip", weights.get("*", False))

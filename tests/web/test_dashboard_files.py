@@ -9,8 +9,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from proxy.core import encodings
 from proxy.web.dashboard.static_files import ROOT, StaticFiles
-from proxy.web.packed_files import TYPES, takes_gzip
+from proxy.web.packed_files import TYPES
 
 Client = TestClient[web.Request, web.Application]
 PLAIN = {"Accept-Encoding": "identity"}
@@ -116,7 +117,7 @@ async def test_root_redirects_to_the_dashboard(client: Client) -> None:
     ],
 )
 def test_gzip_is_sent_to_clients_that_accept_it(accepted: str, takes: bool) -> None:
-    assert takes_gzip(accepted) is takes
+    assert (encodings.accepted(accepted) == encodings.GZIP) is takes
 
 
 def test_files_use_no_markup_strings_and_no_other_host() -> None:
