@@ -421,6 +421,20 @@ async def test_draining_worker_answers_requests_under_way_and_closes(cache: dict
 
 
 @on_uvloop
+async def test_leaving_worker_is_not_ready_and_still_serves() -> None:
+    async with Scripted() as upstream, running_worker(upstream.url, **NO_CACHE) as worker:
+        worker.app.leave()
+        probe, client = await worker.connect(), await worker.connect()
+        assert (await probe.send(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")).status == 503
+        for _ in range(2):
+            reply = await client.send(worker.post(CALL))
+            assert is_good(reply)
+            assert not reply.closes
+        for each in (probe, client):
+            await each.close()
+
+
+@on_uvloop
 async def test_request_during_a_drain_is_answered_and_closed() -> None:
     async with Scripted() as upstream, running_worker(upstream.url, **NO_CACHE, server={"drain_s": 5.0}) as worker:
         clients = [await worker.connect() for _ in range(3)]
