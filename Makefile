@@ -164,7 +164,7 @@ lock: .venv/.test
 	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
 		--extra test setup.cfg -o requirements/test.txt
 	$(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url \
-		setup.cfg -o requirements/serve.txt
+		--extra trace setup.cfg -o requirements/serve.txt
 	echo mkdocs-material | $(PY) -m uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header \
 		--no-emit-index-url --constraints requirements/test.txt - -o requirements/docs.txt
 
