@@ -211,7 +211,7 @@ def test_results_beyond_what_an_account_may_hold_wait_if_their_length_is_known(h
 @on_uvloop
 async def test_result_waits_unread_until_its_turn_if_it_is_larger_than_all_room() -> None:
     async with large_harness(batch=1, **SHORT) as (worker, upstream), await worker.connect() as client:
-        calls = [sized(10, 500), sized(6_000_000), sized(1_500_000)]
+        calls = [sized(10, 1500), sized(6_000_000), sized(1_500_000)]
         await client.write(worker.post(orjson.dumps(calls), key="attacker"))
         await until(lambda: "1 waiting" in repr(worker.app.held_replies))
         await settled(upstream)
