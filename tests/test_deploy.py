@@ -48,7 +48,7 @@ def environment(service: dict[str, Any]) -> dict[str, str]:
 
 def test_compose_has_every_part() -> None:
     assert OURS.keys() == {"migrate", "gateway", "follower", "deliverer"}
-    assert SERVICES.keys() - OURS.keys() == {"postgres", "valkey", "prometheus", "grafana"}
+    assert SERVICES.keys() - OURS.keys() == {"postgres", "valkey", "valkey-limits", "prometheus", "grafana"}
     assert SERVICES["gateway"]["deploy"]["replicas"] == 2
     assert OURS["gateway"]["image"] == f"${{PENSTOCK_IMAGE:-localhost/penstock:{__version__}}}"
 
@@ -59,6 +59,7 @@ def test_commands_and_settings_of_containers_exist(name: str) -> None:
     assert getattr(args, "role", "migrate") == name
     found = defaults()
     assert found.valkey.cache_url == "redis://valkey:6379/0"
+    assert found.valkey.limits_url == "redis://valkey-limits:6379/0"
     assert OURS[name]["read_only"]
     assert seconds(OURS[name]["stop_grace_period"]) > found.server.drain_s
 
