@@ -147,6 +147,22 @@ class UpstreamTimeout(InternalError):
     status = 504
 
 
+class DeadlinePassed(Fault):
+    """The caller's own deadline has passed. Upstreams were asked, so it is paid for: it is no fault of the service."""
+
+    status = 504
+
+
+class NotVerified(Fault):
+    """Upstreams were asked, and their replies could not be verified. Paid for, like any call that they answered."""
+
+    status = 503
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": "1"}
+
+
 _BY_STATUS: dict[int, type[Fault]] = {
     kind.status: kind
     for kind in (

@@ -210,6 +210,10 @@ class Refuted(Exception):
     """A reply contradicts the chain's hashes, or they cannot prove it. The text says why."""
 
 
+class Unprovable(Refuted):
+    """No hash can prove such a reply, whichever upstream gives it, or there is nothing to prove. It is no upstream's fault."""
+
+
 class ProofSource(Protocol):
     """One upstream, as a proof asks it. `head`: the newest block that enough upstreams have."""
 

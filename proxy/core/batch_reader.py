@@ -13,7 +13,7 @@ from proxy.core import jsonrpc
 from proxy.core.jsonrpc import MAX_DEPTH, PARSE_ERROR, TOO_DEEP, MalformedCall, RawCall
 
 # A step looks at so many brackets for each of its items, and stops after so many bytes if its items are not longer.
-_BRACKETS_PER_ITEM = 8
+_BRACKETS_PER_ITEM = 2
 _STEP_BYTES = 8192
 # Bytes that are searched for the next bracket at once.
 _WINDOW = 4096

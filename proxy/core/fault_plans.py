@@ -15,6 +15,8 @@ import orjson
 from proxy.core import jsonrpc
 
 MOST_TEXT = 200
+# Larger requests and replies are not read for a fault: that would delay other clients.
+MOST_REQUEST, MOST_REPLY = 16_384, 1 << 20
 LONGEST_LATENCY_MS = 30_000
 MOST_STALE = 10_000
 SLOWEST_BODY, FASTEST_BODY = 16, 1 << 30
@@ -137,7 +139,7 @@ def aged(body: bytes, tip: int, blocks: int) -> bytes:
 
 def spoiled(plan: FaultPlan, body: bytes, reply: bytes) -> bytes:
     """The reply to a JSON-RPC request, as the plan wants it."""
-    if not plan.empty and not plan.stale:
+    if (not plan.empty and not plan.stale) or len(body) > MOST_REQUEST or len(reply) > MOST_REPLY:
         return reply
     try:
         calls, replies = orjson.loads(body), orjson.loads(reply)
@@ -163,7 +165,9 @@ def error_of(plan: FaultPlan) -> bytes:
 
 
 def error_replies(body: bytes, error: bytes) -> bytes | None:
-    """The error for each call of the request; None if the request is not valid JSON."""
+    """The error for each call of the request; None if the request is large or not valid JSON."""
+    if len(body) > MOST_REQUEST:
+        return None
     try:
         calls = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -66,6 +66,8 @@ class ValkeyLink:
         """`functions`: the source of the library to load."""
         self._address = address
         self._functions = functions
+        # Made once: it reads all root certificates, which takes tens of milliseconds.
+        self._tls = ssl.create_default_context() if address.tls else None
         self._servers = deque(address.servers)
         self._connection: LinkConnection | None = None
         # Commands under way: when each was sent, and what gets its reply.
@@ -157,8 +159,7 @@ class ValkeyLink:
         try:
             async with asyncio.timeout(OPEN_S):
                 host, port = await self._server()
-                tls = ssl.create_default_context() if self._address.tls else None
-                await self._loop.create_connection(lambda: LinkConnection(self), host, port, ssl=tls)
+                await self._loop.create_connection(lambda: LinkConnection(self), host, port, ssl=self._tls)
                 await self._log_in()
         except (OSError, TimeoutError, hiredis.HiredisError) as exc:
             self._servers.rotate(-1)

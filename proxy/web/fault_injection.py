@@ -16,6 +16,8 @@ HEADER = "X-Fault-Injected"
 _MESSAGE = "injected by X-Fault"
 # Pieces of a slow body that are sent per second.
 PIECES_PER_S = 10
+# A slow body is sent within this time, however large it is: it is held in memory until then.
+LONGEST_BODY_S = 60
 
 
 def plan_for(directives: Directives | None) -> FaultPlan | None:
@@ -59,7 +61,8 @@ class SpoiledResponse(web.Response):
     async def write_eof(self, data: bytes = b"") -> None:
         body = self.body if isinstance(self.body, bytes) else b""
         end = len(body) // 2 if self._plan.truncate else len(body)
-        size = max(1, self._plan.slow_body // PIECES_PER_S) if self._plan.slow_body else max(1, end)
+        slowest = end // (LONGEST_BODY_S * PIECES_PER_S)
+        size = max(1, self._plan.slow_body // PIECES_PER_S, slowest) if self._plan.slow_body else max(1, end)
         for start in range(0, end, size):
             if start:
                 await asyncio.sleep(1 / PIECES_PER_S)

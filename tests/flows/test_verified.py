@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.access import Limits
 from proxy.core.verification import digest_of
 from tests.http_client import Reply
 from tests.lying_upstream import LyingUpstream, changed, lying_upstreams, truth
@@ -145,7 +146,7 @@ async def test_no_random_lie_is_proven(alone: VerifiedHarness) -> None:
 
 
 async def test_minority_does_not_get_through_and_is_distrusted(harness: VerifiedHarness) -> None:
-    params = [ADDRESS, hex(harness.head - 2)]
+    params = [ADDRESS, hex(harness.head - 8)]
     true = await expected(harness, "eth_getBalance", params)
     harness.liars[1].lie = lambda method, _, result: "0x7" if method == "eth_getBalance" else result
     for _ in range(6):
@@ -171,6 +172,39 @@ async def test_lying_upstream_is_passed_over_by_a_proof(harness: VerifiedHarness
     reply = await harness.verified("eth_getBalance", params, PROOF)
     assert reply.status == 503
     assert "not verified" in reply.json["error"]["message"]
+
+
+async def test_calls_that_cannot_be_proven_count_against_no_upstream(harness: VerifiedHarness) -> None:
+    unknown = "0x" + "ee" * 32
+    for _ in range(4):
+        for method, params in (
+            ("eth_getTransactionReceipt", [unknown]),
+            ("eth_getBalance", [ADDRESS, "pending"]),
+            ("eth_getLogs", [{"fromBlock": "0x0", "toBlock": "0xffffff"}]),
+            ("eth_getBlockByNumber", ["0xffffff", False]),
+            ("eth_getStorageAt", [ADDRESS, "nonsense", "latest"]),
+        ):
+            assert (await harness.verified(method, params, PROOF)).status == 503, method
+    assert harness.states == ["up"] * 3
+
+
+async def test_upstreams_may_differ_about_blocks_that_are_not_final(harness: VerifiedHarness) -> None:
+    harness.liars[1].lie = lambda method, _, result: "0x7" if method == "eth_getBalance" else result
+    for _ in range(6):
+        reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], QUORUM)
+        assert reply.json["result"] != "0x7"
+    assert harness.states == ["up"] * 3
+
+
+async def test_calls_that_cannot_be_verified_are_paid_for(harness: VerifiedHarness) -> None:
+    for place, liar in enumerate(harness.liars):
+        liar.lie = lambda method, _, result, place=place: hex(place) if method == "eth_getBalance" else result  # type: ignore[misc]
+    harness.worker.add_key("poor", limits=Limits(2, 10_000, 0))
+    asked = {**QUORUM, "key": "poor"}
+    for _ in range(200):
+        if (await harness.verified("eth_getBalance", [ADDRESS, "latest"], asked)).status == 429:
+            return
+    raise AssertionError("failed verifications were not charged")
 
 
 async def test_without_agreement_there_is_no_reply(harness: VerifiedHarness) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 
-from proxy.chains.family import ProofSource, Refuted
+from proxy.chains.family import ProofSource, Refuted, Unprovable
 
 # Longer ranges of logs are refused: each block has to be read.
-MOST_LOG_BLOCKS = 1_000
+MOST_LOG_BLOCKS = 200
+# Blocks of such a range whose receipts are read: their tries are built in Python.
+MOST_RECEIPT_BLOCKS = 20
 _PENDING = "pending blocks cannot be proven"
 Prove = Callable[[ProofSource, Sequence[Any]], Awaitable[Any]]
 
@@ -32,7 +34,7 @@ class EvmProver:
         except NotProven as exc:
             raise Refuted(str(exc)) from None
         except (KeyError, ValueError, TypeError, IndexError, AttributeError) as exc:
-            raise Refuted(f"a reply does not have the usual form ({type(exc).__name__})") from None
+            raise Unprovable(f"a call or a reply does not have the usual form ({type(exc).__name__})") from None
 
 
 # Blocks
@@ -45,13 +47,13 @@ async def _block(source: ProofSource, ref: Any, *, full: bool) -> dict[str, Any]
     if isinstance(ref, Mapping):  # EIP-1898
         ref = ref.get("blockHash") or ref.get("blockNumber")
     if ref == "pending":
-        raise Refuted(_PENDING)
+        raise Unprovable(_PENDING)
     is_hash = isinstance(ref, str) and len(ref) == 66
     if isinstance(ref, str) and not ref.startswith("0x"):
         ref = await _resolved(source, ref)
     found = await source.ask("eth_getBlockByHash" if is_hash else "eth_getBlockByNumber", [ref, full])
     if found is None:
-        raise Refuted("the upstream does not have the block")
+        raise Unprovable("the upstream does not have the block")
     block: dict[str, Any] = dict(found)
     digest = await source.off_loop(block_proofs.check_header, block)
     if (is_hash and digest != block_proofs.raw(ref)) or (not is_hash and int(block["number"], 16) != int(ref, 16)):
@@ -87,7 +89,7 @@ async def _prove_transaction(source: ProofSource, params: Sequence[Any]) -> Any:
 
     found = await source.ask("eth_getTransactionByHash", [params[0]])
     if not found or not found.get("blockHash"):
-        raise Refuted("only mined transactions can be proven")
+        raise Unprovable("only mined transactions can be proven")
     block = await _block(source, found["blockHash"], full=True)
     transactions = await source.off_loop(block_proofs.check_transactions, block)
     return _only(transactions, "hash", params[0])
@@ -96,7 +98,7 @@ async def _prove_transaction(source: ProofSource, params: Sequence[Any]) -> Any:
 async def _prove_receipt(source: ProofSource, params: Sequence[Any]) -> Any:
     found = await source.ask("eth_getTransactionReceipt", [params[0]])
     if not found:
-        raise Refuted("only receipts of mined transactions can be proven")
+        raise Unprovable("only receipts of mined transactions can be proven")
     block = await _block(source, found["blockHash"], full=True)
     return _only(await _receipts(source, block), "transactionHash", params[0])
 
@@ -136,11 +138,15 @@ async def _prove_logs(source: ProofSource, params: Sequence[Any]) -> Any:
         return await _logs_of(source, await _block(source, wanted["blockHash"], full=False), wanted)
     first, last = [await _number(source, wanted.get(name, "latest")) for name in ("fromBlock", "toBlock")]
     if last - first >= MOST_LOG_BLOCKS:
-        raise Refuted(f"logs of at most {MOST_LOG_BLOCKS} blocks can be proven at a time")
+        raise Unprovable(f"logs of at most {MOST_LOG_BLOCKS} blocks can be proven at a time")
     found: list[Any] = []
+    read = 0
     header = await _block(source, hex(last), full=False) if last >= first else None
     while header is not None:
         if _may_match(wanted, header["logsBloom"]):
+            read += 1
+            if read > MOST_RECEIPT_BLOCKS:
+                raise Unprovable(f"logs in more than {MOST_RECEIPT_BLOCKS} blocks cannot be proven at a time")
             found = await _logs_of(source, header, wanted) + found
         above = int(header["number"], 16) > first
         header = await _linked(source, header["parentHash"], full=False) if above else None
@@ -159,7 +165,7 @@ async def _linked(source: ProofSource, block_hash: str, *, full: bool) -> dict[s
 
 async def _number(source: ProofSource, ref: str) -> int:
     if ref == "pending":
-        raise Refuted(_PENDING)
+        raise Unprovable(_PENDING)
     return int(ref if ref.startswith("0x") else await _resolved(source, ref), 16)
 
 

@@ -77,9 +77,12 @@ class BlockWaits:
     def _release(self, now: float) -> None:
         """Send the calls whose block is there, and end those that have waited for too long."""
         dispatcher = self._dispatcher
+        newest = max((member.head for member in dispatcher.state.group.members), default=0)
         for flight, deadline in [*self._deadlines.items()]:
             has_left = flight.done
-            upstream = None if has_left else dispatcher.choose(flight, now, flight.tried)
+            assert flight.directives is not None
+            is_reached = flight.directives.min_block <= newest
+            upstream = dispatcher.choose(flight, now, flight.tried) if is_reached and not has_left else None
             if not has_left and upstream is None and now < deadline:
                 continue
             del self._deadlines[flight]

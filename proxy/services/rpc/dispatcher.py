@@ -21,7 +21,7 @@ from proxy.core import dialect, jsonrpc
 from proxy.core.directives import Directives
 from proxy.core.retry_budget import RetryBudget
 from proxy.core.routing import HEDGE_FLOOR_S
-from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
+from proxy.errors import DeadlinePassed, Fault, InternalError, Unavailable, UpstreamTimeout
 from proxy.services.rpc.flights import MAX_TRIES, Flight, FlightHandler, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
@@ -92,7 +92,7 @@ class Dispatcher(FlightHandler):
             for upstream in flight.under_way():
                 flight.note(upstream, flight.began_at(upstream), _monotonic(), "no reply before the request's deadline")
             reason = f"no upstream replied within {flight.directives.timeout_ms} ms, the request's X-Timeout-Ms"
-            self._give_up(flight, UpstreamTimeout(self._message(reason)))
+            self._give_up(flight, DeadlinePassed(self._message(reason)))
 
     def launch(self, flight: Flight, now: float) -> None:
         """Send the flight to the best upstream."""

@@ -147,6 +147,10 @@ class RpcService:
                 return self._archive_minimum
         return policy.units
 
+    def charge_error(self, key: Key, now: float) -> Fault | None:
+        """Charge a request that is answered with an error without being served. Returns the refusal."""
+        return self._admission.charge(key, 1, UNITS_OF_AN_ERROR, now)
+
     # Batches
 
     def call_batch(
@@ -168,16 +172,17 @@ class RpcService:
         share = self.held_replies.share(key.account.id)
         calls = jsonrpc.parse_short_batch(body)
         send = partial(self._send_items, route, key, directives, subscriber)
+        factor = 1 if directives is None else directives.price_factor
         if calls is None or len(calls) > self.max_batch:
             batch = CallBatch((), done, now, key.sheet, share, sink)
-            return self._take_in(body, batch, route, key, subscriber, send, refuse)
+            return self._take_in(body, batch, route, key, subscriber, send, refuse, factor)
         if directives is None and (short := self._short_calls(calls, route, key)):
             units = sum([self._price(policy, route, call) for policy, call in short])
             if self._admission.charge(key, len(short), units, now) is None:
                 return self._send_short(ShortBatch(short, route, done, key, share, sink), route, units, now)
         batch = CallBatch((), done, now, key.sheet, share, sink)
         checked = CheckedItems()
-        self._check_items(batch, checked, route, key, subscriber, calls)
+        self._check_items(batch, checked, route, key, subscriber, factor, calls)
         if self._admission.charge(key, len(calls), checked.units, now) is not None:
             return self._admit_by_item(batch, key, checked, send, refuse)
         batch.units = checked.units
@@ -196,13 +201,14 @@ class RpcService:
         subscriber: SubscriptionCalls | None,
         send: SendItems,
         refuse: BatchRefusal,
+        factor: int,
     ) -> BatchIntake:
         """Read, check and admit the items in turn with other clients."""
         checked = CheckedItems()
         intake = BatchIntake(
             BatchReader(body, self.max_batch),
             batch,
-            check=partial(self._check_items, batch, checked, route, key, subscriber),
+            check=partial(self._check_items, batch, checked, route, key, subscriber, factor),
             admit=partial(self._admit_by_item, batch, key, checked, send, refuse),
             refuse=refuse,
             turns=self._turns,
@@ -218,9 +224,10 @@ class RpcService:
         route: Route,
         key: Key,
         subscriber: SubscriptionCalls | None,
+        factor: int,
         calls: Sequence[RawCall | MalformedCall],
     ) -> None:
-        """Add these calls to the batch, with their prices or the reasons to decline them."""
+        """Add these calls to the batch, with their prices, times `factor`, or the reasons to decline them."""
         for call in calls:
             item = batch.add(call)
             if isinstance(call, MalformedCall):
@@ -229,7 +236,7 @@ class RpcService:
                 continue
             policy = self.check(item, route, key, call, subscriber)
             if isinstance(policy, MethodPolicy):
-                checked.accept(item, policy, call, self._price(policy, route, call))
+                checked.accept(item, policy, call, self._price(policy, route, call) * factor)
             else:
                 checked.decline(item, policy)
 

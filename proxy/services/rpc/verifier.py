@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from proxy import telemetry
-from proxy.chains.family import Refuted
+from proxy.chains.family import Refuted, Unprovable
 from proxy.core.verification import PROOF_QUORUM, Ballot, Verification, digest_of, digest_of_error
-from proxy.errors import Fault, InternalError, InvalidRequest, Unavailable
+from proxy.errors import Fault, InternalError, InvalidRequest, NotVerified, Unavailable
 from proxy.services.rpc.calls import RpcError, call_upstream
 from proxy.services.rpc.flights import Caller, next_id
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -31,6 +33,13 @@ log = logging.getLogger("penstock.verifier")
 T = TypeVar("T")
 # Upstreams that may be asked to confirm a block.
 MOST_CONFIRMING = 4
+# Calls that are being verified or wait for it, in all; those of one account that run at a time; and how long one may take.
+MOST_KNOWN, MOST_OF_ACCOUNT = 4_096, 8
+LONGEST_S = 30.0
+# Larger results are not compared. Those above SMALL are read in the thread.
+MOST_COMPARED, SMALL = 4 << 20, 1 << 14
+# Checks take turns in one thread of their own: more would starve the loop, and the default ones compress replies of others.
+_checks = ThreadPoolExecutor(1, "verifier")
 # A caller, the policy of its method, and its params.
 VerifiableCall: TypeAlias = tuple[Caller, MethodPolicy, bytes]
 
@@ -40,6 +49,9 @@ class Verifier:
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
+        # The turns of each account, and how many of its calls run or wait.
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        self._known: Counter[str] = Counter()
 
     def __repr__(self) -> str:
         return f"<Verifier {self._tasks!r}>"
@@ -49,15 +61,33 @@ class Verifier:
         caller, policy, params = call
         answer = VerifiedAnswer(caller, how)
         verified = VerifiedCall(route, policy, params, client, least_head)
-        self._tasks.start(f"verification {next_id()}", lambda: _answer(answer, verified, how))
+        if self._known.total() >= MOST_KNOWN:
+            answer.fault(Unavailable("too many calls are being verified: try again shortly"))
+            return
+        self._known[client] += 1
+        self._tasks.start(f"verification {next_id()}", lambda: self._run(answer, verified, how, client))
+
+    async def _run(self, answer: VerifiedAnswer, call: VerifiedCall, how: Verification, client: str) -> None:
+        """Verify a call in its account's turn."""
+        turn = self._turns.setdefault(client, asyncio.Semaphore(MOST_OF_ACCOUNT))
+        try:
+            async with turn:
+                await _answer(answer, call, how)
+        finally:
+            self._known[client] -= 1
+            if not self._known[client]:
+                del self._known[client], self._turns[client]
 
 
 async def _answer(answer: VerifiedAnswer, call: VerifiedCall, how: Verification) -> None:
     try:
-        if how.kind == "proof":
-            answer.result(await call.proven())
-        else:
-            await call.vote(how, answer)
+        async with asyncio.timeout(LONGEST_S):
+            if how.kind == "proof":
+                answer.result(await call.proven())
+            else:
+                await call.vote(how, answer)
+    except TimeoutError:
+        answer.fault(NotVerified(f"not verified within {LONGEST_S:g} s"))
     except RpcError as exc:
         answer.error(exc.error)
     except Fault as fault:
@@ -146,7 +176,7 @@ class VerifiedCall:
                 "upstreams disagree, and no quorum was reached",
                 extra={"network": self._route.network.id, "method": self._method, "votes": ballot.votes},
             )
-            raise Unavailable(f"not verified: fewer than {how.needed} of {len(chosen)} upstreams agree")
+            raise NotVerified(f"not verified: fewer than {how.needed} of {len(chosen)} upstreams agree")
         for vote in votes:
             if vote.digest != winner.digest and await self._is_wrong(vote, winner):
                 self._blame(vote.upstream, reply=vote.digest, agreed=winner.digest)
@@ -159,7 +189,10 @@ class VerifiedCall:
             return ReplyVote(upstream, digest_of_error(exc.error), error=exc.error)
         except Fault:
             return None
-        return ReplyVote(upstream, digest_of(result), result=result)
+        if len(result) > MOST_COMPARED:
+            return None
+        digest = digest_of(result) if len(result) <= SMALL else await _off_loop(digest_of, result)
+        return ReplyVote(upstream, digest, result=result)
 
     async def _is_wrong(self, vote: ReplyVote, winner: ReplyVote) -> bool:
         """Whether the reply is a contradiction that counts: results of a method whose replies the chain determines. The
@@ -167,8 +200,19 @@ class VerifiedCall:
         prover = self._policy.family.prover
         if prover is None or not prover.covers(self._method) or vote.error or winner.error:
             return False
+        # Upstreams may differ about blocks that are not final, about tags, and about what they have at all.
+        if not self._is_final() or b"null" in (vote.result, winner.result):
+            return False
         again = await self._vote(vote.upstream)
         return again is not None and again.digest == vote.digest
+
+    def _is_final(self) -> bool:
+        """Whether the call is about a block, or blocks, that cannot be replaced."""
+        policy, heads = self._policy, self._route.heads
+        ref = policy.family.block_ref(policy.method, self._params)
+        if policy.by_range:
+            return not ref.moves and policy.last_block(self._params, heads.tip) <= heads.final
+        return ref.kind == "number" and 0 <= ref.number <= heads.final
 
     def _at_common_head(self, chosen: Sequence[Upstream]) -> bytes:
         """The params with the newest block that all of these upstreams have, in place of `latest`."""
@@ -182,19 +226,28 @@ class VerifiedCall:
         if prover is None or not prover.covers(self._method):
             raise InvalidRequest(f"{self._method} cannot be verified by proof")
         params, failures = msgspec.json.decode(self._params), []
+        # A call that no upstream can prove says nothing about them: they are blamed only if another one proves it.
+        suspects: list[tuple[Upstream, str]] = []
         for upstream in self.upstreams(len(self._route.upstreams)):
             source = UpstreamSource(self, upstream)
             try:
-                return await prover.prove(self._method, params, source)
+                result = await prover.prove(self._method, params, source)
+                for suspect, reason in suspects:
+                    self._blame(suspect, reason=reason)
+                return result
+            except Unprovable as exc:
+                failures.append(str(exc))
             except Refuted as exc:
                 failures.append(str(exc))
                 if source.is_complete and await self._is_refuted_again(source, params):
-                    self._blame(upstream, reason=str(exc))
+                    suspects.append((upstream, str(exc)))
             except RpcError as exc:
                 failures.append(f"an upstream does not have what the proof needs: {exc.error.decode()}")
             except Fault as exc:
                 failures.append(exc.message)
-        raise Unavailable(f"not verified: {failures[-1] if failures else 'no upstream takes calls'}")
+        if not failures:
+            raise Unavailable("not verified: no upstream takes calls")
+        raise NotVerified(f"not verified: {failures[-1]}")
 
     async def _is_refuted_again(self, source: UpstreamSource, params: Any) -> bool:
         """A block may have been replaced between two calls of a proof."""
@@ -202,10 +255,10 @@ class VerifiedCall:
         assert prover is not None
         try:
             await prover.prove(self._method, params, source)
+        except (Unprovable, RpcError, Fault):
+            return False
         except Refuted:
             return source.is_complete
-        except (RpcError, Fault):
-            pass
         return False
 
     def _blame(self, upstream: Upstream, **found: str) -> None:
@@ -277,4 +330,8 @@ class UpstreamSource:
         return not self._others
 
     async def off_loop(self, check: Callable[..., T], *values: Any) -> T:
-        return await asyncio.to_thread(check, *values)
+        return await _off_loop(check, *values)
+
+
+async def _off_loop(check: Callable[..., T], *values: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(_checks, check, *values)

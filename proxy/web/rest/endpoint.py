@@ -21,7 +21,7 @@ from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.core.paging import Page
 from proxy.core.usage import Tally
-from proxy.errors import BehindBlock, Fault, Forbidden, InternalError, RateLimited, UpstreamTimeout
+from proxy.errors import BehindBlock, DeadlinePassed, Fault, Forbidden, InternalError, RateLimited
 from proxy.services.accounts.admission import Admission
 from proxy.tasks import min_block_of_task
 from proxy.web import fault_injection
@@ -196,7 +196,7 @@ async def _in_time(operation: ApiOperation, handler: RestHandler, asked: RestReq
     except TimeoutError:
         if not deadline.expired():
             raise
-        raise UpstreamTimeout(f"there was no result within {timeout_ms} ms, the request's X-Timeout-Ms") from None
+        raise DeadlinePassed(f"there was no result within {timeout_ms} ms, the request's X-Timeout-Ms") from None
 
 
 async def _at_block(handler: RestHandler, asked: RestRequest) -> Any:

@@ -136,14 +136,18 @@ class RpcHandler:
         directives: Directives | None,
     ) -> web.Response:
         """Serve a request of a test key with the faults of its plan."""
+        is_served = not (plan.status or plan.error or plan.reset)
+        if not is_served and (refusal := self._rpc.charge_error(key, time.monotonic())) is not None:
+            raise refusal
         await fault_injection.before(plan, request)
         if plan.error and (errors := fault_plans.error_replies(body, fault_plans.error_of(plan))) is not None:
             request[FAILURE] = "injected by X-Fault"
             return fault_injection.after(plan, request, errors)
         sent = fault_plans.aged(body, route.heads.tip, plan.stale) if plan.stale else body
         reply, share = await self._serve(request, route, key, sent, directives=directives)
-        share.give_all()
-        return fault_injection.after(plan, request, fault_plans.spoiled(plan, body, reply))
+        response = fault_injection.after(plan, request, fault_plans.spoiled(plan, body, reply))
+        weakref.finalize(response, share.give_all)
+        return response
 
     async def _serve(
         self, request: web.Request, route: Route, key: Key, body: bytes, *, directives: Directives | None

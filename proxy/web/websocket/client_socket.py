@@ -29,6 +29,8 @@ from proxy.web.websocket.unit_allowance import UnitAllowance
 
 # Frames read from one socket before others have their turn, whether or not they complete a message.
 FRAMES_PER_TURN = 16
+# The same for the bytes of messages: a compressed one may become a thousand times as large.
+BYTES_PER_TURN = 65_536
 # How long a client may take to answer a close frame; and to read what was written before it.
 CLOSE_REPLY_S = 1.0
 CLOSE_READ_S = 10.0
@@ -155,6 +157,7 @@ class ClientSocket(asyncio.Protocol):
 
     def _read(self) -> None:
         """Read messages as long as there is room for their replies."""
+        left = BYTES_PER_TURN
         try:
             for _ in range(FRAMES_PER_TURN):
                 if self._is_busy():
@@ -165,6 +168,9 @@ class ClientSocket(asyncio.Protocol):
                     self._wait_for_more()
                     return
                 self._on_message(*message)
+                left -= len(message[1])
+                if left <= 0:
+                    break
         except ProtocolViolation as exc:
             self._ignores_input = True
             self.close(exc.code, exc.reason)

@@ -38,6 +38,7 @@ class SocketCalls:
     """The calls and batches of one socket that are under way."""
 
     __slots__ = (
+        "_delayed",
         "_on_answered",
         "_served",
         "_under_way",
@@ -74,12 +75,14 @@ class SocketCalls:
         self._on_answered = on_answered
         self._under_way: set[SocketCall | SocketBatch] = set()
         self._served = 0
+        # Messages that wait for the latency of a fault plan. They count as under way, which bounds them.
+        self._delayed = 0
 
     def __repr__(self) -> str:
         return f"<SocketCalls {len(self._under_way)} under way>"
 
     def __len__(self) -> int:
-        return len(self._under_way)
+        return len(self._under_way) + self._delayed
 
     def serve(self, message: bytes) -> None:
         is_spoiled = self.directives is not None and self.directives.fault is not None
@@ -87,9 +90,15 @@ class SocketCalls:
         if plan is None:
             self._serve(message)
         elif plan.latency_ms:
-            self.context.loop.call_later(plan.latency_ms / 1000, self._serve_spoiled, plan, message)
+            self._delayed += 1
+            self.context.loop.call_later(plan.latency_ms / 1000, self._serve_delayed, plan, message)
         else:
             self._serve_spoiled(plan, message)
+
+    def _serve_delayed(self, plan: FaultPlan, message: bytes) -> None:
+        self._delayed -= 1
+        self._serve_spoiled(plan, message)
+        self._on_answered()
 
     def _serve_spoiled(self, plan: FaultPlan, message: bytes) -> None:
         """Serve a message of a test key with the faults of its plan. A result cannot be changed here."""
@@ -100,6 +109,8 @@ class SocketCalls:
             transport.abort()
         elif plan.error or plan.status:
             error = fault_plans.error_of(plan) if plan.error else rpc_error_of(fault_of_status(plan.status))
+            if (refusal := self.context.rpc.charge_error(self.key, time.monotonic())) is not None:
+                error = rpc_error_of(refusal)
             self.output.send(self.output.message(fault_plans.error_replies(message, error) or b"[]"))
         else:
             self._serve(fault_plans.aged(message, self.route.heads.tip, plan.stale) if plan.stale else message)
