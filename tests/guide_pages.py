@@ -123,9 +123,9 @@ def _tools(room: Path) -> Path:
     tools = room / "bin"
     tools.mkdir()
     for name, line in {
-        "python3": f'exec {sys.executable} "$@"',
-        "node": f'exec {node_binary()} "$@"',
-        "penstock": f'PYTHONPATH={ROOT} exec {sys.executable} -m proxy "$@"',
+        "python3": f'exec "{sys.executable}" "$@"',
+        "node": f'exec "{node_binary()}" "$@"',
+        "penstock": f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -m proxy "$@"',
     }.items():
         (tools / name).write_text(f"#!/bin/sh\n{line}\n")
         (tools / name).chmod(0o755)

@@ -104,7 +104,7 @@ async def test_read_only_database_is_a_503_without_a_traceback(database: str, ca
         body = orjson.dumps({"owner": "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed", "chain": "ethereum"})
         for _ in range(5):
             reply = await send(worker, "/v1/wallets/create", key="main", body=body)
-            assert reply.fault(503)["message"] == "the database cannot do this at the moment; try again later"
+            assert reply.fault(503)["message"] == "the database is not reachable at the moment; try again shortly"
         assert (await send(worker, "/v1/wallets", key="main")).status == 200
     errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert [record.getMessage() for record in errors] == ["the database refuses statements"]

@@ -84,7 +84,8 @@ async def test_failure_releases_the_lock_and_the_timeouts(empty_database: str, d
         with pytest.raises(asyncpg.PostgresSyntaxError):
             await migrate.migrate(connection, directory)
         assert await connection.fetchval("show statement_timeout") == before
-        assert await connection.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 0
+        held = "select count(*) from pg_locks join pg_database d on d.oid = database where locktype = 'advisory'"
+        assert await connection.fetchval(f"{held} and d.datname = current_database()") == 0
 
 
 async def test_file_added_later_is_the_only_one_applied(empty_database: str, directory: Path) -> None:
@@ -155,7 +156,8 @@ async def test_database_with_some_squashed_migrations_is_refused_unchanged(empty
     async with connected(empty_database) as connection:
         with pytest.raises(StartError, match=message):
             await migrate.pending(connection)
-        assert await connection.fetchval("select count(*) from pg_locks where locktype = 'advisory'") == 0
+        held = "select count(*) from pg_locks join pg_database d on d.oid = database where locktype = 'advisory'"
+        assert await connection.fetchval(f"{held} and d.datname = current_database()") == 0
     assert await applied(empty_database) == list(migrate.SQUASHED[:count])
     assert await tables(empty_database) == {"schema_migrations"}
 
