@@ -253,4 +253,4 @@ def unknown_upstream(directives: Directives | None, labels: Collection[str] | No
 
 def allowed_to(names: Sequence[str] | None) -> frozenset[str]:
     """The permissions of a key. None means the usual ones; names of other versions of the program are ignored."""
-    return USUAL if names is None else frozenset(names) & BY_NAME.keys()
+    return USUAL if names is None else frozenset(name for name in names if name in BY_NAME)
