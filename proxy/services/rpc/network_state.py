@@ -148,6 +148,8 @@ class NetworkState:
             return
         if flight.slot is None or not self.caches or not self.heads.tip:
             return
+        if flight.answered_by is not None and flight.answered_by.health.standing != "good":
+            return  # It was found to be on another branch while the call was under way.
         raw = bytes(result)
         if policy.shows_block:
             self.note_block(raw, flight.answered_by)
