@@ -24,7 +24,7 @@ from tests.rpc_upstreams import scripted
 
 # How many of each kind there are.
 COUNTS = {"gateway": 3, "follower": 2, "deliverer": 2}
-# What is broken, in proportion.
+# The parts to break, in proportion.
 VICTIMS = ("gateway", "follower", "deliverer", "valkey", "postgres")
 # Longest wait for a part to recover, and for the last events.
 RECOVERY_S, SETTLE_S = 120.0, 60.0

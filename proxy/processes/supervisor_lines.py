@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-# The first byte of a line, which is JSON, tells one kind from the others.
+# The first byte of a line, which is JSON, identifies its kind.
 UNATTENDED, CERTIFICATES, LEAVING = b"[", b"{", b"t"
 LEAVING_LINE = b"true\n"
 

@@ -1,4 +1,4 @@
-"""Masks secrets in settings that are printed. Of a URL, only the parts that may be secret are masked."""
+"""Masks secrets in settings that are printed. In a URL, only the parts that may be secret are masked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PLAIN_PARAMETERS = frozenset(("host", "port", "sslmode", "target_session_attrs"
 
 
 def masked_value(value: Any) -> str:
-    """The value of a secret setting as JSON, or a mask. Of a URL, scheme, user, host and port are shown."""
+    """The value of a secret setting as JSON, or a mask. In a URL, scheme, user, host and port are shown."""
     shown = _masked_url(value) if isinstance(value, str) else None
     return MASK if shown is None else str(orjson.dumps(shown), "utf-8")
 

@@ -64,7 +64,7 @@ class IndexBlock:
 
 
 class HoldingStore:
-    """Reads holdings. What is read of a network is never older than the block that `as_of` returned last."""
+    """Reads holdings. The data of a network is never older than the block that `as_of` returned last."""
 
     def __init__(self, pool: Pool, reads: ReplicaReads | None = None) -> None:
         self._reads = reads or ReplicaReads(pool)

@@ -19,7 +19,7 @@ LEASE = "penstock_lease_1"
 PRESENT = "penstock_present_1"
 # No call waits for leases longer than this.
 LATEST_S = 0.1
-# What was spent is reported this soon: until then Valkey holds it back from the others.
+# Spent tokens are reported this soon: until then Valkey holds them back from the others.
 REPORT_S = 0.05
 SWEEP_S = 0.025
 # With a longer round trip, asks do not wait for the one before.
@@ -28,7 +28,7 @@ SLOW_S = 0.005
 PRESENT_FOR_S = 5.0
 PRESENT_S = 1.0
 
-# What a call needs, in seconds of refill: requests and units.
+# The need of a call, in seconds of refill: requests and units.
 Need = tuple[float, float]
 
 

@@ -51,7 +51,7 @@ RESERVE_U: Final = 4
 # The tokens that were there after the last report.
 BASE_R: Final = 5
 BASE_U: Final = 6
-# Of those, the tokens of the older slot.
+# The tokens of the older slot among those.
 OLD_SLOT: Final = 7
 OLD_R: Final = 8
 OLD_U: Final = 9

@@ -18,7 +18,7 @@ HOSTILE = (
     "", " ", "-1", "+1", "1.5", "1e3", "0x10", "١", "1 1", "1,1", "NaN", "inf", "true", "9" * 400, "\x00", "a\tb", "é",
     "<script>", "'; drop table keys; --", "../../etc/passwd", "%0d%0aX-Evil: 1", "svc_live_" + "a" * 36, "null", "[]",
 )  # fmt: skip
-# What is hostile elsewhere, but valid here.
+# Values that are hostile elsewhere, but valid here.
 VALID = {"min_block": {"0x10", "1000000"}, "min_block_wait": {"1.5"}}
 # Labels are free text, so some of these could be one.
 NOT_LABELS = ("", " ", "é", "a\tb", "\x00", "a" * 65, "١")

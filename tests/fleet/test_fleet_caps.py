@@ -6,7 +6,7 @@ from tests.fleet.gateways import FAILURES, SEPOLIA, Fleet, open_socket
 from tests.http_client import HttpClient, fresh_call, post
 from tests.service import until
 
-# Of the free plan.
+# Limits of the free plan.
 SOCKETS = 20
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.fleet.gateways import Fleet
 from tests.service import until
 
-# Of the free plan.
+# Limits of the free plan.
 RATE = 10
 
 

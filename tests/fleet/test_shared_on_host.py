@@ -20,7 +20,7 @@ from tests.service import until
 SEPOLIA = "ethereum/sepolia"
 WORKERS = 3
 UPSTREAM_RATE = 5
-# Of the free plan.
+# Limits of the free plan.
 SOCKETS = 20
 MORE = f"""
 requests_per_second = {UPSTREAM_RATE}

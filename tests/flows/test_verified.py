@@ -121,21 +121,21 @@ async def test_no_random_lie_is_proven(alone: VerifiedHarness) -> None:
     for number in range(LIES):
         method, params = rng.choice(calls)
         true = await expected(alone, method, params)
-        told: list[str] = []
+        seen: list[str] = []
 
-        def lie(asked: str, _: list[Any], result: Any, skip: int = rng.randrange(3), told: list[str] = told) -> Any:
-            if asked == "eth_blockNumber" or told[:1] == ["done"]:
+        def lie(asked: str, _: list[Any], result: Any, skip: int = rng.randrange(3), seen: list[str] = seen) -> Any:
+            if asked == "eth_blockNumber" or seen[:1] == ["done"]:
                 return result
-            told.append(asked)
-            if len(told) <= skip:
+            seen.append(asked)
+            if len(seen) <= skip:
                 return result
-            told.insert(0, "done")
+            seen.insert(0, "done")
             return changed(result, rng)
 
         liar.lie = lie
         reply = await alone.verified(method, params, PROOF)
         if reply.status == 200 and "result" in reply.json:
-            assert is_part_of(reply.json["result"], true), (number, method, told)
+            assert is_part_of(reply.json["result"], true), (number, method, seen)
         else:
             caught += 1
         alone.route.upstreams[0].health.distrusted_until = 0.0

@@ -45,7 +45,7 @@ class HeadExchange:
         for state in self._states.values():
             state.exchange = self
 
-    # What this host has learned
+    # News of this host
 
     def moved(self, network: str, tip: int, mark: int, *, is_lower: bool) -> None:
         message = f"{self._host} {LOWERED if is_lower else MOVED} {network} {tip} {mark}"
@@ -64,7 +64,7 @@ class HeadExchange:
         else:
             go_on()
 
-    # What other hosts have learned
+    # News of other hosts
 
     def _on_message(self, message: bytes) -> None:
         host, kind, network, tip, mark = message.decode().split(" ")

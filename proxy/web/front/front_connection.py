@@ -36,7 +36,7 @@ from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
 # Bytes that a client may send ahead of its replies, whether these are immediate or not. Beyond that it is not read until half
-# of them are served. What was read at once before that, up to 256 KiB, comes on top.
+# of them are served. Bytes read at once before that, up to 256 KiB, come on top.
 MAX_AHEAD: Final = 262_144
 # Calls that take longer than this leave the short path, so that the sweep can retry or hedge them.
 SHORT_PATH_S: Final = 0.05
