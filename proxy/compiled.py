@@ -48,6 +48,7 @@ MODULES = (
     "proxy.services.rpc.upstream_batch",
     "proxy.services.rpc.upstream_choice",
     "proxy.store.leased_windows",
+    "proxy.store.upstream_windows",
     "proxy.store.windows",
     "proxy.web.front.front_connection",
     "proxy.web.front.front_context",

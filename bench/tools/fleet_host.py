@@ -9,11 +9,11 @@ import time
 
 import uvloop
 
-from proxy.compose.fleet import link_to
+from proxy.compose.fleet import account_leases, link_to
 from proxy.core.limits import BucketRates
 from proxy.store import host_memory, windows
-from proxy.store.lease_keeper import LeaseKeeper
 from proxy.store.leased_windows import ASK, LeasedWindows
+from proxy.store.live_hosts import LiveHosts
 from proxy.tasks import Tasks
 
 # The parts of the traffic that three hosts get; they change places every second.
@@ -26,7 +26,8 @@ class SimulatedHost:
     def __init__(self, port: int, host: int, limits: list[int]) -> None:
         self.windows = LeasedWindows(windows.create(), host_memory.create(), alone=True)
         self.link = link_to(f"valkey://127.0.0.1:{port}")
-        self.leases = LeaseKeeper(self.link, self.windows, f"host{host}")
+        self.leases = account_leases(self.link, self.windows)
+        self.hosts = LiveHosts(self.link, f"host{host}", [self.windows])
         self.rates = {limit: BucketRates(limit, limit, limit * UNITS) for limit in limits}
         for rate in self.rates.values():
             self.windows.reserve_rates(rate, None)
@@ -49,7 +50,7 @@ class SimulatedHost:
         tasks.start("valkey", self.link.run)
         await self.link.until_up(5.0)
         tasks.start("leases", self.leases.run)
-        tasks.start("presence", self.leases.stay_present)
+        tasks.start("presence", self.hosts.run)
 
 
 def after(at: float, start: float, rate_in: list[float]) -> float:

@@ -139,6 +139,7 @@ class App:
             shared_heads=windows.shared_heads,
             memory=self.memory,
             hosts=self.fleet.hosts if self.fleet else lambda: 1,
+            leases=self.fleet.upstreams if self.fleet else None,
         )
         self._build_data_plane(builder)
         self._build_features(builder)

@@ -13,6 +13,7 @@ from proxy.chains.families import family_of
 from proxy.compose import gas
 from proxy.compose.data import DataFeature
 from proxy.compose.delivery import DeliveryFeature
+from proxy.compose.fleet import UpstreamLimits
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import operation_cleanup
 from proxy.compose.webhooks import EventFeature
@@ -57,6 +58,8 @@ class Background:
         self.tasks = Tasks()
         self.pool = Pool.of(settings.database, application="penstock-background")
         loop = asyncio.get_running_loop()
+        url = settings.valkey.limits_url
+        self._limits = UpstreamLimits(url, memory) if url and memory is not None else None
         # The heads are not shared with the workers: this process serves no clients, so it need not be consistent with them.
         self.networks = NetworkBuilder(
             settings,
@@ -66,6 +69,8 @@ class Background:
             tally=Tallies().of,
             shared_heads=[0] * SHARED_HEAD_NUMBERS,
             memory=memory,
+            hosts=self._limits.hosts if self._limits else lambda: 1,
+            leases=self._limits.leases if self._limits else None,
         ).networks()
         self.sinks: list[FollowerSink] = [
             HoldingsSink(),
@@ -117,6 +122,8 @@ class Background:
         self.tasks.start("database", self._watch)
         if not needs_upstreams:
             return
+        if self._limits is not None:
+            self._limits.start(self.tasks)
         self.tasks.start("sweep", self._sweep)
         await start_tracking(map(Tracker, self.networks.routes.values()), self.tasks)
         self.tasks.start("notifications", self.notices.run)

@@ -14,7 +14,9 @@ from proxy.store.fleet_failures import FleetFailures
 from proxy.store.host_memory import HOST, HostMemory
 from proxy.store.lease_keeper import LeaseKeeper
 from proxy.store.leased_windows import LeasedWindows
-from proxy.store.valkey_address import address_of
+from proxy.store.live_hosts import LiveHosts
+from proxy.store.upstream_leases import UpstreamLeases
+from proxy.store.valkey_address import TAG, address_of
 from proxy.store.valkey_link import ValkeyLink
 from proxy.store.windows import UnsharedWindows, Windows
 from proxy.tasks import Tasks
@@ -40,11 +42,37 @@ def link_to(url: str) -> ValkeyLink:
     return ValkeyLink(address_of(url), FUNCTIONS.read_text())
 
 
+def account_leases(link: ValkeyLink, windows: LeasedWindows) -> LeaseKeeper:
+    return LeaseKeeper(link, windows, lambda slot: f"{TAG}:lease:{slot}")
+
+
+class UpstreamLimits:
+    """The limits of upstreams over all hosts, for a process that serves no clients."""
+
+    def __init__(self, url: str, memory: HostMemory) -> None:
+        self._link = link_to(url)
+        self.leases = UpstreamLeases(self._link, memory)
+        self._hosts = LiveHosts(self._link, "", [self.leases.windows])
+
+    def __repr__(self) -> str:
+        return f"<UpstreamLimits {self.leases!r}>"
+
+    def hosts(self) -> int:
+        return self._hosts.count
+
+    def start(self, tasks: Tasks) -> None:
+        tasks.start("valkey for upstreams", self._link.run)
+        tasks.start("upstream leases", self.leases.keeper.run)
+        tasks.start("hosts", self._hosts.run)
+
+
 class FleetFeature:
     def __init__(self, settings: Settings, windows: LeasedWindows, memory: HostMemory) -> None:
         self.link = link_to(settings.valkey.limits_url)
         self.host = host_name()
-        self.leases = LeaseKeeper(self.link, windows, self.host)
+        self.leases = account_leases(self.link, windows)
+        self.upstreams = UpstreamLeases(self.link, memory)
+        self._hosts = LiveHosts(self.link, self.host, [windows, self.upstreams.windows])
         self.counts = FleetCounts(self.link, memory.counts, self.host, self.hosts)
         per_minute = settings.keys.auth_failures_per_minute
         self.failures = FleetFailures(self.link, memory.addresses, self.host, per_minute)
@@ -53,15 +81,16 @@ class FleetFeature:
         return f"<FleetFeature {self.leases!r}>"
 
     def hosts(self) -> int:
-        return self.leases.hosts
+        return self._hosts.count
 
     async def start(self, tasks: Tasks, networks: Networks) -> None:
         tasks.start("valkey", self.link.run)
         if await self.link.until_up(START_S):
-            await self.leases.announce()
+            await self._hosts.renew()
         states = {name: route.state for name, route in networks.routes.items()}
         await HeadExchange(self.link, states, self.host, tasks).start()
         tasks.start("leases", self.leases.run)
-        tasks.start("presence", self.leases.stay_present)
+        tasks.start("upstream leases", self.upstreams.keeper.run)
+        tasks.start("presence", self._hosts.run)
         tasks.start("fleet counts", self.counts.run)
         tasks.start("fleet failures", self.failures.run)

@@ -17,12 +17,14 @@ from proxy.core.limits import CallRate, ProcessRate
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.bundler import bundler_policies
 from proxy.services.rpc.dispatcher import Dispatcher
+from proxy.services.rpc.lease_waits import LeaseWaits
 from proxy.services.rpc.method_policy import policies_of, unknown_of
 from proxy.services.rpc.network_state import NetworkState, SharedHead
 from proxy.services.rpc.networks import Networks, Route
 from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
 from proxy.store.edge_table import SharedRate
 from proxy.store.host_memory import HostMemory
+from proxy.store.upstream_leases import LEAST_PER_SECOND, UpstreamLeases
 from proxy.telemetry import Tally
 from proxy.turn_queue import TurnQueue
 from proxy.wire.address import UpstreamAddress, headers_of
@@ -51,8 +53,9 @@ class NetworkBuilder:
         shared_heads: MutableSequence[int] | memoryview[int],
         memory: HostMemory | None = None,
         hosts: Callable[[], int] = lambda: 1,
+        leases: UpstreamLeases | None = None,
     ) -> None:
-        """`hosts`: how many hosts share the upstreams."""
+        """`hosts`: how many hosts share the upstreams. `leases`: the upstreams' limits over all hosts."""
         self._settings = settings
         self._tables = tables
         self._write_buffer = write_buffer
@@ -61,6 +64,7 @@ class NetworkBuilder:
         self._shared_heads = shared_heads
         self._memory = memory
         self._hosts = hosts
+        self._leases = leases
 
     def networks(self) -> Networks:
         by_network = self._by_network(self._settings.upstreams)
@@ -81,7 +85,7 @@ class NetworkBuilder:
         return Route(
             network,
             policies,
-            Dispatcher(state, call_timeout_s=settings.rpc.call_timeout_s),
+            self._dispatcher(state, settings.rpc.call_timeout_s),
             unknown=unknown_of(network, self._tally),
             broadcast=settings.rpc.broadcast,
             coalesces=settings.cache.coalesce,
@@ -102,13 +106,19 @@ class NetworkBuilder:
         return Route(
             network,
             bundler_policies.policies_of(network, self._tables.methods[BUNDLER_FAMILY.name], self._tally),
-            Dispatcher(state, call_timeout_s=settings.bundler.call_timeout_s),
+            self._dispatcher(state, settings.bundler.call_timeout_s),
             unknown=bundler_policies.unknown_of(network, self._tally),
             broadcast=1,
             coalesces=False,
             any_scope=bundler_policies.ANY_SCOPE,
             max_body=settings.bundler.max_body_bytes,
         )
+
+    def _dispatcher(self, state: NetworkState, call_timeout_s: float) -> Dispatcher:
+        dispatcher = Dispatcher(state, call_timeout_s=call_timeout_s)
+        if self._leases is not None:
+            dispatcher.on_unleased = LeaseWaits(dispatcher).take
+        return dispatcher
 
     def _state(
         self,
@@ -173,6 +183,8 @@ class NetworkBuilder:
     def _rate(self, mark: str, per_second: float) -> CallRate:
         if self._memory is None:
             return ProcessRate(per_second)
+        if self._leases is not None and per_second >= LEAST_PER_SECOND:
+            return self._leases.rate(mark, per_second)
         return SharedRate(self._memory.upstreams, mark, per_second, self._hosts)
 
     def _built(self, health: UpstreamHealth, given: UpstreamSettings) -> Upstream:

@@ -60,6 +60,12 @@ class EdgeTable:
             place = self._claim(tag)
             self._edges[place] = min(max(self._edges[place], now - holds_s) + cost_s, now + holds_s)
 
+    def place_of(self, name: str) -> int:
+        """Claim a place and return its index, for memory beside this table."""
+        tag = _tag(name)
+        with self._guard(tag):
+            return self._claim(tag) // 2
+
     def edge(self, name: str) -> float:
         """Reading a number is atomic and needs no lock."""
         tag = _tag(name)
@@ -81,7 +87,7 @@ class EdgeTable:
         for place in places:
             if self._tags[place - 1] == tag:
                 return place
-        place = min(places, key=self._edges.__getitem__)
+        place = min(places, key=lambda place: (self._tags[place - 1] != 0, self._edges[place]))
         self._edges[place] = 0.0
         self._tags[place - 1] = tag
         return place

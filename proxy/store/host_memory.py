@@ -2,7 +2,8 @@
 
 It is an anonymous file that the supervisor creates and every process maps: mutexes, the owners of the regions in
 `AccountCounts`, the buckets of upstreams and of client addresses (`EdgeTable`), those regions, and last the leases
-(store/leased_windows), which grow with the number of accounts and keys.
+(store/leased_windows), which grow with the number of accounts and keys. Far beyond those are the leases of upstreams
+(store/upstream_windows). The file is sparse: only pages that are used exist.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ _TABLES_END = _ADDRESSES_AT + edge_table.bytes_of(ADDRESS_SETS)
 _REGIONS_AT = -(-_TABLES_END // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 LEASES_AT = _REGIONS_AT + account_counts.PROCESSES * account_counts.REGION_BYTES
+# Leaves room for the leases of a billion accounts and keys.
+UPSTREAM_LEASES_AT = LEASES_AT + (1 << 38)
+UPSTREAMS = UPSTREAM_SETS * edge_table.WAYS
 
 
 def create() -> int:
@@ -48,7 +52,7 @@ class HostMemory:
         self.fd = fd
         self._memory = memory = mmap.mmap(fd, _REGIONS_AT)
         view = memoryview(memory)
-        mutexes = robust_mutexes.mutexes_of(memory, STRIPES)
+        self.mutexes = mutexes = robust_mutexes.mutexes_of(memory, STRIPES)
         self.upstreams = EdgeTable(view[_UPSTREAMS_AT:_ADDRESSES_AT], mutexes)
         self.addresses = EdgeTable(view[_ADDRESSES_AT:_TABLES_END], mutexes)
         self.counts = AccountCounts(fd, _REGIONS_AT, view[_OWNERS_AT:_UPSTREAMS_AT], mutexes)

@@ -12,11 +12,9 @@ import hiredis
 
 from proxy.core.limits import BucketRates
 from proxy.store.leased_windows import AHEAD_ROUND_TRIPS, AHEAD_S, RETURN_S, LeasedWindows, LeaseGrant
-from proxy.store.valkey_address import TAG
 from proxy.store.valkey_link import LATE_S, ValkeyLink
 
 LEASE = "penstock_lease_1"
-PRESENT = "penstock_present_1"
 # No call waits for leases longer than this.
 LATEST_S = 0.1
 # Spent tokens are reported this soon: until then Valkey holds them back from the others.
@@ -24,9 +22,6 @@ REPORT_S = 0.05
 SWEEP_S = 0.025
 # With a longer round trip, asks do not wait for the one before.
 SLOW_S = 0.005
-# A host is present for this long after it last said so, which it does every PRESENT_S.
-PRESENT_FOR_S = 5.0
-PRESENT_S = 1.0
 
 # The need of a call, in seconds of refill: requests and units.
 Need = tuple[float, float]
@@ -56,22 +51,21 @@ class SlotAsks:
 
 
 class LeaseKeeper:
-    def __init__(self, link: ValkeyLink, windows: LeasedWindows, host: str) -> None:
-        """`host` identifies this host among all that share the Valkey."""
+    def __init__(self, link: ValkeyLink, windows: LeasedWindows, key_of: Callable[[int], str]) -> None:
+        """`key_of`: the key in Valkey of a slot's buckets."""
         self._link = link
         self._windows = windows
-        self._host = host
+        self._key_of = key_of
         self._loop = asyncio.get_running_loop()
         # Slots that this worker has asked for and that may hold tokens.
         self._asks: dict[int, SlotAsks] = {}
         self._low: set[int] = set()
-        self.hosts = 1
         self.asked = 0
         windows.on_low(self._on_low)
         link.on_change.append(self._on_change)
 
     def __repr__(self) -> str:
-        return f"<LeaseKeeper {len(self._asks)} slots, {self.hosts} hosts, {self._link!r}>"
+        return f"<LeaseKeeper {len(self._asks)} slots, {self._link!r}>"
 
     # Waiting calls
 
@@ -113,7 +107,7 @@ class LeaseKeeper:
             return
         rate, guard = self._windows.rates[slot]
         found = self._windows.report(rate, guard, now, need, 0.0 if is_report else self._ahead_s())
-        words = (LEASE, "1", f"{TAG}:lease:{slot}", f"{rate.request_s:.9g}", f"{rate.unit_s:.9g}", *_texts(found))
+        words = (LEASE, "1", self._key_of(slot), f"{rate.request_s:.9g}", f"{rate.unit_s:.9g}", *_texts(found))
         asks.under_way += 1
         self.asked += 1
         self._link.send(("FCALL", *words), lambda reply: self._on_reply(slot, now, reply, waiting))
@@ -172,19 +166,6 @@ class LeaseKeeper:
                 del self._asks[slot]
             elif now - self._windows.reported_at(slot) > (REPORT_S if self._windows.has_spent(slot) else RETURN_S):
                 self._ask(slot, is_report=True)
-
-    async def stay_present(self) -> None:
-        """Tell the other hosts that this one is there, and count them: a supervised loop."""
-        while True:
-            await self.announce()
-            await asyncio.sleep(PRESENT_S)
-
-    async def announce(self) -> None:
-        words = (PRESENT, "1", f"{TAG}:hosts", self._host, str(int(PRESENT_FOR_S * 1000)))
-        reply = await self._link.ask("FCALL", *words)
-        if isinstance(reply, int) and reply > 0:
-            self.hosts = reply
-            self._windows.least_share = 1.0 / reply
 
 
 def _run(waiting: list[Callable[[], None]]) -> None:

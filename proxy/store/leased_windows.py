@@ -151,14 +151,7 @@ class LeasedWindows(Windows):
             self._map_leases(self.slots)
 
     def _map_leases(self, slots: int) -> None:
-        size = slots * RECORD_BYTES
-        fcntl.lockf(self._leases_fd, fcntl.LOCK_EX)
-        try:
-            if os.fstat(self._leases_fd).st_size < LEASES_AT + size:
-                os.ftruncate(self._leases_fd, LEASES_AT + size)
-        finally:
-            fcntl.lockf(self._leases_fd, fcntl.LOCK_UN)
-        self._cells = memoryview(mmap.mmap(self._leases_fd, size, offset=LEASES_AT)).cast("d")
+        self._cells = records_of(self._leases_fd, LEASES_AT, slots)
 
     # Spending
 
@@ -211,17 +204,20 @@ class LeasedWindows(Windows):
 
     def _take_share(self, at: int, now: float, request_s: float, unit_s: float) -> float:
         """Take from the host's share of what was refilled since Valkey last answered."""
-        cells = self._cells
-        share = self.share_of(at)
-        since = max(now - 1.0, cells[at + ANSWERED_AT] if cells[at + ANSWERED_AT] <= now else 0.0)
-        requests = max(since, min(cells[at + EDGE_R], now + 1.0)) + request_s / share
-        units = max(since, min(cells[at + EDGE_U], now + 1.0)) + unit_s / share
+        requests = self._share_edge(at, EDGE_R, now, request_s)
+        units = self._share_edge(at, EDGE_U, now, unit_s)
         wait = max(requests, units) - now
         if wait > TOLERANCE_S:
-            return float(wait)
-        cells[at + EDGE_R] = requests
-        cells[at + EDGE_U] = units
+            return wait
+        self._cells[at + EDGE_R] = requests
+        self._cells[at + EDGE_U] = units
         return 0.0
+
+    def _share_edge(self, at: int, place: int, now: float, cost_s: float) -> float:
+        """The edge of the host's own bucket after this amount."""
+        cells = self._cells
+        since = max(now - 1.0, cells[at + ANSWERED_AT] if cells[at + ANSWERED_AT] <= now else 0.0)
+        return float(max(since, min(cells[at + place], now + 1.0)) + cost_s / self.share_of(at))
 
     def share_of(self, at: int) -> float:
         """The part of all grants that this host got lately, and at least one part of as many as there are hosts."""
@@ -342,8 +338,10 @@ class LeasedWindows(Windows):
         return 1.0 - math.exp(-min(passed, 10.0) / DEMAND_S) if passed > 0.0 else 0.0
 
     def _spent(self, at: int, old: int, held: float, base: int) -> tuple[float, float]:
-        """What was spent since the last report, of the older slot and of the newer one; counted from now on."""
+        """What was spent since the last report, of the older slot and of the newer one; counted from now on. A debt is spent
+        when tokens for it are granted."""
         cells = self._cells
+        held = max(0.0, held)
         spent = max(0.0, cells[at + base] - held)
         of_old = min(spent, cells[at + old])
         cells[at + old] -= of_old
@@ -356,9 +354,11 @@ class LeasedWindows(Windows):
         if now < cells[at + UNTIL]:
             return
         if now >= cells[at + NEW_UNTIL]:
-            cells[at + BASE_R] -= self._held(at, 0)
-            cells[at + BASE_U] -= self._held(at, 1)
-            self._set_pool(at, 0.0, 0.0, 0.0, 0.0)
+            # A debt does not end (UpstreamWindows.charge).
+            held_r, held_u = max(0.0, self._held(at, 0)), max(0.0, self._held(at, 1))
+            cells[at + BASE_R] -= held_r
+            cells[at + BASE_U] -= held_u
+            self._set_pool(at, self._held(at, 0) - held_r, self._held(at, 1) - held_u, 0.0, 0.0)
             cells[at + OLD_R] = cells[at + OLD_U] = 0.0
             return
         for kind, old, base in ((0, OLD_R, BASE_R), (1, OLD_U, BASE_U)):
@@ -440,6 +440,18 @@ class LeasedWindows(Windows):
 
     def __repr__(self) -> str:
         return f"<LeasedWindows {self.slots} slots, Valkey {'away' if self.away else 'up'}>"
+
+
+def records_of(fd: int, start: int, slots: int) -> memoryview[float]:
+    """Map the records of so many slots. The file only grows."""
+    size = slots * RECORD_BYTES
+    fcntl.lockf(fd, fcntl.LOCK_EX)
+    try:
+        if os.fstat(fd).st_size < start + size:
+            os.ftruncate(fd, start + size)
+    finally:
+        fcntl.lockf(fd, fcntl.LOCK_UN)
+    return memoryview(mmap.mmap(fd, size, offset=start)).cast("d")
 
 
 def _tokens(seconds: float, cost_s: float) -> int:

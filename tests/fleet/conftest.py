@@ -7,11 +7,19 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.database import Server
-from tests.fleet.gateways import Fleet, gateways
-from tests.flows.upstream import Upstream
+from tests.fleet.gateways import UPSTREAM_RATE, Fleet, gateways
+from tests.flows.upstream import HOODI, Upstream
 from tests.redis_server import redis_server, require_redis
 
 HOSTS = 3
+MORE = """
+[[upstreams]]
+network = "ethereum/hoodi"
+url = "{upstream_url}"
+requests_per_second = {rate}
+[valkey]
+limits_url = "{limits_url}"
+"""
 
 
 @pytest.fixture(scope="package")
@@ -20,10 +28,13 @@ async def running_fleet(
 ) -> AsyncIterator[Fleet]:
     require_redis()
     room = tmp_path_factory.mktemp("fleet")
+    limited = Upstream(HOODI)
+    await limited.open()
     async with redis_server(room) as redis:
-        more = f'[valkey]\nlimits_url = "{redis.url}"\n'
+        more = MORE.format(limits_url=redis.url, upstream_url=limited.url, rate=UPSTREAM_RATE)
         async with gateways(server.postgres, room, upstream_server.url, hosts=HOSTS, workers=1, more=more) as found:
-            yield Fleet(found, redis)
+            yield Fleet(found, redis, limited)
+    await limited.close()
 
 
 @pytest.fixture

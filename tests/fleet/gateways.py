@@ -16,11 +16,14 @@ from proxy.dev.postgres import Postgres
 from tests.database import another
 from tests.flows import production
 from tests.flows.production import Production, settings_text
+from tests.flows.upstream import Upstream
 from tests.http_client import HttpClient, Reply, fresh_call, post, request, rpc
 from tests.redis_server import RedisServer
 from tests.service import command_here, owner_of, until
 
-SEPOLIA = "ethereum/sepolia"
+SEPOLIA, LIMITED = "ethereum/sepolia", "ethereum/hoodi"
+# Calls per second that the upstream of LIMITED takes.
+UPSTREAM_RATE = 20
 # Failed authentications that an address may make in a minute.
 FAILURES = 200
 _serial = itertools.count(1)
@@ -55,10 +58,11 @@ class Gateways:
 
 @dataclass
 class Fleet:
-    """Gateways that share a Redis."""
+    """Gateways that share a Redis. One of their upstreams has a rate limit."""
 
     gateways: Gateways
     redis: RedisServer
+    limited: Upstream
 
     async def key(self, plan: str, own_rate: int = 0) -> str:
         """A new key that every host knows."""
@@ -68,13 +72,13 @@ class Fleet:
                 await known_everywhere([client], made)
         return made
 
-    async def volley(self, key: str, count: int) -> list[list[int]]:
+    async def volley(self, key: str, count: int, network: str = SEPOLIA) -> list[list[int]]:
         """Make this many calls on every host at the same time, each on its own connection; the statuses by host."""
-        return await asyncio.gather(*(self.calls(host, key, count) for host in self.gateways.hosts))
+        return await asyncio.gather(*(self.calls(host, key, count, network) for host in self.gateways.hosts))
 
-    async def calls(self, host: Production, key: str, count: int) -> list[int]:
+    async def calls(self, host: Production, key: str, count: int, network: str = SEPOLIA) -> list[int]:
         clients = [await HttpClient.open(host.port) for _ in range(count)]
-        data = [post(fresh_call(), key=key, network=SEPOLIA) for _ in clients]
+        data = [post(fresh_call(), key=key, network=network) for _ in clients]
         replies = await asyncio.gather(*(client.send(each) for client, each in zip(clients, data, strict=True)))
         for client in clients:
             await client.close()

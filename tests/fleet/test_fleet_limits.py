@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from tests.fleet.gateways import Fleet
+from tests.fleet.gateways import LIMITED, UPSTREAM_RATE, Fleet
 from tests.service import until
 
 # Limits of the free plan.
@@ -40,6 +40,33 @@ async def test_calls_of_one_host_get_the_whole_limit(fleet: Fleet) -> None:
 
 async def test_own_limit_of_a_key_holds_over_all_hosts(fleet: Fleet) -> None:
     await until(lambda: _holds(fleet, 5, own_rate=5))
+
+
+async def test_one_host_gets_the_whole_limit_of_an_upstream(fleet: Fleet) -> None:
+    key = await fleet.key("enterprise")
+
+    async def gets_all() -> bool:
+        before = fleet.limited.calls
+        statuses = await fleet.calls(fleet.gateways.hosts[0], key, UPSTREAM_RATE, LIMITED)
+        assert statuses.count(200) == fleet.limited.calls - before
+        return statuses.count(200) == UPSTREAM_RATE
+
+    # An equal part for each host would be a third of that.
+    await until(gets_all, every_s=1.2)
+
+
+async def test_limit_of_an_upstream_holds_over_all_hosts(fleet: Fleet) -> None:
+    key = await fleet.key("enterprise")
+
+    async def holds() -> bool:
+        before, began = fleet.limited.calls, time.monotonic()
+        statuses = await fleet.volley(key, UPSTREAM_RATE, LIMITED)
+        assert {status for host in statuses for status in host} == {200, 503}
+        sent = fleet.limited.calls - before
+        return UPSTREAM_RATE // 2 <= sent <= UPSTREAM_RATE * (1 + time.monotonic() - began) + 1
+
+    # On a busy machine Redis may be late, and then each host has its share.
+    await until(holds, every_s=1.2)
 
 
 @pytest.mark.parametrize("fault", ["frozen", "stopped"])

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy.compose.fleet import link_to
+from proxy.compose.fleet import account_leases, link_to
 from proxy.core.limits import BucketRates
 from proxy.store import host_memory, valkey_link, windows
-from proxy.store.lease_keeper import LeaseKeeper
 from proxy.store.leased_windows import ASK, LeasedWindows
+from proxy.store.live_hosts import LiveHosts
 from proxy.tasks import Tasks
 from tests.redis_server import redis_server, require_redis
 from tests.service import until
@@ -38,7 +38,8 @@ class Host:
         self.windows = LeasedWindows(windows.create(), host_memory.create(), alone=number % 2 == 0)
         self.windows.reserve_rates(RATE, OWN)
         self.link = link_to(url)
-        self.leases = LeaseKeeper(self.link, self.windows, f"host{number}")
+        self.leases = account_leases(self.link, self.windows)
+        self.hosts = LiveHosts(self.link, f"host{number}", [self.windows])
 
     async def call(self, *, own: bool = False) -> bool:
         """Whether a call is admitted, after it has waited for a lease if need be."""
@@ -63,9 +64,9 @@ async def hosts(room: Path, count: int) -> AsyncIterator[list[Host]]:
         for number, host in enumerate(found):
             tasks.start(f"valkey {number}", host.link.run)
             tasks.start(f"leases {number}", host.leases.run)
-            tasks.start(f"presence {number}", host.leases.stay_present)
+            tasks.start(f"presence {number}", host.hosts.run)
         try:
-            await until(lambda: all(host.leases.hosts == count for host in found))
+            await until(lambda: all(host.hosts.count == count for host in found))
             yield found
         finally:
             await tasks.close()

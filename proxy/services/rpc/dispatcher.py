@@ -37,7 +37,7 @@ _monotonic = time.monotonic
 class Dispatcher(FlightHandler):
     """Chooses upstreams for the flights of one network, sends them, and ends them."""
 
-    __slots__ = ("budget", "call_timeout_s", "on_behind", "on_null", "on_partial", "on_split", "state")
+    __slots__ = ("budget", "call_timeout_s", "on_behind", "on_null", "on_partial", "on_split", "on_unleased", "state")
 
     def __init__(self, state: NetworkState, *, call_timeout_s: float) -> None:
         self.state = state
@@ -46,9 +46,11 @@ class Dispatcher(FlightHandler):
         # Take over a flight whose range was refused, or whose result is null; False if they decline.
         self.on_split: Callable[[Flight, bytes], bool] | None = None
         self.on_null: Callable[[Flight], bool] | None = None
-        # Take over a flight whose result may lack the last blocks of its range.
         # Lets a flight wait for an upstream that has its block.
         self.on_behind: Callable[[Flight], None] | None = None
+        # Lets a flight wait for a token of an upstream's limit; False if it declines.
+        self.on_unleased: Callable[[Flight], bool] | None = None
+        # Take over a flight whose result may lack the last blocks of its range.
         self.on_partial: Callable[[Flight, bytes, Upstream], None] | None = None
 
     def __repr__(self) -> str:
@@ -102,11 +104,13 @@ class Dispatcher(FlightHandler):
         if upstream is None and self.on_behind is not None and needs_block(flight):
             self.on_behind(flight)
             return
-        if upstream is None:
-            fault = Unavailable(f"no upstream of {self.state.network_id} accepts calls at the moment")
-            self.land_fault(flight, fault)
-            return
-        self.send(flight, upstream, now)
+        if upstream is not None:
+            self.send(flight, upstream, now)
+        elif self.on_unleased is None or not self.on_unleased(flight):
+            self.refuse(flight)
+
+    def refuse(self, flight: Flight) -> None:
+        self.land_fault(flight, Unavailable(f"no upstream of {self.state.network_id} accepts calls at the moment"))
 
     def choose(self, flight: Flight, now: float, tried: int) -> Upstream | None:
         return choose_upstream(self.state, flight, now, tried)

@@ -1,0 +1,75 @@
+"""The limits of upstreams that all hosts share: their tokens are leased from Valkey, like those of accounts and keys.
+
+Nothing waits while an upstream is chosen: one without tokens is passed over, and tokens are asked for. A call that finds no
+other upstream waits for them (services/rpc/lease_waits).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from proxy.core.limits import BucketRates
+from proxy.store.host_memory import HostMemory
+from proxy.store.lease_keeper import LeaseKeeper
+from proxy.store.leased_windows import ASK
+from proxy.store.upstream_windows import UpstreamWindows
+from proxy.store.valkey_address import TAG
+from proxy.store.valkey_link import ValkeyLink
+
+# A leased bucket holds the calls of one second, so a limit below this is not leased.
+LEAST_PER_SECOND = 1.0
+
+
+class UpstreamLeases:
+    def __init__(self, link: ValkeyLink, memory: HostMemory) -> None:
+        self._places = memory.upstreams
+        self._marks: dict[int, str] = {}
+        self.windows = UpstreamWindows(memory.fd, memory.mutexes)
+        self.keeper = LeaseKeeper(link, self.windows, self._key_of)
+
+    def __repr__(self) -> str:
+        return f"<UpstreamLeases of {len(self._marks)}, {self.keeper!r}>"
+
+    def rate(self, mark: str, per_second: float) -> LeasedRate:
+        slot = self._places.place_of(mark)
+        self._marks[slot] = mark
+        rates = BucketRates(slot, math.ceil(per_second), 1)
+        rates.request_s = 1.0 / per_second
+        self.windows.reserve_rates(rates, None)
+        return LeasedRate(self.windows, self.keeper, rates)
+
+    def _key_of(self, slot: int) -> str:
+        return f"{TAG}:upstream:{self._marks[slot]}"
+
+
+class LeasedRate:
+    """The `CallRate` of one upstream."""
+
+    def __init__(self, windows: UpstreamWindows, keeper: LeaseKeeper, rate: BucketRates) -> None:
+        self._windows = windows
+        self._keeper = keeper
+        self._rate = rate
+
+    def __repr__(self) -> str:
+        return f"<LeasedRate {1.0 / self._rate.request_s:g}/s>"
+
+    def admits(self, now: float) -> bool:
+        found = self._look(now)
+        if found == ASK:
+            self._keeper.hint(self._rate.slot, (self._rate.request_s, 0.0))
+        return found == 0.0
+
+    def take(self, now: float) -> None:
+        self._windows.charge(self._rate.slot, now, self._rate.request_s)
+
+    def waits(self, began: float) -> bool:
+        """Whether a call that began to wait then is decided by Valkey's reply."""
+        return self._look(time.monotonic()) == ASK and self._keeper.may_wait(began)
+
+    def when_leased(self, again: Callable[[], None]) -> None:
+        self._keeper.wait(self._rate.slot, (self._rate.request_s, 0.0), again)
+
+    def _look(self, now: float) -> float:
+        return self._windows.look(self._rate.slot, now, self._rate.request_s)
