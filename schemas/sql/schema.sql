@@ -145,14 +145,14 @@ create table recent_blocks (
 );
 
 -- Sums of transfers. Negative if the index starts after the first transfer, or if the contract breaks the standard.
--- Rows at zero stay, because a contract can pay interest without an event.
+-- Rows at zero stay, because a contract can pay interest without an event. Each network has tables of its own.
 create table token_holdings (
     network smallint not null,
     holder bytea not null,
     contract bytea not null,
     amount numeric not null,
     primary key (network, holder, contract)
-) with (fillfactor = 90);
+) partition by list (network);
 
 -- One row per token and holder. Rows at zero are deleted.
 create table nft_holdings (
@@ -164,12 +164,36 @@ create table nft_holdings (
     token_id numeric not null,
     amount numeric not null,
     primary key (network, holder, contract, token_id)
-);
+) partition by list (network);
 
 create index nft_holders on nft_holdings (network, contract, holder) include (amount);
 create index nft_holdings_at_zero on nft_holdings (network) where amount = 0;
 -- Holders of a token that can have many.
 create index nft_holders_of_token on nft_holdings (network, contract, token_id) where standard = 1155;
+
+-- Add the tables for the holdings of a network when its row is added. The parts are attached when they are complete, which
+-- does not block reads. The owner's rights are enough, so that the service itself need not be allowed to create tables.
+create function holdings_add_network() returns trigger language plpgsql security definer set search_path from current as $$
+declare
+    parent text;
+    part text;
+begin
+    foreach parent in array array['token_holdings', 'nft_holdings'] loop
+        part := parent || '_' || new.number;
+        execute format('create table %I (like %I including all) partition by hash (holder)', part, parent);
+        for remainder in 0..7 loop
+            execute format(
+                'create table %I partition of %I for values with (modulus 8, remainder %s) with (fillfactor = 90)',
+                part || '_' || remainder, part, remainder
+            );
+        end loop;
+        execute format('alter table %I attach partition %I for values in (%s)', parent, part, new.number);
+    end loop;
+    return null;
+end $$;
+
+create trigger holdings_add_network after insert on followed_networks
+for each row execute function holdings_add_network();
 
 -- Changes that each recent block made to holdings, to undo them after a reorganisation. Not compressed, because they
 -- are written far more often than read.

@@ -30,7 +30,8 @@ BODIES = re.compile(r"(?<=\bas )\$\$.*?\$\$", re.DOTALL)
 # A later release may contract: the line gives the reason and the version that stopped using it.
 DECLARED = re.compile(r"^-- contract: (?=.*\b\d+\.\d+\.\d+\b).+$", re.MULTILINE)
 
-# Queries that describe a schema, one row per object, without column order and object ids, which differ between databases.
+# Queries that describe a schema, one row per object, without column order, object ids and the names that the server gives to
+# `not null`, which differ between databases.
 CATALOG = {
     "relations": """
         select relname, relkind::text, relpersistence::text, relrowsecurity, reloptions
@@ -43,7 +44,8 @@ CATALOG = {
         where c.relnamespace = 'public'::regnamespace and c.relkind in ('r', 'p', 'v', 'm')
             and a.attnum > 0 and not a.attisdropped""",
     "constraints": """
-        select conrelid::regclass::text, conname, contype::text, pg_get_constraintdef(oid), convalidated
+        select conrelid::regclass::text, nullif(conname, case contype when 'n' then conname end), contype::text,
+            pg_get_constraintdef(oid), convalidated
         from pg_constraint where connamespace = 'public'::regnamespace""",
     "indexes": "select indexname, indexdef from pg_indexes where schemaname = 'public'",
     "functions": "select proname, pg_get_functiondef(oid) from pg_proc where pronamespace = 'public'::regnamespace",
