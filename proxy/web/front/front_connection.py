@@ -5,25 +5,21 @@ for their outcomes and writes the replies. A message of any other form changes t
 own handler gets the bytes from the start of that message. A connection serves one request at a time, so it holds the state of
 that request itself and allocates nothing for it.
 
-Most calls take the *short path*: a plain read, an idle connection to the only upstream, a good reply. The client connection
-is then itself the sink of the upstream connection. Both halves, `_serve_call` and `on_reply`, are written in one piece,
-because a function call costs up to 0.1 µs. All other calls become a `Flight` or go through `Rpc`, with the same outcome.
+Most calls take the short path (`short_call.py`), and cached results are answered right here. All other calls become a `Flight`
+or go through `RpcService`, with the same outcome.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from bisect import bisect_left
 from typing import Final, final
 
 from proxy.core import jsonrpc, outline
 from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MalformedCall
-from proxy.core.usage import LATENCY_S
 from proxy.errors import Fault, InvalidRequest, RequestTimeout
-from proxy.services.rpc.flights import Flight, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.web.front.connection_limiter import ConnectionLimiter
@@ -32,28 +28,24 @@ from proxy.web.front.handler_connection import hand_over
 from proxy.web.front.reply_writer import ReplyWriter
 from proxy.web.front.request_heads import RequestHead
 from proxy.web.front.request_reader import LARGE_BODY, RequestMessage, RequestReader
-from proxy.wire.http1 import ReplyHead
-from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
+from proxy.web.front.short_call import ShortCall
+from proxy.wire.upstream import Upstream
 
 # Bytes that a client may send ahead of its replies, whether these are immediate or not. Beyond that it is not read until half
 # of them are served. Bytes read at once before that, up to 256 KiB, come on top.
 MAX_AHEAD: Final = 262_144
-# Calls that take longer than this leave the short path, so that the sweep can retry or hedge them.
-SHORT_PATH_S: Final = 0.05
 _monotonic: Final = time.monotonic
 _read_envelope: Final = jsonrpc.read_envelope
-_read_reply: Final = jsonrpc.read_any_reply
 _NOT_JSON: Final = jsonrpc.NOT_JSON
-_NO_REPLY: Final = jsonrpc.UpstreamReply()
 
 
 @final
 class FrontConnection(asyncio.Protocol):
-    """One client connection, and on the short path the sink of its call."""
+    """One client connection."""
 
     __slots__ = (
-        "_address", "_arriving", "_context", "_limiter", "_next", "_params", "_reader", "_reads_soon", "_replies", "_sender",
-        "_since", "_unsent", "_upstream", "_wire_id",
+        "_address", "_arriving", "_context", "_limiter", "_next", "_reader", "_reads_soon", "_replies", "_sender", "_short",
+        "_since", "_unsent",
     )  # fmt: skip
 
     def __init__(self, limiter: ConnectionLimiter, context: FrontContext) -> None:
@@ -67,15 +59,12 @@ class FrontConnection(asyncio.Protocol):
         self._sender = ""
         # Unread bytes of a client that does not read, since its clock runs.
         self._unsent = 0
-        # The call under way on the short path: its params, the id it was sent under, its upstream.
-        self._params = b""
-        self._wire_id = b""
-        self._upstream: Upstream | None = None
         # Whether reading ahead is scheduled, and a message that waits for the connection's turn.
         self._reads_soon = False
         self._next: RequestMessage | None = None
         self._reader = RequestReader(context.heads, context.max_head)
         self._replies = ReplyWriter(context, self._reader, self._go_on)
+        self._short = ShortCall(self._replies)
 
     def __repr__(self) -> str:
         state = "busy" if self._replies.busy else "idle" if self._reader.is_empty else "reading"
@@ -86,19 +75,13 @@ class FrontConnection(asyncio.Protocol):
         return self._reader.bytes_ahead
 
     @property
-    def client(self) -> str:
-        """The account whose call is under way, or was the last."""
-        head = self._replies.head
-        return "" if head is None else head.key.account.id
-
-    @property
     def transport(self) -> asyncio.Transport | None:
         return self._replies.transport
 
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._replies.transport = transport  # type: ignore[assignment]
+        self._replies.open(transport)  # type: ignore[arg-type]
         peer = transport.get_extra_info("peername")
         self._address = peer[0] if isinstance(peer, tuple) else ""
         self._since = _monotonic()
@@ -123,15 +106,13 @@ class FrontConnection(asyncio.Protocol):
         self._reader.forget_known()
         if replies.flight is not None:
             replies.flight.leave(replies)
-        elif self._upstream is not None:
-            upstream, self._upstream = self._upstream, None
-            upstream.health.inflight -= 1
-            upstream.leave(self)
         elif replies.batch is not None:
             replies.batch.leave()
+        else:
+            self._short.leave()
 
     def pause_writing(self) -> None:
-        self._replies.pause(_monotonic())
+        self._replies.stream.pause(_monotonic())
         self._unsent = 0
         self._reader.forget_known()
         self._limiter.timed.add(self)
@@ -145,7 +126,7 @@ class FrontConnection(asyncio.Protocol):
         """Read a new head, a part of a message, or several messages."""
         reader, replies = self._reader, self._replies
         is_new = reader.is_empty
-        is_free = not replies.busy and not replies.stalled_since
+        is_free = not replies.busy and not replies.is_stalled
         message = reader.take(data, is_free=is_free)
         if reader.bytes_ahead > MAX_AHEAD:
             self._pause_reading()
@@ -190,7 +171,7 @@ class FrontConnection(asyncio.Protocol):
         """Refused calls cost their client nothing, and a change of the protocol takes long: they share a place with others."""
         self._next = message
         self._replies.busy = True
-        client = self.client or self._address
+        client = self._replies.client or self._address
         if message.head is None:
             self._pause_reading()
             client = self._limiter.client_of_head(self._address, message.data) or client
@@ -224,7 +205,7 @@ class FrontConnection(asyncio.Protocol):
             self._resume_reading()
         if self._reader.ahead and not self._reads_soon:
             self._reads_soon = True
-            self._limiter.turns.add(self.client or self._address, self._read_ahead)
+            self._limiter.turns.add(self._replies.client or self._address, self._read_ahead)
 
     def _resume_reading(self) -> None:
         replies = self._replies
@@ -235,7 +216,7 @@ class FrontConnection(asyncio.Protocol):
     def _read_ahead(self) -> bool:
         self._reads_soon = False
         reader, replies = self._reader, self._replies
-        if not reader.ahead or replies.busy or replies.stalled_since or replies.transport is None:
+        if not reader.ahead or replies.busy or replies.is_stalled or replies.transport is None:
             return False
         message = reader.take_ahead()
         if message is not None:
@@ -292,15 +273,9 @@ class FrontConnection(asyncio.Protocol):
             self._serve_shared(route, key, policy, params, now)
             return
         upstream: Upstream = route.only  # type: ignore[assignment]
-        sent = upstream.send_call(self, policy.request_tail, params) if upstream.health.free else None
-        if sent is None:
+        if not self._short.send(upstream, policy, params):
             replies.cache = ""
             context.forwarder.forward((replies, policy, params), route, key, now)
-            return
-        self._params = params
-        self._wire_id = sent
-        self._upstream = upstream
-        upstream.health.inflight += 1
 
     def _serve_shared(self, route: Route, key: Key, policy: MethodPolicy, params: bytes, now: float) -> None:
         """Serve a call whose result may be cached. A hit is answered here, in one piece: hits are the most frequent calls."""
@@ -336,7 +311,7 @@ class FrontConnection(asyncio.Protocol):
         replies.units = 0
         replies.cache = ""
         replies.block = 0
-        replies.params = b""
+        replies.notes.params = b""
         if key.disabled or key.dies_at <= now or not key.scopes & route.any_scope or (route.is_live and not key.live):
             replies.on_fault(self._context.refusal(head, now))
             return
@@ -346,7 +321,7 @@ class FrontConnection(asyncio.Protocol):
             else:
                 call = call or jsonrpc.parse(body, envelope)
                 replies.id = call[2]
-                replies.params = call[1] if key.records_params else b""
+                replies.notes.params = call[1] if key.records_params else b""
                 self._context.rpc.call(replies, route, key, call, now, directives=head.directives)
         except MalformedCall as exc:
             replies.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
@@ -366,105 +341,14 @@ class FrontConnection(asyncio.Protocol):
         if replies.busy:
             replies.batch = batch
 
-    # The sink of the short path
-
-    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
-        upstream, replies = connection.upstream, self._replies
-        client: RequestHead = replies.head  # type: ignore[assignment]
-        policy: MethodPolicy = replies.policy  # type: ignore[assignment]
-        try:
-            reply = _read_reply(body)
-        except _NOT_JSON:
-            reply = _NO_REPLY
-        result = reply.result
-        if (
-            not result
-            or reply.error
-            or bytes(reply.id) != self._wire_id
-            or head.status != 200
-            or not head.plain
-            or not body.isascii()
-            or (policy.looks_up_null and client.route.state.is_null(result))
-        ):
-            self._take_off(upstream).on_reply(connection, head, body)
-            return
-        now = _monotonic()
-        took = now - replies.began
-        self._upstream = None
-        health = upstream.health
-        health.inflight -= 1
-        health.good += 1
-        # One call in eight is enough for the averages.
-        if not health.good & 7 or health.failures_in_a_row or health.pause_s:
-            health.succeeded(took)
-            health.good -= 1
-        tally = client.key.sheet[policy.tally]
-        tally.results += 1
-        tally.units += replies.units
-        tally.seconds += took
-        tally.buckets[bisect_left(LATENCY_S, took)] += 1
-        replies.cache = ""
-        replies.write_result(result, now)
-
-    def _take_off(self, upstream: Upstream) -> Flight:
-        """Turn the call into a flight, because it is slow, failed, or has an unusual reply."""
-        replies = self._replies
-        assert replies.head is not None
-        assert replies.policy is not None
-        self._upstream = None
-        replies.cache = ""
-        replies.flight = flight = replies.head.route.dispatcher.take_over(
-            replies.policy,
-            self._params,
-            replies,
-            upstream,
-            id_=self._wire_id,
-            began=replies.began,
-            client=replies.head.key.account.id,
-            block=replies.block,
-        )
-        return flight
-
-    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
-        self._take_off(upstream).on_fail(upstream, reason, sent=sent)
-
-    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
-        """Pass on a large reply that is complete. One that comes in pieces needs a flight to follow it to its end."""
-        replies = self._replies
-        policy: MethodPolicy = replies.policy  # type: ignore[assignment]
-        start = result_at(policy, self._wire_id, head, beginning) if len(beginning) == head.length else 0
-        if not start:
-            flight = self._take_off(connection.upstream)
-            connection.replace(self, flight)
-            return flight.on_large(connection, head, beginning)
-        replies.cache = ""
-        replies.on_stream(memoryview(beginning)[start:], head.length - start, connection)
-        return True
-
-    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
-        if connection is not None and now - self._replies.began > SHORT_PATH_S:
-            flight = self._take_off(connection.upstream)
-            connection.replace(self, flight)
-            flight.on_tick(connection, now)
-
-    def on_end(self, connection: UpstreamConnection) -> None:
-        self._upstream = None
-        health = connection.upstream.health
-        health.inflight -= 1
-        health.succeeded(_monotonic() - self._replies.began)
-        self._replies.on_stream_end()
-
-    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
-        raise AssertionError("a reply in pieces belongs to a flight")
-
     # Called by the connection limiter
 
     def check(self, now: float) -> None:
         """Enforce the deadline that runs, if any."""
         limiter, reader, replies = self._limiter, self._reader, self._replies
-        limits = limiter.limits
-        if replies.stalled_since:
-            replies.stalled_since, self._unsent = limiter.watch_reader(self, now, replies.stalled_since, self._unsent)
+        limits, stream = limiter.limits, replies.stream
+        if stream.stalled_since:
+            stream.stalled_since, self._unsent = limiter.watch_reader(self, now, stream.stalled_since, self._unsent)
         elif replies.busy or reader.is_empty:
             limiter.timed.discard(self)
         elif now - self._since > (limits.body_timeout_s if reader.is_in_body else limits.head_timeout_s):

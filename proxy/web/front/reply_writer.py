@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, final
+from typing import Final, final
 
 import msgspec
 
@@ -37,9 +37,10 @@ from proxy.web.front.reply_lines import (
     reply_length,
     units_line,
 )
+from proxy.web.front.reply_stream import ReplyStream
 from proxy.web.front.request_heads import RequestHead
+from proxy.web.front.request_notes import RequestNotes
 from proxy.web.front.request_reader import RequestReader
-from proxy.web.front.stream_form import StreamForm
 from proxy.wire.upstream import Piece, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW
 
@@ -51,9 +52,8 @@ _monotonic: Final = time.monotonic
 @final
 class ReplyWriter:
     __slots__ = (
-        "_answered", "_context", "_failure", "_form", "_held_bytes", "_holds", "_on_free", "_reader", "_size", "_source",
-        "_streamed", "batch", "began", "block", "busy", "cache", "flight", "head", "id", "left", "params", "paused_reading",
-        "policy", "stalled_since", "transport", "units", "was_refused",
+        "_context", "_on_free", "_reader", "_streamed", "batch", "began", "block", "busy", "cache", "flight", "head",
+        "id", "left", "notes", "paused_reading", "policy", "stream", "transport", "units", "was_refused",
     )  # fmt: skip
 
     def __init__(self, context: FrontContext, reader: RequestReader, on_free: Callable[[], None]) -> None:
@@ -64,8 +64,6 @@ class ReplyWriter:
         self.transport: asyncio.Transport | None = None
         # Replies that may still be sent on this connection: with one left, the next reply is the last.
         self.left = context.max_requests
-        # When the client stopped reading; 0.0 while it reads.
-        self.stalled_since = 0.0
         # Whether reading from the client is paused because it has sent too much ahead.
         self.paused_reading = False
         # Whether the last request was refused or failed: the next one waits for its turn.
@@ -84,25 +82,25 @@ class ReplyWriter:
         self.batch: BatchUnderWay | None = None
         # The batch whose reply is being sent in parts.
         self._streamed: CallBatch | None = None
-        # The upstream connection that streams the reply, and the form in which its pieces are sent.
-        self._source: UpstreamConnection | None = None
-        self._form = StreamForm()
-        # Whether the reply is read from the upstream although the client does not read it, and the bytes so held.
-        self._holds = False
-        self._held_bytes = 0
-        # For the record of the request: its params, if they are recorded, its error, its batch, and the size of its reply.
-        self.params = b""
-        self._failure = ""
-        self._answered: CallBatch | ShortBatch | None = None
-        self._size = 0
+        self.stream = ReplyStream(context.held)
+        # For the record of the request.
+        self.notes = RequestNotes(context.requests)
 
     def __repr__(self) -> str:
         return f"<ReplyWriter {'busy' if self.busy else 'idle'}, {self.left} replies left>"
 
     @property
+    def client(self) -> str:
+        """The account whose request is under way, or was the last."""
+        return "" if self.head is None else self.head.key.account.id
+
+    @property
     def streams(self) -> bool:
         """A notification has no reply, so there is nothing to stream."""
         return bool(self.id)
+
+    def open(self, transport: asyncio.Transport) -> None:
+        self.transport = self.stream.transport = transport
 
     # Outcomes
 
@@ -158,7 +156,8 @@ class ReplyWriter:
             self._log(200, request_id, now)
         account = key.account
         if account.unsampled <= 1 or now - self.began > context.slow_s or head.directives is not None:
-            self._record(200, request_id, now, size)
+            self.notes.size = size
+            self.notes.record(head, self, 200, request_id, now - self.began)
         else:
             account.unsampled -= 1
         self._finish(b"".join(reply))
@@ -168,7 +167,7 @@ class ReplyWriter:
         if not self.id:
             self._finish(self._no_content())
             return
-        self._failure = error.decode("utf-8", "replace")
+        self.notes.failure = error.decode("utf-8", "replace")
         self._finish_body(jsonrpc.error_reply(self.id, error))
 
     def _write_encoded(self, encoding: int, result: bytes | msgspec.Raw) -> None:
@@ -204,7 +203,7 @@ class ReplyWriter:
         self._refund(fault)
         self.was_refused = True
         self._reader.forget_known()
-        self._failure = fault.message
+        self.notes.failure = fault.message
         self._finish(self._fault(fault))
 
     def _refund(self, fault: Fault) -> None:
@@ -220,7 +219,7 @@ class ReplyWriter:
         self.units = self._context.rpc.settle_batch(self.head.key, batch)
         self.block = batch.reached
         body = batch.body()
-        self._answered = batch
+        self.notes.batch = batch
         if body:
             self._finish_body(body)
         else:
@@ -232,43 +231,31 @@ class ReplyWriter:
 
     # A large reply to a batch, in parts
 
-    @property
-    def is_stalled(self) -> bool:
-        return self.stalled_since > 0.0
-
     def on_batch_begin(self, batch: CallBatch) -> None:
         """The price is that of all items: refunds of items that fail later do not show in the header."""
         self._context.write_buffer.flush()
         self._streamed = batch
         self.units = batch.units
         self.block = 0
-        self._form.begin(self._encoding_for(NEVER), chunked=True)
-        self._write(self._ok(None, self._form.encoding))
+        self.stream.begin(self.client, self._encoding_for(NEVER), chunked=True)
+        self._write(self._ok(None, self.stream.encoding))
 
     def on_batch_part(self, part: Piece) -> None:
-        self.on_stream_piece(part)
+        self.stream.send(part)
 
     def on_batch_source(self, connection: UpstreamConnection | None) -> None:
-        self._source = connection
-        if connection is not None:
-            connection.on_stalled = self._on_stalled
-            if self.stalled_since and not self._holds:
-                connection.pause()
+        self.stream.take_from(connection)
 
     def on_batch_end(self, batch: CallBatch) -> None:
         self.batch = self._streamed = None
-        self._source = None
-        self._write(self._form.end())
+        self.stream.end()
         assert self.head is not None
         self._context.rpc.settle_batch(self.head.key, batch)
         batch.share.give_all()
         self._done()
 
     def on_batch_broken(self) -> None:
-        """Abort the connection, so that the client cannot take half a reply for a whole one."""
-        self._source = None
-        self._form.stop()
-        self._drop()
+        self.stream.break_off()
 
     def refuse_incomplete(self, fault: Fault) -> None:
         """Send a fault about a request whose body is not complete. The caller closes the connection."""
@@ -286,82 +273,40 @@ class ReplyWriter:
             packed = encodings.compress(encoding, start + beginning)
             self._write(self._ok(len(packed), encoding) + packed)
             return
-        self._form.begin(self._encoding_for(NEVER), chunked=left is None)
-        self._source = connection
-        connection.on_stalled = self._on_stalled
-        if self.stalled_since:
-            connection.pause()
-        chunked = self._form.chunked
-        head = self._ok(None if left is None or chunked else left + len(start), self._form.encoding)
-        if chunked:
+        stream = self.stream
+        stream.begin(self.client, self._encoding_for(NEVER), chunked=left is None)
+        stream.take_from(connection)
+        head = self._ok(None if left is None or stream.chunked else left + len(start), stream.encoding)
+        if stream.chunked:
             self._write(head)
-            self.on_stream_piece(start + beginning)
+            stream.send(start + beginning)
         elif self.transport is not None:
             self.transport.writelines((head + start, beginning))
 
     def on_stream_piece(self, piece: Piece) -> None:
-        if self._holds and not self._hold(len(piece)):
-            self._drop()
-            return
-        data = self._form.frame(piece)
-        if data:
-            self._write(data)
+        self.stream.send(piece)
 
     def on_stream_end(self) -> None:
-        # Cleared before the write: a write may call pause_writing, and the upstream connection is no longer ours to pause.
-        self._source = None
-        if self._form.chunked:
-            self._write(self._form.end())
+        self.stream.end()
         self._count("results")
         self._done()
 
     def on_stream_broken(self) -> None:
         self._refund(InternalError("the upstream's reply broke off"))
-        self.on_batch_broken()
+        self.stream.break_off()
 
-    def pause(self, now: float) -> None:
-        """The client does not read: stop reading its reply from the upstream."""
-        self.stalled_since = now
-        if self._source is not None and not self._holds:
-            self._source.pause()
+    # A client that does not read
 
-    def _on_stalled(self) -> None:
-        """Others need the upstream connection: hold the rest of the reply in memory, or drop the client."""
-        source, head = self._source, self.head
-        if source is None or head is None:
-            return
-        if self._context.held.has_room(head.key.account.id, source.bytes_left):
-            self._holds = True
-            source.resume()
-        else:
-            self._drop()
-
-    def _hold(self, size: int) -> bool:
-        assert self.head is not None
-        if not self._context.held.take(self.head.key.account.id, size):
-            return False
-        self._held_bytes += size
-        return True
-
-    def _drop(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-
-    def _let_go(self) -> None:
-        """What was held has been sent, or is not wanted any more."""
-        self._holds = False
-        if self._held_bytes and self.head is not None:
-            self._context.held.give_back(self.head.key.account.id, self._held_bytes)
-            self._held_bytes = 0
+    @property
+    def is_stalled(self) -> bool:
+        return self.stream.stalled_since > 0.0
 
     def resume(self) -> None:
-        self.stalled_since = 0.0
-        self._let_go()
+        """The client reads again."""
+        self.stream.read_again()
         if self._streamed is not None:
             self._streamed.flush()
-        if self._source is not None:
-            self._source.resume()
-        elif not self.busy:
+        if not self.stream.resume_source() and not self.busy:
             self._on_free()
 
     # The end of a request
@@ -392,8 +337,7 @@ class ReplyWriter:
     def close(self) -> None:
         """The connection is lost or has changed its protocol. Also breaks the reference cycle with its owner."""
         self.transport = None
-        self._source = None
-        self._let_go()
+        self.stream.close()
         self._on_free = _ignore
 
     def _write(self, data: Piece) -> None:
@@ -409,7 +353,7 @@ class ReplyWriter:
 
     def _ok(self, size: int | None, encoding: int = 0) -> bytes:
         """The head of a 200 with a body of this size; None means a chunked body."""
-        self._size = size or 0
+        self.notes.size = size or 0
         return self._ok_lines(encoding) + (b"Transfer-Encoding: chunked\r\n\r\n" if size is None else length_line(size))
 
     def _ok_lines(self, encoding: int) -> bytes:
@@ -440,7 +384,7 @@ class ReplyWriter:
         request_id = head.request_id or self._context.request_id()
         now = _monotonic()
         self._log(status, request_id, now)
-        self._record(status, request_id, now, self._size)
+        self.notes.record(head, self, status, request_id, now - self.began)
         # The rates of an expired key are not shown, like those of an unknown one.
         if now < head.key.dies_at:
             rates = self._context.rate_lines(head.key, now)
@@ -468,50 +412,6 @@ class ReplyWriter:
             is_short = self.policy is not None and self.policy.short and not self.cache and route.only is not None
             label = route.upstreams[0].label if is_short else ""
         return b"X-Upstream: %b\r\n" % label.encode() if label else b""
-
-    def _record(self, status: int, request_id: bytes, now: float, size: int) -> None:
-        """Record what happened to the request, if it is to be recorded."""
-        head, requests, took_s = self.head, self._context.requests, now - self.began
-        failure, batch = self._failure, self._answered
-        self._failure, self._answered, self._size = "", None, 0
-        if head is None:
-            return
-        key, network, directives = head.key, head.route.network.id, head.directives
-        name = request_id.decode()
-        if batch is not None:
-            requests.note_batch(
-                name, key, batch, network=network, took_s=took_s, directives=directives, units=self.units, bytes=size
-            )
-            return
-        reason = requests.reason(key.account, took_s, directives, failed=failure != "")
-        if reason is not None:
-            requests.note(
-                name,
-                key,
-                reason,
-                surface="http",
-                network=network,
-                method=self.policy.method.name if self.policy is not None else "",
-                status=status,
-                took_s=took_s,
-                flight=self.flight,
-                params=self.params,
-                error=failure,
-                units=self.units,
-                cache=self.cache,
-                bytes=size,
-                **self._short_attempt(took_s),
-            )
-
-    def _short_attempt(self, took_s: float) -> dict[str, Any]:
-        """The block and the attempt of a call without a flight."""
-        if self.flight is not None:
-            return {}
-        assert self.head is not None
-        only = self.head.route.only
-        is_short = only is not None and self.policy is not None and self.policy.short and not self.cache and self.units
-        attempts = ((only.label, 0.0, took_s, "answered"),) if only is not None and is_short else ()
-        return {"block": self.block, "attempts": attempts}
 
     def _log(self, status: int, request_id: bytes, now: float) -> None:
         """Add the request's line to the access log."""

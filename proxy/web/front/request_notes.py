@@ -1,0 +1,74 @@
+"""Notes on the request under way, and the record made of them when its reply is written (`services/request_log.py`)."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+from proxy.services.request_log import RequestLog
+from proxy.services.rpc.batches import CallBatch
+from proxy.services.rpc.flights import Caller
+from proxy.services.rpc.short_batch import ShortBatch
+from proxy.web.front.request_heads import RequestHead
+
+
+@final
+class RequestNotes:
+    """One client connection's notes. One request is served at a time, so they are reused for all of them."""
+
+    __slots__ = ("_requests", "batch", "failure", "params", "size")
+
+    def __init__(self, requests: RequestLog) -> None:
+        self._requests = requests
+        # The params, if they are recorded.
+        self.params = b""
+        # The message of the error, if the call failed.
+        self.failure = ""
+        # The batch that was answered, if it was one.
+        self.batch: CallBatch | ShortBatch | None = None
+        # Bytes of the reply's body.
+        self.size = 0
+
+    def __repr__(self) -> str:
+        return f"<RequestNotes {self.failure or 'no failure'}, {self.size} bytes>"
+
+    def record(self, head: RequestHead, caller: Caller, status: int, request_id: bytes, took_s: float) -> None:
+        """Record what happened to the request, if it is to be recorded. Only the params stay until the next request."""
+        failure, batch, size = self.failure, self.batch, self.size
+        self.failure, self.batch, self.size = "", None, 0
+        key, network, directives = head.key, head.route.network.id, head.directives
+        requests, name = self._requests, request_id.decode()
+        if batch is not None:
+            requests.note_batch(
+                name, key, batch, network=network, took_s=took_s, directives=directives, units=caller.units, bytes=size
+            )
+            return
+        reason = requests.reason(key.account, took_s, directives, failed=failure != "")
+        if reason is None:
+            return
+        requests.note(
+            name,
+            key,
+            reason,
+            surface="http",
+            network=network,
+            method=caller.policy.method.name if caller.policy is not None else "",
+            status=status,
+            took_s=took_s,
+            flight=caller.flight,
+            params=self.params,
+            error=failure,
+            units=caller.units,
+            cache=caller.cache,
+            bytes=size,
+            **_short_attempt(head, caller, took_s),
+        )
+
+
+def _short_attempt(head: RequestHead, caller: Caller, took_s: float) -> dict[str, Any]:
+    """The block and the attempt of a call without a flight."""
+    if caller.flight is not None:
+        return {}
+    only = head.route.only
+    is_short = only is not None and caller.policy is not None and caller.policy.short and not caller.cache
+    attempts = ((only.label, 0.0, took_s, "answered"),) if only is not None and is_short and caller.units else ()
+    return {"block": caller.block, "attempts": attempts}

@@ -1,0 +1,159 @@
+"""The short path: a plain read, an idle connection to the only upstream, a good reply.
+
+Most calls are such. The upstream connection passes the reply straight to this sink, which passes it to the reply writer of its
+client connection. A call that is slow, fails or has an unusual reply becomes a `Flight`, with the same outcome. One client
+connection has one call under way at a time, so one `ShortCall` is reused for all of them and nothing is allocated per call.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from typing import Final, final
+
+from proxy.core import jsonrpc
+from proxy.core.usage import LATENCY_S
+from proxy.services.rpc.flights import Flight, result_at
+from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.web.front.reply_writer import ReplyWriter
+from proxy.web.front.request_heads import RequestHead
+from proxy.wire.http1 import ReplyHead
+from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
+
+# Calls that take longer than this leave the short path, so that the sweep can retry or hedge them.
+SHORT_PATH_S: Final = 0.05
+_monotonic: Final = time.monotonic
+_read_reply: Final = jsonrpc.read_any_reply
+_NOT_JSON: Final = jsonrpc.NOT_JSON
+_NO_REPLY: Final = jsonrpc.UpstreamReply()
+
+
+@final
+class ShortCall:
+    """The sink of a client connection's call on the short path."""
+
+    __slots__ = ("_params", "_replies", "_upstream", "_wire_id")
+
+    def __init__(self, replies: ReplyWriter) -> None:
+        self._replies = replies
+        # The call under way: its params, the id it was sent under, its upstream.
+        self._params = b""
+        self._wire_id = b""
+        self._upstream: Upstream | None = None
+
+    def __repr__(self) -> str:
+        return f"<ShortCall {'idle' if self._upstream is None else self._upstream.label}>"
+
+    @property
+    def client(self) -> str:
+        return self._replies.client
+
+    def send(self, upstream: Upstream, policy: MethodPolicy, params: bytes) -> bool:
+        """Send the call. False if the upstream has no connection free for it."""
+        sent = upstream.send_call(self, policy.request_tail, params) if upstream.health.free else None
+        if sent is None:
+            return False
+        self._params = params
+        self._wire_id = sent
+        self._upstream = upstream
+        upstream.health.inflight += 1
+        return True
+
+    def leave(self) -> None:
+        """The client is gone: give up the call under way, if there is one."""
+        if self._upstream is not None:
+            upstream, self._upstream = self._upstream, None
+            upstream.health.inflight -= 1
+            upstream.leave(self)
+
+    # Called by the upstream connection
+
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+        """Pass on a good reply. In one piece, since almost every call ends here."""
+        upstream, replies = connection.upstream, self._replies
+        client: RequestHead = replies.head  # type: ignore[assignment]
+        policy: MethodPolicy = replies.policy  # type: ignore[assignment]
+        try:
+            reply = _read_reply(body)
+        except _NOT_JSON:
+            reply = _NO_REPLY
+        result = reply.result
+        if (
+            not result
+            or reply.error
+            or bytes(reply.id) != self._wire_id
+            or head.status != 200
+            or not head.plain
+            or not body.isascii()
+            or (policy.looks_up_null and client.route.state.is_null(result))
+        ):
+            self._take_off(upstream).on_reply(connection, head, body)
+            return
+        now = _monotonic()
+        took = now - replies.began
+        self._upstream = None
+        health = upstream.health
+        health.inflight -= 1
+        health.good += 1
+        # One call in eight is enough for the averages.
+        if not health.good & 7 or health.failures_in_a_row or health.pause_s:
+            health.succeeded(took)
+            health.good -= 1
+        tally = client.key.sheet[policy.tally]
+        tally.results += 1
+        tally.units += replies.units
+        tally.seconds += took
+        tally.buckets[bisect_left(LATENCY_S, took)] += 1
+        replies.cache = ""
+        replies.write_result(result, now)
+
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+        self._take_off(upstream).on_fail(upstream, reason, sent=sent)
+
+    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
+        """Pass on a large reply that is complete. One that comes in pieces needs a flight to follow it to its end."""
+        replies = self._replies
+        policy: MethodPolicy = replies.policy  # type: ignore[assignment]
+        start = result_at(policy, self._wire_id, head, beginning) if len(beginning) == head.length else 0
+        if not start:
+            flight = self._take_off(connection.upstream)
+            connection.replace(self, flight)
+            return flight.on_large(connection, head, beginning)
+        replies.cache = ""
+        replies.on_stream(memoryview(beginning)[start:], head.length - start, connection)
+        return True
+
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
+        raise AssertionError("a reply in pieces belongs to a flight")
+
+    def on_end(self, connection: UpstreamConnection) -> None:
+        self._upstream = None
+        health = connection.upstream.health
+        health.inflight -= 1
+        health.succeeded(_monotonic() - self._replies.began)
+        self._replies.on_stream_end()
+
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
+        if connection is not None and now - self._replies.began > SHORT_PATH_S:
+            flight = self._take_off(connection.upstream)
+            connection.replace(self, flight)
+            flight.on_tick(connection, now)
+
+    def _take_off(self, upstream: Upstream) -> Flight:
+        """Turn the call into a flight, because it is slow, failed, or has an unusual reply."""
+        replies = self._replies
+        assert replies.head is not None
+        assert replies.policy is not None
+        self._upstream = None
+        replies.cache = ""
+        replies.flight = flight = replies.head.route.dispatcher.take_over(
+            replies.policy,
+            self._params,
+            replies,
+            upstream,
+            id_=self._wire_id,
+            began=replies.began,
+            client=replies.client,
+            block=replies.block,
+        )
+        return flight
