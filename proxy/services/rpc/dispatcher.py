@@ -1,10 +1,10 @@
 """Sending calls to a network's upstreams, and deciding what their replies mean.
 
 The rules: a read may be repeated on another upstream, within the retry budget; a write only if it certainly was not executed:
-it was not sent, the upstream does not have the method, or it limits our rate. An
-empty result from an upstream behind the network's head is verified with another upstream first; it is kept as the *spare* in
-case no upstream has a better one. Only valid replies to our own calls are passed on. Nothing here waits: callbacks change the
-state of a flight and send what has to be sent.
+it was not sent, the upstream does not have the method, or it limits our rate. An empty result from an upstream behind the
+network's head is verified with another upstream first; it is kept as the *spare* in case no upstream has a better one. Only
+valid replies to our own calls are passed on. Nothing here waits: callbacks change the state of a flight and send what has to be
+sent.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ import msgspec
 from proxy.core import dialect, jsonrpc
 from proxy.core.directives import Directives
 from proxy.core.retry_budget import RetryBudget
-from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.errors import DeadlinePassed, Fault, InternalError, Unavailable, UpstreamTimeout
-from proxy.services.rpc.flights import MAX_TRIES, Flight, FlightHandler, result_at
+from proxy.services.rpc.error_replies import error_for_caller, judge_error
+from proxy.services.rpc.flights import MAX_TRIES, Flight, FlightHandler
+from proxy.services.rpc.hedging import is_late, upstream_that_is_back
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.result_checks import is_doubtful, may_lack_blocks
+from proxy.services.rpc.streamed_results import begin_stream, break_stream, end_stream, start_of_stream
 from proxy.services.rpc.upstream_choice import choose_upstream, lacks_block, needs_block
 from proxy.services.rpc.waiters import Waiter
 from proxy.wire.http1 import ReplyHead
@@ -43,14 +45,14 @@ class Dispatcher(FlightHandler):
         self.state = state
         self.call_timeout_s = call_timeout_s
         self.budget = RetryBudget()
-        # Take over a flight whose range was refused, or whose result is null; False if they decline.
+        # Take over a flight whose range was refused, or whose result is null. They return False if they decline.
         self.on_split: Callable[[Flight, bytes], bool] | None = None
         self.on_null: Callable[[Flight], bool] | None = None
         # Lets a flight wait for an upstream that has its block.
         self.on_behind: Callable[[Flight], None] | None = None
         # Lets a flight wait for a token of an upstream's limit; False if it declines.
         self.on_unleased: Callable[[Flight], bool] | None = None
-        # Take over a flight whose result may lack the last blocks of its range.
+        # Takes over a flight whose result may lack the last blocks of its range.
         self.on_partial: Callable[[Flight, bytes, Upstream], None] | None = None
 
     def __repr__(self) -> str:
@@ -156,15 +158,8 @@ class Dispatcher(FlightHandler):
                 flight.note(upstream, flight.began_at(upstream), now, "no reply in time")
             reason = f"no upstream replied within {self.call_timeout_s:g} s"
             self._give_up(flight, UpstreamTimeout(self._message(reason)))
-        elif self._is_late(flight, now):
+        elif is_late(self.state, flight, now):
             self._hedge(flight, now)
-
-    def _is_late(self, flight: Flight, now: float) -> bool:
-        """Whether the newest attempt takes longer than its upstream usually does."""
-        newest, age = flight.newest(now)
-        if newest is None or age < HEDGE_FLOOR_S or not flight.policy.may_repeat:
-            return False
-        return age > self.state.group.hedge_after_s(newest.health)
 
     def _hedge(self, flight: Flight, now: float) -> None:
         """Send one more attempt; to an upstream that is behind only if the last one is silent. If two are in flight already,
@@ -178,23 +173,16 @@ class Dispatcher(FlightHandler):
         self.send(flight, upstream, now)
 
     def _repeat(self, flight: Flight, now: float) -> None:
-        """The call hangs on every upstream. One that was silent and is back may have lost it, and gets it again."""
-        if flight.tries >= flight.most_tries and flight.directives is not None and flight.directives.steers:
+        """The call hangs on every upstream. One that was silent and is back gets it again."""
+        upstream = upstream_that_is_back(self.state, flight, now)
+        if upstream is None:
             return
-        sent_at = now - flight.newest(now)[1]
-        for upstream in self.state.upstreams:
-            health = upstream.health
-            if health.back_at <= sent_at or not health.takes_calls(now):
-                continue
-            if flight.is_carried_by(upstream):
-                flight.ended(upstream)
-                upstream.leave(flight)
-            elif flight.tried < 0:  # It may be sent to one upstream only.
-                continue
-            else:
-                flight.leave_older(now)
-            self.send(flight, upstream, now, fresh=True)
-            return
+        if flight.is_carried_by(upstream):
+            flight.ended(upstream)
+            upstream.leave(flight)
+        else:
+            flight.leave_older(now)
+        self.send(flight, upstream, now, fresh=True)
 
     # Replies and failures
 
@@ -212,20 +200,26 @@ class Dispatcher(FlightHandler):
                 raise ValueError("compressed")
             reply = jsonrpc.read_reply(body, flight.id)
         except ValueError as exc:
-            if head.status < 400:
-                # Only a foreign id means that replies are out of step. The next call on the connection may be another
-                # client's: it must not fail because of a reply that this one provoked.
-                if isinstance(exc, jsonrpc.ForeignReply) or not connection.sinks:
-                    connection.fail(OUT_OF_STEP)
-                upstream.health.failed(now, by_call=True)
-            else:  # A gateway before the upstream sent an HTTP error: the next reply still belongs to the next call.
-                flight.suspect(upstream)
-                if not flight.policy.may_repeat:
-                    upstream.health.write_failed(now)
+            self._count_invalid(flight, connection, head, now, is_foreign=isinstance(exc, jsonrpc.ForeignReply))
             flight.note(upstream, began, now, f"invalid reply, HTTP status {head.status}")
             self._after_failure(flight, now, "an upstream sent an invalid reply", sent=True)
             return
         self.receive(flight, reply, upstream, now, now - began)
+
+    def _count_invalid(
+        self, flight: Flight, connection: UpstreamConnection, head: ReplyHead, now: float, *, is_foreign: bool
+    ) -> None:
+        upstream = connection.upstream
+        if head.status < 400:
+            # Only a foreign id means that replies are out of step. The next call on the connection may be another client's:
+            # it must not fail because of a reply that this one provoked.
+            if is_foreign or not connection.sinks:
+                connection.fail(OUT_OF_STEP)
+            upstream.health.failed(now, by_call=True)
+        else:  # A gateway before the upstream sent an HTTP error: the next reply still belongs to the next call.
+            flight.suspect(upstream)
+            if not flight.policy.may_repeat:
+                upstream.health.write_failed(now)
 
     def receive(
         self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float, took_s: float
@@ -276,10 +270,7 @@ class Dispatcher(FlightHandler):
         elif blame and reason != OUT_OF_STEP:  # The call with that reply was counted.
             upstream.health.failed(now, by_call=sent)
         if flight.streaming:
-            flight.streaming = False
-            flight.done = True
-            self.state.landed(flight)
-            flight.waiters[0].on_stream_broken()
+            break_stream(self.state, flight)
             return
         self._after_failure(flight, now, f"an upstream failed: {reason}", sent=sent)
 
@@ -313,49 +304,40 @@ class Dispatcher(FlightHandler):
     def _on_error(
         self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float, took_s: float
     ) -> None:
-        policy, error = flight.policy, bytes(reply.error)
-        verdict = dialect.classify(error, policy.family.verdicts)
-        flight.note(upstream, flight.last_began, now, f"error: {verdict.kind}")
-        if verdict.wants_rest:
-            upstream.health.rest(now, 1.0)
-        elif verdict.blame:
-            flight.suspect(upstream)
-        elif verdict.kind == "unsupported":
-            upstream.health.lacked(policy.method.name, now, certainly=verdict.lacks_method)
-        else:
-            upstream.health.succeeded(took_s)
-            flight.blame_suspects(now)
-        if verdict.kind == "already_known" and (known := policy.already_known(flight.params)):
+        error = bytes(reply.error)
+        verdict = judge_error(flight, error, upstream, now, took_s)
+        if verdict.kind == "already_known" and (known := flight.policy.already_known(flight.params)):
             self.land(flight, known)
+        elif flight.handed_over:
             return
-        if flight.handed_over:
-            return
-        translated = dialect.translate(
-            error,
-            verdict,
-            in_our_codes=policy.normalises,
-            private=upstream.private_words,
-            is_named=bytes(reply.id) == flight.id,
-        )
-        if verdict.retry_elsewhere:
-            flight.note_error(translated, verdict.weight)
-            # A private write is for one upstream alone, unless that one cannot take it at all.
-            was_refused = verdict.lacks_method or (verdict.wants_rest and not policy.method.private)
-            if flight.is_under_way() or self._send_another(flight, now, was_refused=was_refused):
-                return
-            is_lack = verdict.lacks_method and flight.spare_weight == dialect.LACK
-            if is_lack and self.state.group.may_have(policy.method.name, now):
-                reason = "no upstream that has this method is available at the moment"
-                self.land_fault(flight, Unavailable(self._message(reason)))
-                return
-            translated = flight.spare_error
+        elif verdict.retry_elsewhere:
+            flight.note_error(error_for_caller(flight, reply, verdict, upstream), verdict.weight)
+            self._after_own_error(flight, verdict, now)
         elif verdict.kind == "range_too_large" and self._split(flight, error):
             flight.handed_over = True
+        else:
+            self._land_best(flight, error_for_caller(flight, reply, verdict, upstream))
+
+    def _after_own_error(self, flight: Flight, verdict: dialect.UpstreamError, now: float) -> None:
+        """The error is about the upstream: another one may do better."""
+        method = flight.policy.method
+        # A private write is for one upstream alone, unless that one cannot take it at all.
+        was_refused = verdict.lacks_method or (verdict.wants_rest and not method.private)
+        if flight.is_under_way() or self._send_another(flight, now, was_refused=was_refused):
             return
+        is_lack = verdict.lacks_method and flight.spare_weight == dialect.LACK
+        if is_lack and self.state.group.may_have(method.name, now):
+            reason = "no upstream that has this method is available at the moment"
+            self.land_fault(flight, Unavailable(self._message(reason)))
+        else:
+            self._land_best(flight, flight.spare_error)
+
+    def _land_best(self, flight: Flight, error: bytes) -> None:
+        """End with the spare result, or with the error if there is none."""
         if flight.spare is not None:
             self.land(flight, flight.spare)
         else:
-            self.land_error(flight, translated)
+            self.land_error(flight, error)
 
     def _split(self, flight: Flight, error: bytes) -> bool:
         return not flight.is_piece and self.on_split is not None and self.on_split(flight, error)
@@ -398,10 +380,8 @@ class Dispatcher(FlightHandler):
 
     def _give_up(self, flight: Flight, fault: Fault) -> None:
         """No upstream is left to try. A spare result is better than a fault, and so is an error that is about the call."""
-        if flight.spare is not None:
-            self.land(flight, flight.spare)
-        elif flight.spare_weight > dialect.TROUBLE:
-            self.land_error(flight, flight.spare_error)
+        if flight.spare is not None or flight.spare_weight > dialect.TROUBLE:
+            self._land_best(flight, flight.spare_error)
         else:
             self.land_fault(flight, fault)
 
@@ -411,33 +391,18 @@ class Dispatcher(FlightHandler):
     # Large replies
 
     def on_large(self, flight: Flight, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
-        """Stream a large result, if its only waiter can take it in pieces and it starts like a reply to our call."""
-        waiters = flight.waiters
-        if len(waiters) != 1 or not waiters[0].streams or flight.reports_head or flight.handed_over:
-            return False
-        start = result_at(flight.policy, flight.id, head, beginning)
+        start = start_of_stream(flight, head, beginning)
         if not start or (flight.policy.by_range and self._may_be_partial(flight, connection.upstream)):
             return False
-        flight.streaming = True
-        flight.answered_by = connection.upstream
-        self.state.landed(flight)  # No caller may join a reply that has started.
-        flight.leave_others(connection.upstream)
         left = head.length - start if head.length >= 0 else None
-        waiters[0].on_stream(memoryview(beginning)[start:], left, connection)
+        begin_stream(self.state, flight, connection, memoryview(beginning)[start:], left)
         return True
 
     def _may_be_partial(self, flight: Flight, upstream: Upstream) -> bool:
         return self.on_partial is not None and may_lack_blocks(self.state, flight, upstream, _monotonic())
 
     def on_end(self, flight: Flight, connection: UpstreamConnection) -> None:
-        began = flight.ended(connection.upstream)
-        now = _monotonic()
-        connection.upstream.health.succeeded(now - began)
-        flight.blame_suspects(now)
-        flight.streaming = False
-        flight.done = True
-        self.state.landed(flight)
-        flight.waiters[0].on_stream_end()
+        end_stream(self.state, flight, connection)
 
     # The end of a flight
 
