@@ -59,7 +59,7 @@ class NetworkHarness:
         self.proxies: list[FaultProxy] = []
         self.network = network
         self.route: Route = running.app.networks.routes[network]
-        self.tracker: Tracker = running.app.trackers[network]
+        self.tracker: Tracker = running.app.plane.trackers[network]
 
     @property
     def states(self) -> list[str]:

@@ -17,6 +17,7 @@ from aiohttp import web
 from proxy.compose.accounts import AccountsFeature
 from proxy.compose.dashboard import DashboardFeature
 from proxy.compose.data import DataFeature
+from proxy.compose.data_plane import DataPlane
 from proxy.compose.fleet import FleetFeature
 from proxy.compose.gas import GasFeature
 from proxy.compose.networks import NetworkBuilder
@@ -25,26 +26,13 @@ from proxy.compose.webhooks import WebhookFeature
 from proxy.errors import Unavailable
 from proxy.services.accounts.socket_caps import SocketCaps
 from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
-from proxy.services.feed.feeds import feeds_of
-from proxy.services.feed.head_announcements import HeadAnnouncements
 from proxy.services.fleet import UpstreamWatch
 from proxy.services.process_reports import ProcessReports
 from proxy.services.readiness import Readiness
 from proxy.services.request_log import RequestLog
-from proxy.services.rpc.block_waits import BlockWaits
-from proxy.services.rpc.filter_ids import FilterIds
-from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.held_replies import HeldReplies
-from proxy.services.rpc.internal_calls import InternalCalls
-from proxy.services.rpc.logs import LogQueries
-from proxy.services.rpc.rpc_service import RpcService
-from proxy.services.rpc.shared_cache import SharedCache
-from proxy.services.rpc.shared_lookup import SharedLookup
-from proxy.services.rpc.tracker import Tracker, start_tracking
-from proxy.services.rpc.verifier import Verifier
 from proxy.settings import SCHEMAS, Certificates, Settings, Tables
 from proxy.store import host_memory
-from proxy.store.cache import SharedReplies
 from proxy.store.fleet import FleetStore
 from proxy.store.host_memory import HostMemory
 from proxy.store.leased_windows import LeasedWindows
@@ -130,6 +118,7 @@ class App:
         given = settings.requests
         self.requests = RequestLog(RequestStore(self.pool), slow_s=given.slow_ms / 1000, keep_days=given.keep_days)
         self._build_accounts(windows)
+        self.held_replies = HeldReplies(settings.server.max_held_bytes, settings.rpc.max_batch_reply_bytes)
         builder = NetworkBuilder(
             settings,
             tables,
@@ -171,28 +160,19 @@ class App:
         self.readiness = Readiness(self.keyring, self.pool)
 
     def _build_data_plane(self, builder: NetworkBuilder) -> None:
-        """The networks, and the calls that clients and features make on them."""
-        self.networks = builder.networks()
-        self.shared = self._shared_replies()
-        forwarder = Forwarder(FilterIds(self.settings.keys.pepper), Verifier(self.tasks))
-        given = self.settings.rpc
-        self.held_replies = HeldReplies(self.settings.server.max_held_bytes, given.max_batch_reply_bytes)
-        self.rpc = RpcService(
+        self.plane = DataPlane(
+            self.settings,
+            self._tables,
             self.admission,
-            self._tables.prices,
-            forwarder,
-            self.held_replies,
-            self.turns,
-            max_batch=given.max_batch,
-            batch_wait_s=given.batch_wait_s,
+            builder,
+            held_replies=self.held_replies,
+            turns=self.turns,
+            tasks=self.tasks,
         )
-        self.internal_calls = InternalCalls(forwarder, self.networks)
-        self.trackers = {name: Tracker(route) for name, route in self.networks.routes.items()}
-        for name, tracker in self.trackers.items():
-            dispatcher = self.networks.routes[name].dispatcher
-            dispatcher.on_behind = BlockWaits(dispatcher, tracker.look, self.tasks).take
-        self.logs = LogQueries(self.tasks, given, self.trackers)
-        self.feeds = feeds_of(self.networks)
+        self.networks = self.plane.networks
+        self.rpc = self.plane.rpc
+        self.internal_calls = self.plane.internal_calls
+        self.feeds = self.plane.feeds
 
     def _build_features(self, builder: NetworkBuilder) -> None:
         parts = self.settings, self._tables, self.pool
@@ -317,16 +297,6 @@ class App:
         )
         return ClientSockets(context, self.keyring)
 
-    def _shared_replies(self) -> SharedReplies | None:
-        """The cache shared through Valkey, if one is configured, set up for each network."""
-        if not self.settings.valkey.cache_url or not self.settings.cache.enabled:
-            return None
-        shared = SharedReplies(self.settings.valkey.cache_url)
-        for route in self.networks.routes.values():
-            cache = route.state.shared_cache = SharedCache(route.network.id, shared)
-            route.shared_lookup = SharedLookup(route.dispatcher, cache, self.tasks)
-        return shared
-
     def _head_reader(self) -> RequestHeadReader:
         paths = {
             f"{routes.BASE}/{stem}/{chain}/{network.name}": route
@@ -351,8 +321,7 @@ class App:
             await self.fleet.start(self.tasks, self.networks)
         self.readiness.keys_loaded = True
         self._follow()
-        await start_tracking(self.trackers.values(), self.tasks)
-        self._hear_heads()
+        await self.plane.track_heads()
         await self.listen(listener)
 
     async def _load(self) -> None:
@@ -379,12 +348,6 @@ class App:
         self.dashboard.start(self.notices)
         self.tasks.start("refusals", self.gas.refusals.run)
 
-    def _hear_heads(self) -> None:
-        for name, tracker in self.trackers.items():
-            announcements = HeadAnnouncements(self.networks.routes[name], tracker)
-            if announcements.is_possible:
-                self.tasks.start(f"announced heads {name}", announcements.run)
-
     async def listen(self, listener: socket.socket) -> None:
         """Serve on the socket. From here on everything that a call needs is in memory."""
         require_c_parser()
@@ -396,19 +359,14 @@ class App:
             lambda: FrontConnection(self.limiter, self.front),
             self.admission.headers_without_key,
         )
-        for route in self.networks.routes.values():
-            self.logs.serve(route)
+        self.plane.serve()
         self.smart_wallets.serve()
-        for name, feed in self.feeds.by_network.items():
-            self.tasks.start(f"feed {name}", feed.run)
         self.tasks.start("connections", self.limiter.sweep)
         self.tasks.start("date", self._update_date)
         self.tasks.start("sockets", self.sockets.watch)
         if self.access is not None:
             self.tasks.start("access log", self.access.run)
         self.tasks.start("sweep", self._sweep)
-        if self.shared is not None:
-            self.tasks.start("shared cache", self.shared.run)
         self._server = await self.accept_from(listener)
 
     async def accept_from(self, listener: socket.socket) -> asyncio.Server:
@@ -463,13 +421,11 @@ class App:
         await self.gas.refusals.flush()
         await self.accounts.close()
         await self.requests.close()
-        await self.networks.close()
+        await self.plane.close()
         await self.smart_wallets.bundlers.close()
         await self.data.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)
-        if self.shared is not None:
-            await self.shared.close()
         await self.report.close()
         await self.reads.close()
         await self.pool.close()

@@ -46,7 +46,7 @@ def worse(outcomes: dict[str, Any]) -> dict[str, str]:
 async def both_ways(place: Path) -> AsyncIterator[dict[str, Any]]:
     """The endpoints of a chain and of a service before it."""
     async with dev_chain(place) as chain, running_worker({DEV: [chain.url]}) as running:
-        await start_tracking(running.app.trackers.values(), running.app.tasks)
+        await start_tracking(running.app.plane.trackers.values(), running.app.tasks)
         key, host = running.keys["main"], f"127.0.0.1:{running.port}/v1"
         yield {
             "direct": {
