@@ -1,6 +1,7 @@
-"""Faults on demand: how replies to a test key are spoiled, so that a client's handling of failures can be tested.
+"""Faults on demand: how replies, events and deliveries of a test key are spoiled, to test a client's handling of failures.
 
-A plan is written as in `latency=800ms, status=503, p=0.2`. `FAULTS` is the table of its parts.
+A plan is written as in `latency=800ms, status=503, p=0.2`. `FAULTS` is the table of its parts. Each part applies to some
+surfaces and has no effect on the others.
 """
 
 from __future__ import annotations
@@ -8,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from hashlib import blake2b
+from typing import Any, Literal
 
 import orjson
 
@@ -20,8 +22,15 @@ MOST_REQUEST, MOST_REPLY = 16_384, 1 << 20
 LONGEST_LATENCY_MS = 30_000
 MOST_STALE = 10_000
 SLOWEST_BODY, FASTEST_BODY = 16, 1 << 30
+# Delayed events of a socket wait in memory.
+LONGEST_DELAY_MS = 60_000
+MOST_EVENTS = 1000
+# The events of so many blocks are kept to be sent again.
+MOST_REORG = 64
+# Each copy of a delivery is one more request to its receiver.
+MOST_COPIES = 5
 STATUSES = (400, 401, 403, 404, 408, 429, 500, 502, 503, 504)
-_LATENCY = re.compile(r"([0-9]{1,6})(ms|s)", re.ASCII)
+_PERIOD = re.compile(r"([0-9]{1,6})(ms|s)", re.ASCII)
 _SPEED = re.compile(r"([0-9]{1,6})(B|KB|MB)/s", re.ASCII)
 _CODE = re.compile(r"-?[0-9]{1,6}", re.ASCII)
 _SHARE = re.compile(r"(?:0?\.[0-9]{1,6}|1|1\.0|0)", re.ASCII)
@@ -43,8 +52,24 @@ class FaultPlan:
     truncate: bool = False
     # Bytes of the body per second.
     slow_body: int = 0
-    # The share of requests that are affected.
+    # After how many events a socket is dropped.
+    drop: int = 0
+    # How much later events and deliveries are sent.
+    delay_ms: int = 0
+    # How many blocks are taken back and sent again.
+    reorg: int = 0
+    # How many times a delivery is repeated.
+    duplicate: int = 0
+    correction: bool = False
+    # The share of requests, subscriptions and events that are affected.
     p: float = 1.0
+
+    @property
+    def spoils_events(self) -> bool:
+        return bool(self.drop or self.delay_ms or self.reorg)
+
+
+FaultSurface = Literal["JSON-RPC", "REST", "sockets", "webhooks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +79,17 @@ class FaultPart:
     member: str
     read: Callable[[str], Any] | None
     form: str
+    surfaces: tuple[FaultSurface, ...]
     about: str
 
 
-def _latency(text: str) -> int:
-    found = _LATENCY.fullmatch(text)
-    ms = int(found[1]) * (1000 if found[2] == "s" else 1) if found else -1
-    return _within(ms, 1, LONGEST_LATENCY_MS)
+def _period(most_ms: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        found = _PERIOD.fullmatch(text)
+        ms = int(found[1]) * (1000 if found[2] == "s" else 1) if found else -1
+        return _within(ms, 1, most_ms)
+
+    return read
 
 
 def _status(text: str) -> int:
@@ -75,8 +104,11 @@ def _code(text: str) -> int:
     return int(text)
 
 
-def _blocks(text: str) -> int:
-    return _within(int(text) if text.isascii() and text.isdigit() and len(text) < 7 else -1, 1, MOST_STALE)
+def _count(most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        return _within(int(text) if text.isascii() and text.isdigit() and len(text) < 7 else -1, 1, most)
+
+    return read
 
 
 def _speed(text: str) -> int:
@@ -96,17 +128,67 @@ def _within(value: int, least: int, most: int) -> int:
     return value
 
 
+_CALLS: tuple[FaultSurface, ...] = ("JSON-RPC", "REST", "sockets")
+_HTTP: tuple[FaultSurface, ...] = ("JSON-RPC", "REST")
+_EVENTS: tuple[FaultSurface, ...] = ("sockets",)
+_DELIVERIES: tuple[FaultSurface, ...] = ("webhooks",)
+
 FAULTS = (
-    FaultPart("latency", "latency_ms", _latency, "latency=800ms", "Wait before the request is served, up to 30 s."),
-    FaultPart("status", "status", _status, "status=503", f"Reply with this status: {', '.join(map(str, STATUSES))}."),
-    FaultPart("error", "error", _code, "error=-32005", "Reply with a JSON-RPC error of this code."),
-    FaultPart("empty", "empty", None, "empty", "Reply with `null`, or with an empty list where the result is a list."),
-    FaultPart("stale", "stale", _blocks, "stale=5", "Answer calls at `latest` as of so many blocks before."),
-    FaultPart("reset", "reset", None, "reset", "Reset the connection instead of a reply."),
-    FaultPart("truncate", "truncate", None, "truncate", "End the connection after half of the body."),
-    FaultPart("slow-body", "slow_body", _speed, "slow-body=1KB/s", "Send the body at this rate: B/s, KB/s or MB/s."),
-    FaultPart("p", "p", _share, "p=0.2", "Affect only this share of the requests, by chance."),
-)
+    FaultPart(
+        "latency", "latency_ms", _period(LONGEST_LATENCY_MS), "latency=800ms", _CALLS,
+        "Wait before the request is served, up to 30 s.",
+    ),
+    FaultPart(
+        "status", "status", _status, "status=503", _CALLS,
+        f"Reply with this status: {', '.join(map(str, STATUSES))}. On a socket, with the error that stands for it.",
+    ),
+    FaultPart(
+        "error", "error", _code, "error=-32005", ("JSON-RPC", "sockets"), "Reply with a JSON-RPC error of this code.",
+    ),
+    FaultPart(
+        "empty", "empty", None, "empty", ("JSON-RPC",),
+        "Reply with `null`, or with an empty list where the result is a list.",
+    ),
+    FaultPart(
+        "stale", "stale", _count(MOST_STALE), "stale=5", ("JSON-RPC", "sockets"),
+        "Answer calls at `latest` as of so many blocks before.",
+    ),
+    FaultPart("reset", "reset", None, "reset", _CALLS, "Reset the connection instead of a reply."),
+    FaultPart(
+        "truncate", "truncate", None, "truncate", _CALLS,
+        "End the connection after half of the body. On a socket, instead of a reply.",
+    ),
+    FaultPart(
+        "slow-body", "slow_body", _speed, "slow-body=1KB/s", _HTTP, "Send the body at this rate: B/s, KB/s or MB/s.",
+    ),
+    FaultPart(
+        "drop", "drop", _count(MOST_EVENTS), "drop=3", _EVENTS,
+        "Reset the connection after so many events of its subscriptions.",
+    ),
+    FaultPart(
+        "delay", "delay_ms", _period(LONGEST_DELAY_MS), "delay=2s", ("sockets", "webhooks"),
+        "Send events of subscriptions, and deliveries, this much later, up to 60 s.",
+    ),
+    FaultPart(
+        "reorg", "reorg", _count(MOST_REORG), "reorg=2", _EVENTS,
+        "After every so many blocks with events, take them back: logs come again with `removed`, newest first, then all"
+        " of them as new. Heads come again.",
+    ),
+    FaultPart(
+        "duplicate", "duplicate", _count(MOST_COPIES), "duplicate=1", _DELIVERIES,
+        "Deliver each event so many times more, with the same id.",
+    ),
+    FaultPart(
+        "correction", "correction", None, "correction", _DELIVERIES,
+        "After each delivery, send a correction that takes the event back, then the event again under a new id.",
+    ),
+    FaultPart(
+        "p", "p", _share, "p=0.2", (*_CALLS, "webhooks"),
+        "Affect only this share of the requests, subscriptions or webhook events, by chance.",
+    ),
+)  # fmt: skip
+_NO_FAULT = FaultPlan()
+_UNIT_OF = {"latency_ms": "ms", "delay_ms": "ms", "slow_body": "B/s"}
 _BY_NAME: Mapping[str, FaultPart] = {part.name: part for part in FAULTS}
 
 
@@ -127,6 +209,42 @@ def plan_of(text: str) -> FaultPlan:
     if not found.keys() - {"p"}:
         raise ValueError(text)
     return FaultPlan(**found)
+
+
+def parts_of(plan: FaultPlan, surface: FaultSurface) -> FaultPlan | None:
+    """The parts of a plan that apply to this surface; None if there are none."""
+    found = {part.member: getattr(plan, part.member) for part in _used(plan) if surface in part.surfaces}
+    return FaultPlan(**found) if found.keys() - {"p"} else None
+
+
+def plan_for(text: str, surface: FaultSurface) -> FaultPlan:
+    """Read a plan all parts of which apply to this surface. Raises ValueError with the part that is not valid."""
+    plan = plan_of(text)
+    for part in _used(plan):
+        if surface not in part.surfaces:
+            raise ValueError(part.name)
+    return plan
+
+
+def text_of(plan: FaultPlan) -> str:
+    """The plan as it is written."""
+    return ", ".join(_written(part, getattr(plan, part.member)) for part in _used(plan))
+
+
+def _used(plan: FaultPlan) -> list[FaultPart]:
+    return [part for part in FAULTS if getattr(plan, part.member) != getattr(_NO_FAULT, part.member)]
+
+
+def _written(part: FaultPart, value: float) -> str:
+    if value is True:
+        return part.name
+    number = f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+    return f"{part.name}={number}{_UNIT_OF.get(part.member, '')}"
+
+
+def affects(plan: FaultPlan, event_id: str) -> bool:
+    """Whether an event is among the share that is affected. It is the same for every attempt to deliver the event."""
+    return int.from_bytes(blake2b(event_id.encode(), digest_size=4).digest(), "big") < plan.p * (1 << 32)
 
 
 # Changes to JSON-RPC requests and replies

@@ -7,13 +7,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import orjson
 import pytest
 
+from proxy.chains.evm.log_filter import LogFilter
 from proxy.core.fault_plans import FaultPlan
+from proxy.services.feed.topics import FeedEvent, Topic
 from tests.http_client import Closed, rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import value_of
-from tests.sockets import bare, refused
+from tests.service import until
+from tests.sockets import HEADS, SocketClient, bare, connected, head, heads, refused, replace_feed
 from tests.web.worker import TEST, on_uvloop
 
 ADDRESS = "0x" + "ab" * 20
@@ -119,3 +123,77 @@ async def test_plan_of_a_handshake_applies_to_every_message() -> None:
             socket.write(rpc(*BALANCE))
             assert await socket.ended()
         assert not harness.count("eth_getBalance")
+
+
+async def numbers(client: SocketClient, count: int) -> list[int]:
+    return [int((await client.event())["result"]["number"], 16) for _ in range(count)]
+
+
+@on_uvloop
+async def test_socket_is_dropped_after_so_many_events() -> None:
+    async with faulty() as harness:
+        feed = replace_feed(harness.worker, TEST)
+        async with bare(harness.worker, key="test", network=TEST, X_Fault="drop=3") as socket:
+            socket.write(rpc("eth_subscribe", ["newHeads"]))
+            assert "result" in await socket.json()
+            feed.emit(HEADS, *heads([1, 2]))
+            feed.emit(HEADS, *heads([3, 4]))
+            assert [(await socket.json())["params"]["result"]["number"] for _ in range(3)] == ["0x1", "0x2", "0x3"]
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await socket.frame()
+        await until(lambda: feed.count == 0)
+
+
+@on_uvloop
+async def test_events_come_later_and_in_order() -> None:
+    async with faulty() as harness:
+        harness.worker.add_key("spoiled", live=False, fault=FaultPlan(delay_ms=100))
+        feed, loop = replace_feed(harness.worker, TEST), asyncio.get_running_loop()
+        async with connected(harness.worker, key="spoiled", network=TEST) as client:
+            await client.result("eth_subscribe", "newHeads")
+            began = loop.time()
+            for number in range(1, 20):
+                feed.emit(HEADS, head(number))
+            assert await numbers(client, 19) == [*range(1, 20)]
+            assert loop.time() - began >= 0.1
+
+
+@on_uvloop
+async def test_blocks_are_taken_back_and_come_again() -> None:
+    async with faulty() as harness:
+        feed, logs = replace_feed(harness.worker, TEST), Topic("logs", LogFilter())
+        harness.worker.add_key("spoiled", live=False, fault=FaultPlan(reorg=2))
+        async with connected(harness.worker, key="spoiled", network=TEST) as client:
+            await client.result("eth_subscribe", "newHeads")
+            feed.emit(HEADS, *heads([1, 2]))
+            feed.emit(HEADS, head(3))
+            assert await numbers(client, 5) == [1, 2, 1, 2, 3]
+            await client.result("eth_subscribe", "logs", {})
+            for block in (1, 2):
+                found = [{"logIndex": hex(place), "removed": False} for place in (2 * block, 2 * block + 1)]
+                feed.emit(logs, *(FeedEvent(orjson.dumps(each), block) for each in found))
+            seen = [(await client.event())["result"] for _ in range(12)]
+            assert [(int(each["logIndex"], 16), each["removed"]) for each in seen] == [
+                (2, False), (3, False), (4, False), (5, False),
+                (5, True), (4, True), (3, True), (2, True),
+                (2, False), (3, False), (4, False), (5, False),
+            ]  # fmt: skip
+
+
+@on_uvloop
+async def test_other_sockets_of_the_topic_are_not_affected() -> None:
+    async with faulty() as harness:
+        feed = replace_feed(harness.worker, TEST)
+        harness.worker.add_key("spoiled", live=False, fault=FaultPlan(reorg=1, drop=4))
+        async with (
+            connected(harness.worker, network=TEST) as live,
+            connected(harness.worker, key="test", network=TEST) as test,
+            connected(harness.worker, key="spoiled", network=TEST) as spoiled_client,
+        ):
+            for client in (live, test, spoiled_client):
+                await client.result("eth_subscribe", "newHeads")
+            for number in (1, 2, 3):
+                feed.emit(HEADS, head(number))
+            assert await numbers(spoiled_client, 4) == [1, 1, 2, 2]
+            for client in (live, test):
+                assert await numbers(client, 3) == [1, 2, 3]

@@ -24,7 +24,8 @@ from proxy.web.websocket.frames import FrameReader, ProtocolViolation, frame
 from proxy.web.websocket.socket_calls import SocketCalls
 from proxy.web.websocket.socket_context import SocketContext
 from proxy.web.websocket.socket_output import SocketOutput
-from proxy.web.websocket.subscriptions import Subscriptions
+from proxy.web.websocket.spoiled_subscription import SocketFault
+from proxy.web.websocket.subscriptions import Subscription, Subscriptions
 from proxy.web.websocket.unit_allowance import UnitAllowance
 
 # Frames read from one socket before others have their turn, whether or not they complete a message.
@@ -35,6 +36,12 @@ BYTES_PER_TURN = 65_536
 CLOSE_REPLY_S = 1.0
 CLOSE_READ_S = 10.0
 _PING = frame(b"", frames.PING)
+
+
+def _subscriptions_of(directives: Directives | None) -> Callable[..., Subscription]:
+    """Creates the subscriptions of a socket: spoiled ones if its fault plan says so."""
+    plan = None if directives is None else directives.fault
+    return Subscription if plan is None or not plan.spoils_events else SocketFault(plan).subscription
 
 
 class ClientSocket(asyncio.Protocol):
@@ -86,7 +93,12 @@ class ClientSocket(asyncio.Protocol):
             window_bits=window_bits,
         )
         self.subscriptions = Subscriptions(
-            context, self.output, allowance, network=route.network.id, on_slow=self._close_unread_events
+            context,
+            self.output,
+            allowance,
+            network=route.network.id,
+            on_slow=self._close_unread_events,
+            make=_subscriptions_of(directives),
         )
         self.calls = SocketCalls(
             context,

@@ -208,6 +208,13 @@ class SocketOutput:
         if self.transport is not None:
             self.transport.close()
 
+    def drop(self) -> None:
+        """Write what is pending and end the connection without a close frame."""
+        self.write()
+        self.is_direct = False
+        if self.transport is not None:
+            self.transport.abort()
+
     def lose(self) -> None:
         """The connection is lost."""
         self.transport = None

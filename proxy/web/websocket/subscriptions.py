@@ -192,7 +192,7 @@ class Subscription:
 class Subscriptions:
     """All subscriptions of one socket, by id; handles the calls that start and end them."""
 
-    __slots__ = ("_by_id", "_context", "_ids", "allowance", "backlog", "network", "on_slow", "output")
+    __slots__ = ("_by_id", "_context", "_ids", "_make", "allowance", "backlog", "network", "on_slow", "output")
 
     def __init__(
         self,
@@ -202,9 +202,11 @@ class Subscriptions:
         *,
         network: str,
         on_slow: Callable[[], None],
+        make: Callable[..., Subscription] = Subscription,
     ) -> None:
-        """`on_slow` is called when too many events wait for the client."""
+        """`on_slow` is called when too many events wait for the client. `make` creates a subscription."""
         self._context = context
+        self._make = make
         self.output = output
         self.allowance = allowance
         self.network = network
@@ -241,10 +243,14 @@ class Subscriptions:
             feed.check_from(request.topic, request.from_block)
         context.caps.add_subscription(key, len(self._by_id))
         kind = context.kinds[request.kind]
-        made = Subscription(self, request, id_=self._ids.make(request), kind=kind, caller=caller)
+        made = self._make(self, request, id_=self._ids.make(request), kind=kind, caller=caller)
         self._by_id[made.id] = made
         kind.open += 1
         context.start(lambda: self._listen(feed, made, request.from_block))
+
+    @property
+    def call_later(self) -> Callable[..., object]:
+        return self._context.loop.call_later
 
     def _feed(self) -> NetworkFeed:
         feed = self._context.feeds.find(self.network)
