@@ -63,6 +63,8 @@ class Directives:
     fault: FaultPlan | None = None
     # Record what happens to the request.
     explain: int = 0
+    # Put into the replies on a WebSocket what replies over HTTP have as headers.
+    meta: int = 0
     # How many more attempts may follow the first one.
     retry: int = MOST_RETRIES
     verify: Verification | None = None
@@ -184,6 +186,12 @@ DIRECTIVES = (
         _whole(0, 1),
         "0 or 1",
         "With 1, record what happens to the request. Read it at /requests/{id} with the id in X-Request-Id.",
+    ),
+    Directive(
+        "meta",
+        _whole(0, 1),
+        "0 or 1",
+        "On a WebSocket, with 1: replies have the member `meta` with what replies over HTTP have as headers.",
     ),
     Directive(
         "verify",

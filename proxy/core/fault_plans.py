@@ -235,7 +235,7 @@ def _used(plan: FaultPlan) -> list[FaultPart]:
     return [part for part in FAULTS if getattr(plan, part.member) != getattr(_NO_FAULT, part.member)]
 
 
-def _written(part: FaultPart, value: float) -> str:
+def _written(part: FaultPart, value: Any) -> str:
     if value is True:
         return part.name
     number = f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else value

@@ -158,6 +158,7 @@ class RequestLog:
                     status=200,
                     units=policy.units,
                     attempts=((label, 0.0, took_s, "answered"),),
+                    block=batch.reached,
                     network=network,
                     took_s=took_s,
                 )
@@ -176,6 +177,7 @@ class RequestLog:
             error=item.failure,
             units=item.units if item.fault is None else 0,
             cache=item.cache,
+            block=item.reached,
             bytes=len(item.reply),
         )
 

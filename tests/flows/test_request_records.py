@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
+import orjson
 import pytest
 
 from proxy.core.request_records import kind_of, shown_text
@@ -202,9 +203,58 @@ def test_messages_of_a_socket_have_their_own_records(database: str) -> None:
                 for call in (BALANCE, ("eth_nothing", [])):
                     socket.write(rpc(*call))
                     await socket.json()
-            first, second = [(await records.get(f"/requests/socket-1.{number}")).json for number in (1, 2)]
+                batch = [
+                    {"jsonrpc": "2.0", "id": n, "method": m, "params": p} for n, (m, p) in enumerate([BALANCE] * 2)
+                ]
+                for message in (b"{", orjson.dumps(batch), b"[]"):
+                    socket.write(message)
+                    await socket.json()
+            first, second, third, _, item, last = [
+                (await records.get(f"/requests/socket-1.{number}")).json for number in (1, 2, 3, 4, "4.1", 5)
+            ]
             assert (first["surface"], first["method"], first["recorded"]) == ("socket", "eth_getBalance", "asked")
             assert (second["recorded"], second["blame"]) == ("failed", "chain")
+            assert (item["surface"], item["method"], item["recorded"]) == ("item", "eth_getBalance", "asked")
+            for malformed in (third, last):
+                assert (malformed["surface"], malformed["status"], malformed["blame"]) == ("socket", 400, "client")
+
+    main()
+
+
+def test_replies_on_a_socket_have_their_details_on_request(database: str) -> None:
+    @on_uvloop
+    async def main() -> None:
+        async with recording(database, 3) as records:
+            head = records.harness.chain.head
+            async with bare(records.harness.worker, X_Meta="1", X_Explain="1", X_Request_Id="socket-2") as socket:
+                metas = []
+                for message in (rpc(*BALANCE), rpc(*BALANCE), rpc("eth_nothing", []), b"{"):
+                    socket.write(message)
+                    metas.append((await socket.json())["meta"])
+                batch = [
+                    {"jsonrpc": "2.0", "id": n, "method": m, "params": p} for n, (m, p) in enumerate([BALANCE] * 2)
+                ]
+                socket.write(orjson.dumps(batch))
+                items = await socket.json()
+            assert [each["request_id"] for each in metas] == [f"socket-2.{number}" for number in (1, 2, 3, 4)]
+            assert [(each["block"], each["cache"], each["units"] > 0) for each in metas[:2]] == [
+                (head, "miss", True),
+                (head, "hit", True),
+            ]
+            assert [(each["id"], each["meta"]["request_id"], each["meta"]["block"]) for each in items] == [
+                (0, "socket-2.5.0", head),
+                (1, "socket-2.5.1", head),
+            ]
+            found = (await records.get("/requests/socket-2.5.1")).json
+            assert (found["id"], found["block"]) == ("socket-2.5.1", head)
+            single = (await records.get("/requests/socket-2.2")).json
+            assert (single["block"], single["cache"], single["bytes"] > 0) == (head, "hit", True)
+            async with bare(records.harness.worker, X_Meta="1", X_Verify="quorum 2/3") as socket:
+                socket.write(rpc(*BALANCE))
+                assert (await socket.json())["meta"]["verified"] == "quorum 2/3"
+            async with bare(records.harness.worker, X_Meta="0") as socket:
+                socket.write(rpc(*BALANCE))
+                assert set(await socket.json()) == {"jsonrpc", "id", "result"}
 
     main()
 

@@ -16,8 +16,9 @@ from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall
-from proxy.errors import Fault
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, CallBatch, rpc_error_of
+from proxy.core.verification import VERIFICATIONS
+from proxy.errors import Fault, InternalError, InvalidRequest
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch, rpc_error_of
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import ReplyShare
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
@@ -112,28 +113,34 @@ class SocketCalls:
             if (refusal := self.context.rpc.charge_error(self.key, time.monotonic())) is not None:
                 error = rpc_error_of(refusal)
             self.output.send(self.output.message(fault_plans.error_replies(message, error) or b"[]"))
+            self._served += 1
+            self.note_failure(self._served, refusal or InternalError("injected by X-Fault"), UNITS_OF_AN_ERROR)
         else:
             self._serve(fault_plans.aged(message, self.route.heads.tip, plan.stale) if plan.stale else message)
 
     def _serve(self, message: bytes) -> None:
         now = time.monotonic()
+        self._served += 1
         try:
             if jsonrpc.is_batch(message):
-                SocketBatch(self, now).start(message)
+                SocketBatch(self, now, self._served).start(message)
             else:
-                SocketCall(self, now).start(jsonrpc.parse(message))
+                SocketCall(self, now, self._served).start(jsonrpc.parse(message))
         except MalformedCall as exc:
-            self.refuse(exc)
+            self.refuse(exc, self._served)
 
-    def refuse(self, exc: MalformedCall) -> None:
+    def refuse(self, exc: MalformedCall, number: int) -> None:
         """Charge for a malformed message what an error costs: it must not be cheaper than a call."""
         admission, now = self.context.admission, time.monotonic()
         refusal = admission.charge(self.key, 1, UNITS_OF_AN_ERROR, now)
         if admission.may_wait(refusal, now):
-            admission.when_leased(self.key, 1, UNITS_OF_AN_ERROR, partial(self.refuse, exc))
+            admission.when_leased(self.key, 1, UNITS_OF_AN_ERROR, partial(self.refuse, exc, number))
             return
         error = rpc_error_of(refusal) if refusal is not None else jsonrpc.error(exc.code, exc.message)
-        self.output.send(self.output.message(jsonrpc.error_reply(exc.id, error)))
+        id_ = (exc.id or jsonrpc.NULL) + self.meta(number)
+        self.output.send(self.output.message(jsonrpc.error_reply(id_, error)))
+        units = 0 if refusal is not None else UNITS_OF_AN_ERROR
+        self.note_failure(number, refusal or InvalidRequest(exc.message), units)
 
     def add(self, call: SocketCall | SocketBatch) -> None:
         self._under_way.add(call)
@@ -145,10 +152,37 @@ class SocketCalls:
         )
         self._on_answered()
 
-    def next_id(self) -> str:
+    def name_of(self, number: int) -> str:
         """The id of one message's record: that of the handshake, and the message's number."""
-        self._served += 1
-        return f"{self.request_id}.{self._served}"
+        return f"{self.request_id}.{number}"
+
+    def note_failure(self, number: int, fault: Fault, units: int = 0) -> None:
+        """Record a message that was refused before it became a call."""
+        if self.context.requests.reason(self.key.account, 0.0, self.directives, failed=True) is not None:
+            self.context.requests.note(
+                self.name_of(number),
+                self.key,
+                "failed",
+                surface="socket",
+                network=self.route.network.id,
+                method="",
+                status=fault.status,
+                took_s=0.0,
+                error=fault.message,
+                units=units,
+            )
+
+    def meta(self, number: int | str, answer: SocketCall | BatchItem | None = None) -> bytes:
+        """The member `meta` of a reply, to follow its id; empty for sockets that did not ask for it."""
+        if self.directives is None or not self.directives.meta:
+            return b""
+        found: dict[str, str | int] = {"request_id": f"{self.request_id}.{number}"}
+        if answer is not None:
+            found["units"] = answer.units
+            found.update({"block": answer.reached} if answer.reached else {})
+            if answer.cache:
+                found["verified" if answer.cache in VERIFICATIONS else "cache"] = answer.cache
+        return b',"meta":' + msgspec.json.encode(found)
 
     def leave(self) -> None:
         """The client has left: nothing waits for the replies any more."""
@@ -163,8 +197,10 @@ class SocketCall(HeldResultWaiter):
     __slots__ = (
         "_began",
         "_failure",
+        "_number",
         "_owner",
         "_params",
+        "_size",
         "_status",
         "block",
         "cache",
@@ -175,9 +211,10 @@ class SocketCall(HeldResultWaiter):
         "units",
     )
 
-    def __init__(self, owner: SocketCalls, now: float) -> None:
+    def __init__(self, owner: SocketCalls, now: float, number: int) -> None:
         self._owner = owner
         self._began = now
+        self._number = number
         self.id = b""
         self.policy: MethodPolicy | None = None
         self.flight: Flight | None = None
@@ -189,6 +226,7 @@ class SocketCall(HeldResultWaiter):
         self._params = b""
         self._failure = ""
         self._status = 200
+        self._size = 0
 
     def __repr__(self) -> str:
         return f"<SocketCall {self.policy!r}>"
@@ -208,24 +246,35 @@ class SocketCall(HeldResultWaiter):
             subscriber=owner.subscriptions,
         )
 
+    @property
+    def reached(self) -> int:
+        """A block that the state behind the result has reached; 0 if it is unknown."""
+        return self.block if self.flight is None else self.flight.block
+
     def leave(self) -> None:
         if self.flight is not None:
             self.flight.leave(self)
         self.drop_held()
 
+    def _reply_id(self) -> bytes:
+        """The id of the reply, with the member `meta` if the socket asked for it."""
+        return self.id if self._owner.directives is None else self.id + self._owner.meta(self._number, self)
+
     def new_share(self) -> ReplyShare:
         return self._owner.context.rpc.held_replies.share(self._owner.key.account.id)
 
     def on_held(self, held: HeldResult) -> None:
+        self._size = held.size
         if self.id:
-            start = jsonrpc.result_start(self.id)
+            start = jsonrpc.result_start(self._reply_id())
             self._owner.output.send_large([frame_head(len(start) + held.size), start, *held.pieces], held.share)
         else:
             held.drop()
         self._end("results")
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
-        id_ = self.id
+        self._size = len(result)
+        id_ = self.id and self._reply_id()
         output = self._owner.output
         if id_ and len(result) >= output.compress_from:
             output.send(output.message(b"".join((jsonrpc.HEAD, id_, b',"result":', result, b"}"))))
@@ -235,9 +284,9 @@ class SocketCall(HeldResultWaiter):
         self._end("results")
 
     def on_error(self, error: bytes) -> None:
-        self._failure = error.decode("utf-8", "replace")
+        self._failure, self._size = error.decode("utf-8", "replace"), len(error)
         if self.id:
-            self._owner.output.send(self._owner.output.message(jsonrpc.error_reply(self.id, error)))
+            self._owner.output.send(self._owner.output.message(jsonrpc.error_reply(self._reply_id(), error)))
         self._end("errors")
 
     def on_fault(self, fault: Fault) -> None:
@@ -246,7 +295,7 @@ class SocketCall(HeldResultWaiter):
         self.units = 0
         self._failure, self._status = fault.message, fault.status
         if self.id:
-            owner.output.send(owner.output.message(jsonrpc.error_reply(self.id, rpc_error_of(fault))))
+            owner.output.send(owner.output.message(jsonrpc.error_reply(self._reply_id(), rpc_error_of(fault))))
         self._end("faults")
 
     def _end(self, outcome: str) -> None:
@@ -260,11 +309,11 @@ class SocketCall(HeldResultWaiter):
 
     def _record(self, method: str, took_s: float) -> None:
         owner = self._owner
-        requests, name = owner.context.requests, owner.next_id()
+        requests = owner.context.requests
         reason = requests.reason(owner.key.account, took_s, owner.directives, failed=self._failure != "")
         if reason is not None:
             requests.note(
-                name,
+                owner.name_of(self._number),
                 owner.key,
                 reason,
                 surface="socket",
@@ -277,17 +326,20 @@ class SocketCall(HeldResultWaiter):
                 error=self._failure,
                 units=self.units,
                 cache=self.cache,
+                block=self.reached,
+                bytes=self._size,
             )
 
 
 class SocketBatch:
     """A batch of calls."""
 
-    __slots__ = ("_batch", "_began", "_is_done", "_owner")
+    __slots__ = ("_batch", "_began", "_is_done", "_number", "_owner")
 
-    def __init__(self, owner: SocketCalls, now: float) -> None:
+    def __init__(self, owner: SocketCalls, now: float, number: int) -> None:
         self._owner = owner
         self._began = now
+        self._number = number
         self._batch: BatchUnderWay | None = None
         self._is_done = False
 
@@ -313,10 +365,14 @@ class SocketBatch:
     def _on_refused(self, why: Fault | MalformedCall, ids: Sequence[bytes]) -> None:
         """Send the error for every call of the batch, under its id: a client waits for each id."""
         self._is_done = True
+        owner = self._owner
         if isinstance(why, MalformedCall):
-            self._owner.refuse(why)
-        elif replies := [jsonrpc.error_reply(id_, rpc_error_of(why)) for id_ in ids if id_]:
-            self._owner.output.send(self._owner.output.message(b"[" + b",".join(replies) + b"]"))
+            owner.refuse(why, self._number)
+        else:
+            meta, error = owner.meta(self._number), rpc_error_of(why)
+            if replies := [jsonrpc.error_reply(id_ + meta, error) for id_ in ids if id_]:
+                owner.output.send(owner.output.message(b"[" + b",".join(replies) + b"]"))
+            owner.note_failure(self._number, why)
         self._end("faults", 0)
 
     def leave(self) -> None:
@@ -328,7 +384,7 @@ class SocketBatch:
         owner = self._owner
         units = owner.context.rpc.settle_batch(owner.key, batch)
         owner.context.requests.note_batch(
-            owner.next_id(),
+            owner.name_of(self._number),
             owner.key,
             batch,
             network=owner.route.network.id,
@@ -336,7 +392,7 @@ class SocketBatch:
             directives=owner.directives,
             units=units,
         )
-        pieces = batch.pieces()
+        pieces = self._pieces(batch)
         if batch.share.is_large:
             owner.output.send_large([frame_head(sum(map(len, pieces))), *pieces], batch.share)
         elif pieces:
@@ -344,6 +400,20 @@ class SocketBatch:
         if isinstance(batch, CallBatch):  # A short batch has plain reads only, no subscriptions.
             owner.subscriptions.confirm(batch.items)
         self._end("results", units)
+
+    def _pieces(self, batch: CallBatch | ShortBatch) -> list[bytes | memoryview]:
+        """The reply, with the member `meta` in each item if the socket asked for it."""
+        owner = self._owner
+        if isinstance(batch, ShortBatch) or owner.directives is None or not owner.directives.meta:
+            return batch.pieces()
+        found: list[bytes | memoryview] = []
+        for place, item in enumerate(batch.items):
+            if pieces := item.pieces():
+                end = len(jsonrpc.HEAD) + len(item.id or jsonrpc.NULL)
+                meta = owner.meta(f"{self._number}.{place}", item)
+                first = bytes(pieces[0])
+                found += (b"," if found else b"[", first[:end], meta, first[end:], *pieces[1:])
+        return [*found, b"]"] if found else []
 
     def _end(self, outcome: str, units: int) -> None:
         took_s = time.monotonic() - self._began

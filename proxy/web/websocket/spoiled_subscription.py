@@ -1,4 +1,4 @@
-"""Subscriptions of a test key's socket with a fault plan (`core/fault_plans.py`): events come late or again, or the socket drops."""
+"""Subscriptions of a socket with a fault plan (`core/fault_plans.py`): events come late or again, or the socket is dropped."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ const SCOPES = {
 };
 /* What requests with the key may ask for. An operator grants X-Upstream. */
 const DIRECTIVES = { timeout_ms: "Deadline (X-Timeout-Ms)", max_stale: "Older replies (X-Max-Stale)", retry: "Fewer retries (X-Retry)",
-  min_block: "Least block (X-Min-Block)", min_block_wait: "Wait for the block (X-Min-Block-Wait)", explain: "Record the request (X-Explain)",
+  min_block: "Least block (X-Min-Block)", min_block_wait: "Wait for the block (X-Min-Block-Wait)", explain: "Record the request (X-Explain)", meta: "Details in socket replies (X-Meta)",
   verify: "Verified replies (X-Verify)", fault: "Faults, for test keys (X-Fault)" };
 const OVERLAPS = { 0: "Now", 3600: "In 1 hour", 86400: "In 24 hours", 604800: "In 7 days" };
 
