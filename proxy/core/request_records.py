@@ -26,6 +26,9 @@ EVENT_PREFIX = "evt_"
 
 MOST_PARAMS = 2048
 MOST_ERROR = 500
+# Error codes by status; other statuses have the nearest of them.
+CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 429: "rate_limited"}
+_RPC_CODE = re.compile(r'"code":\s*(-?\d{1,12})\b')
 _SECRET = re.compile(rf"(?:{'|'.join(KEY_PREFIXES)})[0-9A-Za-z]*")
 
 
@@ -48,6 +51,8 @@ class RequestRecord:
     block: int = 0
     error: str = ""
     blame: Blame = ""
+    # The code of the error: a JSON-RPC code, or a name from the API's error table.
+    code: str = ""
     attempts: Sequence[RecordedAttempt] = ()
     params: str | None = None
 
@@ -62,7 +67,26 @@ class RequestFilter:
     reason: str | None = None
     status: int | None = None
     key: str | None = None
+    code: str | None = None
     since: datetime.datetime | None = None
+    until: datetime.datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorGroup:
+    """Failed requests that have these in common. `example`: the error of one of them."""
+
+    status: int
+    code: str
+    method: str
+    key: str
+    # Empty if it was deleted meanwhile, like that of the account.
+    key_name: str
+    account: str
+    account_name: str
+    count: int
+    last_at: datetime.datetime
+    example: str
 
 
 def blame_of(status: int, *, was_sent: bool) -> Blame:
@@ -74,6 +98,14 @@ def blame_of(status: int, *, was_sent: bool) -> Blame:
     if status < 500:
         return "client"
     return "upstream" if was_sent or status == 504 else "service"
+
+
+def code_of(status: int, error: str) -> str:
+    """The code of an error: that of the chain's error object, or the API's code of the status."""
+    if error.startswith("{"):
+        found = _RPC_CODE.search(error)
+        return found[1] if found else ""
+    return CODES.get(status) or ("invalid_request" if status < 500 else "internal_error")
 
 
 def shown_text(text: str, most: int) -> str:

@@ -25,11 +25,13 @@ from proxy.core.request_records import (
     EVENT_PREFIX,
     MOST_ERROR,
     MOST_PARAMS,
+    ErrorGroup,
     RecordReason,
     RequestFilter,
     RequestRecord,
     Surface,
     blame_of,
+    code_of,
     shown_text,
 )
 from proxy.errors import NotFound, Unavailable
@@ -120,6 +122,7 @@ class RequestLog:
                 took_s=took_s,
                 error=shown_text(error, MOST_ERROR),
                 blame=blame_of(status, was_sent=was_sent) if error else "",
+                code=code_of(status, error) if error else "",
                 params=_params(params) if key.records_params and params else None,
                 **more,
             )
@@ -245,6 +248,10 @@ class RequestLog:
 
     async def page(self, wanted: RequestFilter, account: str | None, page: Page) -> tuple[Sequence[RequestRecord], int]:
         return await self._store.page(wanted, account, page)
+
+    async def errors(self, wanted: RequestFilter, account: str | None) -> list[ErrorGroup]:
+        """Failed requests by status, code, method and key. `wanted`: its reason, status and code are not used."""
+        return await self._store.count_errors(wanted, account)
 
 
 def _params(params: bytes) -> str:

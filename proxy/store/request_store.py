@@ -10,7 +10,7 @@ import asyncpg
 import orjson
 
 from proxy.core.paging import Page
-from proxy.core.request_records import RequestFilter, RequestRecord
+from proxy.core.request_records import ErrorGroup, RequestFilter, RequestRecord
 from proxy.store import sql
 from proxy.store.pool import PATIENT_S, Pool
 
@@ -19,7 +19,7 @@ ROWS = 500
 WRITE_S = 10.0
 _COLUMNS = (
     "id", "account", "key", "network", "surface", "method", "status", "reason", "units", "cache", "bytes", "block", "error",
-    "blame", "params",
+    "blame", "params", "code",
 )  # fmt: skip
 
 
@@ -70,11 +70,21 @@ class RequestStore:
         """One page, newest first, and the number of records that match."""
         given = (
             account, wanted.network, wanted.method, wanted.reason, wanted.status, wanted.key, wanted.since,
+            wanted.until, wanted.code,
         )  # fmt: skip
         async with self._pool.connection() as connection:
             total = await connection.fetchval(sql.requests.count_requests, *given)
             rows = await connection.fetch(sql.requests.page_requests, *given, page.limit, page.offset)
         return [_record(row) for row in rows], total
+
+    async def count_errors(self, wanted: RequestFilter, account: str | None) -> list[ErrorGroup]:
+        given = account, wanted.network, wanted.method, wanted.key, wanted.since, wanted.until
+        async with self._pool.connection() as connection:
+            rows = await connection.fetch(sql.requests.count_errors, *given)
+        return [
+            ErrorGroup(**{**row, "key_name": row["key_name"] or "", "account_name": row["account_name"] or ""})
+            for row in rows
+        ]
 
 
 def _moment(record: RequestRecord) -> datetime.datetime:

@@ -1160,7 +1160,9 @@ create table requests (
     error text not null,
     blame text not null,
     attempts text not null,
-    params text
+    params text,
+    -- The code of the error; empty without one.
+    code text not null default ''
 ) partition by range (at);
 
 create index requests_by_id on requests (id, at desc);

@@ -309,3 +309,25 @@ def test_webhook_delivery_is_explained_by_its_event(database: str) -> None:
             assert (await records.get("/requests/evt_1", key="other")).status == 404
 
     main()
+
+
+@with_records()
+async def test_errors_are_counted_by_status_code_method_and_key(records: Records, more: dict[str, str]) -> None:
+    harness = records.harness
+
+    def revert(params: list[Any]) -> Any:
+        raise Refused(3, "execution reverted", data="0x08c379a0")
+
+    harness.upstreams[0].answers["eth_call"] = revert
+    for _ in range(2):
+        await harness.call("eth_call", [{"to": ADDRESS}, "latest"], **more)
+    await harness.call(*BALANCE, X_Min_Block="99999999999", X_Min_Block_Wait="0", **more)
+    found = conforms((await records.get("/errors")).json, "ErrorGroupList")["errors"]
+    shown = [(each["status"], each["code"], each["method"], each["count"]) for each in found]
+    assert shown == [(200, "3", "eth_call", 2), (503, "internal_error", "eth_getBalance", 1)]
+    assert "execution reverted" in found[0]["example"]
+    listed = (await records.get(f"/requests?code=3&status=200&method=eth_call&key={found[0]['key_id']}")).json
+    assert listed["total"] == 2
+    assert (await records.get("/requests?code=3&until=2020-01-01T00:00:00Z")).json["total"] == 0
+    assert (await records.get("/errors?since=2100-01-01T00:00:00Z")).json["errors"] == []
+    assert (await records.get("/errors?since=yesterday")).status == 400

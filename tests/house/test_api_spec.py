@@ -60,6 +60,7 @@ ADDED = {
     ("GET", "/chains"): "",
     ("GET", "/requests"): "",
     ("GET", "/requests/{id}"): "",
+    ("GET", "/errors"): "",
     ("GET", "/gas/policies"): "gas:manage",
     ("GET", "/gas/policies/{id}"): "gas:manage",
     ("PATCH", "/gas/policies/{id}"): "gas:manage",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from proxy.core.paging import Page
-from proxy.core.request_records import RequestFilter, RequestRecord, kind_of
-from proxy.errors import InvalidRequest
+from proxy.core.request_records import ErrorGroup, RequestFilter, RequestRecord, kind_of
 from proxy.services.request_log import RequestLog
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
 from proxy.web.rest.endpoint import RestHandler, RestRequest
-from proxy.web.timestamps import time_of
+from proxy.web.timestamps import moment_of, time_of
 
 
 class RequestRecordHandlers:
@@ -21,10 +22,14 @@ class RequestRecordHandlers:
         self._shows_upstream = shows_upstream
 
     def handlers(self) -> dict[str, RestHandler]:
-        return {"list_requests": self.list, "read_request": self.read}
+        return {"list_requests": self.list, "read_request": self.read, "list_errors": self.errors}
 
     def admin_handlers(self) -> dict[str, SessionHandler]:
-        return {"admin_list_requests": self.list_all, "admin_read_request": self.read_any}
+        return {
+            "admin_list_requests": self.list_all,
+            "admin_read_request": self.read_any,
+            "admin_list_errors": self.all_errors,
+        }
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
         found, total = await self._requests.page(_filter(request.query), request.key.account.id, request.page)
@@ -32,6 +37,14 @@ class RequestRecordHandlers:
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
         return self._shown(await self._requests.read(request.path["id"], request.key.account.id))
+
+    async def errors(self, request: RestRequest) -> dict[str, Any]:
+        found = await self._requests.errors(_span(request.query), request.key.account.id)
+        return {"errors": [_shown_group(each) for each in found]}
+
+    async def all_errors(self, request: SessionRequest) -> dict[str, Any]:
+        found = await self._requests.errors(_span(request.query), request.query["account"])
+        return {"errors": [_shown_group(each) for each in found]}
 
     async def list_all(self, request: SessionRequest) -> dict[str, Any]:
         page: Page = request.page
@@ -53,16 +66,29 @@ class RequestRecordHandlers:
         return shown
 
 
-def _filter(query: Any) -> RequestFilter:
-    since = query["since"]
-    try:
-        moment = None if since is None else datetime.datetime.fromisoformat(since)
-    except ValueError:
-        raise InvalidRequest("parameter 'since': must be a time such as 2026-01-31T12:00:00Z") from None
-    if moment is not None and moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.UTC)
-    names = ("network", "method", "reason", "status", "key")
-    return RequestFilter(since=moment, **{name: query[name] for name in names})
+def _filter(query: Mapping[str, Any]) -> RequestFilter:
+    return replace(_span(query), **{name: query[name] for name in ("reason", "status", "code")})
+
+
+def _span(query: Mapping[str, Any]) -> RequestFilter:
+    """The part of a filter that lists and counts share."""
+    since, until = (moment_of(query[name], name) if query[name] else None for name in ("since", "until"))
+    return RequestFilter(since=since, until=until, **{name: query[name] for name in ("network", "method", "key")})
+
+
+def _shown_group(found: ErrorGroup) -> dict[str, Any]:
+    return {
+        "status": found.status,
+        "code": found.code or None,
+        "method": found.method,
+        "key_id": found.key,
+        "key_name": found.key_name or None,
+        "account_id": found.account,
+        "account_name": found.account_name or None,
+        "count": found.count,
+        "last_at": time_of(found.last_at),
+        "example": found.example,
+    }
 
 
 def shown_record(record: RequestRecord) -> dict[str, Any]:
@@ -83,6 +109,7 @@ def shown_record(record: RequestRecord) -> dict[str, Any]:
         "bytes": record.bytes,
         "block": record.block or None,
         "error": record.error or None,
+        "code": record.code or None,
         "blame": record.blame or None,
         "attempts": [
             {

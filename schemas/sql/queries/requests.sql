@@ -6,11 +6,13 @@ select close_request_days($1);
 
 -- add_requests
 insert into requests (
-    at, ms, attempts, id, account, key, network, surface, method, status, reason, units, cache, bytes, block, error, blame, params
+    at, ms, attempts, id, account, key, network, surface, method, status, reason, units, cache, bytes, block, error, blame, params,
+    code
 )
 select * from unnest(
     $1::timestamptz[], $2::double precision[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
-    $10::integer[], $11::text[], $12::integer[], $13::text[], $14::bigint[], $15::bigint[], $16::text[], $17::text[], $18::text[]
+    $10::integer[], $11::text[], $12::integer[], $13::text[], $14::bigint[], $15::bigint[], $16::text[], $17::text[], $18::text[],
+    $19::text[]
 );
 
 -- read_request
@@ -22,15 +24,31 @@ select * from requests where id = $1 and ($2::text is null or account = $2) orde
 select count(*) from (select from requests
 where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
     and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
-    and ($7::timestamptz is null or at > $7)
+    and ($7::timestamptz is null or at > $7) and ($8::timestamptz is null or at <= $8) and ($9::text is null or code = $9)
 limit 10001) found;
 
 -- page_requests
 select * from requests
 where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
     and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
-    and ($7::timestamptz is null or at > $7)
-order by at desc, id limit $8 offset $9;
+    and ($7::timestamptz is null or at > $7) and ($8::timestamptz is null or at <= $8) and ($9::text is null or code = $9)
+order by at desc, id limit $10 offset $11;
+
+-- count_errors
+-- Failed requests by status, code, method and key, most first, among the newest 100,000. A failed batch is counted by its items.
+with failed as materialized (
+    select status, code, method, key, account, error, at from requests
+    where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
+        and ($4::text is null or key = $4) and ($5::timestamptz is null or at > $5) and ($6::timestamptz is null or at <= $6)
+        and reason = 'failed' and error <> ''
+    order by at desc limit 100000
+), counted as (
+    select status, code, method, key, account, count(*) as count, max(at) as last_at, max(error) as example
+    from failed group by status, code, method, key, account order by count desc, last_at desc limit 200
+)
+select counted.*, keys.name as key_name, accounts.name as account_name
+from counted left join keys on keys.id = counted.key left join accounts on accounts.id = counted.account
+order by count desc, last_at desc;
 
 -- read_delivery
 -- A webhook delivery by the id of its event, one row per attempt, or one without.

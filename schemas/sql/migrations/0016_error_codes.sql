@@ -1,0 +1,3 @@
+-- The code of a failed request's error, for counts by code.
+
+alter table requests add column code text not null default '';
