@@ -22,8 +22,8 @@ from tests.flows.upstream import echo, reply
 expect.set_options(timeout=WAIT_MS)
 HOSTILE = '"><img src=x onerror=alert(1)><svg onload=alert(2)><script>alert(3)</script>'
 VIEWS = (
-    "overview", "requests", "webhooks", "policies", "explorer", "keys", "account",
-    "operator/upstreams", "operator/accounts", "operator/usage", "operator/requests", "operator/queues",
+    "overview", "errors", "requests", "webhooks", "policies", "explorer", "keys", "account",
+    "operator/upstreams", "operator/accounts", "operator/usage", "operator/errors", "operator/requests", "operator/queues",
 )  # fmt: skip
 # Counts elements that exist only if text was parsed as markup.
 MARKUP = "document.querySelectorAll('main img, main script, main svg[onload], dialog img, dialog script').length"

@@ -1,12 +1,20 @@
-/* Time series charts in the colours of the current theme: a title, a legend that follows the pointer, and the plot. */
+/*
+ * Time series charts in the colours of the current theme: a title with the unit, a legend with the totals, and the plot. The values
+ * under the pointer are shown in a tooltip, or in a long legend. Dragging over the plot selects a range.
+ */
 
-import uPlot from "./vendor/uplot/uPlot.esm.js";
+import uPlot from "./vendor/uplot/uPlot.min.js";
 import { el, setChildren, swatch } from "./dom.js";
+import * as format from "./format.js";
 
 const HEIGHT = 168;
 const FONT = '12px -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", Arial, sans-serif';
-// In characters. A longer legend does not fit above the plot: it floats over the plot while the pointer is there, and the table below has the colours.
-const LONGEST_LEGEND = 72;
+// More series than this have their legend beside the plot.
+const LEGEND_ABOVE = 2;
+// Pixels between the pointer and the tooltip.
+const TIP_GAP = 14;
+// Half the width of the last label of the time axis.
+const RIGHT_PADDING = 24;
 const drawn = new Set();
 
 /* Resolves a CSS colour variable for the canvas. light-dark() resolves only on an element, hence the probe. */
@@ -31,31 +39,47 @@ export class Chart {
   #data = [];
   #series = [];
   #width = 0;
+  #step = 3600;
+  #unit = el("span.hint");
 
-  /* `format` turns a value into text. Charts with the same `syncKey` share the pointer. */
-  constructor(title, { format, syncKey }) {
+  /* `format` turns a value into text. Charts with the same `syncKey` share the pointer. `onSelect` gets two Unix times. */
+  constructor(title, { format, syncKey, onSelect = null }) {
     this.format = format;
     this.syncKey = syncKey;
+    this.onSelect = onSelect;
     this.legend = el("div.legend");
-    this.time = el("time.hint");
+    this.tip = el("div.tip", { hidden: true, "aria-hidden": "true" });
     this.canvas = el("div.plot", { role: "img", "aria-label": title });
     this.title = title;
-    this.node = el("figure.chart", null,
-      el("figcaption", null, el("h2", null, title), this.time, this.legend), this.canvas);
+    this.node = el("figure.chart", null, el("figcaption", null, el("h2", null, title), this.#unit),
+      this.legend, el("div.stage", null, this.canvas, this.tip));
     this.observer = new ResizeObserver(([entry]) => this.#fit(entry.contentRect.width));
     this.observer.observe(this.canvas);
   }
 
-  /* `times` are Unix seconds. A series is {label, colour, values, bars, soft, total}; `colour` names a CSS variable. */
-  draw(times, series) {
+  /*
+   * `times` are Unix seconds, `step` the seconds between them. A series is {label, colour, values, bars, soft, total, onclick};
+   * `colour` names a CSS variable, and `onclick` makes its label in the legend a button.
+   */
+  draw(times, series, { unit = "", step = times[1] - times[0] || 3600 } = {}) {
     this.#data = [times, ...series.map(({ values }) => values)];
     this.#series = series;
+    this.#step = step;
+    setChildren(this.#unit, unit);
     this.canvas.setAttribute("aria-label", `${this.title}: ${series.map(({ label, total }) => `${label} ${total}`).join(", ")}`);
+    this.node.classList.toggle("beside", series.length > LEGEND_ABOVE);
+    this.#showLegend();
     const shape = JSON.stringify(series.map(({ label, colour, bars }) => [label, colour, bars]));
     if (this.#plot && shape === this.#shape) this.#plot.setData(this.#data);
     else this.rebuild();
     this.#shape = shape;
-    this.#updateLegend(this.#plot?.cursor.idx);
+    this.#showPointer();
+  }
+
+  /* The first and last Unix time of the axis: half a step beyond the data, so that the first and last bars are whole. */
+  get span() {
+    const [times] = this.#data;
+    return [times[0] - this.#step / 2, times.at(-1) + this.#step / 2];
   }
 
   rebuild() {
@@ -85,38 +109,60 @@ export class Chart {
     return {
       width: this.#width,
       height: HEIGHT,
-      padding: [8, 8, 0, 0],
+      padding: [8, RIGHT_PADDING, 0, 0],
       legend: { show: false },
-      cursor: { sync: { key: this.syncKey }, y: false, points: { size: 7 }, drag: { setScale: false } },
-      scales: { x: { range: (_plot, low, high) => this.#timeRange(low, high) }, y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.08 : 1] } },
+      // A drag selects in one chart only; the others follow the pointer.
+      cursor: { sync: { key: this.syncKey, filters: { pub: isMovement } }, y: false, points: { size: 7 },
+        drag: { x: this.onSelect !== null, y: false, setScale: false } },
+      // Given a single point, uPlot itself would extend the axis by a thousand days.
+      scales: { x: { range: () => (this.#data[0].length ? this.span : [0, 1]) },
+        y: { range: (_plot, _low, high) => [0, high > 0 ? high * 1.08 : 1] } },
       axes: [
-        { ...axis, grid: { show: false }, space: 64, values: TIME_AXIS },
+        { ...axis, grid: { show: false }, space: 64, values: TIME_AXIS, incrs: INCREMENTS.filter((each) => each >= Math.min(this.#step, 86400)) },
         { ...axis, size: 52, space: 36, values: (_plot, ticks) => ticks.map((tick) => this.format(tick)) },
       ],
       series: [{}, ...this.#series.map((each) => seriesOptions(each))],
-      hooks: { setCursor: [(plot) => this.#updateLegend(plot.cursor.idx)] },
+      hooks: { setCursor: [() => this.#showPointer()], setSelect: [(plot) => this.#select(plot)] },
     };
   }
 
-  /* Adds half a step on both sides, so that the first and last bars are whole and stacked charts have the same axis. */
-  #timeRange(low, high) {
-    const [times] = this.#data;
-    const step = times.length > 1 ? times[1] - times[0] : 3600;
-    return [low - step / 2, high + step / 2];
+  #select(plot) {
+    const { left, width } = plot.select;
+    if (!width) return;
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    const [from, to] = [plot.posToVal(left, "x"), plot.posToVal(left + width, "x")].map(Math.round);
+    this.onSelect(from, Math.max(to, from + 60));
   }
 
-  /* Shows the values under the pointer, or the totals. */
-  #updateLegend(at) {
-    const times = this.#data[0] ?? [];
-    const isAt = at !== null && at !== undefined && at < times.length;
-    const length = this.#series.reduce((sum, { label, total }) => sum + label.length + total.length + 4, 0);
-    this.legend.classList.toggle("floats", length > LONGEST_LEGEND);
-    this.legend.hidden = length > LONGEST_LEGEND && !isAt;
-    setChildren(this.time, isAt && new Date(times[at] * 1000).toLocaleString([], { dateStyle: "short", timeStyle: "short" }));
-    setChildren(this.legend, this.#series.map(({ label, colour, values, total }) => el("span.item", null, swatch(`var(--${colour})`), label,
-      " ", el("b", null, isAt ? this.format(values[at]) : total))));
+  /* `at`: the index of the time whose values are shown; without one, the totals. */
+  #showLegend(at) {
+    setChildren(this.legend, this.#series.map(({ label, colour, values, total, onclick }) => el("span.item", { title: label },
+      swatch(`var(--${colour})`), onclick ? el("button.link", { type: "button", onclick }, label) : el("span.label", null, label),
+      el("b", null, at === undefined ? total : this.format(values[at])))));
+  }
+
+  /* Shows the time and the values under the pointer, beside it. A legend beside the plot shows them itself. */
+  #showPointer() {
+    const { idx, left = -1 } = this.#plot?.cursor ?? {};
+    const time = this.#data[0]?.[idx];
+    const isBeside = this.#series.length > LEGEND_ABOVE;
+    this.tip.hidden = time === undefined || left < 0;
+    if (isBeside) this.#showLegend(this.tip.hidden ? undefined : idx);
+    if (this.tip.hidden) return;
+    setChildren(this.tip, el("time", null, format.time(new Date(time * 1000).toISOString())),
+      !isBeside && this.#series.map(({ label, colour, values }) =>
+        el("span.item", null, swatch(`var(--${colour})`), el("span.label", null, label), el("b", null, this.format(values[idx])))));
+    const place = this.#plot.over.offsetLeft + left;
+    const isRight = place > this.#width / 2;
+    this.tip.style.insetInlineStart = isRight ? "" : `${place + TIP_GAP}px`;
+    this.tip.style.insetInlineEnd = isRight ? `${this.#width - place + TIP_GAP}px` : "";
   }
 }
+
+const isMovement = (type) => type === "mousemove" || type === "mouseleave";
+
+// Seconds between ticks that read well.
+const INCREMENTS = [60, 300, 600, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 2 * 86400, 7 * 86400, 14 * 86400, 28 * 86400, 91 * 86400, 365 * 86400];
 
 // uPlot's axis rules, coarsest first: seconds between ticks, the label, and the text added where a day or a year begins.
 const TIME_AXIS = [

@@ -1,10 +1,14 @@
-/* Formats numbers and times in the browser's language and time zone. */
+/* Formats numbers in the browser's language, and times in its time zone. Dates have one form everywhere: 16 Nov 2026, 14:05:09. */
 
+const DATES = "en-GB";
 const integer = new Intl.NumberFormat();
 const shortened = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 });
-const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
-const dateTime = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
-const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+const cents = new Intl.NumberFormat(undefined, { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+const small = new Intl.NumberFormat(undefined, { maximumSignificantDigits: 2 });
+const day = new Intl.DateTimeFormat(DATES, { dateStyle: "medium" });
+const dateTime = new Intl.DateTimeFormat(DATES, { dateStyle: "medium", timeStyle: "medium" });
+const clock = new Intl.DateTimeFormat(DATES, { timeStyle: "medium" });
+const minute = new Intl.DateTimeFormat(DATES, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" });
 const SPANS = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
 
@@ -28,10 +32,17 @@ export function millis(value) {
   return `${digits(value, value >= 100 ? 0 : value >= 10 ? 1 : 2)} ms`;
 }
 
-export const usd = (text) => (text === null || text === undefined ? NONE : `$${text}`);
+/* Cents, or two significant digits of an amount below a dollar. */
+export function usd(amount) {
+  if (amount === null || amount === undefined) return NONE;
+  const value = Number(amount);
+  return `$${(Math.abs(value) >= 1 || value === 0 ? cents : small).format(value)}`;
+}
+
 export const date = (iso) => (iso ? day.format(new Date(iso)) : NONE);
 export const time = (iso) => (iso ? dateTime.format(new Date(iso)) : NONE);
 export const clockTime = (iso) => (iso ? clock.format(new Date(iso)) : NONE);
+export const span = (from, to) => minute.formatRange(new Date(from), new Date(to));
 
 /* A relative time: "3 minutes ago", "in 2 hours". */
 export function ago(iso, now = Date.now()) {
@@ -45,6 +56,17 @@ export function ago(iso, now = Date.now()) {
 export function label(value) {
   const text = String(value).replaceAll("_", " ").toLowerCase().replace(/\busd\b/, "USD");
   return text.charAt(0).toUpperCase() + text.slice(1);
+}
+
+/* The beginning of an error: of its message, if it is a JSON-RPC error. */
+export function errorText(text) {
+  let message = text;
+  try {
+    message = JSON.parse(text).message ?? text;
+  } catch {
+    // A plain message.
+  }
+  return message.length > 90 ? `${message.slice(0, 89)}…` : message;
 }
 
 /* Splits text at line breaks and commas, and drops empty items. */

@@ -80,8 +80,8 @@ export function checks(label, options, chosen) {
   };
 }
 
-/* A form around fields. If `send` fails, its error appears above the buttons and the fields keep their values. */
-export function form(fields, { label, send, cancel, kind = "main" }) {
+/* A form around fields. If `send` fails, its error appears above the buttons and the fields keep their values. `isInline`: with the button beside them. */
+export function form(fields, { label, send, cancel, kind = "main", isInline = false }) {
   const problem = el("div.problem");
   const submit = el(`button${kind && `.${kind}`}`, { type: "submit" }, label);
   const onsubmit = async (event) => {
@@ -96,7 +96,7 @@ export function form(fields, { label, send, cancel, kind = "main" }) {
       submit.disabled = false;
     }
   };
-  return el("form", { onsubmit }, fields, problem,
+  return el(`form${isInline ? ".inline" : ""}`, { onsubmit }, fields, problem,
     el("div.actions", null, cancel && el("button", { type: "button", onclick: cancel }, "Cancel"), submit));
 }
 

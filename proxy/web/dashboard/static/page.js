@@ -2,6 +2,7 @@
 
 import { account, admin } from "./api.js";
 import { el, icon, setChildren } from "./dom.js";
+import { place } from "./location.js";
 import { button, loadError, skeleton, toast } from "./components.js";
 
 const VIEWS = {
@@ -9,6 +10,7 @@ const VIEWS = {
   keys: { title: "API keys", client: "account", load: () => import("./views/keys.js") },
   webhooks: { title: "Webhooks", client: "account", load: () => import("./views/webhooks.js") },
   policies: { title: "Gas policies", client: "account", load: () => import("./views/policies.js") },
+  errors: { title: "Errors", client: "account", load: () => import("./views/errors.js"), group: "overview" },
   requests: { title: "Requests", client: "account", load: () => import("./views/requests.js") },
   explorer: { title: "Explorer", client: "any", load: () => import("./views/explorer.js") },
   account: { title: "Account", client: "account", load: () => import("./views/account.js") },
@@ -31,12 +33,8 @@ const clients = { account, admin };
 
 /* #/webhooks/wh_1 -> ["webhooks", "wh_1"]. An unknown view falls back to the overview. */
 function route() {
-  try {
-    const parts = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
-    return Object.hasOwn(VIEWS, parts[0]) ? parts : ["overview"];
-  } catch {
-    return ["overview"]; // malformed percent-encoding
-  }
+  const { parts } = place();
+  return Object.hasOwn(VIEWS, parts[0]) ? parts : ["overview"];
 }
 
 /* --- themes --- */
@@ -81,7 +79,7 @@ const link = (href, name, text, current) =>
 
 function navigation([name, page]) {
   const groups = account.isSignedIn
-    ? GROUPS.map(([title, names]) => [title, names.map((each) => link(`#/${each}`, each, VIEWS[each].title, each === name))])
+    ? GROUPS.map(([title, names]) => [title, names.map((each) => link(`#/${each}`, each, VIEWS[each].title, each === (VIEWS[name].group ?? name)))])
     : [["API", [link("#/explorer", "explorer", "Explorer", name === "explorer")]]];
   if (admin.isSignedIn) {
     const here = name === "operator" ? page ?? "upstreams" : null;

@@ -5,29 +5,40 @@ import { Chart } from "../chart.js";
 import { bar, el, refreshChildren, setChildren, swatch } from "../dom.js";
 import { button, empty, heading, note, poll, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
+import { linkTo, place, setParams } from "../location.js";
+import { rangeBetween, rangeControl, rangeIn, rangeName, rangeParams, spanOf, stepOf } from "../ranges.js";
 import { firstSteps } from "./first-steps.js";
 
-const RANGES = { live: "30 min", "3h": "3 h", "24h": "24 h", "7d": "7 d", "30d": "30 d", "90d": "90 d" };
-const SECONDS = { live: 1800, "3h": 10800, "24h": 86400, "7d": 604800, "30d": 2592000, "90d": 7776000 };
 // Seconds between refreshes of a range longer than 30 minutes: it changes slowly and costs more to read.
 const SLOW_REFRESH_S = 15;
 
 const ratio = (hits, requests) => hits.map((hit, at) => (requests[at] ? hit / requests[at] : null));
-const spanOf = (range) => {
-  const to = Math.floor(Date.now() / 1000);
-  const iso = (seconds) => new Date(seconds * 1000).toISOString();
-  return { from: iso(to - SECONDS[range]), to: iso(to) };
-};
+const STEPS = { minute: 60, hour: 3600, day: 86400 };
+// Groups in charts, and in the table that "other" leads to.
+const [SHOWN, ALL] = [8, 100];
 
 export async function show() {
   const { keys } = await account.get("/keys");
   const isNew = !keys.some((key) => key.last_used_at);
   return UsageView.open({ title: "Overview", client: account, by: { network: "Network", method: "Method", key: "Key" },
-    before: isNew ? await firstSteps(keys.some((key) => key.status === "active")) : null });
+    paths: { overview: "overview", errors: "errors" }, before: isNew ? await firstSteps(keys.some((key) => key.status === "active")) : null });
 }
 
-// The settings of each view, by title. They last until the page is reloaded.
-const settings = new Map();
+// The params of each view, by path. They last until the page is reloaded.
+const remembered = new Map();
+
+function settingsIn(params, by) {
+  return {
+    ...rangeIn(params),
+    by: Object.hasOwn(by, params.by) ? params.by : Object.keys(by)[0],
+    split: params.split === "1",
+    all: params.all === "1",
+    filters: Object.fromEntries(Object.keys(by).filter((name) => params[name]).map((name) => [name, params[name]])),
+  };
+}
+
+const paramsOf = (settings) => ({ ...rangeParams(settings), by: settings.by, split: settings.split ? "1" : "", all: settings.all ? "1" : "",
+  ...settings.filters });
 
 export class UsageView {
   static async open(options) {
@@ -38,10 +49,10 @@ export class UsageView {
   }
 
   #charts = {
-    requests: new Chart("Requests", { format: format.compact, syncKey: "usage" }),
-    units: new Chart("Compute units", { format: format.compact, syncKey: "usage" }),
-    latency: new Chart("Latency", { format: format.millis, syncKey: "usage" }),
-    hits: new Chart("Cache hit rate", { format: format.percent, syncKey: "usage" }),
+    requests: this.#chart("Requests", format.compact),
+    units: this.#chart("Compute units", format.compact),
+    latency: this.#chart("Latency", format.millis),
+    hits: this.#chart("Cache hit rate", format.percent),
   };
   #tiles = el("div");
   #chips = el("div.filter");
@@ -51,9 +62,11 @@ export class UsageView {
   #newest = 0;
 
   /* `before`: shown in place of empty charts until the first request. */
-  constructor({ title, client, by, before = null }) {
-    if (!settings.has(title)) settings.set(title, { range: "24h", by: Object.keys(by)[0], split: false, filters: {} });
-    this.settings = settings.get(title);
+  constructor({ title, client, by, paths, before = null }) {
+    const { params } = place();
+    this.paths = paths;
+    this.settings = settingsIn(Object.keys(params).length ? params : remembered.get(paths.overview) ?? {}, by);
+    this.range = rangeControl(this.settings, (range) => this.#change(range));
     this.client = client;
     this.by = by;
     this.before = before;
@@ -61,8 +74,16 @@ export class UsageView {
     this.figures = el("div", null, this.#tiles, this.#chips, el("div.grid", null, Object.values(this.#charts).map(({ node }) => node)),
       this.#breakdown());
     this.node = el("div", null,
-      heading(title, { actions: [segmentedControl("Time range", RANGES, this.settings.range, (range) => this.#change({ range })), client === account && this.csv] }),
+      heading(title, { actions: [this.range.node, client === account && this.csv] }),
       this.#error, before, this.figures);
+  }
+
+  #chart(title, formatted) {
+    return new Chart(title, { format: formatted, syncKey: "usage", onSelect: (from, to) => {
+      const range = rangeBetween(from, to);
+      this.range.show(range);
+      this.#change(range);
+    } });
   }
 
   #breakdown() {
@@ -77,6 +98,9 @@ export class UsageView {
 
   #change(change) {
     Object.assign(this.settings, change);
+    const params = paramsOf(this.settings);
+    remembered.set(this.paths.overview, params);
+    setParams(params);
     this.load().catch((failure) => this.fail(failure));
   }
 
@@ -92,15 +116,20 @@ export class UsageView {
 
   async load() {
     const number = ++this.#newest;
-    const { range, filters, by } = this.settings;
-    const span = spanOf(range);
-    const params = { ...span, ...filters, step: range === "live" || range === "3h" ? "minute" : "auto" };
-    const [live, total, groups] = await Promise.all([
+    const { filters, by, all, split } = this.settings;
+    const span = spanOf(this.settings);
+    const params = { ...span, ...filters, step: stepOf(this.settings) };
+    const grouped = (top) => this.client.get(`/usage${query({ ...params, by, top })}`);
+    const top = all && !split ? ALL : SHOWN;
+    const [live, total, groups, whole] = await Promise.all([
       this.client.get("/live"),
       this.client.get(`/usage${query({ ...params, by: "total" })}`),
-      this.client.get(`/usage${query({ ...params, by, top: 8 })}`),
+      grouped(top),
+      all && split ? grouped(ALL) : null,
     ]);
     if (number !== this.#newest) return;
+    markRest(groups, top);
+    if (whole) markRest(whole, ALL);
     this.#flushSeconds = live.flush_s || this.#flushSeconds;
     this.csv.setAttribute("href", `/v1/account/usage/csv${query({ ...span, ...filters, step: total.step })}`);
     setChildren(this.#error);
@@ -108,7 +137,7 @@ export class UsageView {
     this.#showTiles(total.totals, live.today);
     this.#showChips(groups);
     this.#showCharts(total, groups);
-    this.#showTable(groups);
+    this.#showTable(whole ?? groups);
   }
 
   #hideUntilUsed(requests) {
@@ -122,13 +151,18 @@ export class UsageView {
     const tile = (name, figure, below) => el("div.tile", null,
       el("span.name", null, name), el("span.figure", null, figure), el("span.below", null, below));
     setChildren(this.#tiles, el("div.tiles", null,
-      tile("Requests", format.compact(totals.requests), `last ${RANGES[this.settings.range]}`),
-      tile("Errors", format.compact(totals.errors), totals.requests ? format.share(totals.errors, totals.requests) : ""),
+      tile("Requests", format.compact(totals.requests), rangeName(this.settings)),
+      tile("Errors", totals.errors ? el("a", { href: this.#errorsLink(), "aria-label": `Errors ${format.number(totals.errors)}: explain` },
+        format.compact(totals.errors)) : "0", totals.requests ? format.share(totals.errors, totals.requests) : ""),
       tile("Compute units", format.compact(totals.units), totals.requests ? `${format.compact(totals.units / totals.requests)} per request` : ""),
       tile("p50 latency", format.millis(totals.p50_ms), "median"),
       tile("p99 latency", format.millis(totals.p99_ms), "99th percentile"),
       tile("Cache hit rate", format.share(totals.hits, totals.requests), `${format.compact(totals.hits)} replies`)),
     today && quotaTile(today));
+  }
+
+  #errorsLink(more = {}) {
+    return linkTo(this.paths.errors, { ...rangeParams(this.settings), ...this.settings.filters, ...more });
   }
 
   #showChips(groups) {
@@ -143,7 +177,8 @@ export class UsageView {
   #showCharts(total, groups) {
     const split = this.settings.split && groups.series.length > 0;
     const lines = (pick, sumUp) => groups.series.map((each, at) => ({
-      label: labelOf(each), colour: `series-${at}`, values: pick(each), total: sumUp(each.totals), soft: true }));
+      label: labelOf(each), colour: `series-${at}`, values: pick(each), total: sumUp(each.totals), soft: true,
+      onclick: each.isRest ? () => this.#showAll() : undefined }));
     const all = total.series[0] ?? { requests: [], errors: [], units: [], hits: [], p50_ms: [], p99_ms: [] };
     const { totals } = total;
     const shown = split ? {
@@ -163,7 +198,11 @@ export class UsageView {
       ],
       hits: [{ label: "of all replies", colour: "series-6", values: ratio(all.hits, all.requests), total: format.share(totals.hits, totals.requests) }],
     };
-    for (const [name, series] of Object.entries(shown)) this.#charts[name].draw(split ? groups.times : total.times, series);
+    const per = `per ${total.step}`;
+    const units = { requests: per, units: per, latency: split ? "p99" : "", hits: `of requests ${per}` };
+    for (const [name, series] of Object.entries(shown)) {
+      this.#charts[name].draw(split ? groups.times : total.times, series, { unit: units[name], step: STEPS[total.step] });
+    }
   }
 
   #showTable(groups) {
@@ -174,11 +213,11 @@ export class UsageView {
       return;
     }
     const most = Math.max(...groups.series.map(({ totals }) => totals.requests), 1);
-    const colour = (each) => split && swatch(`var(--series-${groups.series.indexOf(each)})`);
+    const colour = (each) => split && groups.series.indexOf(each) <= SHOWN && swatch(`var(--series-${groups.series.indexOf(each)})`);
     refreshChildren(this.#table, table(`Usage by ${this.by[by].toLowerCase()}`, [
       { name: this.by[by], show: (each) => [colour(each), this.#filterButton(each)] },
       { name: "Requests", kind: "num", show: ({ totals }) => el("div", null, format.number(totals.requests), bar(totals.requests / most)) },
-      { name: "Error rate", kind: "num", show: ({ totals }) => format.share(totals.errors, totals.requests) },
+      { name: "Error rate", kind: "num", show: (each) => this.#errorRate(each) },
       { name: "Units", kind: "num", show: ({ totals }) => format.compact(totals.units) },
       { name: "p50", kind: "num", show: ({ totals }) => format.millis(totals.p50_ms) },
       { name: "p99", kind: "num", show: ({ totals }) => format.millis(totals.p99_ms) },
@@ -186,9 +225,21 @@ export class UsageView {
     ], groups.series));
   }
 
+  #showAll() {
+    this.#change({ all: true });
+    this.#table.scrollIntoView({ block: "center" });
+  }
+
+  #errorRate({ name, totals, isRest }) {
+    const rate = format.share(totals.errors, totals.requests);
+    const isLinked = totals.errors > 0 && !isRest && name !== NO_NETWORK && name !== "";
+    return isLinked ? el("a", { href: this.#errorsLink({ [this.settings.by]: name }) }, rate) : rate;
+  }
+
   /* A group's name, which filters the whole view when clicked. */
   #filterButton(each) {
-    if (each.name === "other" || each.name === "") return labelOf(each);
+    if (each.isRest) return button(labelOf(each), () => this.#showAll(), { kind: "link", title: "Show all" });
+    if (each.name === "") return labelOf(each);
     return button(labelOf(each), () => {
       labels.set(each.name, labelOf(each));
       this.#change({ filters: { ...this.settings.filters, [this.settings.by]: each.name } });
@@ -199,7 +250,16 @@ export class UsageView {
 const labels = new Map();
 // The API's name for requests that belong to no network.
 const NO_NETWORK = "-";
-const labelOf = ({ name, label }) => (name === NO_NETWORK ? "No network" : label || name || "None");
+// Its name for methods that it does not know.
+const UNKNOWN = "other";
+const NAMES = { [NO_NETWORK]: "No network", [UNKNOWN]: "Unknown methods" };
+const labelOf = ({ name, label, isRest }) => (isRest ? "other" : NAMES[name] ?? (label || name || "None"));
+
+/* After so many groups the last one is the sum of all others. */
+function markRest({ series }, top) {
+  if (series.length > top) series.at(-1).isRest = true;
+}
+
 const nameOf = (value, groups) => labels.get(value) ?? groups.series.find(({ name }) => name === value)?.label ?? value;
 
 function quotaTile(today) {

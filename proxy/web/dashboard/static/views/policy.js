@@ -10,6 +10,7 @@ import { spendOf } from "./policies.js";
 import { rulesForm } from "./rules.js";
 
 const LIMIT = 20;
+const DAY_S = 86400;
 const REFUSALS = "account_list_gas_refusals";
 
 export async function showPolicy(id) {
@@ -26,7 +27,7 @@ class PolicyView {
   #refusals = el("div");
   #page = 1;
   #isRulesOpen = false;
-  #chart = new Chart("Spend per day", { format: (value) => (value === null || value === undefined ? format.NONE : `$${format.compact(value)}`), syncKey: "spend" });
+  #chart = new Chart("Spend per day", { format: format.usd, syncKey: "spend" });
 
   constructor(id) {
     this.#path = `/gas/policies/${encodeURIComponent(id)}`;
@@ -60,12 +61,17 @@ class PolicyView {
       el("summary", null, "Rules"), codeBlock("rules", JSON.stringify(policy.rules, null, 2)).node)));
   }
 
+  /* At least the last week, with a bar for every day. */
   #showDays({ days }) {
-    const sorted = [...days].sort((one, other) => one.day.localeCompare(other.day));
-    this.#chart.node.hidden = !sorted.length;
-    const sum = sorted.reduce((all, each) => all + Number(each.spent_usd), 0);
-    this.#chart.draw(sorted.map(({ day }) => Date.parse(`${day}T12:00:00Z`) / 1000), [
-      { label: "spent", colour: "series-2", values: sorted.map((each) => Number(each.spent_usd)), bars: true, total: `$${format.compact(sum)}` }]);
+    const spent = new Map(days.map((each) => [Date.parse(`${each.day}T00:00:00Z`) / 1000, Number(each.spent_usd)]));
+    const today = Math.floor(Date.now() / 1000 / DAY_S) * DAY_S;
+    const first = Math.min(today - 6 * DAY_S, ...spent.keys());
+    const times = Array.from({ length: (today - first) / DAY_S + 1 }, (_, at) => first + at * DAY_S);
+    const sum = days.reduce((all, each) => all + Number(each.spent_usd), 0);
+    this.#chart.node.hidden = !days.length;
+    this.#chart.draw(times.map((time) => time + DAY_S / 2), [
+      { label: "spent", colour: "series-2", values: times.map((time) => spent.get(time) ?? 0), bars: true, total: format.usd(sum) }],
+    { unit: "USD", step: DAY_S });
   }
 
   #showSenders({ users, page, total }) {

@@ -1,51 +1,73 @@
 /* Requests: records of failed, slow and sampled requests, and what happened to a single one. Operators see those of all accounts. */
 
 import { account, admin, query } from "../api.js";
-import { el } from "../dom.js";
+import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { asyncRegion, badge, button, card, codeBlock, empty, facts, heading, pager, poll, segmentedControl, table, toast } from "../components.js";
 import * as format from "../format.js";
+import { place, setParams } from "../location.js";
 import { curl } from "./snippets.js";
 
 const LIMIT = 50;
 const LIVE_S = 2;
 const REASONS = { "": "All", failed: "Failed", slow: "Slow", sampled: "Sampled", asked: "Asked for" };
+const FIELDS = {
+  method: (value) => forms.text("Method", { value, maxlength: "100", placeholder: "eth_call" }),
+  network: (value) => forms.text("Network", { value, maxlength: "100", placeholder: "ethereum/mainnet" }),
+  status: (value) => forms.count("Status", { value, min: "100", max: "599", placeholder: "503" }),
+};
+const CHIPS = ["key", "code", "account", "since", "until"];
 const LEAD = "Failed and slow requests are always recorded, others by a sample, or with the header X-Explain: 1.";
 
 export const show = ([id]) => (id ? showRequest(account, id, "#/requests") : showList(account, "#/requests"));
 export const showAllRequests = ([id]) => (id ? showRequest(admin, id, "#/operator/requests") : showList(admin, "#/operator/requests"));
 
 async function showList(client, base) {
-  const filters = { page: 1, reason: "", status: "", method: "", network: "" };
+  const { params } = place();
+  const filters = Object.fromEntries(["reason", ...Object.keys(FIELDS), ...CHIPS].map((name) => [name, params[name] ?? ""]));
+  filters.page = 1;
   let isLive = false;
+  const chips = el("div.filter");
   const list = asyncRegion(async () => requestsTable(await client.get(`/requests${query({ ...filters, limit: LIMIT })}`), filters, list.reload, base));
   const change = (values) => {
     Object.assign(filters, values, { page: 1 });
+    const { page, ...kept } = filters;
+    setParams(kept);
+    setChildren(chips, filterChips(filters, change));
     list.reload();
   };
+  setChildren(chips, filterChips(filters, change));
   const live = button("Live", () => {
     isLive = !isLive;
     live.setAttribute("aria-pressed", String(isLive));
   }, { "aria-pressed": "false" });
   poll(list.node, LIVE_S, async () => { if (isLive && filters.page === 1) await list.reload(); });
   const parts = [heading("Requests", { lead: LEAD, actions: live }), card(null, searchForm(base),
-    el("div.spread", null, segmentedControl("Recorded because", REASONS, "", (reason) => change({ reason }))), filterForm(change), list.node)];
+    el("div.spread", null, segmentedControl("Recorded because", REASONS, filters.reason, (reason) => change({ reason })), chips),
+    filterForm(filters, change), list.node)];
   if (client === account) parts.push(await paramsCard());
   await list.ready;
   return parts;
 }
 
-function searchForm(base) {
-  const id = forms.text("Request ID", { required: true, maxlength: "90", placeholder: "req_…", hint: "The X-Request-Id of a reply. Add .N for item N of a batch." });
-  return forms.form(id.node, { label: "Explain", send: async () => { location.hash = `${base}/${encodeURIComponent(id.read())}`; } });
+/* Filters that links from other pages set. */
+function filterChips(filters, change) {
+  const chip = (name, text, cleared) => button([text, " ×"], () => change(cleared), { kind: "small", class: "small chip", "aria-label": `Remove filter ${name}` });
+  const { key, code, account: holder, since, until } = filters;
+  return [key && chip("key", `Key: ${key}`, { key: "" }), code && chip("code", `Code: ${code}`, { code: "" }),
+    holder && chip("account", `Account: ${holder}`, { account: "" }),
+    since && until && chip("time", format.span(since, until), { since: "", until: "" })];
 }
 
-function filterForm(change) {
-  const method = forms.text("Method", { maxlength: "100", placeholder: "eth_call" });
-  const network = forms.text("Network", { maxlength: "100", placeholder: "ethereum/mainnet" });
-  const status = forms.count("Status", { min: "100", max: "599", placeholder: "503" });
-  return forms.form(forms.row(method.node, network.node, status.node), { label: "Filter",
-    send: async () => change({ method: method.read(), network: network.read(), status: status.read() ?? "" }) });
+function searchForm(base) {
+  const id = forms.text("Request ID", { required: true, maxlength: "90", placeholder: "req_…", hint: "The X-Request-Id of a reply. Add .N for item N of a batch." });
+  return forms.form(id.node, { label: "Explain", kind: "", isInline: true, send: async () => { location.hash = `${base}/${encodeURIComponent(id.read())}`; } });
+}
+
+function filterForm(filters, change) {
+  const fields = Object.entries(FIELDS).map(([name, make]) => [name, make(filters[name])]);
+  return forms.form(forms.row(...fields.map(([, each]) => each.node)), { label: "Filter", kind: "", isInline: true,
+    send: async () => change(Object.fromEntries(fields.map(([name, each]) => [name, each.read() ?? ""]))) });
 }
 
 function requestsTable({ requests, page, total }, filters, reload, base) {
@@ -53,7 +75,8 @@ function requestsTable({ requests, page, total }, filters, reload, base) {
   return [table("Requests", [
     { name: "Time", show: (each) => el("a", { href: `${base}/${encodeURIComponent(each.id)}` }, format.time(each.at)) },
     { name: "Method", show: (each) => [el("code", null, each.method || each.surface), el("span.below", null, each.network ?? "")] },
-    { name: "Status", show: (each) => badge(each.error ? `failed ${each.status}` : String(each.status), each.error ? "bad" : "good") },
+    { name: "Status", show: (each) => [badge(each.error ? `failed ${each.status}` : String(each.status), each.error ? "bad" : "good"),
+      each.error && el("span.below", null, format.errorText(each.error))] },
     { name: "Duration", kind: "num", show: (each) => format.millis(each.ms) },
     { name: "Upstreams asked", kind: "num", show: (each) => format.number(each.attempts.length) },
     { name: "Recorded", show: (each) => format.label(each.recorded) },

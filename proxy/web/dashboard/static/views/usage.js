@@ -6,5 +6,6 @@ import { UsageView } from "./overview.js";
 export const showAllUsage = () => UsageView.open({
   title: "Usage",
   client: admin,
+  paths: { overview: "operator/usage", errors: "operator/errors" },
   by: { account: "Account", network: "Network", method: "Method" },
 });

@@ -1,0 +1,52 @@
+/* Failed requests by status, code, method and key. Each row leads to its requests. Operators see those of all accounts. */
+
+import { account, admin, query } from "../api.js";
+import { bar, el } from "../dom.js";
+import { asyncRegion, badge, card, empty, heading, table } from "../components.js";
+import * as format from "../format.js";
+import { linkTo, place, setParams } from "../location.js";
+import { rangeControl, rangeIn, rangeParams, spanOf } from "../ranges.js";
+
+const LEAD = "Recorded failures by status, error code, method and key. Records are kept for a few days.";
+const FILTERS = ["account", "network", "method", "key"];
+const filtersIn = (params) => Object.fromEntries(FILTERS.filter((name) => params[name]).map((name) => [name, params[name]]));
+
+export const show = () => showErrors(account, { overview: "overview", requests: "requests" });
+export const showAllErrors = () => showErrors(admin, { overview: "operator/usage", requests: "operator/requests" });
+
+async function showErrors(client, paths) {
+  const { params } = place();
+  const filters = filtersIn(params);
+  let range = rangeIn(params);
+  const list = asyncRegion(async () => {
+    const { from, to } = spanOf(range);
+    const { errors } = await client.get(`/errors${query({ since: from, until: to, ...filters })}`);
+    return errorsTable(errors, { client, path: paths.requests, more: { since: from, until: to, ...filters } });
+  });
+  const control = rangeControl(range, (next) => {
+    range = next;
+    setParams({ ...rangeParams(range), ...filters });
+    list.reload();
+  });
+  await list.ready;
+  return [el("a.crumb", { href: linkTo(paths.overview, { ...rangeParams(range), ...filters }) }, client === account ? "← Overview" : "← Usage"),
+    heading("Errors", { lead: LEAD, actions: control.node }), card(null, filterList(filters), list.node)];
+}
+
+const filterList = (filters) => Object.keys(filters).length > 0
+  && el("p.hint", null, `Only ${Object.entries(filters).map(([name, value]) => `${name} ${value}`).join(", ")}.`);
+
+function errorsTable(errors, { client, path, more }) {
+  if (!errors.length) return empty("No errors in this period", "Failures appear here about a second after they happen.");
+  const most = Math.max(...errors.map(({ count }) => count));
+  const link = ({ status, code, method, key_id: key }) => linkTo(path, { reason: "failed", ...more, status, code, method, key });
+  return table("Errors", [
+    { name: "Status", show: (each) => badge(String(each.status), each.status < 400 ? "wait" : "bad") },
+    { name: "Code", show: (each) => [el("code", null, each.code ?? format.NONE), el("span.below", { title: each.example }, format.errorText(each.example))] },
+    { name: "Method", show: (each) => el("code", null, each.method || format.NONE) },
+    { name: "Key", show: (each) => each.key_name ?? el("code", null, each.key_id) },
+    client === admin && { name: "Account", show: (each) => each.account_name ?? el("code", null, each.account_id) },
+    { name: "Requests", kind: "num", show: (each) => el("div", null, el("a", { href: link(each) }, format.number(each.count)), bar(each.count / most, "bad")) },
+    { name: "Last", show: (each) => format.time(each.last_at) },
+  ], errors);
+}
