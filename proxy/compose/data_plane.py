@@ -18,7 +18,7 @@ from proxy.services.rpc.shared_lookup import SharedLookup
 from proxy.services.rpc.tracker import Tracker, start_tracking
 from proxy.services.rpc.verifier import Verifier
 from proxy.settings import Settings, Tables
-from proxy.store.cache import SharedReplies
+from proxy.store.shared_replies import SharedReplies
 from proxy.tasks import Tasks
 from proxy.turn_queue import TurnQueue
 
@@ -66,7 +66,7 @@ class DataPlane:
         shared = SharedReplies(settings.valkey.cache_url)
         for route in self.networks.routes.values():
             cache = route.state.shared_cache = SharedCache(route.network.id, shared)
-            route.shared_lookup = SharedLookup(route.dispatcher, cache, self._tasks)
+            route.shared_lookup = SharedLookup(route.dispatcher, cache)
         return shared
 
     async def track_heads(self) -> None:
@@ -84,9 +84,7 @@ class DataPlane:
         for name, feed in self.feeds.by_network.items():
             self._tasks.start(f"feed {name}", feed.run)
         if self._shared is not None:
-            self._tasks.start("shared cache", self._shared.run)
+            self._shared.start(self._tasks)
 
     async def close(self) -> None:
         await self.networks.close()
-        if self._shared is not None:
-            await self._shared.close()

@@ -1,11 +1,7 @@
-"""Caches outside the hot path: in bounded memory, or on Redis or Valkey if one is configured.
+"""Data that is expensive to find: tokens, metadata, prices. In bounded memory, or on Redis or Valkey if one is configured.
 
-`SharedReplies` holds JSON-RPC results that can never change, shared by all workers and hosts. No request waits for it: a
-lookup that takes longer than a fast upstream is abandoned, and after a failure lookups stop for a while. Writes go through a
-bounded queue that one loop empties; results that do not fit the queue are dropped.
-
-`DataCache` holds data that is expensive to find: tokens, metadata, prices. Names start with the network, so no entry is ever
-returned for another network. Concurrent requests for the same entry share one lookup.
+Names start with the network, so no entry is ever returned for another network. Concurrent requests for the same entry share
+one lookup.
 """
 
 from __future__ import annotations
@@ -24,22 +20,12 @@ from proxy.tasks import client_of_task, min_block_of_task
 
 log = logging.getLogger("penstock.cache")
 
-# A slower lookup than this gains nothing over calling an upstream.
-LOOK_S = 0.05
 WRITE_S = 1.0
-# How long lookups stop after a failure.
-AWAY_S = 1.0
-# The most queued writes, and the most in one request.
-QUEUE = 1024
-AT_ONCE = 64
-# Larger replies are not cached: transferring them costs more than it saves.
+# Larger values are not cached: transferring them costs more than it saves.
 LARGEST = 1 << 20
-# The replies never change; they expire so that unused ones do not fill the server.
-KEPT_S = 7 * 86_400
 # The number is the version of the stored format: a new format gets new names.
-NAMESPACE = "penstock:1:"
 KEPT_NAMESPACE = "penstock:data:1:"
-# A DataCache lookup saves many milliseconds of work, so it may take longer, and the pause after a failure is longer too.
+# A lookup saves many milliseconds of work, so it may take long, and the pause after a failure is long too.
 READ_S = 0.5
 READ_AWAY_S = 5.0
 # Its concurrent lookups. Few, because each takes a fraction of a millisecond and opening a connection takes longer.
@@ -48,69 +34,6 @@ QUESTIONS = 8
 ENTRY = 250
 
 _AWAY = (OSError, TimeoutError)
-
-
-class SharedReplies:
-    """Results by name. No method raises or blocks for long."""
-
-    def __init__(self, url: str) -> None:
-        self._cache = _redis(url, NAMESPACE)
-        self._queue: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(QUEUE)
-        self._away_until = 0.0
-        self.dropped = 0
-
-    def __repr__(self) -> str:
-        return f"<SharedReplies {self._queue.qsize()} to write, {self.dropped} dropped>"
-
-    def is_available(self, now: float) -> bool:
-        return now >= self._away_until
-
-    async def get(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return the cached result for each name, or None; all None if the lookup fails or times out."""
-        try:
-            async with asyncio.timeout(LOOK_S):
-                return await self._cache.multi_get(names)
-        except _AWAY as exc:
-            self._went_away(exc)
-            return [None] * len(names)
-
-    def put(self, name: str, result: bytes) -> None:
-        """Queue the result to be written."""
-        try:
-            if len(result) <= LARGEST:
-                self._queue.put_nowait((name, result))
-        except asyncio.QueueFull:
-            self.dropped += 1
-
-    async def run(self) -> None:
-        """Write queued results, one request at a time. A supervised loop.
-
-        The Redis client may mistake a cancellation for a lost connection and swallow it. The loop therefore checks for
-        cancellation itself; otherwise a drain would wait for it forever.
-        """
-        task = asyncio.current_task()
-        assert task is not None
-        while not task.cancelling():
-            pairs = [await self._queue.get()]
-            while len(pairs) < AT_ONCE and not self._queue.empty():
-                pairs.append(self._queue.get_nowait())
-            try:
-                async with asyncio.timeout(WRITE_S):
-                    await self._cache.multi_set(pairs, ttl_s=KEPT_S)
-            except _AWAY as exc:
-                self.dropped += len(pairs)
-                self._went_away(exc)
-                if not task.cancelling():
-                    await asyncio.sleep(AWAY_S)
-
-    def _went_away(self, exc: Exception) -> None:
-        now = time.monotonic()
-        if self.is_available(now):
-            log.warning("shared cache skipped", extra={"reason": type(exc).__name__, "for_s": AWAY_S})
-        self._away_until = now + AWAY_S
-
-    async def close(self) -> None:
-        await self._cache.close()
 
 
 class CacheBackend(Protocol):
@@ -125,7 +48,7 @@ def _redis(url: str, namespace: str) -> CacheBackend:
     # The client takes a fifth of a worker's start to import, and most installations have no such server.
     from proxy.store.redis_backend import RedisBackend
 
-    return RedisBackend(url, namespace, connections=AT_ONCE, timeout_s=WRITE_S)
+    return RedisBackend(url, namespace, connections=QUESTIONS, timeout_s=WRITE_S)
 
 
 class BoundedMemory:

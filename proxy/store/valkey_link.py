@@ -4,7 +4,7 @@ Commands are pipelined: those of one turn of the event loop go out in one write,
 is late means that the server hangs or cannot be reached: the connection is dropped, every command under way fails, and the link
 is *away* until a new connection has answered. While it is away, commands fail at once.
 
-The connection speaks RESP3, so messages of channels arrive on it too. Functions are loaded when it opens.
+The connection speaks RESP3, so messages of channels arrive on it too. Functions, if any, are loaded when it opens.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ class LinkConnection(asyncio.Protocol):
 
 
 class ValkeyLink:
-    def __init__(self, address: ValkeyAddress, functions: str) -> None:
-        """`functions`: the source of the library to load."""
+    def __init__(self, address: ValkeyAddress, functions: str = "", *, late_s: float = 0.0) -> None:
+        """`functions`: the source of the library to load. `late_s`: when a reply is late, if not after LATE_S."""
         self._address = address
+        self._own_late_s = late_s
         self._functions = functions
         # Made once: it reads all root certificates, which takes tens of milliseconds.
         self._tls = ssl.create_default_context() if address.tls else None
@@ -85,6 +86,10 @@ class ValkeyLink:
     def __repr__(self) -> str:
         state = "up" if self.is_up else "away"
         return f"<ValkeyLink {state}, {len(self._under_way)} under way, {self.round_trip_s * 1000:.1f} ms>"
+
+    @property
+    def _late_s(self) -> float:
+        return self._own_late_s or LATE_S
 
     # Commands
 
@@ -115,7 +120,7 @@ class ValkeyLink:
         if words[0] != "SUBSCRIBE":
             self._under_way.append((time.monotonic(), on_reply))
             if self._watch is None:
-                self._watch = self._loop.call_later(LATE_S, self._check)
+                self._watch = self._loop.call_later(self._late_s, self._check)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -131,10 +136,10 @@ class ValkeyLink:
         if not self._under_way:
             return
         age_s = time.monotonic() - self._under_way[0][0]
-        if age_s >= (LATE_S if self.is_up else OPEN_S):
+        if age_s >= (self._late_s if self.is_up else OPEN_S):
             self._drop("a reply is late")
         else:
-            self._watch = self._loop.call_later(max(0.001, LATE_S - age_s), self._check)
+            self._watch = self._loop.call_later(max(0.001, self._late_s - age_s), self._check)
 
     # The connection
 
@@ -191,7 +196,8 @@ class ValkeyLink:
 
     async def _log_in(self) -> None:
         words = [*self._address.login(), ("CLIENT", "SETNAME", CLIENT_NAME)]
-        words.append(("FUNCTION", "LOAD", "REPLACE", self._functions))
+        if self._functions:
+            words.append(("FUNCTION", "LOAD", "REPLACE", self._functions))
         futures = [self._loop.create_future() for _ in words]
         for each, future in zip(words, futures, strict=True):
             self._write(each, partial(_settle, future))
@@ -222,7 +228,7 @@ class ValkeyLink:
 
     def _drop(self, reason: str) -> None:
         if self.is_up:
-            log.warning("valkey is away", extra={"reason": reason})
+            log.warning("valkey is away", extra={"reason": reason, "server": repr(self._address)})
         connection, self._connection = self._connection, None
         if connection is not None and connection.transport is not None:
             connection.transport.abort()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.store.cache import LOOK_S, QUEUE, SharedReplies
+from proxy.store.shared_replies import LOOK_S, QUEUE, SharedReplies
 from tests.redis_server import RedisServer, redis_server, require_redis
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain
@@ -20,6 +20,7 @@ from tests.web.worker import TEST, on_uvloop
 
 ADDRESS = "0x" + "ab" * 20
 TX = "0x" + "cd" * 32
+FORKED = ("eth_getBalance", [ADDRESS, "0x5"])
 OLD = ("eth_getBalance", [ADDRESS, "0x1"])
 
 
@@ -199,26 +200,6 @@ def test_caller_that_disconnects_during_the_lookup_causes_no_upstream_call(tmp_p
     run()
 
 
-def test_loop_that_writes_ends_when_it_is_cancelled_in_the_middle_of_a_write(tmp_path: Path) -> None:
-    """At every step of a write: the Redis client has its own ideas about cancellation."""
-
-    @on_uvloop
-    async def run() -> None:
-        async with redis_server(tmp_path) as redis:
-            for steps in range(80):
-                shared = SharedReplies(redis.url)
-                writing = asyncio.get_running_loop().create_task(shared.run())
-                shared.put("name", b"x")
-                for _ in range(steps % 40):
-                    await asyncio.sleep(0)
-                writing.cancel()
-                _, stuck = await asyncio.wait([writing], timeout=2.0)
-                assert not stuck, f"after {steps % 40} steps"
-                await shared.close()
-
-    run()
-
-
 def test_queue_of_writes_is_bounded_and_full_it_drops() -> None:
     @on_uvloop
     async def run() -> None:
@@ -227,8 +208,74 @@ def test_queue_of_writes_is_bounded_and_full_it_drops() -> None:
             shared.put(str(n), b"x")
         shared.put("large", bytes(2 << 20))
         assert shared.dropped == 10
-        assert await shared.get(["1", "2"]) == [None, None]
+        found: list[Sequence[bytes | None]] = []
+        shared.look(["1", "2"], found.append)
+        assert found == [[None, None]]
         assert not shared.is_available(time.monotonic())
-        await shared.close()
+
+    run()
+
+
+def test_bytes_of_queued_writes_are_bounded() -> None:
+    @on_uvloop
+    async def run() -> None:
+        shared = SharedReplies("redis://127.0.0.1:1/0")
+        for n in range(20):
+            shared.put(str(n), bytes(1 << 20))
+        assert shared.dropped == 4
+
+    run()
+
+
+# An upstream on another branch
+
+
+@asynccontextmanager
+async def forked_worker(redis: RedisServer) -> AsyncIterator[RpcHarness]:
+    """Three upstreams, of which the first is on another branch since the first blocks, which has not been found yet."""
+    async with rpc_harness(3, valkey={"cache_url": redis.url}) as harness:
+        await harness.look()
+        stray, chain = harness.upstreams[0], harness.chain
+        stray.chain = Chain(chain.head, chain.name, chain.identity, {1: 1})
+        yield harness
+
+
+def only_stray(harness: RpcHarness, *, only: bool) -> None:
+    for upstream in harness.route.upstreams[1:]:
+        upstream.health.cordon(cordoned=only, now=time.monotonic())
+
+
+def test_shared_replies_of_an_upstream_that_is_found_on_another_branch_are_deleted(tmp_path: Path) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with redis_server(tmp_path) as redis, forked_worker(redis) as harness:
+            only_stray(harness, only=True)
+            wrong = await harness.result(*FORKED)
+            await until(lambda: redis.size() == 1)
+            only_stray(harness, only=False)
+            await harness.shows("forked", "up", "up")
+            await until(lambda: redis.size() == 0)
+            assert await harness.result(*FORKED) != wrong
+
+    run()
+
+
+def test_reply_that_was_under_way_from_an_upstream_found_on_another_branch_is_not_shared(tmp_path: Path) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with redis_server(tmp_path) as redis, forked_worker(redis) as harness:
+            stray = harness.upstreams[0]
+            stray.held = {"eth_getBalance"}
+            async with asyncio.TaskGroup() as group:
+                only_stray(harness, only=True)
+                waiting = group.create_task(harness.result(*FORKED, X_Retry="0"))
+                await until(lambda: stray.count("eth_getBalance") == 1)
+                only_stray(harness, only=False)
+                await harness.shows("forked", "up", "up")
+                stray.gate.set()
+            await waiting
+            assert await how(harness, "eth_getBalance", [ADDRESS, "0x6"]) == "miss"
+            await until(lambda: redis.size() == 1)
+            assert await how(harness, *FORKED) == "miss"
 
     run()

@@ -288,6 +288,8 @@ class NetworkState:
         the tip may be its block."""
         self.reorgs += 1
         self.replies.clear()
+        if self.shared_cache is not None:
+            self.shared_cache.forget_recent()
         tip = max([member.head for member in self.group.members if member.standing == "good"], default=0)
         is_lower = 0 < tip < self.heads.tip
         if is_lower:

@@ -1,20 +1,26 @@
 """The replies of one network that other workers or hosts have cached.
 
 The shared cache contains only replies that never change. The hash of the chain's first block is part of every key: a chain that
-is restarted under the same name, as development chains are, finds no replies of the chain before it.
+is restarted under the same name, as development chains are, finds no replies of the chain before it. If an upstream turns out
+to be on another branch, the replies that this worker has put there lately are deleted, as its own cache is cleared.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
-from proxy.store.cache import SharedReplies
+from proxy.store.shared_replies import OnFound, SharedReplies
+
+# Replies that can be taken back: those of a busy minute.
+REMEMBERED = 4096
 
 
 class SharedCache:
     def __init__(self, network_id: str, store: SharedReplies) -> None:
         self._network_id = network_id
         self._store = store
+        self._recent: deque[str] = deque(maxlen=REMEMBERED)
         # Identifies the chain. While it is empty, nothing is read or written.
         self.chain = ""
 
@@ -24,12 +30,19 @@ class SharedCache:
     def is_available(self, now: float) -> bool:
         return bool(self.chain) and self._store.is_available(now)
 
-    async def get(self, slots: Sequence[bytes]) -> Sequence[bytes | None]:
-        return await self._store.get([self._key(slot) for slot in slots])
+    def look(self, slots: Sequence[bytes], on_found: OnFound) -> None:
+        self._store.look([self._key(slot) for slot in slots], on_found)
 
     def put(self, slot: bytes, result: bytes) -> None:
         if self.chain:
-            self._store.put(self._key(slot), result)
+            name = self._key(slot)
+            self._recent.append(name)
+            self._store.put(name, result)
+
+    def forget_recent(self) -> None:
+        """Delete what this worker has put there lately: it may be wrong."""
+        self._store.forget(self._recent)
+        self._recent.clear()
 
     def _key(self, slot: bytes) -> str:
         return f"{self._network_id}:{self.chain}:{slot.hex()}"

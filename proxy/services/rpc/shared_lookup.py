@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Caller, Flight
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.services.rpc.upstream_batch import launch_all
-from proxy.tasks import Tasks
 
 # Lookups in flight. Above this, calls go to upstreams at once.
 MAX_LOOKUPS = 256
-_serial = itertools.count(1)
 
 
 class SharedLookup:
-    def __init__(self, dispatcher: Dispatcher, cache: SharedCache, tasks: Tasks) -> None:
+    def __init__(self, dispatcher: Dispatcher, cache: SharedCache) -> None:
         self._dispatcher = dispatcher
         self._cache = cache
-        self._tasks = tasks
         self._open = 0
 
     def __repr__(self) -> str:
@@ -35,7 +32,8 @@ class SharedLookup:
         if not wanted:
             return flights
         self._open += 1
-        self._tasks.start(f"shared cache {next(_serial)}", lambda: self._look_up(wanted))
+        slots = [flight.slot for flight in wanted if flight.slot is not None]
+        self._cache.look(slots, partial(self._on_found, wanted, self._dispatcher.state.reorgs))
         return [flight for flight in flights if flight not in wanted]
 
     def _may_be_final(self, flight: Flight) -> bool:
@@ -47,16 +45,15 @@ class SharedLookup:
         ref = flight.policy.family.block_ref(method, flight.params)
         return ref.kind == "hash" or ref.tag == "earliest" or 0 <= ref.number <= self._dispatcher.state.heads.final
 
-    async def _look_up(self, flights: Sequence[Flight]) -> None:
-        try:
-            found = await self._cache.get([flight.slot for flight in flights if flight.slot is not None])
-        finally:
-            self._open -= 1
+    def _on_found(self, flights: Sequence[Flight], reorgs: int, found: Sequence[bytes | None]) -> None:
+        """`reorgs`: as it was when the lookup began. A result from before a reorganisation may be wrong."""
+        self._open -= 1
+        is_current = reorgs == self._dispatcher.state.reorgs
         missed = []
         for flight, result in zip(flights, found, strict=True):
             if flight.done:
                 continue  # Its waiters have left.
-            if result is None:
+            if result is None or not is_current:
                 missed.append(flight)
             else:
                 self._land(flight, result)
