@@ -98,9 +98,7 @@ class Runner:
             case "sockets":
                 self._run_sockets(case)
             case "matching":
-                found = matching.rounds(self.rounds)
-                rows = {FEW_ADDRESSES: Row(found[matching.FEW]), "penstock": Row(found[matching.MANY])}
-                self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims))
+                self._run_matching(case)
             case "usage":
                 self._run_usage(case)
             case "faults":
@@ -110,8 +108,11 @@ class Runner:
             case "attacks":
                 self._run_attacks(case)
             case "filters":
-                rows = {"penstock": Row([filters.milliseconds() for _ in range(self.rounds)])}
-                self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims))
+                self._show_rows(case, {"penstock": Row([filters.milliseconds() for _ in range(self.rounds)])})
+
+    def _run_matching(self, case: Case) -> None:
+        found = matching.rounds(self.rounds)
+        self._show_rows(case, {FEW_ADDRESSES: Row(found[matching.FEW]), "penstock": Row(found[matching.MANY])})
 
     # --- rates --------------------------------------------------------------------------------------------------------
 
@@ -359,7 +360,7 @@ class Runner:
             ALL_HEALTHY: Row([tail.healthy for tail in tails]),
             "penstock": Row([tail.failing for tail in tails], note=note),
         }
-        self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims))
+        self._show_rows(case, rows)
 
     # --- sponsorship --------------------------------------------------------------------------------------------------
 
@@ -492,6 +493,10 @@ class Runner:
         grown = {"penstock": Row(growth)}
         title = f"growth of the worker's resident memory: {title}"
         self._show(Figure(case, f"{case.name}/{name}/memory", title, "MiB", grown, by_figure["memory"]))
+
+    def _show_rows(self, case: Case, rows: dict[str, Row]) -> None:
+        """The figure of a case that has only one."""
+        self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims))
 
     def _show(self, figure: Figure) -> None:
         for name, row in figure.rows.items():

@@ -4,10 +4,12 @@ No upstream is called: EntryPoint 0.7 operations need none. The price is fixed, 
 """
 
 import asyncio
+import itertools
 import json
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
 from statistics import median
 from types import SimpleNamespace
@@ -81,12 +83,45 @@ class FixedNetworks:
         return {"timestamp": hex(int(time.time()))}
 
 
-async def main(url: str, seconds: float) -> None:
-    tables = settings_room.load_tables()
-    network = tables.chains.find("ethereum", "mainnet")
+@dataclass
+class Load:
+    """Operations of one key, sponsored one after the other by each sender, until `ends`."""
+
+    service: SponsorService
+    key: Key
+    network: Network
+    policies: list[str]
+    ends: float = 0.0
+    took: list[float] = field(default_factory=list)
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    async def send(self) -> None:
+        while time.perf_counter() < self.ends:
+            number = next(self._numbers)
+            began = time.perf_counter()
+            request = await self.service.read(
+                self.key,
+                self.network,
+                operation(number),
+                policy_id=self.policies[number % POLICIES],
+                entry_point=self.network.chain.entry_points["0.7"],
+            )
+            await self.service.sponsor(request)
+            self.took.append(time.perf_counter() - began)
+
+    async def run(self, seconds: float, senders: int) -> list[float]:
+        """How long each operation took."""
+        self.took.clear()
+        self.ends = time.perf_counter() + seconds
+        async with asyncio.TaskGroup() as group:
+            for _ in range(senders):
+                group.create_task(self.send())
+        return list(self.took)
+
+
+async def load_of(pool: Pool, signer: TimedSigner) -> Load:
+    network = settings_room.load_tables().chains.find("ethereum", "mainnet")
     assert network is not None
-    pool = Pool(url, size=10, acquire_timeout_s=5.0)
-    await pool.open()
     account = await KeyStore(pool, pepper="p" * 32, plans={"free": 10}).create_account(
         name="b", email=f"{time.time_ns()}@b", plan="free"
     )
@@ -94,54 +129,29 @@ async def main(url: str, seconds: float) -> None:
         id="key", lineage="key", digest=b"", live=True, scopes=~0, rate=BucketRates(0, 1, 1), disabled=False,
         dies_at=float("inf"), account=Account(id=account["id"], plan="free", day_limit=0),
     )  # fmt: skip
-    signer = TimedSigner(b"\x07" * 32)
-    signer.took_s = 0.0
     entry_point = bytes.fromhex(network.chain.entry_points["0.7"][2:])
-    payer = Paymaster(network.id, "0.7", b"\x99" * 20, entry_point, 1, signer, (60_000, 0))
+    paymasters = Paymasters([Paymaster(network.id, "0.7", b"\x99" * 20, entry_point, 1, signer, (60_000, 0))])
     ledger = LedgerStore(pool)
     policies = PolicyService(PolicyStore(pool), ledger, most={"free": POLICIES})
     made = [await policies.create(key, network, name="b", given=RULES) for _ in range(POLICIES)]
-    market = SponsorCosts(Prices(), GasPrices())
+    calls = cast(InternalCalls, FixedNetworks())
+    market: Any = SponsorCosts(Prices(), GasPrices())
+    versions = AccountVersions(WalletStore(pool), calls, paymasters)
     # No daily limit for the account: with one, reservations of an account run one at a time.
-    most = {"free": None}
-    networks = cast(InternalCalls, FixedNetworks())
-    sponsoring: Any = SponsorService(
-        policies,
-        ledger,
-        Paymasters([payer]),
-        AccountVersions(WalletStore(pool), networks, Paymasters([payer])),
-        market,
-        networks,
-        daily_limits=most,
-    )
-    numbers = iter(range(1 << 40))
-    ends = 0.0
-    took: list[float] = []
+    service = SponsorService(policies, ledger, paymasters, versions, market, calls, daily_limits={"free": None})
+    return Load(service, key, network, [each.id for each in made])
 
-    async def send() -> None:
-        while time.perf_counter() < ends:
-            number = next(numbers)
-            began = time.perf_counter()
-            request = await sponsoring.read(
-                key,
-                network,
-                operation(number),
-                policy_id=made[number % POLICIES].id,
-                entry_point=network.chain.entry_points["0.7"],
-            )
-            await sponsoring.sponsor(request)
-            took.append(time.perf_counter() - began)
 
-    ends = time.perf_counter() + seconds
-    await send()
-    alone = list(took)
-    took.clear()
+async def main(url: str, seconds: float) -> None:
+    pool = Pool(url, size=10, acquire_timeout_s=5.0)
+    await pool.open()
+    signer = TimedSigner(b"\x07" * 32)
+    signer.took_s = 0.0
+    load = await load_of(pool, signer)
+    alone = await load.run(seconds, 1)
     signer.took_s, cpu, began = 0.0, time.process_time(), time.perf_counter()
-    ends = began + seconds
-    async with asyncio.TaskGroup() as group:
-        for _ in range(AT_ONCE):
-            group.create_task(send())
-    rate = len(took) / (time.perf_counter() - began)
+    together = await load.run(seconds, AT_ONCE)
+    rate = len(together) / (time.perf_counter() - began)
     signing = signer.took_s / (time.process_time() - cpu)
     print(json.dumps({"p50": median(alone) * 1000, "rate": rate, "signing": signing}))
     await pool.close()

@@ -18,16 +18,7 @@ STATUS_OF = {"revoke": "revoked", "disable": "disabled", "enable": "active"}
 def register(commands: Any) -> None:
     parser = commands.add_parser("keys", help="create, list, show, rotate, revoke and change keys")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = context.add_action(actions, "create", "create a key and print it once", _create)
-    create.add_argument("--account", required=True, metavar="ID", help="the id of the key's account")
-    create.add_argument("--name", default="default", help="a name for the key (default: default)")
-    create.add_argument(
-        "--mode", choices=MODES, default="live", help="test keys work on test networks only (default: live)"
-    )
-    scopes = f"allow this scope; repeatable; default: all ({', '.join(SCOPES)})"
-    create.add_argument("--scope", action="append", default=[], metavar="SCOPE", help=scopes)
-    add_limits(create, day=False)
-    _add_restrictions(create)
+    _register_create(actions)
     listing = context.add_action(actions, "list", "list keys", _list)
     listing.add_argument("--account", metavar="ID", help="only the keys of this account")
     _with_id(context.add_action(actions, "show", "show a key", _show))
@@ -46,6 +37,23 @@ def register(commands: Any) -> None:
         ("enable", "enable a disabled key"),
     ):
         _with_id(context.add_action(actions, name, about, _set_status))
+    _register_set(actions)
+
+
+def _register_create(actions: Any) -> None:
+    create = context.add_action(actions, "create", "create a key and print it once", _create)
+    create.add_argument("--account", required=True, metavar="ID", help="the id of the key's account")
+    create.add_argument("--name", default="default", help="a name for the key (default: default)")
+    create.add_argument(
+        "--mode", choices=MODES, default="live", help="test keys work on test networks only (default: live)"
+    )
+    scopes = f"allow this scope; repeatable; default: all ({', '.join(SCOPES)})"
+    create.add_argument("--scope", action="append", default=[], metavar="SCOPE", help=scopes)
+    add_limits(create, day=False)
+    _add_restrictions(create)
+
+
+def _register_set(actions: Any) -> None:
     change = context.add_action(actions, "set", "change a key", _set)
     _with_id(change)
     change.add_argument("--name", help="the new name")

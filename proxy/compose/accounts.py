@@ -52,8 +52,10 @@ class AccountsFeature:
         failures = AuthFailures(given.auth_failures_per_minute, addresses, note)
         leases = fleet.leases if fleet else None
         self.admission = Admission(self.keyring, windows, self.quotas, failures, leases)
-        usage = UsageStore(pool, reads)
-        self.usage = UsageService(
+        self.usage = self._usage_service(settings, UsageStore(pool, reads), copies)
+
+    def _usage_service(self, settings: Settings, usage: UsageStore, copies: CopyDirectory | None) -> UsageService:
+        return UsageService(
             usage,
             self.keyring.touched,
             flush_s=settings.usage.flush_s,

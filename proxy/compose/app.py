@@ -58,8 +58,7 @@ from proxy.web.front.request_heads import RequestHeadReader
 from proxy.web.front.tls_listener import TlsListener
 from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
-from proxy.web.reply import fixed_headers, header_lines
-from proxy.web.rest.endpoint import RestEndpoints
+from proxy.web.rest.endpoint import RestEndpoints, RestHandler
 from proxy.web.rest.requests import RequestRecordHandlers
 from proxy.web.rest.usable_networks import UsableNetworks
 from proxy.web.rpc.handler import RpcHandler
@@ -108,28 +107,13 @@ class App:
         self.limiter = ConnectionLimiter(settings.server, self.turns)
         self._tls = None if certificates is None else TlsListener(self.limiter, settings.server.tls, certificates)
         self.write_buffer = WriteBuffer(loop)
-        self.pool = Pool.of(settings.database, per_client=settings.database.per_client)
-        self.reads = replica_reads(settings.database, self.pool)
-        self.report = ProcessReports(FleetStore(self.pool), "gateway")
-        self.notices = Notices(self.pool)
         self._copies = copies
         self.memory = memory or HostMemory(host_memory.create())
+        self._build_database()
         self.fleet = self._fleet(windows)
-        given = settings.requests
-        self.requests = RequestLog(RequestStore(self.pool), slow_s=given.slow_ms / 1000, keep_days=given.keep_days)
         self._build_accounts(windows)
         self.held_replies = HeldReplies(settings.server.max_held_bytes, settings.rpc.max_batch_reply_bytes)
-        builder = NetworkBuilder(
-            settings,
-            tables,
-            self.write_buffer,
-            self.turns,
-            tally=self.tallies.of,
-            shared_heads=windows.shared_heads,
-            memory=self.memory,
-            hosts=self.fleet.hosts if self.fleet else lambda: 1,
-            leases=self.fleet.upstreams if self.fleet else None,
-        )
+        builder = self._network_builder(windows)
         self._build_data_plane(builder)
         self._build_features(builder)
         self._build_web()
@@ -142,6 +126,16 @@ class App:
         if not isinstance(windows, LeasedWindows):
             return None
         return FleetFeature(self.settings, windows, self.memory)
+
+    def _build_database(self) -> None:
+        """Postgres, and the services that need nothing else."""
+        given, requests = self.settings.database, self.settings.requests
+        self.pool = Pool.of(given, per_client=given.per_client)
+        self.reads = replica_reads(given, self.pool)
+        self.report = ProcessReports(FleetStore(self.pool), "gateway")
+        self.notices = Notices(self.pool)
+        slow_s = requests.slow_ms / 1000
+        self.requests = RequestLog(RequestStore(self.pool), slow_s=slow_s, keep_days=requests.keep_days)
 
     def _build_accounts(self, windows: Windows) -> None:
         self.accounts = AccountsFeature(
@@ -158,6 +152,19 @@ class App:
         self.admission = self.accounts.admission
         self.usage = self.accounts.usage
         self.readiness = Readiness(self.keyring, self.pool)
+
+    def _network_builder(self, windows: Windows) -> NetworkBuilder:
+        return NetworkBuilder(
+            self.settings,
+            self._tables,
+            self.write_buffer,
+            self.turns,
+            tally=self.tallies.of,
+            shared_heads=windows.shared_heads,
+            memory=self.memory,
+            hosts=self.fleet.hosts if self.fleet else lambda: 1,
+            leases=self.fleet.upstreams if self.fleet else None,
+        )
 
     def _build_data_plane(self, builder: NetworkBuilder) -> None:
         self.plane = DataPlane(
@@ -220,24 +227,36 @@ class App:
             self.rpc,
             self.admission,
             self.write_buffer,
-            max_head=self.settings.server.max_head_bytes,
-            max_requests=self.settings.server.keepalive_requests,
+            server=self.settings.server,
             held=self.held_replies,
             log=self.access,
             requests=self.requests,
             shows_upstream=self.settings.rpc.show_upstream,
-            fixed_lines=header_lines(fixed_headers(self.settings.server.tls)),
-            compress_from=self.settings.server.compress_from,
             encoded_bytes=self.settings.cache.bytes // ENCODED_PART,
         )
 
     def _handlers(self, gate: Gate, resolver: NetworkResolver) -> dict[str, Handler]:
         """The handler of every operation in the API spec, by its id."""
-        settings = self.settings
-        shown = settings.rpc.show_upstream
-        records = RequestRecordHandlers(self.requests, shows_upstream=shown)
-        rest = {
-            **records.handlers(),
+        records = RequestRecordHandlers(self.requests, shows_upstream=self.settings.rpc.show_upstream)
+        rest = {**records.handlers(), **self._rest_handlers()}
+        return {
+            **self._rpc_handlers(gate, resolver),
+            **RestEndpoints(
+                gate,
+                self.admission,
+                self.api_spec,
+                self._tables.prices.rest,
+                resolver,
+                count=self.usage.of_operation,
+                large_body=self.settings.webhooks.max_body_bytes,
+            ).wrapped(rest),
+            **self.dashboard.handlers(
+                gate, self.admission, self.api_spec, resolver, rest, operator=records.admin_handlers()
+            ),
+        }
+
+    def _rest_handlers(self) -> dict[str, RestHandler]:
+        return {
             **self.data.handlers(),
             **self.smart_wallets.handlers(),
             **self.gas.handlers(),
@@ -247,9 +266,12 @@ class App:
                 self.networks,
                 self.smart_wallets.bundlers,
                 self.gas.paymasters,
-                follows=settings.follower.follows,
+                follows=self.settings.follower.follows,
             ).handlers(),
         }
+
+    def _rpc_handlers(self, gate: Gate, resolver: NetworkResolver) -> dict[str, Handler]:
+        shown = self.settings.rpc.show_upstream
         return {
             "rpc_call": RpcHandler(gate, resolver, self.rpc, shows_upstream=shown).answer,
             "bundler_call": RpcHandler(
@@ -268,18 +290,6 @@ class App:
                 self._tables.prices.paymaster,
                 count=self.usage.of_operation,
             ).answer,
-            **RestEndpoints(
-                gate,
-                self.admission,
-                self.api_spec,
-                self._tables.prices.rest,
-                resolver,
-                count=self.usage.of_operation,
-                large_body=settings.webhooks.max_body_bytes,
-            ).wrapped(rest),
-            **self.dashboard.handlers(
-                gate, self.admission, self.api_spec, resolver, rest, operator=records.admin_handlers()
-            ),
         }
 
     def _sockets(self) -> ClientSockets:

@@ -40,7 +40,7 @@ class DataFeature:
         reads: ReplicaReads | None = None,
     ) -> None:
         """`reads`: where holdings are read."""
-        given = settings.cache
+        given, nfts = settings.cache, settings.nfts
         self.cache = DataCache(bytes=given.data_bytes, redis_url=settings.valkey.cache_url, enabled=given.enabled)
         self.multicall = Multicall(internal_calls)
         self._price_api = _price_api(settings.prices)
@@ -58,10 +58,8 @@ class DataFeature:
             "svm": SvmTokens(internal_calls, self.cache, token_prices),
         }
         self.guard = _guard(settings.egress)
-        self._fetcher = Fetcher(
-            self.guard, timeout_s=settings.nfts.fetch_timeout_s, max_bytes=settings.nfts.max_metadata_bytes
-        )
-        self.nft_metadata = NftMetadata(self.multicall, holdings, self._fetcher, self.cache, settings=settings.nfts)
+        self._fetcher = Fetcher(self.guard, timeout_s=nfts.fetch_timeout_s, max_bytes=nfts.max_metadata_bytes)
+        self.nft_metadata = NftMetadata(self.multicall, holdings, self._fetcher, self.cache, settings=nfts)
         self.collections = CollectionService(
             self.contracts,
             self.multicall,
@@ -69,7 +67,7 @@ class DataFeature:
             self.cache,
             prices=token_prices,
             images=self.nft_metadata,
-            floors=Marketplace(self._fetcher, settings.nfts.floor_url),
+            floors=Marketplace(self._fetcher, nfts.floor_url),
         )
         self._addresses = PathAddresses(EnsNames(self.multicall, self.cache))
 

@@ -270,8 +270,7 @@ class Key:
         self.fault = fault
         # The one question of the short path: does the key need more than the account's buckets?
         self.locked = disabled or fence is not None or own_rate is not None
-        self.dies_at = dies_at
-        self.alive = True
+        self.dies_at, self.alive = dies_at, True
         # Its usage counts. The keyring replaces this by tallies that are gathered.
         self.sheet = KeyTallies(account.id, id)
 

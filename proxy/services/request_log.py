@@ -104,10 +104,8 @@ class RequestLog:
             telemetry.request_records_dropped_total.inc()
             return
         if flight is not None:
-            more.setdefault("attempts", flight.attempts(time.monotonic()))
-            more.setdefault("block", flight.block)
+            more = {"attempts": flight.attempts(time.monotonic()), "block": flight.block, **more}
             params = params or flight.params
-        was_sent = bool(more.get("attempts"))
         self._waiting.append(
             RequestRecord(
                 id=request_id,
@@ -120,9 +118,7 @@ class RequestLog:
                 status=status,
                 reason=reason,
                 took_s=took_s,
-                error=shown_text(error, MOST_ERROR),
-                blame=blame_of(status, was_sent=was_sent) if error else "",
-                code=code_of(status, error) if error else "",
+                **_failure(status, error, was_sent=bool(more.get("attempts"))),
                 params=_params(params) if key.records_params and params else None,
                 **more,
             )
@@ -252,6 +248,14 @@ class RequestLog:
     async def errors(self, wanted: RequestFilter, account: str | None) -> list[ErrorGroup]:
         """Failed requests by status, code, method and key. `wanted`: its reason, status and code are not used."""
         return await self._store.count_errors(wanted, account)
+
+
+def _failure(status: int, error: str, *, was_sent: bool) -> dict[str, Any]:
+    """The members of a record that describe an error; empty for a good reply."""
+    if not error:
+        return {"error": "", "blame": "", "code": ""}
+    blame = blame_of(status, was_sent=was_sent)
+    return {"error": shown_text(error, MOST_ERROR), "blame": blame, "code": code_of(status, error)}
 
 
 def _params(params: bytes) -> str:

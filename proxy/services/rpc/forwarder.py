@@ -106,27 +106,19 @@ class Forwarder:
                 return None
         if policy.by_range or policy.method.creates_filter:
             params = policy.within_head(params, route.heads.tip)
-        slot: bytes | None = None
-        if policy.shared:
-            slot = key_of(policy.request_tail, params)
+        slot = key_of(policy.request_tail, params) if policy.shared else None
+        if slot is not None:
             if _may_read_cache(route, directives) and _is_known(caller, route, slot, client, directives):
                 return None
             caller.cache = "miss"
         elif policy.is_checked and route.guard is not None:
             assert key is not None  # Services make no calls that a guard checks.
-            guarded = route.guard.flight(caller, key, policy, params, now)
-            if guarded is not None and directives is not None:
-                route.dispatcher.direct(guarded, directives)
-            return guarded
+            return _guarded(route.guard.flight(caller, key, policy, params, now), route, directives)
         elif policy.method.kind == "filter":
             assert key is not None  # A filter belongs to a key: services make none here.
             self._filters.forward(caller, route, key, policy, params, now, directives=directives)
             return None
-        elif policy.answer:
-            caller.on_result(policy.answer)
-            return None
-        elif route.broadcast > 1 and policy.may_broadcast and (directives is None or not directives.upstream):
-            Broadcast(caller, directives).send(route, policy, params, now, client=client)
+        elif _needs_no_flight((caller, policy, params), route, now, directives, client):
             return None
         caller.flight = flight = route.dispatcher.new_flight(policy, params, caller, now)
         flight.client = client
@@ -142,6 +134,25 @@ class Forwarder:
             self._verifier.start(call, route, how, client=client, least_head=least_head)
         else:
             caller.on_fault(InvalidRequest(f"X-Verify: {policy.method.name} is not a read, so it cannot be verified"))
+
+
+def _guarded(flight: Flight | None, route: Route, directives: Directives | None) -> Flight | None:
+    """The flight that a guard has made, if it did not answer the call itself."""
+    if flight is not None and directives is not None:
+        route.dispatcher.direct(flight, directives)
+    return flight
+
+
+def _needs_no_flight(call: AdmittedCall, route: Route, now: float, directives: Directives | None, client: str) -> bool:
+    """Answer a call with a fixed result, or send a signed transaction to several upstreams. False if it is neither."""
+    caller, policy, params = call
+    if policy.answer:
+        caller.on_result(policy.answer)
+        return True
+    if route.broadcast > 1 and policy.may_broadcast and (directives is None or not directives.upstream):
+        Broadcast(caller, directives).send(route, policy, params, now, client=client)
+        return True
+    return False
 
 
 def _may_read_cache(route: Route, directives: Directives | None) -> bool:

@@ -99,12 +99,10 @@ class NetworkState:
         self.upstreams = tuple(upstreams)
         self.group = UpstreamGroup([upstream.health for upstream in upstreams])
         self.only = self.upstreams[0] if len(self.upstreams) == 1 else None
-        self.heads = heads
-        self.head_reader = head_reader
+        self.heads, self.head_reader = heads, head_reader
         self.replies = replies
         self.shared_head = shared_head
         self.seen_moves = 0
-        # Whether replies are cached.
         self.caches = caches
         # Replies that other workers and hosts have cached, if a shared cache is configured.
         self.shared_cache: SharedCache | None = None
@@ -122,8 +120,7 @@ class NetworkState:
         self.hashes = RecentHashes()
         self._noted_at = 0.0
         # The block that recent replies were read at: its number, and the mark of its hash, 0 while that is unknown.
-        self._marked_tip = 0
-        self._mark = 0
+        self._marked_tip, self._mark = 0, 0
         self._seen_returns = shared_head.returns
         # Other hosts, if a Valkey for limits is configured.
         self.exchange: FleetHeads | None = None

@@ -79,11 +79,7 @@ class Route:
         self.is_live = network.is_live
         self._short: dict[int, Mapping[str, MethodPolicy]] = {}
         for policy in policies.values():
-            policy.shared = policy.cacheable and (state.caches or coalesces)
-            is_simple = policy.may_repeat and not (
-                policy.by_range or policy.is_checked or policy.answer or policy.verify
-            )
-            policy.short = is_simple and (policy.shared or self._only_serves(policy))
+            self._adapt(policy)
 
     def __repr__(self) -> str:
         return f"<Route {self.state!r}>"
@@ -91,6 +87,12 @@ class Route:
     @property
     def every_upstream(self) -> tuple[Upstream, ...]:
         return (*self.upstreams, *self.streams)
+
+    def _adapt(self, policy: MethodPolicy) -> None:
+        """Decide whether replies of this method are shared here, and whether its calls may take the short path."""
+        policy.shared = policy.cacheable and (self.state.caches or self.coalesces)
+        is_simple = policy.may_repeat and not (policy.by_range or policy.is_checked or policy.answer or policy.verify)
+        policy.short = is_simple and (policy.shared or self._only_serves(policy))
 
     def _only_serves(self, policy: MethodPolicy) -> bool:
         return self.only is not None and self.only.health.may_serve(policy.method.name)

@@ -251,19 +251,13 @@ class SponsorService:
         times: BlockTimes,
         shorter_s: int,
     ) -> ReserveRequest:
-        """Sign the operation; the signature is not returned to the client until it is reserved.
-
-        `shorter_s` shortens the validity, so that a retry produces another signature than the attempt before it.
-        """
+        """Sign the operation; the signature is not returned to the client until it is reserved. `shorter_s` shortens the
+        validity, so that a retry produces another signature than the attempt before it."""
         operation, payer = request.operation, request.paymaster
-        now, start = int(self._wall()), times.following
-        life_s = min(effective.rules.expiry_seconds, MAX_VALIDITY_S - BACKDATED_S)
-        if effective.rules.ends_at is not None:
-            life_s = max(0, min(life_s, int(effective.rules.ends_at) - now))
+        now = int(self._wall())
+        life_s = _life_s(effective.rules, now)
         timeless = PaymasterTerms(payer.address, payer.chain_id, 0, 0, sender_nonce)
-        # Entry point 0.8 accepts a block only if its time is after `validAfter`.
-        valid_after = max(0, min(now - BACKDATED_S, times.latest - 1))
-        terms = replace(timeless, valid_until=start + life_s - shorter_s, valid_after=valid_after)
+        terms = _valid_for(timeless, life_s - shorter_s, now, times)
         data = paymaster.data_of(terms, payer.signer.sign(paymaster.message(operation, terms)))
         final = paymaster.funded(operation, payer.address, gas=operation.paymaster_gas, data=data)
         return ReserveRequest(
@@ -279,7 +273,7 @@ class SponsorService:
             worst=worst,
             price=price,
             valid_until=terms.valid_until,
-            fresh_until=start + min(life_s, max(1, life_s // FRESH)),
+            fresh_until=times.following + min(life_s, max(1, life_s // FRESH)),
             block=self._final(request.network),
             at=datetime.datetime.fromtimestamp(now, datetime.UTC),
             account_most=self._daily_limits[request.key.account.plan],
@@ -365,6 +359,18 @@ class SponsorService:
             return await self._internal_calls.call(network, method, *params)
         except RpcError:
             return None
+
+
+def _life_s(rules: policy.Rules, now: int) -> int:
+    """How long a signature by these rules is valid."""
+    life_s = min(rules.expiry_seconds, MAX_VALIDITY_S - BACKDATED_S)
+    return life_s if rules.ends_at is None else max(0, min(life_s, int(rules.ends_at) - now))
+
+
+def _valid_for(timeless: PaymasterTerms, life_s: int, now: int, times: BlockTimes) -> PaymasterTerms:
+    # Entry point 0.8 accepts a block only if its time is after `validAfter`.
+    valid_after = max(0, min(now - BACKDATED_S, times.latest - 1))
+    return replace(timeless, valid_until=times.following + life_s, valid_after=valid_after)
 
 
 def _refused(request: SponsorRequest, rule: ReserveRefusal, left: int) -> Fault:

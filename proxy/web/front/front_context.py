@@ -16,8 +16,11 @@ from proxy.services.accounts.admission import Admission
 from proxy.services.request_log import RequestLog
 from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.rpc_service import RpcService
+from proxy.settings import ServerSettings
 from proxy.telemetry import AccessLines
+from proxy.web.front.reply_lines import DIGITS
 from proxy.web.front.request_heads import RequestHead, RequestHeadReader
+from proxy.web.reply import fixed_headers, header_lines
 from proxy.web.request_ids import STEM
 from proxy.wire.write_buffer import WriteBuffer
 
@@ -35,30 +38,26 @@ class FrontContext:
         admission: Admission,
         write_buffer: WriteBuffer,
         *,
-        max_head: int,
-        max_requests: int,
+        server: ServerSettings,
         held: HeldReplies,
         log: AccessLines | None,
         requests: RequestLog,
         shows_upstream: bool = False,
-        fixed_lines: bytes = b"Server: Penstock\r\n",
-        compress_from: int = 0,
         encoded_bytes: int = 0,
     ) -> None:
-        """`fixed_lines`: headers of every reply. `compress_from`: the size from which replies are compressed for clients that
-        accept it, 0 for none. `encoded_bytes`: memory for cached results in compressed form."""
-        self.compress_from = compress_from or NEVER
+        """`encoded_bytes`: memory for cached results in compressed form."""
+        # The size from which replies are compressed for clients that accept it.
+        self.compress_from = server.compress_from or NEVER
         self.encoded = EncodedResults(encoded_bytes)
         self.heads = heads
         self.rpc = rpc
         self.forwarder = rpc.forwarder
         self.write_buffer = write_buffer
         self.loop = asyncio.get_running_loop()
-        self.max_head = max_head
-        self.max_requests = max_requests
+        self.max_head = server.max_head_bytes
+        self.max_requests = server.keepalive_requests
         self.held = held
-        self.log = log
-        self.requests = requests
+        self.log, self.requests = log, requests
         self.slow_s = requests.slow_s
         self.windows = admission.windows
         self._admission = admission
@@ -67,14 +66,10 @@ class FrontContext:
         self.shows_upstream = shows_upstream
         # Whether every reply needs extra header lines: X-Upstream, or Connection: close.
         self.adds_lines = shows_upstream
-        self._fixed_lines = fixed_lines
+        self._fixed_lines = header_lines(fixed_headers(server.tls))
         self._served = 0
         self._request_ids = b"%b%06x" % (STEM, 0)
-        self.reset_lines: dict[int, bytes] = {}
-        self.stamp = b""
-        self.ok_stamp = b""
-        self.log_time = b""
-        self.resets = 0.0
+        self._reset_lines: dict[int, bytes] = {}
         self.tick()
 
     def __repr__(self) -> str:
@@ -86,7 +81,7 @@ class FrontContext:
         self.ok_stamp = b"HTTP/1.1 200 OK\r\nContent-Type: application/json" + self.stamp + b"X-Request-Id: "
         self.log_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()).encode()
         # Added to a bucket's edge on the monotonic clock, this gives the Unix time when the bucket is full, rounded up.
-        self.resets = time.time() - time.monotonic() + 1.0 + (1.0 - 1e-6)
+        self._resets = time.time() - time.monotonic() + 1.0 + (1.0 - 1e-6)
 
     def drain(self) -> None:
         """Make every reply from now on the last of its connection."""
@@ -99,14 +94,21 @@ class FrontContext:
             self._request_ids = b"%b%06x" % (STEM, served >> 8)
         return self._request_ids + _HEX[served & 0xFF]
 
-    def rate_lines(self, key: Key, now: float) -> bytes:
-        """The three rate headers of a key."""
-        limit = self.windows.tighter(key.rate, key.own_rate, now)
+    def rate_lines(self, key: Key, now: float) -> tuple[bytes, bytes, bytes]:
+        """The three rate headers of a key, in parts: up to the remaining requests, their number, and the rest. The bucket's
+        state is that of now: other calls may have taken from it since this one was admitted."""
+        limit = key.rate if key.own_rate is None else self.windows.tighter(key.rate, key.own_rate, now)
+        edge = self.windows.edge(limit.slot)
         # A bucket that filled up more than a second ago is full now; its window does not end in the past.
-        edge = max(self.windows.edge(limit.slot), now - 1.0)
+        if edge < now - 1.0:
+            edge = now - 1.0
         remaining = limits.remaining(edge, now, limit.requests_per_second)
-        resets = int(edge + self.resets)
-        return b"".join((limit.limit_line, b"%d" % remaining, self.reset_lines.get(resets) or self.reset_line(resets)))
+        resets = int(edge + self._resets)
+        return (
+            limit.limit_line,
+            DIGITS[remaining] if remaining < 1024 else b"%d" % remaining,
+            self._reset_lines.get(resets) or self._reset_line(resets),
+        )
 
     def rate_lines_without_key(self, transport: asyncio.Transport | None) -> bytes:
         """The three rate headers of a client's address."""
@@ -119,11 +121,11 @@ class FrontContext:
         future = self.loop.run_in_executor(None, encodings.compress_apart, encoding, body)
         future.add_done_callback(lambda done: on_done(done.result()))
 
-    def reset_line(self, resets: int) -> bytes:
+    def _reset_line(self, resets: int) -> bytes:
         """Format the X-RateLimit-Reset header and cache it: all replies of a second share a few values."""
-        if len(self.reset_lines) > 8:
-            self.reset_lines.clear()
-        line = self.reset_lines[resets] = b"\r\nX-RateLimit-Reset: %d\r\n" % resets
+        if len(self._reset_lines) > 8:
+            self._reset_lines.clear()
+        line = self._reset_lines[resets] = b"\r\nX-RateLimit-Reset: %d\r\n" % resets
         return line
 
     def refusal(self, head: RequestHead, now: float) -> Fault:

@@ -17,7 +17,6 @@ import msgspec
 from proxy.core import encodings, jsonrpc
 from proxy.core.encodings import MAX_PREFIX
 from proxy.core.jsonrpc import MalformedCall
-from proxy.core.limits import TOLERANCE_S
 from proxy.errors import Fault, InternalError
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
@@ -28,7 +27,6 @@ from proxy.web.front.front_context import NEVER, FrontContext
 from proxy.web.front.reply_lines import (
     CACHE,
     CLOSE,
-    DIGITS,
     LOG_LINE,
     REPLY_LENGTHS,
     UNITS,
@@ -119,19 +117,7 @@ class ReplyWriter:
         if size >= context.compress_from and head.encoding:
             self._write_encoded(head.encoding, result)
             return
-        key = head.key
-        limit = key.rate if key.own_rate is None else context.windows.tighter(key.rate, key.own_rate, now)
-        # The bucket's state now: other calls may have taken from it since this one was admitted.
-        edge = context.windows.edge(limit.slot)
-        if edge < now - 1.0:
-            edge = now - 1.0
-        rate = limit.requests_per_second
-        remaining = int((now - edge + TOLERANCE_S) * rate)
-        if remaining < 0:
-            remaining = 0
-        elif remaining > rate:
-            remaining = rate
-        resets = int(edge + context.resets)
+        limit, remaining, reset = context.rate_lines(head.key, now)
         state = head.route.state
         block = self.block if self.flight is None else self.flight.block
         units = self.units
@@ -139,9 +125,9 @@ class ReplyWriter:
         reply = (
             context.ok_stamp,
             request_id,
-            limit.limit_line,
-            DIGITS[remaining] if remaining < 1024 else b"%d" % remaining,
-            context.reset_lines.get(resets) or context.reset_line(resets),
+            limit,
+            remaining,
+            reset,
             UNITS[units] if units < 256 else units_line(units),
             CACHE[self.cache],
             state.block_line if block == state.tip else state.line_of(block),
@@ -154,7 +140,7 @@ class ReplyWriter:
         )
         if context.log is not None:
             self._log(200, request_id, now)
-        account = key.account
+        account = head.key.account
         if account.unsampled <= 1 or now - self.began > context.slow_s or head.directives is not None:
             self.notes.size = size
             self.notes.record(head, self, 200, request_id, now - self.began)
@@ -387,7 +373,7 @@ class ReplyWriter:
         self.notes.record(head, self, status, request_id, now - self.began)
         # The rates of an expired key are not shown, like those of an unknown one.
         if now < head.key.dies_at:
-            rates = self._context.rate_lines(head.key, now)
+            rates = b"".join(self._context.rate_lines(head.key, now))
         else:
             rates = self._context.rate_lines_without_key(self.transport)
         return b"".join((b"X-Request-Id: ", request_id, rates, self._close_line()))

@@ -167,8 +167,7 @@ class RpcHandler:
         share = self._rpc.held_replies.share(key.account.id)
         pending = HeldReply(share)
         began = time.monotonic()
-        request[METHOD] = ""
-        request[PARAMS] = call[1]
+        request[METHOD], request[PARAMS] = "", call[1]
         span = request.get(SPAN)
         with below(span, "cache") as looking:
             self._rpc.call(pending, route, key, call, began, directives=directives)

@@ -18,11 +18,10 @@ from collections.abc import Callable
 from proxy import telemetry
 from proxy.core.access import Key
 from proxy.core.directives import Directives
-from proxy.services.rpc.networks import Route
 from proxy.web.websocket import frames
 from proxy.web.websocket.frames import FrameReader, ProtocolViolation, frame
 from proxy.web.websocket.socket_calls import SocketCalls
-from proxy.web.websocket.socket_context import SocketContext
+from proxy.web.websocket.socket_context import SocketContext, SocketTerms
 from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.spoiled_subscription import SocketFault
 from proxy.web.websocket.subscriptions import Subscription, Subscriptions
@@ -56,21 +55,16 @@ class ClientSocket(asyncio.Protocol):
         context: SocketContext,
         transport: asyncio.Transport,
         allowance: UnitAllowance,
+        terms: SocketTerms,
         *,
         address: str,
-        route: Route,
-        key: Key,
-        request_id: str,
-        directives: Directives | None,
-        window_bits: int,
         on_lost: Callable[[ClientSocket, str], None],
     ) -> None:
-        """`on_lost` is called with the socket and its address when the connection is lost. `window_bits`: messages may be
-        compressed, unless it is 0."""
+        """`on_lost` is called with the socket and its address when the connection is lost."""
         self.context = context
         self._address = address
         self._on_lost = on_lost
-        self._reader = FrameReader(context.limits.max_message_bytes, inflates=window_bits > 0)
+        self._reader = FrameReader(context.limits.max_message_bytes, inflates=terms.window_bits > 0)
         # When the first byte of an incomplete message came; 0.0 between messages.
         self._message_since = 0.0
         self._paused_reading = False
@@ -84,31 +78,26 @@ class ClientSocket(asyncio.Protocol):
         self._unsent = 0
         self._close_sent_at = 0.0
         self._close_when_answered: tuple[int, str] | None = None
-        self.output = SocketOutput(
+        self.output = self._new_output(transport, terms.window_bits)
+        self.subscriptions = Subscriptions(
+            context,
+            self.output,
+            allowance,
+            network=terms.route.network.id,
+            on_slow=self._close_unread_events,
+            make=_subscriptions_of(terms.directives),
+        )
+        self.calls = SocketCalls(context, self.output, self.subscriptions, terms, on_answered=self._on_answered)
+
+    def _new_output(self, transport: asyncio.Transport, window_bits: int) -> SocketOutput:
+        context = self.context
+        return SocketOutput(
             context.queue,
             transport,
             max_unread=context.limits.max_unread_bytes,
             on_overflow=self._close_unread_replies,
             compress_from=context.limits.compress_from,
             window_bits=window_bits,
-        )
-        self.subscriptions = Subscriptions(
-            context,
-            self.output,
-            allowance,
-            network=route.network.id,
-            on_slow=self._close_unread_events,
-            make=_subscriptions_of(directives),
-        )
-        self.calls = SocketCalls(
-            context,
-            self.output,
-            self.subscriptions,
-            route=route,
-            key=key,
-            request_id=request_id,
-            directives=directives,
-            on_answered=self._on_answered,
         )
 
     def __repr__(self) -> str:

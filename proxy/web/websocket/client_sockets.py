@@ -14,14 +14,12 @@ from typing import Protocol
 
 from proxy import telemetry
 from proxy.core.access import Key
-from proxy.core.directives import Directives
 from proxy.errors import Unavailable
 from proxy.services.rpc.method_policy import ANY_SCOPE
-from proxy.services.rpc.networks import Route
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.websocket.client_socket import ClientSocket
 from proxy.web.websocket.frames import POLICY, RESTART
-from proxy.web.websocket.socket_context import SocketContext
+from proxy.web.websocket.socket_context import SocketContext, SocketTerms
 from proxy.web.websocket.unit_allowance import UnitAllowance
 
 TICK_S = 0.5
@@ -66,20 +64,11 @@ class ClientSockets:
             self.context.caps.remove_socket(key)
             raise Unavailable("the API key has changed: connect again")
 
-    def open(
-        self,
-        handler: HandlerConnection,
-        *,
-        reply: bytes,
-        route: Route,
-        key: Key,
-        request_id: str,
-        directives: Directives | None = None,
-        window_bits: int = 0,
-    ) -> ClientSocket | None:
+    def open(self, handler: HandlerConnection, terms: SocketTerms, *, reply: bytes) -> ClientSocket | None:
         """Turn an HTTP connection into the socket that was admitted, after the handshake's reply. None if the client has left
         meanwhile."""
         transport, address, ahead = handler.release()
+        key = terms.key
         if transport is None:
             self.context.caps.remove_socket(key)
             return None
@@ -87,12 +76,8 @@ class ClientSockets:
             self.context,
             transport,
             self.allowance_of(key),
+            terms,
             address=address,
-            route=route,
-            key=key,
-            request_id=request_id,
-            directives=directives,
-            window_bits=window_bits,
             on_lost=self._on_lost,
         )
         self._by_key.setdefault(key.id, {})[socket] = None

@@ -22,6 +22,7 @@ from proxy.web.request_directives import directives_of
 from proxy.web.routes import BASE
 from proxy.web.websocket import extensions
 from proxy.web.websocket.client_sockets import ClientSockets
+from proxy.web.websocket.socket_context import SocketTerms
 
 SOCKET_PATH = f"{BASE}/ws/{{chain}}/{{network}}"
 VERSION = "13"
@@ -67,15 +68,7 @@ class Handshake:
         handler = request.protocol
         assert isinstance(handler, HandlerConnection)
         await self._sockets.admit(key)
-        self._sockets.open(
-            handler,
-            reply=reply.head(),
-            route=route,
-            key=key,
-            request_id=request[REQUEST_ID],
-            directives=directives,
-            window_bits=bits,
-        )
+        self._sockets.open(handler, SocketTerms(route, key, request[REQUEST_ID], directives, bits), reply=reply.head())
         return reply
 
 

@@ -12,8 +12,6 @@ from functools import partial
 import msgspec
 
 from proxy.core import fault_plans, jsonrpc
-from proxy.core.access import Key
-from proxy.core.directives import Directives
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall
 from proxy.core.verification import VERIFICATIONS
@@ -23,12 +21,11 @@ from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import ReplyShare
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
 from proxy.services.rpc.method_policy import MethodPolicy
-from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import BatchUnderWay
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.fault_injection import fault_of_status, plan_for
 from proxy.web.websocket.frames import frame_head
-from proxy.web.websocket.socket_context import SocketContext
+from proxy.web.websocket.socket_context import SocketContext, SocketTerms
 from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.subscriptions import Subscriptions
 
@@ -57,22 +54,18 @@ class SocketCalls:
         context: SocketContext,
         output: SocketOutput,
         subscriptions: Subscriptions,
+        terms: SocketTerms,
         *,
-        route: Route,
-        key: Key,
-        request_id: str,
-        directives: Directives | None,
         on_answered: Callable[[], None],
     ) -> None:
         """`on_answered` is called after each reply."""
         self.context = context
         self.output = output
         self.subscriptions = subscriptions
-        self.route = route
-        self.key = key
-        self.request_id = request_id
-        # From the handshake: they apply to every call of the socket.
-        self.directives = directives
+        self.route = terms.route
+        self.key = terms.key
+        self.request_id = terms.request_id
+        self.directives = terms.directives
         self._on_answered = on_answered
         self._under_way: set[SocketCall | SocketBatch] = set()
         self._served = 0

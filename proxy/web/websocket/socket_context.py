@@ -6,13 +6,16 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from proxy.core.access import Key
+from proxy.core.directives import Directives
 from proxy.core.usage import Tally
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.socket_caps import SocketCaps
 from proxy.services.feed.topics import Feeds
 from proxy.services.request_log import RequestLog
+from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import SocketSettings
 from proxy.tasks import Tasks
@@ -24,6 +27,17 @@ _LOG_LINE = (
     b'{"time":"%b","level":"info","logger":"penstock.access","message":"message","request_id":"%b","network":"%b",'
     b'"method":"%b","outcome":"%b","ms":%.3f,"key":"%b","units":%d}\n'
 )
+
+
+@dataclass(frozen=True, slots=True)
+class SocketTerms:
+    """The outcome of a handshake: it applies to every call of the socket. With `window_bits` 0, nothing is compressed."""
+
+    route: Route
+    key: Key
+    request_id: str
+    directives: Directives | None = None
+    window_bits: int = 0
 
 
 class EventKind:
