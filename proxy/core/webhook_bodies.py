@@ -53,6 +53,16 @@ def body_of(
     return msgspec.json.encode({**head, **marked, "data": data})
 
 
+def chain_of(body: bytes) -> BodyChain:
+    """The network's names in a body. A body of Format A has none."""
+    said = msgspec.json.decode(body)
+    return BodyChain(said.get("chain", ""), said.get("chainId", 0))
+
+
+def is_test(body: bytes) -> bool:
+    return bool(msgspec.json.decode(body).get("test"))
+
+
 def data_of(body: bytes) -> dict[str, Any]:
     """The data of a body."""
     found: dict[str, Any] = msgspec.json.decode(body)["data"]

@@ -17,6 +17,7 @@ import orjson
 
 from proxy.core.attempts import AttemptVerdict, WebhookEnd
 from proxy.core.paging import Page
+from proxy.core.webhook_faults import DeliveryFault, InjectedEvent, fault_of
 from proxy.store import events, mails, sql, webhooks
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.webhooks import Webhook
@@ -55,6 +56,8 @@ class ClaimedDelivery(NamedTuple):
     test: bool
     body: bytes
     account: str
+    # How a webhook of a test key spoils it.
+    fault: DeliveryFault | None = None
 
 
 class AttemptResult(NamedTuple):
@@ -126,11 +129,15 @@ class DeliveryStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.deliveries.claim, [*rooms], [*rooms.values()], at, lease_s)
             uncounted = [row for row in rows if not row["counted"] and day_limits.get(row["plan"], 0)]
-            if not uncounted:
-                return [_claimed(row) for row in rows], []
-            async with connection.transaction():
-                held, exhausted = await _take_quota(connection, uncounted, day_limits, at)
-        return [_claimed(row) for row in rows if row["event_id"] not in held], exhausted
+            held, exhausted = set[str](), list[str]()
+            if uncounted:
+                async with connection.transaction():
+                    held, exhausted = await _take_quota(connection, uncounted, day_limits, at)
+            claimed = [_claimed(row) for row in rows if row["event_id"] not in held]
+            if late := [each for each in claimed if each.fault is not None and each.fault.wait_s]:
+                await _postpone(connection, late, at)
+                claimed = [each for each in claimed if each not in late]
+        return claimed, exhausted
 
     async def park(self, webhook_ids: Sequence[str], at: datetime.datetime | None = None) -> None:
         """Park due deliveries of inactive webhooks and drop those of deleted ones; a bounded number per call."""
@@ -149,6 +156,18 @@ class DeliveryStore:
         """Record attempts that change nothing but their deliveries."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await _finish(connection, results, at)
+
+    async def finish_injecting(
+        self, result: AttemptResult, injected: Sequence[InjectedEvent], at: datetime.datetime | None = None
+    ) -> None:
+        """Record an attempt after which a fault plan takes its event back."""
+        claimed, columns = result.claimed, [(e.id, e.type, e.body, e.takes_back) for e in injected]
+        async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
+            await _finish(connection, [result], at)
+            await connection.execute(
+                sql.events.add_injected, claimed.event_id, claimed.claim, *map(list, zip(*columns, strict=True))
+            )
+            await notify(connection)
 
     async def finish_with(
         self, result: AttemptResult, cause: WebhookEnd, about: Mapping[str, Any], at: datetime.datetime | None = None
@@ -270,6 +289,15 @@ async def _take_quota(
     return {row["event_id"] for row in held}, [each["account"] for each in granted if each["tell"]]
 
 
+async def _postpone(
+    connection: DatabaseConnection, late: Sequence[ClaimedDelivery], at: datetime.datetime | None
+) -> None:
+    waits = [0.0 if each.fault is None else each.fault.wait_s for each in late]
+    await connection.execute(
+        sql.deliveries.postpone, [each.event_id for each in late], [each.claim for each in late], waits, at
+    )
+
+
 async def _finish(
     connection: DatabaseConnection, results: Sequence[AttemptResult], at: datetime.datetime | None
 ) -> None:
@@ -288,8 +316,17 @@ async def _finish(
 def _claimed(row: Any) -> ClaimedDelivery:
     return ClaimedDelivery(
         row["event_id"], row["webhook_id"], row["claim"], row["tries"], row["network"], row["url"], row["event_type"],
-        row["secret"], row["old_secret"], row["type"], row["test"], row["body"], row["account_id"],
+        row["secret"], row["old_secret"], row["type"], row["test"], row["body"], row["account_id"], _fault(row),
     )  # fmt: skip
+
+
+def _fault(row: Any) -> DeliveryFault | None:
+    if row["fault"] is None:
+        return None
+    is_correction = row["takes_back"] is not None
+    return fault_of(
+        row["fault"], row["event_id"], age_s=row["age_s"], copies=row["copies"], is_correction=is_correction
+    )
 
 
 def _attempt(row: Any) -> Attempt:

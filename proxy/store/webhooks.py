@@ -41,7 +41,8 @@ AT_ONCE = 5_000
 @dataclass(frozen=True, slots=True)
 class Webhook:
     """`config` excludes the address list. `addresses` is its length, or None if there is no list. `is_listening`: whether it
-    gets its events. An active webhook for pending transactions does not before the mempool is watched."""
+    gets its events. An active webhook for pending transactions does not before the mempool is watched. `test_key`: whether a
+    test key created it, so that it may have a `fault`."""
 
     number: int
     id: str
@@ -58,6 +59,8 @@ class Webhook:
     version: int
     created_at: datetime.datetime
     updated_at: datetime.datetime
+    test_key: bool
+    fault: str | None
     is_listening: bool = True
 
 
@@ -69,6 +72,8 @@ class NewWebhook:
     url: str
     event_type: str
     config: Mapping[str, Any]
+    test_key: bool = False
+    fault: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +120,7 @@ class WebhookStore:
             row = await connection.fetchrow(
                 sql.webhooks.create_webhook, number, webhook_id, new.account, new.network, new.live, new.url,
                 new.event_type, _json(new.config), None if addresses is None else len(addresses), secret, version,
+                new.test_key, new.fault,
             )  # fmt: skip
             await _add_lookups(connection, _webhook(row))
         return _webhook(row)
@@ -146,8 +152,10 @@ class WebhookStore:
         config: Mapping[str, Any] | None = None,
         addresses: Sequence[bytes] | None = None,
         delta: AddressChange | None = None,
+        fault: str | None = None,
     ) -> Webhook:
-        """Change a webhook in one transaction; None keeps a value. A new config replaces the old one and its addresses."""
+        """Change a webhook in one transaction; None keeps a value. A new config replaces the old one and its addresses, and an
+        empty fault ends it."""
         for_s = LONG_S if config is not None or delta is not None else None
         async with self._pool.connection(for_s=for_s) as connection, connection.transaction():
             if config is not None:
@@ -158,7 +166,7 @@ class WebhookStore:
             version = await lock(connection, before.network)
             row = await connection.fetchrow(
                 sql.webhooks.update_webhook, before.id, before.account, url,
-                None if config is None else _json(config), None if addresses is None else len(addresses), version,
+                None if config is None else _json(config), None if addresses is None else len(addresses), version, fault,
             )  # fmt: skip
             found = _webhook(row, before.id)
             if config is not None:
@@ -325,4 +333,6 @@ def _webhook(row: asyncpg.Record | None, webhook_id: str = "") -> Webhook:
         version=row["version"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],
+        test_key=row["test_key"],
+        fault=row["fault"],
     )

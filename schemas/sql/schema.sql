@@ -776,7 +776,10 @@ create table webhooks (
     version bigint not null,
     addresses_version bigint not null,
     created_at timestamptz not null default now(),
-    updated_at timestamptz not null default now()
+    updated_at timestamptz not null default now(),
+    -- Whether a test key created it; and how its deliveries are spoiled then. Null means not at all.
+    test_key boolean not null default false,
+    fault text
 );
 
 create index webhooks_of_account on webhooks (account_id, created_at desc, id) where status <> 'deleted';
@@ -865,7 +868,9 @@ create table events (
     takes_back text,
     taken_back boolean not null default false,
     test boolean not null default false,
-    created_at timestamptz not null default now()
+    created_at timestamptz not null default now(),
+    -- Whether the fault plan of its webhook added it.
+    injected boolean not null default false
 );
 
 create index events_by_block on events (network, block) where block is not null and not taken_back;

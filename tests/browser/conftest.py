@@ -22,7 +22,7 @@ QUICK = {
     "PENSTOCK_DASHBOARD__REPORT_S": "0.2",
     "PENSTOCK_DASHBOARD__TRIES": "1000",
     "PENSTOCK_KEYS__AUTH_FAILURES_PER_MINUTE": "1000000",
-    "PENSTOCK_FOLLOWER__NETWORKS": '["dev/mainnet"]',
+    "PENSTOCK_FOLLOWER__NETWORKS": '["dev/mainnet", "dev/testnet"]',
 }
 
 

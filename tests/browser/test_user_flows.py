@@ -8,9 +8,9 @@ import re
 import subprocess
 
 import orjson
-from playwright.async_api import expect
+from playwright.async_api import Page, expect
 
-from tests.browser.visitor import WAIT_MS, Visitor
+from tests.browser.visitor import WAIT_MS, Site, Visitor
 from tests.service import until
 
 expect.set_options(timeout=WAIT_MS)
@@ -126,6 +126,27 @@ async def test_test_event_is_delivered_and_logged(holder: Visitor) -> None:
     await expect(entry).to_contain_text("Delivered")
     await entry.locator("summary").click()
     await expect(entry.get_by_role("table", name="Attempts")).to_contain_text("200")
+
+
+async def test_webhook_of_a_test_key_gets_a_fault_plan(site: Site, page: Page) -> None:
+    service = site.service
+    account = await service.new_account()
+    key = (await service.new_key(account["id"], "--mode", "test"))["key"]
+    body = {"url": f"{site.receiver.url}/spoiled", "chain": "dev", "event_type": "NEW_BLOCK"}
+    async with service.session.post(f"{service.base}/webhooks", json=body, headers={"X-API-Key": key}) as reply:
+        made = await reply.json()
+    await page.goto((await service.cli_json("accounts", "link", account["id"]))["url"])
+    found = Visitor(site, page)
+    await found.button("Sign in").click()
+    await found.heading("Overview").wait_for()
+    await found.open(f"webhooks/{made['id']}")
+    await found.button("Edit").click()
+    await found.dialog.get_by_label("Faults").fill("duplicate=1, status=503")
+    await found.button("Save changes", found.dialog).click()
+    await expect(found.dialog).to_contain_text("is not valid for a webhook")
+    await found.dialog.get_by_label("Faults").fill("duplicate=1")
+    await found.button("Save changes", found.dialog).click()
+    await expect(page.locator("main").get_by_text("duplicate=1")).to_be_visible()
 
 
 async def test_failed_delivery_shows_the_response_and_is_redelivered(holder: Visitor) -> None:

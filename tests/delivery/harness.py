@@ -116,7 +116,13 @@ class DeliveryHarness:
         return name
 
     async def webhook(
-        self, path: str = "/", event_type: str = "token_transfer", *, account: str = "", server: int = 0
+        self,
+        path: str = "/",
+        event_type: str = "token_transfer",
+        *,
+        account: str = "",
+        server: int = 0,
+        fault: str | None = None,
     ) -> Webhook:
         owner = account or await self.account()
         new = NewWebhook(
@@ -126,6 +132,8 @@ class DeliveryHarness:
             url=self.inbox.url(path, server=server),
             event_type=event_type,
             config={},
+            test_key=fault is not None,
+            fault=fault,
         )
         name = self.webhooks.new_id()
         return await self.webhooks.create(name, new, addresses=None, secret=VAULT.seal(name, KEY), most=10_000)
@@ -133,7 +141,8 @@ class DeliveryHarness:
     async def events(self, webhook: Webhook, count: int = 1, *, test: bool = False, **data: Any) -> list[str]:
         """Add events that are due now and return their ids."""
         names = [f"evt_{next(_serial):08}" for _ in range(count)]
-        bodies = [orjson.dumps({"id": name, "event_type": webhook.event_type, "data": data}) for name in names]
+        kind = "event_type" if webhook.event_type.islower() else "type"
+        bodies = [orjson.dumps({"id": name, kind: webhook.event_type, "data": data}) for name in names]
         async with self.pool.connection() as connection, connection.transaction():
             await connection.execute(
                 "insert into events (id, webhook_id, network, type, body, test)"

@@ -108,6 +108,28 @@ async def test_change_of_a_webhook_leaves_other_members_unchanged(service: Servi
     assert (status, reply["status"]) == (200, "active")
 
 
+async def test_only_webhooks_of_test_keys_have_a_fault_plan(service: Service, webhook: Any) -> None:
+    status, reply = await service.send("PATCH", f"/webhooks/{webhook['id']}", {"fault": "duplicate=1"})
+    assert (status, "test key" in reply["error"]["message"]) == (400, True)
+    body = {"url": URL, "chain": "dev", "event_type": "NEW_BLOCK", "fault": "delay=2s, p=0.5"}
+    status, reply = await service.send("POST", "/webhooks", body)
+    assert (status, "test key" in reply["error"]["message"]) == (400, True)
+    status, made = await service.send("POST", "/webhooks", body, key="test")
+    assert (status, made["fault"]) == (201, "delay=2s, p=0.5")
+    conforms(made, "CreatedWebhook")
+    path = f"/webhooks/{made['id']}"
+    for plan in ("status=503", "explode", "p=0.5", "duplicate=9", "x" * 200, "\0"):
+        status, reply = await service.send("PATCH", path, {"fault": plan}, key="test")
+        assert (status, "fault" in reply["error"]["message"]) == (400, True), reply
+    for plan, shown in (("correction", "correction"), ("", None)):
+        status, reply = await service.send("PATCH", path, {"fault": plan}, key="test")
+        assert (status, reply["fault"]) == (200, shown)
+        conforms(reply, "UpdatedWebhook")
+        _, found = await service.send("GET", path, key="test")
+        assert conforms(found, "Webhook")["fault"] == shown
+    await service.send("DELETE", path, key="test")
+
+
 async def test_addresses_are_added_and_removed(service: Service, webhook: Any) -> None:
     path = f"/webhooks/{webhook['id']}"
     change = {"add_addresses": [OTHER, OTHER.lower(), ADDRESS], "remove_addresses": ["0x" + "99" * 20]}

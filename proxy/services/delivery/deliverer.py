@@ -11,6 +11,7 @@ The deliverer wakes up when Postgres notifies it, when a slot is free again, and
 from __future__ import annotations
 
 import asyncio
+import datetime
 import logging
 import time
 from collections import Counter
@@ -20,8 +21,9 @@ from typing import Protocol
 import asyncpg
 
 from proxy import telemetry
-from proxy.core import attempts, signatures
+from proxy.core import attempts, signatures, webhook_faults
 from proxy.core.attempts import Format
+from proxy.core.iso_time import iso_millis
 from proxy.core.lanes import Lanes, receiver_of
 from proxy.core.lru_cache import LruCache
 from proxy.errors import Unavailable
@@ -298,12 +300,21 @@ class Deliverer:
         telemetry.deliveries_under_way.set(self._lanes.busy)
 
     async def _write_once(self, results: list[AttemptResult]) -> None:
-        plain = [result for result in results if result.verdict.cause is None]
+        plain = [result for result in results if result.verdict.cause is None and not _is_taken_back(result)]
         if plain:
             await self._store.finish(plain)
         for result in results:
             if result.verdict.cause is not None:
                 await self._change_webhook(result)
+            elif _is_taken_back(result):
+                await self._take_back(result)
+
+    async def _take_back(self, result: AttemptResult) -> None:
+        claimed, at = result.claimed, datetime.datetime.fromtimestamp(self._now(), datetime.UTC)
+        injected = webhook_faults.reorganised(
+            claimed.event_id, claimed.type, claimed.webhook_id, claimed.body, at=iso_millis(at)
+        )
+        await self._store.finish_injecting(result, injected)
 
     async def _change_webhook(self, result: AttemptResult) -> None:
         cause, claimed = result.verdict.cause, result.claimed
@@ -338,4 +349,11 @@ class Deliverer:
             test=claimed.test,
             schedule=self._schedules[form],
         )
+        if claimed.fault is not None:
+            verdict = claimed.fault.after(verdict)
         return AttemptResult(claimed, verdict, reply.outcome, reply.status, reply.excerpt, int(took_s * 1000), ago_s)
+
+
+def _is_taken_back(result: AttemptResult) -> bool:
+    fault = result.claimed.fault
+    return fault is not None and fault.takes_back(result.verdict)

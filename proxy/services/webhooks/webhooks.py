@@ -17,7 +17,7 @@ from proxy.chains.evm.watch_index import KINDS, WatchFilter
 from proxy.chains.evm.webhook_filters import BadConfig
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
-from proxy.core import signatures
+from proxy.core import fault_plans, signatures
 from proxy.core.access import Key
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest
@@ -54,6 +54,8 @@ class WebhookChange:
     config: Mapping[str, Any] | None = None
     add: Sequence[Any] = ()
     remove: Sequence[Any] = ()
+    # An empty one ends the fault.
+    fault: str | None = None
 
 
 class WebhookService:
@@ -77,11 +79,20 @@ class WebhookService:
         return f"<WebhookService {self._guard!r}>"
 
     async def create(
-        self, key: Key, network: Network, *, url: str, event_type: str, config: Mapping[str, Any]
+        self,
+        key: Key,
+        network: Network,
+        *,
+        url: str,
+        event_type: str,
+        config: Mapping[str, Any],
+        fault: str | None = None,
     ) -> CreatedWebhook:
+        """Without a `fault`, the webhook of a test key has the parts of the key's plan that are for webhooks."""
         if "webhooks" not in family_of(network).features or not self._follows(network.id):
             raise InvalidRequest(f"chain: webhooks are not available on {network.id}")
         self._check_url(url)
+        _check_fault(fault, test_key=not key.live)
         addresses = await read_config(event_type, config)
         webhook_id, secret = self._store.new_id(), secrets.token_bytes(signatures.SECRET_BYTES)
         new = NewWebhook(
@@ -91,6 +102,8 @@ class WebhookService:
             url=url,
             event_type=event_type,
             config=_without_addresses(config),
+            test_key=not key.live,
+            fault=_inherited(key) if fault is None else fault or None,
         )
         made = await self._store.create(
             webhook_id,
@@ -126,11 +139,12 @@ class WebhookService:
             self._check_url(change.url)
         if (change.add or change.remove) and change.config is not None:
             raise InvalidRequest("config: send either a new config, or add_addresses and remove_addresses")
+        _check_fault(change.fault, test_key=before.test_key)
         addresses = None
         if change.config is not None:
             addresses = await read_config(before.event_type, change.config)
         delta = await self._delta(before, change)
-        if change.url is None and change.status is None and change.config is None and delta is None:
+        if delta is None and all(each is None for each in (change.url, change.status, change.config, change.fault)):
             return before
         after = await self._store.update(
             before,
@@ -139,6 +153,7 @@ class WebhookService:
             config=None if change.config is None else _without_addresses(change.config),
             addresses=addresses,
             delta=delta,
+            fault=change.fault,
         )
         return await self._started(after)
 
@@ -203,6 +218,24 @@ class WebhookService:
             self._guard.check(url)
         except UrlRefused as exc:
             raise InvalidRequest(f"url: {exc}") from None
+
+
+def _check_fault(fault: str | None, *, test_key: bool) -> None:
+    if not fault:
+        return
+    if not test_key:
+        raise InvalidRequest("fault: only webhooks that were created with a test key can have one")
+    try:
+        fault_plans.plan_for(fault, "webhooks")
+    except ValueError as exc:
+        raise InvalidRequest(
+            f"fault: {str(exc)[:60]!r} is not valid for a webhook; write parts such as delay=2s, duplicate=1, correction"
+        ) from None
+
+
+def _inherited(key: Key) -> str | None:
+    plan = None if key.live or key.fault is None else fault_plans.parts_of(key.fault, "webhooks")
+    return None if plan is None else fault_plans.text_of(plan)
 
 
 def _needs_mempool(webhook: Webhook) -> bool:

@@ -31,7 +31,12 @@ class WebhookHandlers:
         body = request.body
         network = request.network(body["chain"])
         made = await self._webhooks.create(
-            request.key, network, url=body["url"], event_type=body["event_type"], config=body.get("config", {})
+            request.key,
+            network,
+            url=body["url"],
+            event_type=body["event_type"],
+            config=body.get("config", {}),
+            fault=body.get("fault"),
         )
         config = await self._config(made.webhook)
         return RestReply({**_listed(request, made.webhook), "config": config, **_secret(made)}, status=201)
@@ -57,6 +62,7 @@ class WebhookHandlers:
             config=body.get("config"),
             add=body.get("add_addresses", ()),
             remove=body.get("remove_addresses", ()),
+            fault=body.get("fault"),
         )
         return _changed(request, await self._webhooks.update(await self.own(request), change))
 
@@ -118,6 +124,7 @@ def _summary(request: RestRequest, found: Webhook) -> dict[str, Any]:
         "chain": request.network_word(found.network),
         "event_type": found.event_type,
         "status": found.status if found.is_listening else "starting",
+        **({"fault": found.fault} if found.test_key else {}),
     }
 
 

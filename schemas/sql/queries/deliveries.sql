@@ -29,7 +29,7 @@ from seen where seen.due_at > coalesce($1, now());
 with picked as materialized (
     select taken.event_id, taken.place, webhooks.id, webhooks.network, webhooks.url, webhooks.event_type, webhooks.secret,
         case when webhooks.old_secret_until > coalesce($3::timestamptz, now()) then webhooks.old_secret end as old_secret,
-        accounts.id as account_id, accounts.plan
+        accounts.id as account_id, accounts.plan, webhooks.fault
     from unnest($1::text[], $2::integer[]) as wanted (webhook_id, room)
     join webhooks on webhooks.id = wanted.webhook_id and webhooks.status = 'active'
     join accounts on accounts.id = webhooks.account_id
@@ -45,7 +45,21 @@ update deliveries set
 from picked join events on events.id = picked.event_id
 where deliveries.ctid = picked.place  -- the ctid is stable: the row is locked
 returning deliveries.event_id, deliveries.webhook_id, claim, tries, counted, picked.network, url, event_type, secret,
-    old_secret, account_id, plan, events.type, test, body;
+    old_secret, account_id, plan, events.type, test, body,
+    case when not events.injected then picked.fault end as fault, events.takes_back,
+    case when picked.fault is not null then
+        extract(epoch from coalesce($3, now()) - deliveries.created_at)::double precision
+    end as age_s,
+    case when picked.fault is not null then (
+        select count(*) from attempts where attempts.event_id = deliveries.event_id and status between 200 and 299
+    ) end as copies;
+
+-- postpone
+-- Let claimed deliveries wait longer. They were not sent, so the claim does not count as an attempt.
+update deliveries set claim = deliveries.claim - 1,
+    due_at = coalesce($4::timestamptz, now()) + make_interval(secs => wait_s)
+from unnest($1::text[], $2::bigint[], $3::double precision[]) as waiting (event_id, claim, wait_s)
+where deliveries.event_id = waiting.event_id and deliveries.claim = waiting.claim and state = 'due';
 
 -- take_quota
 -- Take deliveries from the accounts' daily quotas, always in the same order to avoid deadlocks.

@@ -23,6 +23,24 @@ select id, ready from made;
 -- A test event has no block.
 insert into events (id, webhook_id, network, type, body, test) values ($1, $2, $3, $4, $5, true);
 
+-- add_injected
+-- For a fault plan: take an event back that was delivered under this claim. Its correction is due at once, the event with
+-- its new id a second later.
+with original as (
+    update events set taken_back = true from deliveries
+    where events.id = $1 and deliveries.event_id = $1 and claim = $2::bigint and state = 'delivered' and not taken_back
+    returning events.webhook_id, network, block, block_hash, test
+), made as (
+    insert into events (id, webhook_id, network, type, block, block_hash, body, takes_back, test, injected)
+    select given.id, webhook_id, network, given.type, case when takes_back is null then block end,
+        case when takes_back is null then block_hash end, given.body, takes_back, test, true
+    from original cross join unnest($3::text[], $4::text[], $5::bytea[], $6::text[]) as given (id, type, body, takes_back)
+    on conflict (id) do nothing
+    returning id, webhook_id, takes_back
+)
+insert into deliveries (event_id, webhook_id, due_at)
+select id, webhook_id, clock_timestamp() + case when takes_back is null then interval '1 s' else interval '0' end from made;
+
 -- taken_back
 -- Those of the given events that a reorganisation has removed.
 select id from events where id = any($1::text[]) and taken_back;

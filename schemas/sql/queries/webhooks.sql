@@ -20,9 +20,10 @@ select count(*) from webhooks where account_id = $1 and status <> 'deleted';
 
 -- create_webhook
 insert into webhooks (
-    number, id, account_id, network, live, url, event_type, config, addresses, secret, version, addresses_version
+    number, id, account_id, network, live, url, event_type, config, addresses, secret, version, addresses_version, test_key,
+    fault
 )
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $11)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $11, $12, $13)
 returning *;
 
 -- read_webhook
@@ -41,13 +42,14 @@ select count(*) from webhooks
 where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted';
 
 -- update_webhook
--- Null keeps a value. A config is set together with its number of addresses, which may be null.
+-- Null keeps a value. A config is set together with its number of addresses, which may be null. An empty fault ends it.
 update webhooks set
     url = coalesce($3, url),
     config = coalesce($4, config),
     addresses = case when $4 is null then addresses else $5 end,
     addresses_version = case when $4 is null then addresses_version else $6 end,
     version = $6,
+    fault = nullif(coalesce($7, fault), ''),
     updated_at = now()
 where id = $1 and account_id = $2 and status <> 'deleted'
 returning *;

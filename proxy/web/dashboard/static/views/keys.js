@@ -110,7 +110,7 @@ function edit(key, reload) {
     const directives = forms.checks("Directives", key?.directives.includes("upstream") ? { ...DIRECTIVES, upstream: "Choose the upstream (X-Upstream)" } : DIRECTIVES,
       key?.directives ?? Object.keys(DIRECTIVES));
     const fault = forms.text("Faults", { value: key?.fault, maxlength: "200", placeholder: "latency=800ms, status=503, p=0.2",
-      hint: "Spoils the replies to this test key, to test how a client handles failures. Leave empty for none." });
+      hint: "Spoils the replies to this test key, the events of its sockets and the deliveries of webhooks it creates. Leave empty for none." });
     const advanced = el("details.more", { open: Boolean(key) }, el("summary", null, "Limits and restrictions"),
       forms.row(requests.node, units.node), forms.row(ips.node, origins.node), directives.node, key?.mode === "test" && fault.node);
     const send = async () => {

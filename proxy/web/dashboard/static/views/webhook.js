@@ -52,7 +52,8 @@ class WebhookView {
     setChildren(this.#head, heading(hook.url, { actions: this.#actions(hook) }),
       hook.status !== "active" && note(statusText(hook), "wait"),
       card(null, facts([["Status", badge(hook.status)], ["Event", el("code", null, hook.event_type)], ["Network", hook.chain],
-        ["Webhook ID", el("code", null, hook.id)], ["Created", format.time(hook.created_at)], ["Updated", format.time(hook.updated_at)]]),
+        ["Webhook ID", el("code", null, hook.id)], ["Created", format.time(hook.created_at)], ["Updated", format.time(hook.updated_at)],
+        ...(hook.fault ? [["Faults", el("code", null, hook.fault)]] : [])]),
       el("details.more", null, el("summary", null, "Filter"), codeBlock("config", JSON.stringify(hook.config, null, 2)).node)));
     return hook;
   }
@@ -79,13 +80,18 @@ class WebhookView {
       const url = forms.text("Endpoint URL", { type: "url", required: true, value: hook.url });
       const filter = filterForm(hook.config);
       filter.showJson();
-      return forms.form([url.node, filter.node], {
+      // Only webhooks that were created with a test key can have faults.
+      const hasFault = "fault" in hook;
+      const fault = forms.text("Faults", { value: hook.fault, maxlength: "200", placeholder: "delay=2s, duplicate=1, correction, p=0.2",
+        hint: "Spoils the deliveries, to test how a receiver handles failures. Leave empty for none." });
+      return forms.form([url.node, filter.node, hasFault && fault.node], {
         label: "Save changes",
         cancel: close,
         send: async () => {
           const config = filter.read();
           const changed = JSON.stringify(config) !== JSON.stringify(hook.config);
-          await account.patch(this.#path, { ...(url.read() !== hook.url && { url: url.read() }), ...(changed && { config }) });
+          await account.patch(this.#path, { ...(url.read() !== hook.url && { url: url.read() }), ...(changed && { config }),
+            ...(hasFault && fault.read() !== (hook.fault ?? "") && { fault: fault.read() }) });
           close();
           toast("Webhook updated");
           await this.load();
