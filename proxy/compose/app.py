@@ -248,6 +248,7 @@ class App:
                 self._tables.prices.rest,
                 resolver,
                 count=self.usage.of_operation,
+                actions=self.dashboard.actions,
                 large_body=self.settings.webhooks.max_body_bytes,
             ).wrapped(rest),
             **self.dashboard.handlers(

@@ -9,12 +9,14 @@ from typing import Any
 
 from proxy.compose.accounts import AccountsFeature
 from proxy.services.accounts.accounts import AccountService
+from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.sign_in import SignIn
 from proxy.services.fleet import Cordons, FleetView
 from proxy.services.rpc.networks import Networks
 from proxy.settings import Settings, Tables
+from proxy.store.actions import ActionStore
 from proxy.store.fleet import FleetStore
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
@@ -59,6 +61,7 @@ class DashboardFeature:
         self.sign_in = SignIn(store, settings.dashboard, Mailer(settings.mail), tasks)
         self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
+        self.actions = ActionLog(ActionStore(pool))
         fleet = FleetStore(pool)
         copy = copies.copy_of("cordons") if copies else None
         self.cordons = Cordons(fleet, (networks, bundlers), copy=copy)
@@ -86,12 +89,16 @@ class DashboardFeature:
     ) -> dict[str, Handler]:
         """The handlers, by operation id. `rest`: the handlers for keys, some of which are mirrored under /account. `operator`:
         further handlers of operators."""
-        endpoints = SessionEndpoints(gate, admission, spec, self.sign_in, self._settings.dashboard)
+        endpoints = SessionEndpoints(gate, admission, spec, self.sign_in, self.actions, self._settings.dashboard)
         plans = self._tables.plans
         networks = network_list(self._networks, self._tables.methods, self._settings.follower.follows)
         return {
-            **endpoints.wrapped(SignInHandlers(self.sign_in, session_s=self._settings.dashboard.session_s).handlers()),
-            **endpoints.wrapped(AccountHandlers(self.accounts, self.removal, self._usage, plans, networks).handlers()),
+            **endpoints.wrapped(
+                SignInHandlers(self.sign_in, self.actions, session_s=self._settings.dashboard.session_s).handlers()
+            ),
+            **endpoints.wrapped(
+                AccountHandlers(self.accounts, self.removal, self._usage, self.actions, plans, networks).handlers()
+            ),
             **endpoints.wrapped(
                 AdminHandlers(self.accounts, self.removal, self._usage, self.fleet, self.sign_in, plans).handlers()
             ),
@@ -103,6 +110,7 @@ class DashboardFeature:
         """Start the loops that use the database."""
         self.cordons.listen(notices)
         self._tasks.start("old sessions", self.sign_in.keep)
+        self._tasks.start("old actions", self.actions.keep)
         self._tasks.start("cordons", self.cordons.follow)
         self._tasks.start("fleet", self.fleet.run)
 

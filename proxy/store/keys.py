@@ -139,6 +139,13 @@ class KeyStore:
         async with self._pool.connection() as connection:
             return int(await connection.fetchval(sql.accounts.read_usage_of_day, account_id, day))
 
+    async def read_used(self, account_id: str) -> KeyRow:
+        day = datetime.datetime.now(datetime.UTC).date()
+        async with self._pool.connection() as connection:
+            row = await connection.fetchrow(sql.accounts.read_used, account_id, day)
+        assert row is not None
+        return dict(row)
+
     # Keys
 
     async def create_key(

@@ -89,18 +89,42 @@ class SessionStore:
     # Sessions
 
     async def begin(
-        self, token: str, *, account: str | None = None, operator: str | None = None, lasts_s: float, instead: str = ""
+        self,
+        token: str,
+        *,
+        account: str | None = None,
+        operator: str | None = None,
+        lasts_s: float,
+        instead: str = "",
+        address: str = "",
+        agent: str = "",
     ) -> None:
         """Begin a session, and end the browser's previous one (`instead`)."""
         async with self._pool.connection() as connection, connection.transaction():
             if instead:
                 await connection.execute(sql.sessions.end_session, self.digests("session", instead))
             digest = self._digest_for_every_host("session", token)
-            await connection.execute(sql.sessions.begin_session, digest, account, operator, lasts_s)
+            await connection.execute(sql.sessions.begin_session, digest, account, operator, lasts_s, address, agent)
 
     async def end(self, token: str) -> None:
         async with self._pool.connection() as connection:
             await connection.execute(sql.sessions.end_session, self.digests("session", token))
+
+    async def list_of(self, account_id: str, token: str, *, idle_s: float) -> list[SessionRow]:
+        """Return the account's sessions. That of the token is marked as `is_current`."""
+        async with self._pool.connection() as connection:
+            digests = self.digests("session", token)
+            return [
+                dict(row) for row in await connection.fetch(sql.sessions.list_sessions, account_id, digests, idle_s)
+            ]
+
+    async def end_of(self, account_id: str, session_id: str) -> None:
+        if await self._row(sql.sessions.end_session_of_account, account_id, session_id) is None:
+            raise NotFound(f"there is no session {session_id}")
+
+    async def end_others(self, account_id: str, token: str) -> None:
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.sessions.end_account_sessions, account_id, self.digests("session", token))
 
     async def read(self, token: str, *, idle_s: float) -> Session | None:
         """Return the session if it is valid. Its last use is recorded from time to time."""

@@ -28,6 +28,7 @@ def load(stem: str) -> SimpleNamespace:
 
 
 accounts = load("accounts")
+actions = load("actions")
 blocks = load("blocks")
 deliveries = load("deliveries")
 events = load("events")

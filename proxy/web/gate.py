@@ -216,7 +216,7 @@ class Gate:
         if key is not None:
             reply.headers.update(self._admission.headers(key, time.monotonic()))
         else:
-            reply.headers.update(self._admission.headers_without_key(self._address(request)))
+            reply.headers.update(self._admission.headers_without_key(self.address_of(request)))
         self._cross_origin.sign(request, reply, key)
         connection = request.protocol
         is_last = isinstance(connection, HandlerConnection) and connection.is_at_last_request
@@ -287,11 +287,11 @@ class Gate:
     def enter(self, request: web.Request, operation: str) -> str:
         """Record the operation for the metrics, and return the client's address."""
         request[_OPERATION] = operation
-        address = self._address(request)
+        address = self.address_of(request)
         client_of_task.set(place_of(address))
         return address
 
-    def _address(self, request: web.Request) -> str:
+    def address_of(self, request: web.Request) -> str:
         return self._limiter.client_address(request.remote or "", request.headers.getall("X-Forwarded-For", ()))
 
     def is_secure(self, request: web.Request) -> bool:

@@ -79,6 +79,10 @@ class AccountService:
         midnight = datetime.datetime.combine(now.date(), datetime.time(), datetime.UTC) + datetime.timedelta(days=1)
         return DayUsage(used, max(0, limit - used) if limit else None, midnight)
 
+    async def used(self, account: str) -> dict[str, Any]:
+        """How much of each limit of its plan the account uses, by the limit's name."""
+        return await self._keys.read_used(account)
+
     async def keys(self, account: str) -> list[KeyRow]:
         """Keys, newest first, each with the time of its last use."""
         used = await self._usage.last_used(account)

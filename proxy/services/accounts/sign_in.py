@@ -20,7 +20,7 @@ import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
@@ -94,6 +94,8 @@ class SignInPlace:
     device: str = ""
     # The token of the browser's session, which a new one replaces.
     before: str = ""
+    # The User-Agent header.
+    agent: str = ""
 
     @property
     def places(self) -> list[str]:
@@ -195,7 +197,7 @@ class SignIn:
         operator = await self._store.find_token(token) if sessions.is_token(token) else None
         if operator is None:
             raise Unauthorized(_NO_OPERATOR)
-        return await self._begin(operator=operator[0], before=at.before)
+        return await self._begin(at, operator=operator[0])
 
     async def _begin_holder(self, holder: AccountHolder, at: SignInPlace) -> SignedIn:
         """Begin a holder's session. Its address and its browser are known places from now on, without failed attempts.
@@ -207,14 +209,20 @@ class SignIn:
         places = dataclasses.replace(at, device=device).places
         await self._store.add_places(holder.email, places)
         await self._store.clear_tries(_KNOWN_TRY, [_subject(holder.email, place) for place in places])
-        return dataclasses.replace(await self._begin(account=holder.id, before=at.before), device=device)
+        return dataclasses.replace(await self._begin(at, account=holder.id), device=device)
 
-    async def _begin(self, *, account: str | None = None, operator: str | None = None, before: str) -> SignedIn:
+    async def _begin(self, at: SignInPlace, *, account: str | None = None, operator: str | None = None) -> SignedIn:
         """Start a session under a fresh token, so that a token planted in the browser is worthless (session fixation)."""
         token = new_token()
-        instead = before if sessions.is_token(before) else ""
+        instead = at.before if sessions.is_token(at.before) else ""
         await self._store.begin(
-            token, account=account, operator=operator, lasts_s=self._settings.session_s, instead=instead
+            token,
+            account=account,
+            operator=operator,
+            lasts_s=self._settings.session_s,
+            instead=instead,
+            address=at.address,
+            agent=at.agent,
         )
         session = await self._store.read(token, idle_s=self._settings.idle_s)
         if session is None:
@@ -242,6 +250,15 @@ class SignIn:
 
     async def sign_out(self, token: str) -> None:
         await self._store.end(token)
+
+    async def sessions_of(self, by: SignedIn) -> list[dict[str, Any]]:
+        return await self._store.list_of(by.session.id, by.token, idle_s=self._settings.idle_s)
+
+    async def end_session(self, by: SignedIn, session_id: str) -> None:
+        await self._store.end_of(by.session.id, session_id)
+
+    async def end_other_sessions(self, by: SignedIn) -> None:
+        await self._store.end_others(by.session.id, by.token)
 
     async def change_password(self, by: SignedIn, *, current: str | None, new: str) -> Session:
         """Change the password and end all other sessions of the account."""

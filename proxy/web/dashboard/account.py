@@ -14,6 +14,7 @@ from proxy.core import access
 from proxy.core.directives import allowed_to
 from proxy.core.usage import ChartLine, times_of
 from proxy.services.accounts.accounts import AccountService, directives_in, limits_in, restrictions_in
+from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.usage import UsageQuery, UsageService
 from proxy.settings import Plan
@@ -32,6 +33,7 @@ class AccountHandlers:
         accounts: AccountService,
         removal: AccountRemoval,
         usage: UsageService,
+        actions: ActionLog,
         plans: Mapping[str, Plan],
         networks: Mapping[str, Any],
     ) -> None:
@@ -39,6 +41,7 @@ class AccountHandlers:
         self._accounts = accounts
         self._removal = removal
         self._usage = usage
+        self._actions = actions
         self._plans = plans
         self._networks = networks
 
@@ -47,6 +50,7 @@ class AccountHandlers:
             "read_account": self.read,
             "delete_account": self.delete,
             "update_own_account": self.update,
+            "list_actions": self.list_actions,
             "list_keys": self.list_keys,
             "create_key": self.create_key,
             "read_key": self.read_key,
@@ -75,6 +79,8 @@ class AccountHandlers:
             "limits": asdict(limits),
             "today": await self._today(row),
             "plan": {"name": row["plan"], **asdict(plan)},
+            "used": await self._accounts.used(request.who.id),
+            "plans": [{"name": name, **asdict(each)} for name, each in self._plans.items()],
             **self._networks,
         }
 
@@ -85,6 +91,11 @@ class AccountHandlers:
     async def update(self, request: SessionRequest) -> dict[str, Any]:
         await self._accounts.record_params(request.who.id, wanted=request.body["record_params"])
         return await self.read(request)
+
+    async def list_actions(self, request: SessionRequest) -> dict[str, Any]:
+        rows, total = await self._actions.page(request.who.id, request.page)
+        shown = [{**row, "at": time_of(row["at"])} for row in rows]
+        return {"actions": shown, "page": request.page.number, "limit": request.page.limit, "total": total}
 
     async def _today(self, row: dict[str, Any]) -> dict[str, Any]:
         today = await self._accounts.today(row)

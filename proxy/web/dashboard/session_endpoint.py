@@ -17,9 +17,11 @@ from aiohttp import web
 
 from proxy.core import sessions
 from proxy.core.access import ALL_SCOPES, Account, Key
+from proxy.core.display_text import cleaned
 from proxy.core.limits import BucketRates
 from proxy.core.paging import Page
 from proxy.errors import Fault, Forbidden, Unauthorized
+from proxy.services.accounts.action_log import ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.sign_in import Session, SignedIn, SignIn, SignInPlace
 from proxy.settings import DashboardSettings
@@ -33,6 +35,9 @@ from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 # `device` is no session: it only shows that the holder has signed in with this browser before.
 COOKIES = {"account": "penstock_session", "admin": "penstock_admin", "device": "penstock_device"}
 CSRF = "X-CSRF-Token"
+# Longer ones say nothing more about the browser.
+MAX_AGENT = 200
+_ERASES = ("delete_account", "admin_delete_account")
 _PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
@@ -45,6 +50,7 @@ class SessionRequest:
     token: str
     device: str
     address: str
+    agent: str
     secure: bool
     path: Mapping[str, str]
     query: Mapping[str, Any]
@@ -61,7 +67,7 @@ class SessionRequest:
 
     @property
     def place(self) -> SignInPlace:
-        return SignInPlace(self.address, self.device, before=self.token)
+        return SignInPlace(self.address, self.device, before=self.token, agent=self.agent)
 
     @property
     def page(self) -> Page:
@@ -92,12 +98,19 @@ def set_cookie(kind: str, token: str, *, secure: bool, lasts_s: float) -> dict[s
 
 class SessionEndpoints:
     def __init__(
-        self, gate: Gate, admission: Admission, spec: ApiSpec, sign_in: SignIn, settings: DashboardSettings
+        self,
+        gate: Gate,
+        admission: Admission,
+        spec: ApiSpec,
+        sign_in: SignIn,
+        actions: ActionLog,
+        settings: DashboardSettings,
     ) -> None:
         self._gate = gate
         self._admission = admission
         self._spec = spec
         self._sign_in = sign_in
+        self._actions = actions
         self._settings = settings
         self._host = settings.url.partition("://")[2].partition("/")[0].lower()
 
@@ -123,7 +136,10 @@ class SessionEndpoints:
     def _wrap(self, operation: ApiOperation, handler: SessionHandler) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
-                found = await handler(await self._read(request, operation))
+                given = await self._read(request, operation)
+                found = await handler(given)
+                if given.session is not None and is_change(operation.id, operation.method):
+                    await self._record(operation, given)
             except Fault as fault:
                 reply: web.StreamResponse = fault_reply(fault)
             else:
@@ -132,6 +148,20 @@ class SessionEndpoints:
             return reply
 
         return handle
+
+    async def _record(self, operation: ApiOperation, request: SessionRequest) -> None:
+        """Record a change in the log of the account: the holder's own, or the one in an operator's path."""
+        named = dict(request.path)
+        if not request.who.is_operator:
+            account, actor = request.who.id, Actor("holder")
+        elif operation.path.startswith("/admin/accounts/{id}"):
+            account, actor = named.pop("id"), Actor("operator", request.who.name)
+        else:
+            return
+        # An account that has just been deleted has no log any more.
+        if operation.id not in _ERASES:
+            subject = next(iter(named.values()), "")
+            await self._actions.record(account, actor, operation.id, subject=subject, address=request.address)
 
     async def _read(self, request: web.Request, operation: ApiOperation) -> SessionRequest:
         address = self._gate.enter(request, operation.id)
@@ -152,7 +182,8 @@ class SessionEndpoints:
         path = operation.check_path(request.match_info)
         query = operation.check_query(request.query)
         body = operation.check_body(await self._gate.read_body(request)) if operation.body is not None else None
-        return SessionRequest(session, token, device, address, secure, path, query, body)
+        agent = cleaned(request.headers.get("User-Agent"), MAX_AGENT) or ""
+        return SessionRequest(session, token, device, address, agent, secure, path, query, body)
 
     def _refuse_foreign(self, request: web.Request) -> None:
         fetch_site, origin = request.headers.get("Sec-Fetch-Site", ""), request.headers.get("Origin", "")

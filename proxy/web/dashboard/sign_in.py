@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from multidict import CIMultiDict
 
 from proxy.core import sessions
 from proxy.core.sessions import PLACE_S
+from proxy.services.accounts.action_log import ActionLog, Actor
 from proxy.services.accounts.sign_in import Session, SignedIn, SignIn
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest, set_cookie
 from proxy.web.rest.endpoint import RestReply
@@ -15,8 +17,9 @@ from proxy.web.timestamps import time_of
 
 
 class SignInHandlers:
-    def __init__(self, sign_in: SignIn, *, session_s: float) -> None:
+    def __init__(self, sign_in: SignIn, actions: ActionLog, *, session_s: float) -> None:
         self._sign_in = sign_in
+        self._actions = actions
         self._session_s = session_s
 
     def handlers(self) -> dict[str, SessionHandler]:
@@ -27,6 +30,9 @@ class SignInHandlers:
             "account_session": self.read,
             "account_sign_out": self.sign_out,
             "account_set_password": self.set_password,
+            "list_sessions": self.list_sessions,
+            "end_session": self.end_session,
+            "end_other_sessions": self.end_other_sessions,
             "admin_sign_in": self.by_admin_token,
             "admin_session": self.read,
             "admin_sign_out": self.sign_out,
@@ -35,7 +41,7 @@ class SignInHandlers:
     async def by_password(self, request: SessionRequest) -> RestReply:
         body = request.body
         found = await self._sign_in.by_password(body["email"], body["password"], at=request.place)
-        return self._session_reply(request, found)
+        return await self._signed_in(request, found, "account_sign_in")
 
     async def ask_link(self, request: SessionRequest) -> RestReply:
         await self._sign_in.ask_link(request.body["email"], at=request.place)
@@ -44,7 +50,7 @@ class SignInHandlers:
     async def by_link(self, request: SessionRequest) -> RestReply:
         body = request.body
         found = await self._sign_in.by_link(body["token"], password=body.get("password"), at=request.place)
-        return self._session_reply(request, found)
+        return await self._signed_in(request, found, "account_redeem_link")
 
     async def by_admin_token(self, request: SessionRequest) -> RestReply:
         found = await self._sign_in.by_admin_token(request.body["token"], at=request.place)
@@ -64,6 +70,21 @@ class SignInHandlers:
         )
         return _shown(SignedIn(request.token, session))
 
+    async def list_sessions(self, request: SessionRequest) -> dict[str, Any]:
+        return {"sessions": [_shown_row(row) for row in await self._sign_in.sessions_of(request.signed_in)]}
+
+    async def end_session(self, request: SessionRequest) -> dict[str, Any]:
+        await self._sign_in.end_session(request.signed_in, request.path["session_id"])
+        return {"signed_out": True}
+
+    async def end_other_sessions(self, request: SessionRequest) -> dict[str, Any]:
+        await self._sign_in.end_other_sessions(request.signed_in)
+        return {"signed_out": True}
+
+    async def _signed_in(self, request: SessionRequest, found: SignedIn, action: str) -> RestReply:
+        await self._actions.record(found.session.id, Actor("holder"), action, address=request.address)
+        return self._session_reply(request, found)
+
     def _session_reply(self, request: SessionRequest, found: SignedIn) -> RestReply:
         headers = CIMultiDict(self._cookie(request, found.session, found.token))
         if found.device:
@@ -73,6 +94,11 @@ class SignInHandlers:
     def _cookie(self, request: SessionRequest, session: Session, token: str) -> dict[str, str]:
         kind = "admin" if session.is_operator else "account"
         return set_cookie(kind, token, secure=request.secure, lasts_s=self._session_s)
+
+
+def _shown_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    times = {name: time_of(row[name]) for name in ("created_at", "seen_at", "expires_at")}
+    return {"id": row["id"], **times, "address": row["address"], "agent": row["agent"], "current": row["is_current"]}
 
 
 def _shown(found: SignedIn) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from proxy.core.directives import Directives
 from proxy.core.paging import Page
 from proxy.core.usage import Tally
 from proxy.errors import BehindBlock, DeadlinePassed, Fault, Forbidden, InternalError, RateLimited
+from proxy.services.accounts.action_log import ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
 from proxy.tasks import min_block_of_task
 from proxy.web import fault_injection
@@ -113,11 +114,14 @@ class RestEndpoints:
         resolver: NetworkResolver,
         *,
         count: OperationTally,
+        actions: ActionLog,
         large_body: int = 0,
     ) -> None:
-        """`large_body`: the largest body, in bytes, of operations marked `x-large-body` in the API spec."""
+        """`actions`: the log of changes that the account's holder could make too. `large_body`: the largest body, in bytes, of
+        operations marked `x-large-body` in the API spec."""
         self._large_body = large_body
         self._count = count
+        self._actions = actions
         self._gate = gate
         self._admission = admission
         self._spec = spec
@@ -134,6 +138,7 @@ class RestEndpoints:
         units = self._prices[operation.id]
         # An operation without a scope is open to every key.
         scopes = access.SCOPE_BIT.get(operation.scope, access.ALL_SCOPES)
+        is_logged = is_change(operation.id, operation.method) and f"account_{operation.id}" in self._spec.operations
 
         async def handle(request: web.Request) -> web.Response:
             key = self._gate.authenticate(request, operation.id)
@@ -147,6 +152,8 @@ class RestEndpoints:
                     if (plan := plan_for(asked.directives)) is not None:
                         await fault_injection.before(plan, request)
                     found = await _in_time(operation, handler, asked)
+                    if is_logged:
+                        await self._record(request, operation, asked)
                 except Fault as fault:
                     request[UNITS] = self._settle(key, units, fault)
                     raise
@@ -160,6 +167,11 @@ class RestEndpoints:
                 tally.count(outcome, request.get(CACHE, ""), request.get(UNITS, 0), time.monotonic() - began)
 
         return handle
+
+    async def _record(self, request: web.Request, operation: ApiOperation, asked: RestRequest) -> None:
+        subject, address = next(iter(asked.path.values()), ""), self._gate.address_of(request)
+        actor = Actor("key", asked.key.id)
+        await self._actions.record(asked.key.account.id, actor, operation.id, subject=subject, address=address)
 
     async def _read(
         self, request: web.Request, operation: ApiOperation, key: Key, scopes: int, resolved: list[str]

@@ -55,6 +55,8 @@ with keys_end as (
     delete from account_passwords where account_id = $1
 ), mails_end as (
     delete from mails where account_id = $1
+), actions_end as (
+    delete from account_actions where account_id = $1
 ), requests_end as (
     delete from requests where account = $1
 )
@@ -96,3 +98,14 @@ with held as materialized (
 update quota_days q set used = greatest(0, q.used - back.amount)
 from held, unnest($1::text[], $2::bigint[]) as back (account, amount)
 where held.account_id = back.account and q.account_id = back.account and q.day = $3;
+
+-- read_used
+-- How much of each limit of its plan the account uses.
+select
+    (select count(*) from keys where account_id = $1 and status <> 'revoked' and expires_at is null) as keys,
+    (select count(*) from webhooks where account_id = $1 and status <> 'deleted') as webhooks,
+    (select count(*) from gas_policies where account_id = $1 and status <> 'deleted') as policies,
+    (select coalesce(sum(wallets), 0)::bigint from wallet_counts where account_id = $1) as wallets,
+    (select coalesce(sum(used), 0)::bigint from delivery_days where account_id = $1 and day = $2) as webhook_deliveries_per_day,
+    -- Kept in picodollars.
+    (select coalesce(sum(used), 0)::float8 / 1e12 from gas_account_days where account_id = $1 and day = $2) as sponsored_usd_per_day;

@@ -19,7 +19,8 @@ delete from sessions where account_id = $1 and digest <> all ($2::bytea[]);
 delete from sign_in_links where account_id = $1;
 
 -- begin_session
-insert into sessions (digest, account_id, admin_token_id, expires_at) values ($1, $2, $3, now() + make_interval(secs => $4));
+insert into sessions (digest, account_id, admin_token_id, expires_at, address, agent)
+values ($1, $2, $3, now() + make_interval(secs => $4), $5, $6);
 
 -- end_session
 delete from sessions where digest = any ($1::bytea[]);
@@ -116,3 +117,14 @@ delete from sign_in_places where seen_at < now() - make_interval(secs => $1);
 
 -- delete_old_tries
 delete from sign_in_tries where edge < now() - interval '1 hour';
+
+-- list_sessions
+-- The valid sessions of an account, the last used first. The id is a part of the digest, which is useless to sign in.
+select 'sess_' || encode(substring(digest for 12), 'hex') as id, created_at, seen_at, expires_at, address, agent,
+    digest = any ($2::bytea[]) as is_current
+from sessions
+where account_id = $1 and expires_at > now() and seen_at > now() - make_interval(secs => $3)
+order by seen_at desc, id limit 200;
+
+-- end_session_of_account
+delete from sessions where account_id = $1 and 'sess_' || encode(substring(digest for 12), 'hex') = $2 returning digest;

@@ -1,33 +1,53 @@
-/* Account settings: plan, limits, password, and deleting the account. */
+/* Account settings: plan and what is used of it, password, sessions, the log of changes, and deleting the account. */
 
-import { account } from "../api.js";
+import { account, query } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
-import { card, facts, heading, toast } from "../components.js";
+import { asyncButton, asyncRegion, badge, card, empty, facts, heading, pager, table, toast } from "../components.js";
 import * as format from "../format.js";
 
 // Names of plan limits that are not clear by themselves.
 const LABELS = { keys: "API keys", sample_every: "Good requests per record", policies: "Gas policies", sockets: "WebSockets", subscriptions: "Subscriptions per WebSocket" };
+const ACTORS = { holder: "You", key: "API key", operator: "Operator" };
+// Operations whose ids do not read as what happened.
+const ACTIONS = {
+  account_sign_in: "Signed in with a password", account_redeem_link: "Signed in by link", account_sign_out: "Signed out",
+  account_set_password: "Changed the password", update_own_account: "Changed the settings",
+  end_session: "Signed a session out", end_other_sessions: "Signed out everywhere else",
+  admin_update_account: "Changed the account", admin_make_link: "Made a sign-in link",
+};
+const PAST = { create: "Created", update: "Changed", revoke: "Revoked", rotate: "Rotated", delete: "Deleted", resume: "Resumed", redeliver: "Redelivered", test: "Tested" };
+const LIMIT = 25;
 
 const limit = (value) => (value ? format.number(value) : "No limit");
 
 export async function show() {
   const overview = await account.get("");
-  return [heading("Account", { lead: overview.account.email }), planCard(overview), passwordCard(overview.account),
-    deletionCard(overview.account)];
+  return [heading("Account", { lead: overview.account.email }), accountCard(overview.account), planCard(overview), passwordCard(overview.account),
+    sessionsCard(), actionsCard(), deletionCard(overview.account)];
 }
 
-function planCard({ account: holder, limits, plan: figures }) {
-  const others = Object.entries(figures).filter(([name]) => name !== "name" && !(name in limits));
-  return card("Plan", facts([
-    ["Plan", format.label(holder.plan)],
-    ["Requests per second", limit(limits.requests_per_second)],
-    ["Units per second", limit(limits.units_per_second)],
-    ["Requests per day", limit(limits.requests_per_day)],
-    ...others.map(([name, value]) => [LABELS[name] ?? format.label(name), typeof value === "number" ? limit(value) : String(value)]),
-    ["Account ID", el("code", null, holder.id)],
-    ["Created", format.date(holder.created_at)],
-  ]));
+const accountCard = (holder) => card("Details", facts([
+  ["Name", holder.name],
+  ["Account ID", el("code", null, holder.id)],
+  ["Created", format.date(holder.created_at)],
+]));
+
+/* Each limit with what is used of it, beside the other plans. */
+function planCard({ account: holder, limits, today, used, plans }) {
+  const spent = { ...used, requests_per_day: today.used };
+  const own = (name, figures) => limits[name] ?? figures[name];
+  const names = Object.keys(plans[0]).filter((name) => name !== "name");
+  const columns = plans.map((plan) => ({
+    name: plan.name === holder.plan ? `${format.label(plan.name)} (yours)` : format.label(plan.name),
+    kind: plan.name === holder.plan ? "num.own" : "num",
+    show: (name) => limit(plan.name === holder.plan ? own(name, plan) : plan[name]),
+  }));
+  return card("Plan and limits", table("Limits by plan", [
+    { name: "Limit", show: (name) => LABELS[name] ?? format.label(name) },
+    { name: "Used", kind: "num", show: (name) => (spent[name] === undefined ? format.NONE : format.compact(spent[name])) },
+    ...columns,
+  ], names), el("p.hint", null, "Daily limits start again at midnight UTC."));
 }
 
 function passwordCard(holder) {
@@ -45,6 +65,65 @@ function passwordCard(holder) {
       toast("Password updated");
     },
   }));
+}
+
+/* "Chrome on Linux" from a User-Agent header. Chrome names Safari too, and Edge names Chrome: the first match counts. */
+const BROWSERS = ["Edg", "OPR", "Firefox", "Chrome", "Safari"];
+const SYSTEMS = ["Android", "iPhone", "iPad", "Windows", "Mac OS", "Linux"];
+const BROWSER_NAMES = { Edg: "Edge", OPR: "Opera", "Mac OS": "macOS" };
+
+function browserOf(agent) {
+  const [browser, system] = [BROWSERS, SYSTEMS].map((names) => names.find((name) => agent.includes(name)));
+  if (!browser) return agent.split(/[ /]/, 1)[0] || "Unknown";
+  return [BROWSER_NAMES[browser] ?? browser, system && `on ${BROWSER_NAMES[system] ?? system}`].filter(Boolean).join(" ");
+}
+
+function sessionsCard() {
+  const list = asyncRegion(async () => {
+    const { sessions } = await account.get("/sessions");
+    const end = (each) => asyncButton("Sign out", async () => {
+      await account.delete(`/sessions/${each.id}`);
+      await list.reload();
+    }, { kind: "small" });
+    const others = asyncButton("Sign out everywhere else", async () => {
+      await account.delete("/sessions");
+      await list.reload();
+      toast("Signed out everywhere else");
+    });
+    return [table("Sessions", [
+      { name: "Browser", show: (each) => [el("span", { title: each.agent }, browserOf(each.agent)), each.current && [" ", badge("this session", "good")]] },
+      { name: "Address", show: (each) => el("code", null, each.address || format.NONE) },
+      { name: "Signed in", show: (each) => format.time(each.created_at) },
+      { name: "Last used", show: (each) => format.ago(each.seen_at) },
+      { name: "Actions", kind: "row-actions", show: (each) => (each.current ? null : end(each)) },
+    ], sessions), sessions.length > 1 && el("div.actions", null, others)];
+  });
+  return card("Sessions", list.node);
+}
+
+function actionText(id) {
+  if (ACTIONS[id]) return ACTIONS[id];
+  const [verb, ...rest] = id.replace(/^account_/, "").split("_");
+  return PAST[verb] ? `${PAST[verb]} ${rest.join(" ")}` : format.label(id);
+}
+
+function actionsCard() {
+  let page = 1;
+  const list = asyncRegion(async () => {
+    const { actions, total } = await account.get(`/actions${query({ page, limit: LIMIT })}`);
+    if (!actions.length) return empty("Nothing yet", "Sign-ins and changes to keys, webhooks and policies appear here.");
+    const go = (next) => {
+      page = next;
+      list.reload();
+    };
+    return [table("Activity", [
+      { name: "Time", show: (each) => format.time(each.at) },
+      { name: "By", show: (each) => [ACTORS[each.by], each.name && el("span.below", null, each.name)] },
+      { name: "Action", show: (each) => [actionText(each.action), each.subject && el("span.below", null, el("code", null, each.subject))] },
+      { name: "Address", show: (each) => el("code", null, each.address || format.NONE) },
+    ], actions), pager({ page, total, limit: LIMIT }, go)];
+  });
+  return card("Activity", list.node);
 }
 
 function deletionCard(holder) {

@@ -1,0 +1,54 @@
+"""The log of an account: every change and every sign-in, with the time, the person or key, and the address.
+
+A record is written after the change. If the database fails in between, the change stays and the log lacks it: refusing a change
+that has happened would be worse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from proxy.core.paging import Page
+from proxy.core.sessions import SAFE
+from proxy.errors import Unavailable
+from proxy.store.actions import ActionStore, Actor
+
+__all__ = ("ActionLog", "Actor", "is_change")
+
+log = logging.getLogger("penstock.actions")
+
+PURGE_EVERY_S = 3600.0
+# POST requests that change nothing.
+_READS = ("backtest_webhook", "account_backtest_webhook")
+
+
+def is_change(operation: str, method: str) -> bool:
+    return method not in SAFE and operation not in _READS
+
+
+class ActionLog:
+    def __init__(self, store: ActionStore) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"<ActionLog {self._store!r}>"
+
+    async def record(self, account: str, actor: Actor, action: str, *, subject: str = "", address: str = "") -> None:
+        try:
+            await self._store.record(account, actor, action, subject=subject, address=address)
+        except Unavailable as exc:
+            log.warning("action not recorded", extra={"account": account, "action": action, "reason": str(exc)})
+
+    async def page(self, account: str, page: Page) -> tuple[list[dict[str, Any]], int]:
+        return await self._store.page(account, page)
+
+    async def keep(self) -> None:
+        """Supervised loop: delete old records."""
+        while True:
+            try:
+                await self._store.purge()
+            except Unavailable:
+                pass
+            await asyncio.sleep(PURGE_EVERY_S)
