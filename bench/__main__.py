@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from bench import attacks, baselines, loaders, machine, plot, report, service, summary
-from bench.cases import BIG, CASES, FAR_MS, HUGE, LIMITED_AT_ONCE, LIMITED_MS, Case
+from bench.bodies import BIG
+from bench.cases import CASES, FAR_MS, HUGE, LIMITED_AT_ONCE, LIMITED_MS, Case
 from bench.fleet import Fleet, parse_target
 from bench.loaders import Stub, Target
 from bench.processes import StartFailed

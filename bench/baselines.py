@@ -78,8 +78,8 @@ NGINX = """\
 {user}
 worker_processes {workers};
 worker_rlimit_nofile {files};
-pid {workdir}/nginx.pid;
-error_log {workdir}/error.log crit;
+pid "{workdir}/nginx.pid";
+error_log "{workdir}/error.log" crit;
 events {{ worker_connections {connections}; }}
 http {{
     access_log off;
@@ -87,11 +87,11 @@ http {{
     keepalive_requests 1000000000;
     client_max_body_size 8m;
     client_body_buffer_size 1m;      # a 100 KB body stays in memory
-    client_body_temp_path {workdir}/body;
-    proxy_temp_path {workdir}/proxy;
-    fastcgi_temp_path {workdir}/fastcgi;
-    uwsgi_temp_path {workdir}/uwsgi;
-    scgi_temp_path {workdir}/scgi;
+    client_body_temp_path "{workdir}/body";
+    proxy_temp_path "{workdir}/proxy";
+    fastcgi_temp_path "{workdir}/fastcgi";
+    uwsgi_temp_path "{workdir}/uwsgi";
+    scgi_temp_path "{workdir}/scgi";
     proxy_http_version 1.1;
     proxy_set_header Connection "";
     proxy_buffers 32 16k;            # a 100 KB reply stays in memory
@@ -134,13 +134,13 @@ access_by_lua_block {
 
 # TLS for clients, and to the upstream. Sessions of clients are not resumed in either candidate: each handshake is a full one.
 SERVER_TLS = f"""\
-ssl_certificate {tls_files.CERT};
-    ssl_certificate_key {tls_files.KEY};
+ssl_certificate "{tls_files.CERT}";
+    ssl_certificate_key "{tls_files.KEY}";
     ssl_protocols TLSv1.2 TLSv1.3;
 """
 CLIENT_TLS = f"""\
 proxy_ssl_protocols TLSv1.2 TLSv1.3;
-    proxy_ssl_trusted_certificate {tls_files.CERT};
+    proxy_ssl_trusted_certificate "{tls_files.CERT}";
     proxy_ssl_verify on;
     proxy_ssl_name localhost;
     proxy_ssl_session_reuse on;
@@ -221,7 +221,7 @@ def terminator(start: Start) -> list[str]:
 
 def _nginx_lua(start: Start) -> list[str]:
     modules = _nginx_modules()
-    loads = "\n".join(f"load_module {modules / name};" for name in ("ndk_http_module.so", "ngx_http_lua_module.so"))
+    loads = "\n".join(f'load_module "{modules / name}";' for name in ("ndk_http_module.so", "ngx_http_lua_module.so"))
     cpath = ";".join(str(path.parent / "?.so") for path in _cjson())
     config = _nginx_config(start, modules=loads, lua=LUA_INIT.format(cpath=cpath, key=KEY), access=LUA_ACCESS)
     return _nginx_argv(start, config)

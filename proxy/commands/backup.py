@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,14 @@ from proxy.store.postgres_tools import PostgresTools
 
 def register(commands: Any) -> None:
     about = "write the whole database to a file, while the service runs"
-    parser = commands.add_parser("backup", help=about, description=f"{about.capitalize()}. Needs pg_dump.")
+    add_file_command(commands, "backup", about, needs="pg_dump", run=run)
+
+
+def add_file_command(
+    commands: Any, name: str, about: str, *, needs: str, run: Callable[[argparse.Namespace], int]
+) -> None:
+    """Add a command about a file with a backup. `needs`: the program of Postgres that it runs."""
+    parser = commands.add_parser(name, help=about, description=f"{about.capitalize()}. Needs {needs}.")
     parser.add_argument("file", type=Path)
     context.add_arguments(parser)
     parser.set_defaults(run=run)

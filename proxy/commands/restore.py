@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.commands import context
-from proxy.commands.backup import fitting_tools
+from proxy.commands.backup import add_file_command, fitting_tools
 from proxy.errors import StartError
 from proxy.store import migrate
 
@@ -17,10 +17,7 @@ _TABLES = "select count(*) from pg_class where relkind in ('r', 'p') and relname
 
 def register(commands: Any) -> None:
     about = "fill an empty database from a file that backup wrote"
-    parser = commands.add_parser("restore", help=about, description=f"{about.capitalize()}. Needs pg_restore.")
-    parser.add_argument("file", type=Path)
-    context.add_arguments(parser)
-    parser.set_defaults(run=run)
+    add_file_command(commands, "restore", about, needs="pg_restore", run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ from tests.chain_upstream import ZERO, ChainUpstream, Event, LittleChain, addres
 from tests.database import Server, connected
 from tests.delivery.audit import RecordingReceiver, expected
 from tests.flows import production
-from tests.flows.production import PEPPER, Production
+from tests.flows.production import OPEN_EGRESS, PEPPER, Production
 from tests.rpc_upstreams import scripted
 from tests.service import children, command_here, until
 
@@ -54,10 +54,7 @@ port = 0
 url = "{database_url}"
 [keys]
 pepper = "{PEPPER}"
-[egress]
-allow = ["127.0.0.0/8"]
-http = true
-ports = []
+{OPEN_EGRESS}
 [follower.start]
 "{NETWORK}" = 0
 [webhooks]

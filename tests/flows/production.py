@@ -19,6 +19,14 @@ PEPPER = "canary-pepper-0123456789-0123456789"
 READY_S = 120.0
 
 
+# Lets the service connect to servers of the test.
+OPEN_EGRESS = """\
+[egress]
+allow = ["127.0.0.0/8"]
+http = true
+ports = []"""
+
+
 def settings_text(database_url: str, upstream_url: str, **server: Any) -> str:
     """Return a minimal settings file with free ports."""
     own = {"port": 0, "workers": 2, "drain_s": 10.0, **server}

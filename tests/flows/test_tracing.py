@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.flows import production
-from tests.flows.production import Production, settings_text
+from tests.flows.production import OPEN_EGRESS, Production, settings_text
 from tests.service import command_here, until
 
 _serial = itertools.count(1)
@@ -91,10 +91,7 @@ def settings(database: str, collector: Collector) -> str:
 endpoint = "{collector.url}/v1/traces"
 ratio = 1.0
 flush_s = 0.2
-[egress]
-allow = ["127.0.0.0/8"]
-http = true
-ports = []
+{OPEN_EGRESS}
 """
 
 

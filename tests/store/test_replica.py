@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -52,15 +53,38 @@ async def pair() -> AsyncIterator[tuple[Server, Postgres]]:
             yield primary, second
 
 
+@dataclass
+class Replicated:
+    """Reads of a pool that has a replica, and the replica itself."""
+
+    primary: Server
+    pool: Pool
+    reads: ReplicaReads
+    replica: DatabaseConnection
+
+    @asynccontextmanager
+    async def held_back(self) -> AsyncIterator[None]:
+        """The replica does not get what the primary writes meanwhile."""
+        await until(lambda: self.reads.read(is_standby))
+        await self.replica.execute("select pg_wal_replay_pause()")
+        try:
+            yield
+        finally:
+            await self.replica.execute("select pg_wal_replay_resume()")
+
+
 @asynccontextmanager
-async def reading(primary: Pool, replica: Pool, *, max_age_s: float) -> AsyncIterator[ReplicaReads]:
-    reads, tasks = ReplicaReads(primary, replica, max_age_s=max_age_s), Tasks()
-    tasks.start("replica", reads.watch)
-    try:
-        yield reads
-    finally:
-        await tasks.close()
-        await reads.close()
+async def replicated(pair: tuple[Server, Postgres], *, max_age_s: float) -> AsyncIterator[Replicated]:
+    primary, second = pair
+    replica = Pool(second.url, size=2, acquire_timeout_s=5.0, only_reads=True)
+    async with pooled(primary.postgres.url) as pool, connected(second.url) as admin:
+        reads, tasks = ReplicaReads(pool, replica, max_age_s=max_age_s), Tasks()
+        tasks.start("replica", reads.watch)
+        try:
+            yield Replicated(primary, pool, reads, admin)
+        finally:
+            await tasks.close()
+            await reads.close()
 
 
 async def count(connection: DatabaseConnection) -> int:
@@ -72,73 +96,41 @@ async def is_standby(connection: DatabaseConnection) -> bool:
 
 
 async def test_reads_use_the_standby_while_it_is_current(pair: tuple[Server, Postgres]) -> None:
-    primary, second = pair
-    replica = Pool(second.url, size=2, acquire_timeout_s=5.0, only_reads=True)
-    async with pooled(primary.postgres.url) as pool, reading(pool, replica, max_age_s=60.0) as reads:
-        assert not await reads.read(is_standby)  # nothing is known of the standby yet
-        await until(lambda: reads.read(is_standby))
+    async with replicated(pair, max_age_s=60.0) as found:
+        assert not await found.reads.read(is_standby)  # nothing is known of the standby yet
+        await until(lambda: found.reads.read(is_standby))
 
 
 async def test_standby_that_stops_replaying_is_left_out(pair: tuple[Server, Postgres]) -> None:
-    primary, second = pair
-    replica = Pool(second.url, size=2, acquire_timeout_s=5.0, only_reads=True)
-    async with (
-        pooled(primary.postgres.url) as pool,
-        reading(pool, replica, max_age_s=3 * SAMPLE_S) as reads,
-        connected(second.url) as admin,
-    ):
-        await until(lambda: reads.read(is_standby))
-        await admin.execute("select pg_wal_replay_pause()")
-        await primary.admin.execute("insert into notes values ('missing on the standby')")
-        await until(lambda: _negated(reads.read(is_standby)))
-        await admin.execute("select pg_wal_replay_resume()")
-        await until(lambda: reads.read(is_standby))
+    async with replicated(pair, max_age_s=3 * SAMPLE_S) as found:
+        async with found.held_back():
+            await found.primary.admin.execute("insert into notes values ('missing on the standby')")
+            await until(lambda: _negated(found.reads.read(is_standby)))
+        await until(lambda: found.reads.read(is_standby))
 
 
 async def test_read_bound_to_a_position_is_never_older(pair: tuple[Server, Postgres]) -> None:
-    primary, second = pair
-    replica = Pool(second.url, size=2, acquire_timeout_s=5.0, only_reads=True)
-
-    async with (
-        pooled(primary.postgres.url) as pool,
-        reading(pool, replica, max_age_s=3600.0) as reads,
-        connected(second.url) as admin,
-    ):
-        await until(lambda: reads.read(is_standby))
-        await admin.execute("select pg_wal_replay_pause()")
-        try:
-            before = await reads.read(count)
-            await primary.admin.execute("insert into notes values ('new')")
-            position = await reads.position(primary.admin)
-            assert await reads.read(count) == before
-            assert await reads.read(count, since=position) == before + 1
-        finally:
-            await admin.execute("select pg_wal_replay_resume()")
+    async with replicated(pair, max_age_s=3600.0) as found, found.held_back():
+        reads, primary = found.reads, found.primary
+        before = await reads.read(count)
+        await primary.admin.execute("insert into notes values ('new')")
+        position = await reads.position(primary.admin)
+        assert await reads.read(count) == before
+        assert await reads.read(count, since=position) == before + 1
 
 
 async def test_holdings_are_never_older_than_the_block_of_their_index(pair: tuple[Server, Postgres]) -> None:
     """The block comes from the primary, and the standby does not have it yet."""
-    primary, second = pair
-    replica = Pool(second.url, size=2, acquire_timeout_s=5.0, only_reads=True)
-    async with (
-        pooled(primary.postgres.url) as pool,
-        reading(pool, replica, max_age_s=3600.0) as reads,
-        connected(second.url) as admin,
-    ):
-        store = HoldingStore(pool, reads)
-        await until(lambda: reads.read(is_standby))
-        await admin.execute("select pg_wal_replay_pause()")
-        try:
-            await primary.admin.execute("insert into followed_networks (network) values ($1)", NETWORK)
-            await primary.admin.execute(HOLD, HOLDER)
-            assert await store.tokens_of(NETWORK, HOLDER, limit=5) == []
-            reads.max_age_s = 0.0
-            await store.as_of(NETWORK)
-            reads.max_age_s = 3600.0
-            assert await reads.read(is_standby)
-            assert [held.amount for held in await store.tokens_of(NETWORK, HOLDER, limit=5)] == [5]
-        finally:
-            await admin.execute("select pg_wal_replay_resume()")
+    async with replicated(pair, max_age_s=3600.0) as found, found.held_back():
+        store, reads, primary = HoldingStore(found.pool, found.reads), found.reads, found.primary
+        await primary.admin.execute("insert into followed_networks (network) values ($1)", NETWORK)
+        await primary.admin.execute(HOLD, HOLDER)
+        assert await store.tokens_of(NETWORK, HOLDER, limit=5) == []
+        reads.max_age_s = 0.0
+        await store.as_of(NETWORK)
+        reads.max_age_s = 3600.0
+        assert await reads.read(is_standby)
+        assert [held.amount for held in await store.tokens_of(NETWORK, HOLDER, limit=5)] == [5]
 
 
 async def test_pool_leaves_a_standby_when_its_address_leads_to_a_primary(
