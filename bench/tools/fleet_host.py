@@ -12,6 +12,7 @@ import uvloop
 from proxy.compose.fleet import account_leases, link_to
 from proxy.core.limits import BucketRates
 from proxy.store import host_memory, windows
+from proxy.store.host_memory import HostMemory
 from proxy.store.leased_windows import ASK, LeasedWindows
 from proxy.store.live_hosts import LiveHosts
 from proxy.tasks import Tasks
@@ -22,12 +23,17 @@ PARTS = (0.90, 0.09, 0.01)
 UNITS = 20
 
 
+async def no_postgres(_: str) -> int:
+    return 0
+
+
 class SimulatedHost:
     def __init__(self, port: int, host: int, limits: list[int]) -> None:
-        self.windows = LeasedWindows(windows.create(), host_memory.create(), alone=True)
+        memory = HostMemory(host_memory.create())
+        self.windows = LeasedWindows(windows.create(), memory.fd, alone=True)
         self.link = link_to(f"valkey://127.0.0.1:{port}")
         self.leases = account_leases(self.link, self.windows)
-        self.hosts = LiveHosts(self.link, f"host{host}", [self.windows])
+        self.hosts = LiveHosts(self.link, f"host{host}", [self.windows], memory.hosts, no_postgres)
         self.rates = {limit: BucketRates(limit, limit, limit * UNITS) for limit in limits}
         for rate in self.rates.values():
             self.windows.reserve_rates(rate, None)

@@ -18,7 +18,7 @@ from proxy.compose.accounts import AccountsFeature
 from proxy.compose.dashboard import DashboardFeature
 from proxy.compose.data import DataFeature
 from proxy.compose.data_plane import DataPlane
-from proxy.compose.fleet import FleetFeature
+from proxy.compose.fleet import FleetFeature, host_id
 from proxy.compose.gas import GasFeature
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import SmartWalletFeature
@@ -125,14 +125,14 @@ class App:
         """What this host shares with others, if a Valkey for limits is configured."""
         if not isinstance(windows, LeasedWindows):
             return None
-        return FleetFeature(self.settings, windows, self.memory)
+        return FleetFeature(self.settings, windows, self.memory, self.pool)
 
     def _build_database(self) -> None:
         """Postgres, and the services that need nothing else."""
         given, requests = self.settings.database, self.settings.requests
         self.pool = Pool.of(given, per_client=given.per_client)
         self.reads = replica_reads(given, self.pool)
-        self.report = ProcessReports(FleetStore(self.pool), "gateway")
+        self.report = ProcessReports(FleetStore(self.pool), "gateway", instance=host_id())
         self.notices = Notices(self.pool)
         slow_s = requests.slow_ms / 1000
         self.requests = RequestLog(RequestStore(self.pool), slow_s=slow_s, keep_days=requests.keep_days)

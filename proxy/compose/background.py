@@ -13,7 +13,7 @@ from proxy.chains.families import family_of
 from proxy.compose import gas
 from proxy.compose.data import DataFeature
 from proxy.compose.delivery import DeliveryFeature
-from proxy.compose.fleet import UpstreamLimits
+from proxy.compose.fleet import UpstreamLimits, host_id
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import operation_cleanup
 from proxy.compose.webhooks import EventFeature
@@ -59,7 +59,7 @@ class Background:
         self.pool = Pool.of(settings.database, application="penstock-background")
         loop = asyncio.get_running_loop()
         url = settings.valkey.limits_url
-        self._limits = UpstreamLimits(url, memory) if url and memory is not None else None
+        self._limits = UpstreamLimits(url, memory, self.pool) if url and memory is not None else None
         # The heads are not shared with the workers: this process serves no clients, so it need not be consistent with them.
         self.networks = NetworkBuilder(
             settings,
@@ -148,7 +148,7 @@ class Background:
 
     def report(self, part: str) -> None:
         """Report this process to the operators."""
-        self._report = ProcessReports(FleetStore(self.pool), part, follows=self._followed)
+        self._report = ProcessReports(FleetStore(self.pool), part, instance=host_id(), follows=self._followed)
         self.tasks.start("process report", self._report.run)
 
     def _followed(self) -> dict[str, dict[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 
@@ -9,12 +10,14 @@ from proxy.data_files import SCHEMAS
 from proxy.services.rpc.head_exchange import HeadExchange
 from proxy.services.rpc.networks import Networks
 from proxy.settings import Settings
+from proxy.store.fleet import FleetStore
 from proxy.store.fleet_counts import FleetCounts
 from proxy.store.fleet_failures import FleetFailures
 from proxy.store.host_memory import HOST, HostMemory
 from proxy.store.lease_keeper import LeaseKeeper
 from proxy.store.leased_windows import LeasedWindows
 from proxy.store.live_hosts import LiveHosts
+from proxy.store.pool import Pool
 from proxy.store.upstream_leases import UpstreamLeases
 from proxy.store.valkey_address import TAG, address_of
 from proxy.store.valkey_link import ValkeyLink
@@ -33,8 +36,9 @@ def windows_of(settings: Settings, fd: int, memory: HostMemory, *, alone: bool) 
     return (UnsharedWindows if alone else Windows)(fd)
 
 
-def host_name() -> str:
-    """A supervisor of the version before sets none: each of its workers then counts as a host."""
+@functools.cache
+def host_id() -> str:
+    """What identifies this host. A process without a supervisor, or with one of the version before, counts as one."""
     return os.environ.get(HOST) or secrets.token_hex(8)
 
 
@@ -49,10 +53,10 @@ def account_leases(link: ValkeyLink, windows: LeasedWindows) -> LeaseKeeper:
 class UpstreamLimits:
     """The limits of upstreams over all hosts, for a process that serves no clients."""
 
-    def __init__(self, url: str, memory: HostMemory) -> None:
+    def __init__(self, url: str, memory: HostMemory, pool: Pool) -> None:
         self._link = link_to(url)
         self.leases = UpstreamLeases(self._link, memory)
-        self._hosts = LiveHosts(self._link, "", [self.leases.windows])
+        self._hosts = LiveHosts(self._link, "", [self.leases.windows], memory.hosts, FleetStore(pool).count_others)
 
     def __repr__(self) -> str:
         return f"<UpstreamLimits {self.leases!r}>"
@@ -67,12 +71,13 @@ class UpstreamLimits:
 
 
 class FleetFeature:
-    def __init__(self, settings: Settings, windows: LeasedWindows, memory: HostMemory) -> None:
+    def __init__(self, settings: Settings, windows: LeasedWindows, memory: HostMemory, pool: Pool) -> None:
         self.link = link_to(settings.valkey.limits_url)
-        self.host = host_name()
+        self.host = host_id()
         self.leases = account_leases(self.link, windows)
         self.upstreams = UpstreamLeases(self.link, memory)
-        self._hosts = LiveHosts(self.link, self.host, [windows, self.upstreams.windows])
+        shared = [windows, self.upstreams.windows]
+        self._hosts = LiveHosts(self.link, self.host, shared, memory.hosts, FleetStore(pool).count_others)
         self.counts = FleetCounts(self.link, memory.counts, self.host, self.hosts)
         per_minute = settings.keys.auth_failures_per_minute
         self.failures = FleetFailures(self.link, memory.addresses, self.host, per_minute)
@@ -85,8 +90,8 @@ class FleetFeature:
 
     async def start(self, tasks: Tasks, networks: Networks) -> None:
         tasks.start("valkey", self.link.run)
-        if await self.link.until_up(START_S):
-            await self._hosts.renew()
+        await self.link.until_up(START_S)
+        await self._hosts.renew()
         states = {name: route.state for name, route in networks.routes.items()}
         await HeadExchange(self.link, states, self.host, tasks).start()
         tasks.start("leases", self.leases.run)

@@ -18,10 +18,14 @@ REPORT_S = 3.0
 
 
 class ProcessReports:
-    def __init__(self, store: FleetStore, role: str, *, follows: Callable[[], Mapping[str, Any]] = dict) -> None:
-        """`follows`: the networks that this process indexes, each with its block and the head."""
+    def __init__(
+        self, store: FleetStore, role: str, *, instance: str = "", follows: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        """`instance` identifies the host. `follows`: the networks that this process indexes, each with its block and the
+        head."""
         self._store = store
         self._role = role
+        self._instance = instance
         self._follows = follows
         self._id = secrets.token_hex(8)
         self._started_at = time.time()
@@ -32,6 +36,7 @@ class ProcessReports:
     def report(self) -> dict[str, Any]:
         return {
             "host": socket.gethostname(),
+            "instance": self._instance,
             "pid": os.getpid(),
             "version": __version__,
             "role": self._role,

@@ -38,14 +38,15 @@ class AccountCounts:
     def __repr__(self) -> str:
         return f"<AccountCounts region {self._own}>"
 
-    def take(self, kind: CountKind, slot: int, most: int) -> bool:
-        """Count one more, unless the account has as many already."""
+    def take(self, kind: CountKind, slot: int, most: int) -> int:
+        """Count one more and return how many there are, or 0 if the account has as many already."""
         own = self._region(self._claimed())
         with holding(self._mutexes[slot % len(self._mutexes)]):
-            if self.total(kind, slot) >= most:
-                return False
+            total = self.total(kind, slot)
+            if total >= most:
+                return 0
             own[_place(kind, slot)] += 1
-            return True
+            return total + 1
 
     def give_back(self, kind: CountKind, slot: int) -> None:
         self._region(self._claimed())[_place(kind, slot)] -= 1

@@ -57,6 +57,11 @@ class FleetStore:
             rows = await connection.fetch(sql.fleet.list_processes, FRESH_S)
         return [orjson.loads(row["report"]) for row in rows]
 
+    async def count_others(self, instance: str) -> int:
+        """How many hosts besides this one serve clients."""
+        async with self._pool.connection() as connection:
+            return int(await connection.fetchval(sql.fleet.count_hosts, FRESH_S, instance))
+
     # Cordons
 
     async def cordons(self, *, within_s: float | None = None) -> dict[str, asyncpg.Record]:

@@ -38,13 +38,15 @@ class FleetCounts:
     def __repr__(self) -> str:
         return f"<FleetCounts of {len(self._others)}>"
 
-    async def is_within(self, kind: CountKind, slot: int, most: int) -> bool:
-        """Whether all hosts together have no more than this, with what this host has counted already."""
-        reply = await self._link.ask(*self._words(kind, slot))
-        if not isinstance(reply, int):
-            return self._counts.total(kind, slot) <= self._share(most)
-        self._heard(kind, slot, reply)
-        return reply <= most
+    async def is_within(self, kind: CountKind, slot: int, most: int, *, place: int) -> bool:
+        """Whether the one that was counted at this place on this host is within what all hosts together may have."""
+        own = self._counts.total(kind, slot)
+        reply = await self._link.ask(*self._words(kind, slot, own))
+        self._heard(kind, slot, own, reply)
+        others = self._others.get((kind, slot), 0)
+        # Those before it may have been closed meanwhile.
+        place = min(place, self._counts.total(kind, slot))
+        return place <= (most - others if isinstance(reply, int) else self._share(most))
 
     def room(self, kind: CountKind, slot: int, most: int) -> int:
         """How many this host may have, by what is known of the others."""
@@ -58,13 +60,15 @@ class FleetCounts:
         """While Valkey is away: one part of as many as there are hosts."""
         return math.ceil(most / self._hosts())
 
-    def _words(self, kind: CountKind, slot: int) -> tuple[str, ...]:
-        own = self._counts.total(kind, slot)
+    def _words(self, kind: CountKind, slot: int, own: int) -> tuple[str, ...]:
         return ("FCALL", COUNT, "1", f"{TAG}:{kind}:{slot}", self._host, str(own), str(int(KEPT_S * 1000)))
 
-    def _heard(self, kind: CountKind, slot: int, reply: Any) -> None:
-        if isinstance(reply, int):
-            self._others[(kind, slot)] = max(0, reply - self._counts.total(kind, slot))
+    def _heard(self, kind: CountKind, slot: int, own: int, reply: Any) -> None:
+        """`own`: what this host had when it asked. Without any, it need not know of the others."""
+        if not own:
+            self._others.pop((kind, slot), None)
+        elif isinstance(reply, int):
+            self._others[(kind, slot)] = reply - own
 
     async def run(self) -> None:
         """Write what has changed, and from time to time everything: a supervised loop."""
@@ -77,6 +81,5 @@ class FleetCounts:
                 renewed_at = loop.time()
                 changed |= self._others.keys()
             for kind, slot in changed:
-                self._link.send(self._words(kind, slot), partial(self._heard, kind, slot))
-                if not self._counts.total(kind, slot):
-                    self._others.pop((kind, slot), None)
+                own = self._counts.total(kind, slot)
+                self._link.send(self._words(kind, slot, own), partial(self._heard, kind, slot, own))

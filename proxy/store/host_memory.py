@@ -27,8 +27,10 @@ _OWNERS_AT = STRIPES * robust_mutexes.STRIPE_BYTES
 _UPSTREAMS_AT = _OWNERS_AT + account_counts.OWNER_BYTES
 _ADDRESSES_AT = _UPSTREAMS_AT + edge_table.bytes_of(UPSTREAM_SETS)
 _TABLES_END = _ADDRESSES_AT + edge_table.bytes_of(ADDRESS_SETS)
+# The number of hosts, in the rest of the page.
+_HOSTS_AT = _TABLES_END
 # A map starts at a page.
-_REGIONS_AT = -(-_TABLES_END // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+_REGIONS_AT = -(-(_HOSTS_AT + 8) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 LEASES_AT = _REGIONS_AT + account_counts.PROCESSES * account_counts.REGION_BYTES
 # Leaves room for the leases of a billion accounts and keys.
@@ -55,6 +57,8 @@ class HostMemory:
         self.mutexes = mutexes = robust_mutexes.mutexes_of(memory, STRIPES)
         self.upstreams = EdgeTable(view[_UPSTREAMS_AT:_ADDRESSES_AT], mutexes)
         self.addresses = EdgeTable(view[_ADDRESSES_AT:_TABLES_END], mutexes)
+        # How many hosts share a Valkey, as last counted by a process of this host; 0 if none has.
+        self.hosts = view[_HOSTS_AT : _HOSTS_AT + 8].cast("q")
         self.counts = AccountCounts(fd, _REGIONS_AT, view[_OWNERS_AT:_UPSTREAMS_AT], mutexes)
 
     def __repr__(self) -> str:

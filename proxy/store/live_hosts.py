@@ -1,10 +1,16 @@
-"""How many hosts share the limits. Each says once a second that it is there, and counts all that do."""
+"""How many hosts share the limits. Each says once a second that it is there, and counts all that do.
+
+While Valkey is away, the last number holds, which the processes of a host share; and the hosts are counted in Postgres, by the
+processes that report themselves there.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 
+from proxy.errors import Unavailable
 from proxy.store.leased_windows import LeasedWindows
 from proxy.store.valkey_address import TAG
 from proxy.store.valkey_link import ValkeyLink
@@ -14,16 +20,31 @@ KEY = f"{TAG}:hosts"
 # A host is present for this long after it last said so, which it does every PRESENT_S.
 PRESENT_FOR_S = 5.0
 PRESENT_S = 1.0
+# How often the hosts are counted in Postgres while Valkey is away.
+COUNT_S = 5.0
 
 
 class LiveHosts:
-    def __init__(self, link: ValkeyLink, host: str, windows: Sequence[LeasedWindows]) -> None:
+    def __init__(
+        self,
+        link: ValkeyLink,
+        host: str,
+        windows: Sequence[LeasedWindows],
+        shared: memoryview[int],
+        in_postgres: Callable[[str], Awaitable[int]],
+    ) -> None:
         """`host` identifies this host among all that share the Valkey; a process that serves no clients passes none, and only
-        counts. `windows`: the limits that are split between the hosts while Valkey is away."""
+        counts. `windows`: the limits that are split between the hosts while Valkey is away. `shared`: the number in the memory
+        of the host. `in_postgres` counts the other hosts there."""
         self._link = link
         self._host = host
         self._windows = windows
+        self._shared = shared
+        self._in_postgres = in_postgres
+        self._counted_at = -COUNT_S
         self.count = 1
+        if shared[0]:
+            self._know(shared[0])
 
     def __repr__(self) -> str:
         return f"<LiveHosts {self.count}>"
@@ -37,10 +58,23 @@ class LiveHosts:
     async def renew(self) -> None:
         announces = ("FCALL", PRESENT, "1", KEY, self._host, str(int(PRESENT_FOR_S * 1000)))
         reply = await self._link.ask(*(announces if self._host else ("ZCARD", KEY)))
-        if isinstance(reply, int) and reply > 0:
+        if not isinstance(reply, int):
+            await self._ask_postgres()
+        elif reply > 0:
             self._know(reply)
 
+    async def _ask_postgres(self) -> None:
+        if time.monotonic() - self._counted_at < COUNT_S:
+            return
+        self._counted_at = time.monotonic()
+        try:
+            others = await self._in_postgres(self._host)
+        except Unavailable:
+            return
+        # A host that reports nothing may still serve.
+        self._know(max(self.count, others + (self._host != "")))
+
     def _know(self, count: int) -> None:
-        self.count = count
+        self.count = self._shared[0] = count
         for each in self._windows:
             each.least_share = 1.0 / count

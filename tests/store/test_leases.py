@@ -13,6 +13,7 @@ import pytest
 from proxy.compose.fleet import account_leases, link_to
 from proxy.core.limits import BucketRates
 from proxy.store import host_memory, valkey_link, windows
+from proxy.store.host_memory import HostMemory
 from proxy.store.leased_windows import ASK, LeasedWindows
 from proxy.store.live_hosts import LiveHosts
 from proxy.tasks import Tasks
@@ -31,15 +32,20 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(valkey_link, "LATE_S", 5.0)
 
 
+async def no_postgres(_: str) -> int:
+    return 0
+
+
 class Host:
     """What a worker has of a host."""
 
     def __init__(self, url: str, number: int) -> None:
-        self.windows = LeasedWindows(windows.create(), host_memory.create(), alone=number % 2 == 0)
+        memory = HostMemory(host_memory.create())
+        self.windows = LeasedWindows(windows.create(), memory.fd, alone=number % 2 == 0)
         self.windows.reserve_rates(RATE, OWN)
         self.link = link_to(url)
         self.leases = account_leases(self.link, self.windows)
-        self.hosts = LiveHosts(self.link, f"host{number}", [self.windows])
+        self.hosts = LiveHosts(self.link, f"host{number}", [self.windows], memory.hosts, no_postgres)
 
     async def call(self, *, own: bool = False) -> bool:
         """Whether a call is admitted, after it has waited for a lease if need be."""

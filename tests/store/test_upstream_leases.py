@@ -13,12 +13,17 @@ import pytest
 from proxy.compose.fleet import UpstreamLimits
 from proxy.store import host_memory, valkey_link
 from proxy.store.host_memory import HostMemory
+from proxy.store.pool import Pool
 from proxy.store.upstream_leases import LeasedRate
 from proxy.tasks import Tasks
 from tests.redis_server import redis_server, require_redis
 from tests.service import until
 
 PER_SECOND = 4.5
+
+
+def no_database() -> Pool:
+    return Pool("postgresql://nobody@127.0.0.1:1/nothing", size=1, acquire_timeout_s=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +36,9 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 async def hosts(room: Path, count: int) -> AsyncIterator[list[LeasedRate]]:
     """The limit of one upstream, on so many hosts."""
     async with redis_server(room) as redis:
-        found = [(UpstreamLimits(redis.url, HostMemory(host_memory.create())), Tasks()) for _ in range(count)]
+        found = [
+            (UpstreamLimits(redis.url, HostMemory(host_memory.create()), no_database()), Tasks()) for _ in range(count)
+        ]
         for limits, tasks in found:
             limits.start(tasks)
         rates = [limits.leases.rate("mark", PER_SECOND) for limits, _ in found]

@@ -30,12 +30,12 @@ class SocketCaps:
     async def add_socket(self, key: Key) -> None:
         """Count one more socket, or raise RateLimited."""
         most = self.plan_of(key).sockets
-        if not self._counts.take("sockets", key.rate.slot, most):
+        if not (place := self._counts.take("sockets", key.rate.slot, most)):
             raise _too_many_sockets(most)
         if self._fleet is None:
             return
         try:
-            is_within = await self._fleet.is_within("sockets", key.rate.slot, most)
+            is_within = await self._fleet.is_within("sockets", key.rate.slot, most, place=place)
         except BaseException:
             self.remove_socket(key)
             raise
@@ -51,20 +51,35 @@ class SocketCaps:
         if self._fleet is not None:
             self._fleet.changed(kind, key.rate.slot)
 
-    def add_subscription(self, key: Key, on_socket: int) -> None:
-        """Count one more subscription, or raise RateLimited. `on_socket`: those that its socket has already."""
+    def add_subscription(self, key: Key, on_socket: int) -> int:
+        """Count one more subscription and return its place on this host, or raise RateLimited. `on_socket`: those that its
+        socket has already."""
         plan = self.plan_of(key)
         if on_socket >= plan.subscriptions:
             message = f"this socket has reached its limit of {plan.subscriptions} subscriptions: unsubscribe from one"
             raise RateLimited(f"{message}, or open another socket", retry_after_s=1)
         most, slot = plan.subscriptions_per_account, key.rate.slot
         room = most if self._fleet is None else self._fleet.room("subscriptions", slot, most)
-        if not self._counts.take("subscriptions", slot, room):
-            message = f"this account has reached its limit of {most} subscriptions"
-            raise RateLimited(f"{message}: unsubscribe from one", retry_after_s=1)
+        if not (place := self._counts.take("subscriptions", slot, room)):
+            raise _too_many_subscriptions(most)
+        return place
+
+    async def check_subscription(self, key: Key, place: int) -> None:
+        """Compare a counted subscription with those of other hosts. Raises RateLimited; the caller then removes it."""
+        most = self.plan_of(key).subscriptions_per_account
+        is_within = self._fleet is None or await self._fleet.is_within(
+            "subscriptions", key.rate.slot, most, place=place
+        )
+        if not is_within:
+            raise _too_many_subscriptions(most)
 
     def remove_subscription(self, key: Key) -> None:
         self._remove("subscriptions", key)
+
+
+def _too_many_subscriptions(most: int) -> RateLimited:
+    message = f"this account has reached its limit of {most} subscriptions: unsubscribe from one"
+    return RateLimited(message, retry_after_s=1)
 
 
 def _too_many_sockets(most: int) -> RateLimited:

@@ -241,12 +241,12 @@ class Subscriptions:
         feed = self._feed()
         if request.from_block is not None:
             feed.check_from(request.topic, request.from_block)
-        context.caps.add_subscription(key, len(self._by_id))
+        place = context.caps.add_subscription(key, len(self._by_id))
         kind = context.kinds[request.kind]
         made = self._make(self, request, id_=self._ids.make(request), kind=kind, caller=caller)
         self._by_id[made.id] = made
         kind.open += 1
-        context.start(lambda: self._listen(feed, made, request.from_block))
+        context.start(lambda: self._listen(feed, made, request.from_block, place))
 
     @property
     def call_later(self) -> Callable[..., object]:
@@ -258,9 +258,11 @@ class Subscriptions:
             raise Unavailable(f"{self.network} has no feed")
         return feed
 
-    async def _listen(self, feed: NetworkFeed, made: Subscription, from_block: int | None) -> None:
-        """Subscribe to the feed and answer the call. A replay may take long, so its call is answered first."""
+    async def _listen(self, feed: NetworkFeed, made: Subscription, from_block: int | None, place: int) -> None:
+        """Subscribe to the feed and answer the call. A replay may take long, so its call is answered first. `place`: how many
+        subscriptions the account has on this host."""
         try:
+            await self._context.caps.check_subscription(self.allowance.key, place)
             if from_block is None:
                 await feed.subscribe(made.topic, made)
                 self._answer(made)

@@ -24,6 +24,12 @@ delete from processes where id = $1 or seen_at < now() - interval '1 minute';
 select report from processes where seen_at > now() - make_interval(secs => $1)
 order by report ->> 'host', report ->> 'role', (report ->> 'pid')::bigint;
 
+-- count_hosts
+-- Hosts that serve clients, except one. Gateways of the version before report no instance.
+select count(distinct coalesce(report ->> 'instance', report ->> 'host')) from processes
+where seen_at > now() - make_interval(secs => $1) and report ->> 'role' = 'gateway'
+    and coalesce(report ->> 'instance', report ->> 'host') <> $2;
+
 -- list_cordons
 select upstream, label, reason, by_whom, created_at from cordons;
 
