@@ -25,6 +25,8 @@ from tests.service import command_here, until
 
 _serial = itertools.count(1)
 ROLES = ("gateway", "deliverer")
+# Blocks whose logs the upstream gives at once.
+MOST_BLOCKS = 8
 
 
 @dataclass
@@ -51,8 +53,15 @@ class Collector:
         if self.fails and any(call["method"] == "eth_getCode" for call in calls):
             self.fails -= 1
             return web.Response(status=500)
-        answers = [{"jsonrpc": "2.0", "id": call["id"], "result": self._result(call["method"])} for call in calls]
+        answers = [{"jsonrpc": "2.0", "id": call["id"], **self._answer(call)} for call in calls]
         return web.json_response(answers if isinstance(body, list) else answers[0])
+
+    def _answer(self, call: dict[str, Any]) -> dict[str, Any]:
+        if call["method"] != "eth_getLogs":
+            return {"result": self._result(call["method"])}
+        first, last = (int(call["params"][0][name], 16) for name in ("fromBlock", "toBlock"))
+        refusal = {"code": -32005, "message": f"query exceeds max block range {MOST_BLOCKS}"}
+        return {"result": []} if last - first < MOST_BLOCKS else {"error": refusal}
 
     def _result(self, method: str) -> Any:
         block = {"number": "0x10", "hash": "0x" + "11" * 32, "parentHash": "0x" + "10" * 32, "timestamp": "0x1"}
@@ -68,6 +77,10 @@ class Collector:
         """The spans of a trace by name."""
         return {span.name: span for span in self.spans if span.trace_id.hex() == trace_id}
 
+    def attempts(self, trace_id: str) -> list[Span]:
+        found = [span for span in self.spans if span.trace_id.hex() == trace_id]
+        return [span for span in found if span.name == "upstream attempt"]
+
 
 @pytest.fixture(scope="module")
 async def collector() -> AsyncIterator[Collector]:
@@ -75,6 +88,7 @@ async def collector() -> AsyncIterator[Collector]:
     application = web.Application()
     application.router.add_post("/v1/traces", found.on_spans)
     application.router.add_post("/rpc", found.on_call)
+    application.router.add_post("/second", found.on_call)
     application.router.add_post("/hook", found.on_webhook)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
@@ -92,6 +106,9 @@ endpoint = "{collector.url}/v1/traces"
 ratio = 1.0
 flush_s = 0.2
 {OPEN_EGRESS}
+[[upstreams]]
+network = "ethereum/sepolia"
+url = "{collector.url}/second"
 """
 
 
@@ -133,9 +150,16 @@ async def send(serving: Production, method: str, path: str, body: Any = None, **
         return await response.json(content_type=None)
 
 
-async def call(serving: Production, method: str, traceparent: str, *params: Any) -> Any:
+async def call(serving: Production, method: str, traceparent: str, *params: Any, **headers: str) -> Any:
     body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    return await send(serving, "POST", "/rpc/ethereum/sepolia", body, traceparent=traceparent)
+    return await send(serving, "POST", "/rpc/ethereum/sepolia", body, traceparent=traceparent, **headers)
+
+
+async def metrics(serving: Production) -> str:
+    url = f"http://127.0.0.1:{serving.metrics_port}/metrics"
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    async with aiohttp.ClientSession() as session, session.get(url, headers=accept) as response:
+        return await response.text()
 
 
 ADDRESS = "0x" + "00" * 20
@@ -165,14 +189,38 @@ async def test_failed_attempt_is_an_error_and_the_next_one_a_span_of_its_own(
     trace_id, header = new_trace()
     collector.fails = 1
     await call(serving, "eth_getCode", header, ADDRESS, "latest")
-
-    def attempts() -> list[Span]:
-        mine = [span for span in collector.spans if span.trace_id.hex() == trace_id]
-        return [span for span in mine if span.name == "upstream attempt"]
-
-    await until(lambda: len(attempts()) == 2)
-    failed = [span for span in attempts() if span.status.code]
+    await until(lambda: len(collector.attempts(trace_id)) == 2)
+    failed = [span for span in collector.attempts(trace_id) if span.status.code]
     assert [span.status.message for span in failed] == ["status 500"]
+
+
+def texts(span: Span) -> dict[str, str]:
+    return {each.key: each.value.string_value for each in span.attributes}
+
+
+async def test_verification_has_an_attempt_on_each_upstream(serving: Production, collector: Collector) -> None:
+    trace_id, header = new_trace()
+    verify = {"X-Verify": "quorum 2/2"}
+
+    async def are_both_up() -> bool:
+        return len(re.findall(r"^penstock_upstream_up\{.*\} 1\.0$", await metrics(serving), re.MULTILINE)) == 2
+
+    await until(are_both_up)
+    await call(serving, "eth_getBalance", header, ADDRESS, "0x1", **verify)
+    await until(lambda: "verification" in collector.trace(trace_id))
+    span = collector.trace(trace_id)["verification"]
+    assert texts(span).items() >= {"penstock.verify": "quorum 2/2", "penstock.outcome": "verified"}.items()
+    attempts = collector.attempts(trace_id)
+    assert {each.parent_span_id for each in attempts} == {span.span_id}
+    assert len({texts(each)["penstock.upstream"] for each in attempts}) == 2
+
+
+async def test_pieces_of_a_split_call_are_attempts(serving: Production, collector: Collector) -> None:
+    trace_id, header = new_trace()
+    await call(serving, "eth_getLogs", header, {"fromBlock": "0x1", "toBlock": "0x10"})
+    # The whole, which is refused, and two pieces.
+    await until(lambda: len(collector.attempts(trace_id)) >= 3)
+    assert ("eth_getLogs", "") not in collector.upstream
 
 
 async def test_cached_reply_has_no_attempt(serving: Production, collector: Collector) -> None:
@@ -180,8 +228,7 @@ async def test_cached_reply_has_no_attempt(serving: Production, collector: Colle
     trace_id, header = new_trace()
     await call(serving, "eth_getStorageAt", header, ADDRESS, "0x0", "0x1")
     await until(lambda: "cache" in collector.trace(trace_id))
-    outcome = {each.key: each.value.string_value for each in collector.trace(trace_id)["cache"].attributes}
-    assert outcome["penstock.cache"] == "hit"
+    assert texts(collector.trace(trace_id)["cache"])["penstock.cache"] == "hit"
     assert "upstream attempt" not in collector.trace(trace_id)
 
 
@@ -219,16 +266,10 @@ async def test_latency_has_the_trace_as_an_exemplar(serving: Production, tmp_pat
     trace_id, header = new_trace()
     await call(serving, "eth_gasPrice", header)
 
-    async def metrics() -> str:
-        url = f"http://127.0.0.1:{serving.metrics_port}/metrics"
-        accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
-        async with aiohttp.ClientSession() as session, session.get(url, headers=accept) as response:
-            return await response.text()
-
     async def is_shown() -> bool:
-        return f'# {{trace_id="{trace_id}"}}' in await metrics()
+        return f'# {{trace_id="{trace_id}"}}' in await metrics(serving)
 
     await until(is_shown)
-    [line] = [line for line in (await metrics()).splitlines() if trace_id in line]
+    [line] = [line for line in (await metrics(serving)).splitlines() if trace_id in line]
     assert line.startswith("penstock_call_seconds_bucket{")
     assert 'method="eth_gasPrice"' in line

@@ -7,6 +7,7 @@ import time
 
 import msgspec
 
+from proxy.core.directives import AttemptTrace, Directives
 from proxy.core.usage import KeyTallies
 from proxy.errors import Fault
 from proxy.services.rpc.dispatcher import Dispatcher
@@ -84,6 +85,7 @@ def call_upstream(
     archive: bool = False,
     is_piece: bool = False,
     client: str = "",
+    trace: AttemptTrace | None = None,
 ) -> PendingReply:
     """Make a call without a client: it is neither admitted nor charged, and not answered from the cache.
 
@@ -98,6 +100,7 @@ def call_upstream(
     flight.archive = archive
     flight.is_piece = is_piece
     flight.client = client
+    flight.directives = None if trace is None else Directives(trace=trace)
     if upstream is None:
         dispatcher.launch(flight, now)
     else:

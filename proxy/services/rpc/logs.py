@@ -220,6 +220,7 @@ class SplitLogQuery:
             archive=whole.archive,
             is_piece=True,
             client=whole.client,
+            trace=None if whole.directives is None else whole.directives.trace,
         )
 
     def _too_large(self) -> RpcError:

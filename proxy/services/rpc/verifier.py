@@ -27,6 +27,7 @@ from proxy.services.rpc.flights import Caller, next_id
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.tasks import Tasks
+from proxy.tracing import CallTrace, below, current_span
 from proxy.wire.upstream import Upstream
 
 log = logging.getLogger("penstock.verifier")
@@ -72,7 +73,11 @@ class Verifier:
         turn = self._turns.setdefault(client, asyncio.Semaphore(MOST_OF_ACCOUNT))
         try:
             async with turn:
-                await _answer(answer, call, how)
+                with below(current_span.get(), "verification") as span:
+                    call.trace = None if span is None else CallTrace(span)
+                    await _answer(answer, call, how)
+                    if span is not None:
+                        span.set({"penstock.verify": str(how), "penstock.outcome": answer.outcome})
         finally:
             self._known[client] -= 1
             if not self._known[client]:
@@ -103,7 +108,8 @@ class VerifiedAnswer:
     def __init__(self, caller: Caller, how: Verification) -> None:
         self._caller = caller
         self._how = how
-        self._is_given = False
+        # Empty until the caller has been answered.
+        self.outcome = ""
 
     def __repr__(self) -> str:
         return f"<VerifiedAnswer by {self._how}>"
@@ -123,10 +129,11 @@ class VerifiedAnswer:
             self._caller.on_fault(fault)
 
     def _is_first(self, outcome: str) -> bool:
-        is_first, self._is_given = not self._is_given, True
-        if is_first:
-            telemetry.verifications_total.labels(self._how.kind, outcome).inc()
-        return is_first
+        if self.outcome:
+            return False
+        self.outcome = outcome
+        telemetry.verifications_total.labels(self._how.kind, outcome).inc()
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +156,8 @@ class VerifiedCall:
         self._params = params
         self._client = client
         self._method = policy.method.name
+        # Set for sampled requests.
+        self.trace: CallTrace | None = None
 
     def __repr__(self) -> str:
         return f"<VerifiedCall {self._method}>"
@@ -282,8 +291,9 @@ class VerifiedCall:
         return sorted(able, key=lambda each: each.health.latency_s)[:most]
 
     async def _ask(self, upstream: Upstream, policy: MethodPolicy, params: bytes) -> bytes:
-        dispatcher = self._route.dispatcher
-        return await call_upstream(dispatcher, policy, params, upstream=upstream, client=self._client).result()
+        to = self._route.dispatcher
+        asked = call_upstream(to, policy, params, upstream=upstream, client=self._client, trace=self.trace)
+        return await asked.result()
 
     async def ask(self, upstream: Upstream, method: str, params: Sequence[Any]) -> Any:
         """The decoded result of another call, which a proof needs."""
