@@ -4,6 +4,7 @@
     ```python, ```js, ```ts       run as a program
     ```toml title="penstock.toml" written to a file of this name; code too, and a later block runs it
     <!-- not run: the reason -->  on the line before a block: it is left out
+    <!-- needs: program -->       the same if this program is not installed
 
 The page's addresses and ports are replaced by those of the service under test.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,12 +30,14 @@ from tests.service import ROOT
 
 PAGES = ROOT / "docs"
 RECEIVERS = ROOT / "schemas" / "receivers"
+MODULES = SCRIPTS / "node_modules"
+HARDHAT = ROOT / "config" / "devnet" / "node_modules" / "hardhat"
 # Languages that run. Blocks in any other are data or output.
 PROGRAMS = {"python": "python3 -W error {file}", "js": "node {file}", "ts": "node --experimental-strip-types {file}"}
 SUFFIXES = {"python": ".py", "js": ".mjs", "ts": ".mts"}
 CODE = {*PROGRAMS, "bash", "go", "sh", "shell", "console", "javascript", "typescript"}
 _BLOCK = re.compile(
-    r"(?:^[ ]*<!-- not run: (?P<reason>[^\n]+?) -->\n)?"
+    r"(?:^[ ]*<!-- (?:not run: (?P<reason>[^\n]+?)|needs: (?P<program>\w+)) -->\n)?"
     r'^(?P<indent>[ ]*)```(?P<language>\w+)(?: title="(?P<title>[^"]+)")?[^\n]*\n(?P<text>.*?)\n(?P=indent)```$',
     re.DOTALL | re.MULTILINE,
 )
@@ -72,14 +76,23 @@ def blocks_of(page: Path) -> list[PageBlock]:
         text = textwrap.dedent(match["text"])
         assert "--8" not in text or _INCLUDED.search(text), f"{page.name}: a broken inclusion"
         text = _INCLUDED.sub(lambda name: (RECEIVERS / name["name"]).read_text("utf-8"), text)
-        found.append(PageBlock(match["language"], match["title"] or "", text, match["reason"] or ""))
+        reason = match["reason"] or (match["program"] and _lack_of(match["program"])) or ""
+        found.append(PageBlock(match["language"], match["title"] or "", text, reason))
     return found
+
+
+def _lack_of(program: str) -> str:
+    return "" if _installed(program) else f"{program} is not installed"
+
+
+def _installed(program: str) -> str | None:
+    """The path of a program: of npm's packages, or of the machine."""
+    return next(map(str, MODULES.glob(f"@foundry-rs/*/bin/{program}")), None) or shutil.which(program)
 
 
 def run_page(page: Path, room: Path, *, environ: Mapping[str, str], replace: Mapping[str, str], within_s: float) -> str:
     """Run the blocks of a page in a new directory; return the output. Raises if one of them fails."""
-    room.mkdir(parents=True)
-    (room / "node_modules").symlink_to(SCRIPTS / "node_modules")
+    _new_project(room)
     port = free_port()
     script = "\n".join(block.script(place) for place, block in enumerate(blocks_of(page)) if not block.reason)
     for name, value in {**replace, "127.0.0.1:3000": f"127.0.0.1:{port}"}.items():
@@ -114,6 +127,16 @@ def run_page(page: Path, room: Path, *, environ: Mapping[str, str], replace: Map
     return output
 
 
+def _new_project(room: Path) -> None:
+    """A directory of a reader who has installed the libraries."""
+    (bin_ := room / "node_modules" / ".bin").mkdir(parents=True)
+    for installed in (*MODULES.iterdir(), HARDHAT):
+        if not installed.name.startswith("."):
+            (room / "node_modules" / installed.name).symlink_to(installed)
+    (bin_ / "hardhat").symlink_to(HARDHAT.parent / ".bin" / "hardhat")
+    (room / "package.json").write_text('{"type": "module"}')
+
+
 def _written(file: str, text: str) -> str:
     return f"cat > {file} <<'END_OF_BLOCK'\n{text}\nEND_OF_BLOCK\n"
 
@@ -126,6 +149,7 @@ def _tools(room: Path) -> Path:
         "python3": f'exec "{sys.executable}" "$@"',
         "node": f'exec "{node_binary()}" "$@"',
         "penstock": f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -m proxy "$@"',
+        "cast": f'exec "{_installed("cast")}" "$@"',
     }.items():
         (tools / name).write_text(f"#!/bin/sh\n{line}\n")
         (tools / name).chmod(0o755)

@@ -34,6 +34,12 @@ def test_code_runs_or_says_why_not() -> None:
             assert runs or block.reason, shown
 
 
+def test_programs_that_the_guide_needs_are_installed() -> None:
+    lacks = {block.reason for page in ALL for block in blocks_of(page) if block.reason.endswith("is not installed")}
+    if lacks:
+        pytest.skip(f"{', '.join(sorted(lacks))}: some blocks were not run")
+
+
 def test_files_of_the_guide_are_used() -> None:
     """A block that only writes a file would not be tested."""
     for page in ALL:
