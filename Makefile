@@ -15,6 +15,7 @@ BUNDLER := $(DEVNET)/bundler/node_modules/.installed-$(shell uname -m)
 CLIENTS := tests/clients
 LIBRARIES := $(CLIENTS)/node_modules/.installed-$(shell uname -m)
 BROWSER := tests/browser
+GUIDE := site/index.html
 TESTED := .venv/.test $(CHAIN) $(BUNDLER) $(LIBRARIES) browser
 # Processes that share the test files, for two cores: half of the files mostly wait. Each starts its own services.
 JOBS ?= 4
@@ -49,7 +50,7 @@ help:
 	@echo "make lock     update the pinned requirements from setup.cfg"
 	@echo "make clean    remove everything the other targets installed"
 
-run: .venv/.run $(CHAIN) $(BUNDLER)
+run: .venv/.run $(CHAIN) $(BUNDLER) $(GUIDE)
 	@exec $(PY) -m proxy dev $(ARGS)
 
 # Two steps at a time: lint and the uncompiled pass beside the compiler and the tests.
@@ -100,7 +101,17 @@ bench: .venv/.test $(CHAIN) $(LIBRARIES)
 .venv/.test: requirements/test.txt | .venv/.made
 	@echo "installing Python packages (test) ..."
 	@$(PY) -m pip install -q --disable-pip-version-check --require-hashes -r requirements/test.txt
-	@touch $@ .venv/.run
+	@touch $@ .venv/.run .venv/.docs
+
+.venv/.docs: requirements/docs.txt | .venv/.made
+	@echo "installing Python packages (guide) ..."
+	@$(PY) -m pip install -q --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
+
+# The service finds it when it starts.
+$(GUIDE): mkdocs.yml $(shell find docs schemas/receivers -type f) | .venv/.made
+	@$(MAKE) --no-print-directory .venv/.docs && NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet \
+		|| echo "could not build the guide; the service runs without it"
 
 $(CHAIN): $(DEVNET)/package.json $(DEVNET)/package-lock.json
 	@command -v npm >/dev/null || { echo "the development chain needs Node 20 or newer with npm, which was not found on PATH"; exit 1; }
@@ -130,7 +141,7 @@ web3-tests: .venv/.test $(CHAIN)
 	WEB3_TESTS=1 $(PY) -m pytest -q tests/flows/test_web3_modules.py
 
 # Offline: everything that the pages load is part of the theme.
-docs: .venv/.test
+docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 geth:
