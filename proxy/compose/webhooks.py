@@ -43,8 +43,9 @@ class WebhookFeature:
             most={name: plan.webhooks for name, plan in tables.plans.items()},
             follows=settings.follower.follows,
         )
-        self.web = WebhookHandlers(self.webhooks, Backtest(internal_calls))
-        self.deliveries = DeliveryHandlers(DeliveryHistory(DeliveryStore(pool)), self.web.own)
+        history = DeliveryHistory(DeliveryStore(pool))
+        self.web = WebhookHandlers(self.webhooks, history, Backtest(internal_calls))
+        self.deliveries = DeliveryHandlers(history, self.web.own)
 
     def __repr__(self) -> str:
         return f"<WebhookFeature {self.webhooks!r}>"

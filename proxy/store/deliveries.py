@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import orjson
@@ -28,6 +28,9 @@ LEASE_S = 30.0
 AT_ONCE = 5_000
 # The most attempts listed with a delivery.
 SHOWN_ATTEMPTS = 20
+# The attempts that a webhook's health is judged by.
+RECENT = 50
+_EXCHANGE = ("sent", "reply_headers", "reply_body")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ class AttemptResult(NamedTuple):
     excerpt: str | None
     took_ms: int
     ago_s: float
+    # Header lines and the beginning of the reply's body, for the receiver's owner.
+    sent: str = ""
+    reply_headers: str = ""
+    reply_body: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,10 @@ class Attempt:
     outcome: str
     status: int | None
     excerpt: str | None
+    # Read with a single delivery. Null for attempts of earlier versions.
+    sent: str | None = None
+    reply_headers: str | None = None
+    reply_body: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,15 @@ class Delivery:
     finished_at: datetime.datetime | None
     block: int | None
     test: bool
+    attempts: tuple[Attempt, ...]
+    # Read with a single delivery.
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookHealth:
+    """The last attempts of a webhook, newest last: when each began, its outcome, status and duration."""
+
     attempts: tuple[Attempt, ...]
 
 
@@ -204,6 +224,25 @@ class DeliveryStore:
             attempts[each["event_id"]].append(_attempt(each))
         return [_delivery(row, attempts[row["event_id"]]) for row in rows], total
 
+    async def read(self, webhook_id: str, event_id: str) -> Delivery | None:
+        """One delivery with its body, and its attempts with what was sent and received."""
+        async with self._pool.connection() as connection:
+            row = await connection.fetchrow(sql.deliveries.read_delivery, webhook_id, event_id)
+            tried = await connection.fetch(sql.deliveries.read_attempts, event_id, SHOWN_ATTEMPTS)
+        if row is None:
+            return None
+        attempts = [replace(_attempt(each), **{name: each[name] for name in _EXCHANGE}) for each in tried]
+        return replace(_delivery(row, attempts), body=row["body"])
+
+    async def health(self, webhook_ids: Sequence[str]) -> dict[str, WebhookHealth]:
+        """The last attempts of each webhook."""
+        async with self._pool.connection() as connection:
+            rows = await connection.fetch(sql.deliveries.recent_attempts, webhook_ids, RECENT)
+        found: defaultdict[str, list[Attempt]] = defaultdict(list)
+        for row in rows:
+            found[row["webhook_id"]].append(_attempt(row))
+        return {each: WebhookHealth(tuple(found[each])) for each in webhook_ids}
+
     async def redeliver(self, webhook_id: str, event_id: str) -> bool:
         """Make a delivery due again; return False if there is none or its event was removed by a reorganisation."""
         async with self._pool.connection() as connection, connection.transaction():
@@ -306,7 +345,8 @@ async def _finish(
         {
             "event_id": r.claimed.event_id, "claim": r.claimed.claim, "ago_s": r.ago_s, "took_ms": r.took_ms,
             "outcome": r.outcome, "status": r.status, "excerpt": r.excerpt, "state": r.verdict.state,
-            "tries": r.verdict.tries, "again_s": r.verdict.again_s,
+            "tries": r.verdict.tries, "again_s": r.verdict.again_s, "sent": r.sent, "reply_headers": r.reply_headers,
+            "reply_body": r.reply_body,
         }
         for r in results
     ]  # fmt: skip

@@ -10,6 +10,7 @@ import asyncio
 import re
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from yarl import URL
@@ -36,16 +37,41 @@ DeliveryOutcome = Literal["answered", "timeout", "unreachable", "reset", "refuse
 EXCERPT = 300
 # URLs whose check is cached.
 CHECKED = 10_000
+# Bytes of a body and a head, and characters of a signature, that are recorded.
+SHOWN_OF_SUCCESS, SHOWN_OF_FAILURE = 256, 4096
+SHOWN_OF_HEAD = 1024
+SHOWN_OF_SIGNATURE = 12
+_OUTCOMES: tuple[tuple[tuple[type[Exception], ...], DeliveryOutcome], ...] = (
+    ((TimeoutError,), "timeout"),
+    ((Blocked,), "refused"),
+    ((ConnectionBroken,), "reset"),
+    ((OSError,), "unreachable"),
+    # Not HTTP; or a header that cannot be sent.
+    ((BadReply, ValueError), "invalid"),
+)
+_COOKIE = re.compile(r"^(set-cookie:\s*[^=;]*=).*", re.IGNORECASE)
+_UNPRINTABLE = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]")
 _UNSEEN = re.compile(r"[^\x20-\x7e\xa0-\U0010ffff]+")
 _HEADERS = {"User-Agent": f"Penstock-Webhooks/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
 
 
-class DeliveryReply(NamedTuple):
+class RecordedExchange(NamedTuple):
+    """The parts of an attempt that its owner can read: header lines without secrets, and the beginning of the reply's body."""
+
+    sent: str
+    headers: str = ""
+    body: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryReply:
     outcome: DeliveryOutcome
     status: int | None = None
     excerpt: str | None = None
     # As received, or empty.
     retry_after: str = ""
+    # None if nothing was sent.
+    exchange: RecordedExchange | None = field(default=None, compare=False)
 
 
 class Receiver:
@@ -62,17 +88,18 @@ class Receiver:
 
     async def post(self, url: str, body: bytes, *, headers: Mapping[str, str]) -> DeliveryReply:
         try:
-            return _reply(await self._post(*self._check(url), body, headers))
-        except TimeoutError:
-            return DeliveryReply("timeout")
-        except (UrlRefused, Blocked):
+            origin, head = self._check(url)
+        except UrlRefused:
             return DeliveryReply("refused")
-        except ConnectionBroken:
-            return DeliveryReply("reset")
-        except OSError:
-            return DeliveryReply("unreachable")
-        except (BadReply, ValueError):  # Not HTTP; or a host or header that cannot be sent.
+        except ValueError:  # A host that cannot be sent.
             return DeliveryReply("invalid")
+        sent = _sent(head, headers)
+        try:
+            return _reply(await self._post(origin, head, body, headers), sent)
+        except Exception as exc:
+            if (outcome := _outcome(exc)) is None:
+                raise
+            return DeliveryReply(outcome, exchange=RecordedExchange(sent))
 
     async def _post(self, origin: Origin, head: bytes, body: bytes, headers: Mapping[str, str]) -> ReceiverReply:
         named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -111,9 +138,38 @@ class Receiver:
         await self._connections.close()
 
 
-def _reply(reply: ReceiverReply) -> DeliveryReply:
+def _outcome(exc: Exception) -> DeliveryOutcome | None:
+    """The outcome that an error means; None for an unexpected one."""
+    return next((outcome for kinds, outcome in _OUTCOMES if isinstance(exc, kinds)), None)
+
+
+def _reply(reply: ReceiverReply, sent: str) -> DeliveryReply:
     is_success = 200 <= reply.status < 300
-    return DeliveryReply("answered", reply.status, None if is_success else _excerpt(reply.body), reply.retry_after)
+    excerpt = None if is_success else _excerpt(reply.body)
+    most = SHOWN_OF_SUCCESS if is_success else SHOWN_OF_FAILURE
+    exchange = RecordedExchange(sent, _received(reply.head), _printable(reply.body[:most]))
+    return DeliveryReply("answered", reply.status, excerpt, reply.retry_after, exchange)
+
+
+def _sent(head: bytes, headers: Mapping[str, str]) -> str:
+    """The request's headers, with signatures cut short: a whole one could be sent again by others."""
+    own = head.decode("ascii").partition("\r\n")[2].replace("\r\n", "\n")
+    return own + "\n".join(
+        [
+            f"{name}: {value if 'signature' not in name.lower() else value[:SHOWN_OF_SIGNATURE] + '…'}"
+            for name, value in headers.items()
+        ]
+    )
+
+
+def _received(head: bytes) -> str:
+    """The reply's headers without its status line, and without the values of cookies."""
+    lines = _printable(head[:SHOWN_OF_HEAD]).strip().split("\n")[1:]
+    return "\n".join([_COOKIE.sub(r"\1…", line) for line in lines])
+
+
+def _printable(body: bytes) -> str:
+    return _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", body.decode("utf-8", "replace").replace("\r\n", "\n"))
 
 
 def _excerpt(body: bytes) -> str | None:

@@ -3,9 +3,9 @@
 This costs a third of what aiohttp's client does, at thousands of deliveries per second. The guard's rules are the same: its
 resolver looks names up, and it opens each socket for the address that the kernel will get.
 
-The outcome is known once the head arrives. The body of a success is read and dropped, so that the connection can be reused; of
-any other body the beginning is kept for the receiver's owner. A connection whose reply takes too long, or exceeds the limit, is
-closed.
+The outcome is known once the head arrives. The head and the beginning of the body are kept for the receiver's owner; of a
+success, the part of the body that arrives with the head. The rest is read and dropped, so that the connection can be reused. A
+connection whose reply takes too long, or exceeds the limit, is closed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chu
 from proxy.wire.outbound_guard import GuardedResolver, OutboundGuard
 
 MAX_REPLY = 64 * 1024
-# Bytes of an unsuccessful body that are kept, and how long after the head a body may take.
-SHOWN = 1200
+# Bytes of a body that are kept, and how long after the head a body may take.
+SHOWN = 4096
 BODY_S = 1.0
 # Many servers close idle connections after 2 s or 5 s: this side closes them first.
 KEEPALIVE_S = 1.5
@@ -50,12 +50,14 @@ class ConnectionBroken(ConnectionError):
 class ReceiverReply:
     """The parts of a reply that are used."""
 
-    __slots__ = ("body", "retry_after", "status")
+    __slots__ = ("body", "head", "retry_after", "status")
 
-    def __init__(self, status: int, body: bytes, retry_after: str) -> None:
+    def __init__(self, status: int, body: bytes, retry_after: str, *, head: bytes) -> None:
         self.status = status
         self.body = body
         self.retry_after = retry_after
+        # As received.
+        self.head = head
 
 
 class ReceiverConnection(asyncio.Protocol):
@@ -74,6 +76,7 @@ class ReceiverConnection(asyncio.Protocol):
         self._body_deadline: asyncio.TimerHandle | None = None
         self._raw = b""
         self._head: ReplyHead | None = None
+        self._head_bytes = b""
         self._chunks: Chunks | None = None
         self._body = bytearray()
         self._read = 0
@@ -101,6 +104,7 @@ class ReceiverConnection(asyncio.Protocol):
                 data = self._take_head(data)
             if self._head is not None:
                 self._take_body(data)
+                self._resolve_success()
         except BadReply as exc:
             self._fail(exc)
 
@@ -115,6 +119,7 @@ class ReceiverConnection(asyncio.Protocol):
             self._raw = rest
             if head.status >= 200:
                 self._raw = b""
+                self._head_bytes = raw
                 self._begin(head)
                 return rest
         if len(self._raw) > MAX_HEAD_BYTES:
@@ -126,8 +131,6 @@ class ReceiverConnection(asyncio.Protocol):
         self._chunks = Chunks() if head.length == CHUNKED else None
         self._body.clear()
         self._read = 0
-        if 200 <= head.status < 300:
-            self._resolve()
 
     def _take_body(self, data: bytes) -> None:
         head = self._head
@@ -164,12 +167,17 @@ class ReceiverConnection(asyncio.Protocol):
         else:
             self._pool.on_idle(self)
 
+    def _resolve_success(self) -> None:
+        """A success does not wait for the rest of its body."""
+        if self._head is not None and 200 <= self._head.status < 300:
+            self._resolve()
+
     def _resolve(self) -> None:
         waiter = self._take_waiter()
         if waiter is not None and not waiter.done():
             assert self._head is not None
             retry_after = self._head.retry_after[:LONGEST_RETRY_AFTER].decode("latin-1")
-            waiter.set_result(ReceiverReply(self._head.status, bytes(self._body), retry_after))
+            waiter.set_result(ReceiverReply(self._head.status, bytes(self._body), retry_after, head=self._head_bytes))
 
     def _take_waiter(self) -> asyncio.Future[ReceiverReply] | None:
         waiter, self._waiter = self._waiter, None

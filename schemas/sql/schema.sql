@@ -914,6 +914,10 @@ create table attempts (
     -- HTTP status of the receiver, if it replied, and the beginning of its reply unless that was a 2xx.
     status smallint,
     excerpt text,
+    -- Header lines without secrets, and the beginning of the reply's body. Null for attempts of earlier versions.
+    sent text,
+    reply_headers text,
+    reply_body text,
     primary key (event_id, number)
 );
 

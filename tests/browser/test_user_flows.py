@@ -161,8 +161,23 @@ async def test_failed_delivery_shows_the_response_and_is_redelivered(holder: Vis
     entry = page.locator('[data-event^="evt_test_"]').first
     await entry.locator("summary").click()
     await expect(entry.get_by_role("table", name="Attempts")).to_contain_text("<b>overloaded</b>")
+    await expect(entry.get_by_role("region", name="Payload")).to_contain_text('"type": "NEW_BLOCK"')
+    await entry.get_by_text("Attempt 1: 503").click()
+    sent = entry.get_by_role("region", name="Request headers")
+    await expect(sent).to_contain_text(re.compile(r"X-Platform-Signature: sha256=\w{5}…"))
+    await expect(entry.get_by_role("region", name="Response headers")).to_contain_text("Content-Type: text/plain")
+    await expect(entry.get_by_role("region", name="Response body")).to_contain_text("<b>overloaded</b>")
+    await holder.open("webhooks")
+    row = page.get_by_role("row", name="/fails")
+    await expect(row).to_contain_text("Failing")
+    await expect(row).to_contain_text("503 in")
+    await row.get_by_role("link").click()
+    await entry.locator("summary").first.click()
     await holder.button("Redeliver", entry).click()
     await expect(entry).to_contain_text("Delivered")
+    await expect(entry.get_by_text(re.compile(r"Attempt \d: 200"))).to_be_visible()
+    await holder.open("webhooks")
+    await expect(row).to_contain_text("Active")
 
 
 async def test_paused_webhook_is_resumed(holder: Visitor) -> None:

@@ -26,6 +26,7 @@ OPERATIONS: dict[str, Any] = {
     "account_resume_webhook": {},
     "account_rotate_webhook_secret": {},
     "account_list_deliveries": None,
+    "account_read_delivery": None,
     "account_redeliver_event": {},
     "account_redeliver_since": {"since": "2026-01-01T00:00:00Z"},
     "account_test_webhook": {},

@@ -73,6 +73,7 @@ ADDED = {
     ("POST", "/webhooks/{id}/rotate"): "webhooks:manage",
     ("POST", "/webhooks/backtest"): "webhooks:manage",
     ("GET", "/webhooks/{id}/deliveries"): "webhooks:manage",
+    ("GET", "/webhooks/{id}/deliveries/{event_id}"): "webhooks:manage",
     ("POST", "/webhooks/{id}/deliveries/{event_id}/redeliver"): "webhooks:manage",
     ("POST", "/webhooks/{id}/redeliver"): "webhooks:manage",
     ("POST", "/webhooks/{id}/test"): "webhooks:manage",

@@ -259,6 +259,25 @@ async def test_reply_is_read_however_it_is_framed_and_cut(
         assert await receiver.post(url, b"{}", headers=HEADERS) == DeliveryReply("answered", status, excerpt)
 
 
+@pytest.mark.parametrize(("status", "most"), [(500, 4096), (200, 256)])
+async def test_exchange_is_recorded_without_secrets(receiver: Receiver, status: int, most: int) -> None:
+    head = f"HTTP/1.1 {status} X\r\nSet-Cookie: session=secret; Path=/\r\nContent-Length: 5000\r\n\r\n"
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(head.encode() + b"line\r\n\0" + b"x" * 4993)
+        await reader.read()
+
+    signed = {**HEADERS, "webhook-signature": "v1," + "A" * 40}
+    async with serving(handle) as url:
+        exchange = (await receiver.post(url, b"{}", headers=signed)).exchange
+    assert exchange is not None
+    assert "webhook-signature: v1,AAAAAAAAA…" in exchange.sent
+    assert exchange.sent.startswith("Host: 127.0.0.1")
+    assert exchange.headers.splitlines()[0] == "Set-Cookie: session=…"
+    assert exchange.body.startswith("line\n\N{REPLACEMENT CHARACTER}xxx")
+    assert 0 < len(exchange.body) <= most
+
+
 async def test_body_without_a_length_ends_with_the_connection(receiver: Receiver) -> None:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 500 X\r\n\r\nall of it")

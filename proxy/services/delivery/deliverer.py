@@ -351,7 +351,10 @@ class Deliverer:
         )
         if claimed.fault is not None:
             verdict = claimed.fault.after(verdict)
-        return AttemptResult(claimed, verdict, reply.outcome, reply.status, reply.excerpt, int(took_s * 1000), ago_s)
+        exchange = reply.exchange or ("", "", "")
+        return AttemptResult(
+            claimed, verdict, reply.outcome, reply.status, reply.excerpt, int(took_s * 1000), ago_s, *exchange
+        )
 
 
 def _is_taken_back(result: AttemptResult) -> bool:

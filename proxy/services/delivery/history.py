@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from proxy.chains.evm import samples
 from proxy.chains.registry import Network
@@ -13,10 +13,10 @@ from proxy.core.iso_time import iso_millis
 from proxy.core.paging import Page
 from proxy.core.webhook_bodies import BodyChain
 from proxy.errors import InvalidRequest, NotFound
-from proxy.store.deliveries import Attempt, Delivery, DeliveryStore
+from proxy.store.deliveries import Attempt, Delivery, DeliveryStore, WebhookHealth
 from proxy.store.webhooks import Webhook
 
-__all__ = ("STATES", "Attempt", "Delivery", "DeliveryHistory", "Webhook")
+__all__ = ("STATES", "Attempt", "Delivery", "DeliveryHistory", "Webhook", "WebhookHealth")
 
 # The states by their API names. A delivery of an existing webhook is dropped only when a reorganisation withdraws its event.
 STATES = {
@@ -46,6 +46,17 @@ class DeliveryHistory:
     ) -> tuple[list[Delivery], int]:
         state = None if status is None else STATES[status]
         return await self._store.page(webhook.id, page, state=state, since=since)
+
+    async def read(self, webhook: Webhook, event_id: str) -> Delivery:
+        """One delivery with its body, and its attempts with what was sent and received."""
+        found = await self._store.read(webhook.id, event_id)
+        if found is None:
+            raise NotFound("this webhook has no delivery of this event")
+        return found
+
+    async def health(self, webhooks: Sequence[Webhook]) -> dict[str, WebhookHealth]:
+        """The last attempts of each webhook, by its id."""
+        return await self._store.health([each.id for each in webhooks])
 
     async def redeliver(self, webhook: Webhook, event_id: str) -> None:
         if not await self._store.redeliver(webhook.id, event_id):

@@ -6,11 +6,14 @@ import datetime
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from proxy.core.attempts import is_delivered
 from proxy.core.iso_time import iso_millis
 from proxy.errors import InvalidRequest, NotFound
-from proxy.services.delivery.history import STATES, Attempt, Delivery, DeliveryHistory, Webhook
+from proxy.services.delivery.history import STATES, Attempt, Delivery, DeliveryHistory, Webhook, WebhookHealth
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
+# A webhook is failing if none of its last attempts, so many at most, was delivered.
+FAILING_AFTER = 5
 _WORDS = {state: word for word, state in STATES.items()}
 
 
@@ -23,6 +26,7 @@ class DeliveryHandlers:
     def handlers(self) -> dict[str, RestHandler]:
         return {
             "list_deliveries": self.list,
+            "read_delivery": self.read,
             "redeliver_event": self.redeliver,
             "redeliver_since": self.redeliver_since,
             "test_webhook": self.test,
@@ -34,6 +38,12 @@ class DeliveryHandlers:
         since = None if given is None else _moment(given)
         found, total = await self._deliveries.page(webhook, request.page, status=request.query["status"], since=since)
         return request.listed("deliveries", [_shown(each) for each in found], total)
+
+    async def read(self, request: RestRequest) -> dict[str, Any]:
+        webhook = await self._own(request)
+        found = await self._deliveries.read(webhook, request.path["event_id"])
+        attempts = [{**_attempt(each), **_exchange(each)} for each in found.attempts]
+        return {**_shown(found), "payload": found.body.decode(), "attempts": attempts}
 
     async def redeliver(self, request: RestRequest) -> RestReply:
         webhook = await self._own(request)
@@ -81,6 +91,27 @@ def _attempt(found: Attempt) -> dict[str, Any]:
         "outcome": found.outcome,
         "status_code": found.status,
         "response_excerpt": found.excerpt,
+    }
+
+
+def _exchange(found: Attempt) -> dict[str, Any]:
+    """Null for attempts that were made before exchanges were recorded."""
+    return {
+        "request_headers": found.sent,
+        "response_headers": found.reply_headers,
+        "response_body": found.reply_body,
+    }
+
+
+def shown_health(found: WebhookHealth) -> dict[str, Any]:
+    """The rate of success of the last attempts, the last failure, and every attempt for a small chart."""
+    failed = [each for each in found.attempts if not is_delivered(each.status)]
+    count = len(found.attempts)
+    return {
+        "success_rate": None if not count else round((count - len(failed)) / count, 4),
+        "failing": count > 0 and not any(is_delivered(each.status) for each in found.attempts[-FAILING_AFTER:]),
+        "last_failure": _attempt(failed[-1]) if failed else None,
+        "recent": [{"duration_ms": each.took_ms, "delivered": is_delivered(each.status)} for each in found.attempts],
     }
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from proxy.core.iso_time import iso_seconds
+from proxy.services.delivery.history import DeliveryHistory
 from proxy.services.webhooks.backtest import Backtest
 from proxy.services.webhooks.webhooks import CreatedWebhook, Webhook, WebhookChange, WebhookService
+from proxy.web.rest.deliveries import shown_health
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
 
 class WebhookHandlers:
-    def __init__(self, webhooks: WebhookService, backtest: Backtest) -> None:
+    def __init__(self, webhooks: WebhookService, deliveries: DeliveryHistory, backtest: Backtest) -> None:
         self._webhooks = webhooks
+        self._deliveries = deliveries
         self._backtest = backtest
 
     def handlers(self) -> dict[str, RestHandler]:
@@ -43,12 +46,16 @@ class WebhookHandlers:
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
         found, total = await self._webhooks.page(request.key, request.page, status=request.query["status"])
-        return request.listed("webhooks", [_listed(request, each) for each in found], total)
+        health = await self._deliveries.health(found)
+        listed = [{**_listed(request, each), "health": shown_health(health[each.id])} for each in found]
+        return request.listed("webhooks", listed, total)
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
         found = await self.own(request)
+        health = await self._deliveries.health([found])
         return {
             **_listed(request, found),
+            "health": shown_health(health[found.id]),
             "config": await self._config(found),
             "updated_at": iso_seconds(found.updated_at),
             "status_reason": found.reason if found.is_listening else "mempool",

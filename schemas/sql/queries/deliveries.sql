@@ -120,12 +120,12 @@ where webhook_id = any($1::text[]) and state in ('due', 'over_quota')
 with done as materialized (
     select * from json_to_recordset($1::json) as t (
         event_id text, claim bigint, ago_s double precision, took_ms integer, outcome text, status smallint, excerpt text,
-        state text, tries smallint, again_s double precision
+        state text, tries smallint, again_s double precision, sent text, reply_headers text, reply_body text
     )
 ), recorded as (
-    insert into attempts (event_id, number, began_at, took_ms, outcome, status, excerpt)
+    insert into attempts (event_id, number, began_at, took_ms, outcome, status, excerpt, sent, reply_headers, reply_body)
     select done.event_id, done.claim, coalesce($2::timestamptz, now()) - make_interval(secs => ago_s), took_ms, outcome,
-        status, excerpt
+        status, excerpt, sent, reply_headers, reply_body
     from done
     on conflict do nothing
 )
@@ -154,8 +154,30 @@ where webhook_id = $1 and ($2::text is null or state = $2) and ($3::timestamptz 
 -- list_attempts
 -- The last few attempts of each delivery.
 select recent.* from unnest($1::text[]) as wanted (event_id) cross join lateral (
-    select * from attempts where attempts.event_id = wanted.event_id order by number desc limit $2
+    select event_id, number, began_at, took_ms, outcome, status, excerpt
+    from attempts where attempts.event_id = wanted.event_id order by number desc limit $2
 ) recent order by recent.event_id, recent.number;
+
+-- read_delivery
+select deliveries.*, events.type, events.block, events.test, events.body
+from deliveries join events on events.id = deliveries.event_id
+where deliveries.webhook_id = $1 and deliveries.event_id = $2;
+
+-- read_attempts
+-- The last attempts of one delivery, with what was sent and received.
+select * from (
+    select * from attempts where event_id = $1 order by number desc limit $2
+) recent order by number;
+
+-- recent_attempts
+-- The last attempts of each webhook, among its newest deliveries.
+select wanted.webhook_id, recent.* from unnest($1::text[]) as wanted (webhook_id) cross join lateral (
+    select number, began_at, took_ms, outcome, status, excerpt
+    from attempts where event_id in (
+        select event_id from deliveries where deliveries.webhook_id = wanted.webhook_id
+        order by created_at desc limit $2
+    ) order by began_at desc limit $2
+) recent order by wanted.webhook_id, recent.began_at;
 
 -- redeliver
 -- Restart the retry schedule. An attempt in progress no longer counts, and deliveries of an inactive webhook wait.

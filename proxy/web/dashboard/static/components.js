@@ -131,14 +131,15 @@ export function poll(node, seconds, work) {
 /* --- tables: on narrow screens each row becomes a card whose cells are labelled by `data-label` --- */
 
 export function table(caption, columns, rows) {
-  const shown = columns.filter(Boolean);
-  const line = (row) => el("tr", row?.attributes, shown.map((column, at) => {
-    const value = column.show(row?.data ?? row);
+  const present = columns.filter(Boolean);
+  const line = (row) => el("tr", row?.attributes, present.map((column, at) => {
+    const shown = column.show(row?.data ?? row);
+    const value = Array.isArray(shown) && column.kind !== "row-actions" ? el("div", null, shown) : shown;
     const tag = at === 0 ? "th" : "td";
     return el(tag + (column.kind ? `.${column.kind}` : ""), { scope: at === 0 ? "row" : undefined, "data-label": column.name }, value);
   }));
   return el("div.scroll", null, el("table", null, el("caption.visually-hidden", null, caption),
-    el("thead", null, el("tr", null, shown.map(({ name, kind }) =>
+    el("thead", null, el("tr", null, present.map(({ name, kind }) =>
       el(`th${kind ? `.${kind}` : ""}`, { scope: "col" }, kind === "row-actions" ? el("span.visually-hidden", null, name) : name)))),
     el("tbody", null, rows.map(line))));
 }

@@ -1,19 +1,17 @@
 /* One webhook: its settings, its actions and its delivery log. */
 
 import { account, query } from "../api.js";
-import { el, setChildren } from "../dom.js";
+import { el, refreshChildren, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, note, pager, poll, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { filterForm } from "./filters.js";
+import { healthOf, isSuccess, lastFailureOf, outcomeOf, resultOf, statusBadge } from "./health.js";
+import { highlighted } from "./json.js";
 
 const LIMIT = 20;
 const STATUSES = ["pending", "delivered", "failed", "parked", "held", "taken_back"];
 const FILTER = { "": "All statuses", ...Object.fromEntries(STATUSES.map((status) => [status, format.label(status)])) };
-const OUTCOMES = {
-  timeout: "Timed out", unreachable: "Could not connect", reset: "Connection lost",
-  refused: "Address is not public", invalid: "Invalid HTTP response",
-};
 // How long to wait for the result of a test event before leaving it to the log.
 const WATCH_S = 60;
 
@@ -28,6 +26,7 @@ class WebhookView {
   #path;
   #filters = { page: 1, status: "" };
   #open = new Set();
+  #exchanges = new Map();
   #head = el("div");
   #testResult = el("div", { "aria-live": "polite" });
 
@@ -51,8 +50,10 @@ class WebhookView {
     const hook = await account.get(this.#path);
     setChildren(this.#head, heading(hook.url, { actions: this.#actions(hook) }),
       hook.status !== "active" && note(statusText(hook), "wait"),
-      card(null, facts([["Status", badge(hook.status)], ["Event", el("code", null, hook.event_type)], ["Network", hook.chain],
-        ["Webhook ID", el("code", null, hook.id)], ["Created", format.time(hook.created_at)], ["Updated", format.time(hook.updated_at)],
+      hook.status === "active" && hook.health.failing && note("None of the last attempts was delivered. Open a delivery to see the replies of your endpoint."),
+      card(null, facts([["Status", statusBadge(hook)], ["Event", el("code", null, hook.event_type)], ["Network", hook.chain],
+        ["Webhook ID", el("code", null, hook.id)], ["Delivered", healthOf(hook)], ["Last failure", lastFailureOf(hook)],
+        ["Created", format.time(hook.created_at)], ["Updated", format.time(hook.updated_at)],
         ...(hook.fault ? [["Faults", el("code", null, hook.fault)]] : [])]),
       el("details.more", null, el("summary", null, "Filter"), codeBlock("config", JSON.stringify(hook.config, null, 2)).node)));
     return hook;
@@ -136,7 +137,9 @@ class WebhookView {
   #entry(delivery) {
     const { event_id: id, attempts } = delivery;
     const last = attempts.at(-1);
-    const node = el("details", { open: this.#open.has(id), "data-event": id, ontoggle: () => (node.open ? this.#open.add(id) : this.#open.delete(id)) },
+    const exchange = el("div");
+    const onOpen = () => this.#showExchange(exchange, id, attempts.length);
+    return this.#remembered(id, { "data-event": id }, onOpen,
       el("summary", null, el("span", null, badge(delivery.status)),
         el("span.event", null, delivery.event_type, delivery.test && [" ", badge("test", "off")], el("code", null, id)),
         el("span.time", null, last ? `${resultOf(last)} · ` : "", format.time(delivery.created_at))),
@@ -144,13 +147,50 @@ class WebhookView {
         el("p.hint", null, `${attempts.length} ${attempts.length === 1 ? "attempt" : "attempts"}`,
           delivery.next_attempt_at && ` · next ${format.ago(delivery.next_attempt_at)}`,
           delivery.block_number !== null && ` · block ${format.number(delivery.block_number)}`),
-        attempts.length > 0 && attemptsTable(attempts),
+        attempts.length > 0 && attemptsTable(attempts), exchange,
         el("div.actions", null, asyncButton("Redeliver", async () => {
           await account.post(`${this.#path}/deliveries/${encodeURIComponent(id)}/redeliver`);
           toast("Event queued for redelivery");
           await this.log.reload();
         }, { kind: "small" }))));
+  }
+
+  /* A section that stays open when the log is refreshed. `onOpen` is called when it is or becomes open. */
+  #remembered(name, attributes, onOpen, ...inside) {
+    const isOpen = this.#open.has(name);
+    const node = el("details", { ...attributes, open: isOpen, ontoggle: () => {
+      if (node.open === this.#open.has(name)) return;
+      if (node.open) this.#open.add(name);
+      else this.#open.delete(name);
+      if (node.open) onOpen();
+    } }, inside);
+    if (isOpen) onOpen();
     return node;
+  }
+
+  /* The payload, and what each attempt sent and received. Read again after another attempt. */
+  async #showExchange(region, id, count) {
+    const kept = this.#exchanges.get(id);
+    setChildren(region, kept?.nodes);
+    if (kept?.count === count) return;
+    try {
+      const { payload, attempts } = await account.get(`${this.#path}/deliveries/${encodeURIComponent(id)}`);
+      const body = codeBlock("Payload", "");
+      body.show(highlighted(payload));
+      const nodes = [body.node, ...attempts.map((attempt) => this.#attempt(id, attempt))];
+      this.#exchanges.set(id, { count, nodes });
+      refreshChildren(region, nodes);
+    } catch (failure) {
+      setChildren(region, note(failure.message));
+    }
+  }
+
+  #attempt(id, attempt) {
+    const { number, request_headers: sent, response_headers: headers, response_body: body } = attempt;
+    const block = (label, text) => text && codeBlock(label, text).node;
+    return this.#remembered(`${id} ${number}`, { class: "more" }, () => {}, el("summary", null, `Attempt ${number}: ${resultOf(attempt)}`),
+      sent ? [block("Request headers", sent), block("Response headers", headers), block("Response body", body)]
+        : el("p.hint", null, "Nothing was sent, or nothing was recorded."));
   }
 
   #redeliverSince() {
@@ -189,12 +229,6 @@ class WebhookView {
     await this.log.reload();
   }
 }
-
-const isSuccess = ({ status_code: code }) => code >= 200 && code < 300;
-const outcomeOf = (attempt) => OUTCOMES[attempt.outcome] ?? format.label(attempt.outcome);
-const resultOf = (attempt) => (attempt.status_code
-  ? `${attempt.status_code} in ${format.millis(attempt.duration_ms)}`
-  : `${outcomeOf(attempt)} after ${format.millis(attempt.duration_ms)}`);
 
 function attemptsTable(attempts) {
   return table("Attempts", [

@@ -4,9 +4,10 @@ import { account, query } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
 import { chainNameOf, networkField, networksWith } from "../networks.js";
-import { asyncRegion, badge, button, card, dialog, empty, heading, pager, secretField, segmentedControl, table } from "../components.js";
+import { asyncRegion, button, card, dialog, empty, heading, pager, secretField, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
 import { filterForm, FILTERS } from "./filters.js";
+import { healthOf, lastFailureOf, statusBadge } from "./health.js";
 import { showWebhook } from "./webhook.js";
 
 const LIMIT = 25;
@@ -34,10 +35,11 @@ function webhooksTable({ webhooks, page, total }, filters, reload) {
     button("Create webhook", create, { kind: "main" }));
   return [table("Webhooks", [
     { name: "Endpoint URL", show: (hook) => el("a", { href: `#/webhooks/${hook.id}` }, hook.url) },
-    { name: "Event", show: (hook) => el("code", null, hook.event_type) },
-    { name: "Network", show: (hook) => hook.chain },
+    { name: "Event", show: (hook) => [el("code", null, hook.event_type), el("span.below", null, hook.chain)] },
+    { name: "Delivered", show: healthOf },
+    { name: "Last failure", show: lastFailureOf },
     { name: "Created", show: (hook) => format.date(hook.created_at) },
-    { name: "Status", show: (hook) => badge(hook.status) },
+    { name: "Status", show: statusBadge },
   ], webhooks.map((hook) => ({ data: hook, attributes: { "data-id": hook.id } }))),
   pager({ page, total, limit: LIMIT }, (next) => {
     filters.page = next;
