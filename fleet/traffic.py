@@ -30,7 +30,6 @@ class FleetTraffic:
         self.first_block = 0
         # Received blocks by hash, with their numbers.
         self.received: dict[str, int] = {}
-        self.receiver_port = 0
 
     def __repr__(self) -> str:
         return f"<FleetTraffic {self._ledger.answered} calls, {len(self.received)} events>"

@@ -55,10 +55,6 @@ def is_well_formed(key: str) -> bool:
     return _FORM.fullmatch(key) is not None and _check(key[:-_CHECK]) == key[-_CHECK:]
 
 
-def mode_of(key: str) -> Mode:
-    return "live" if key.startswith("svc_live_") else "test"
-
-
 def hint_of(key: str) -> str:
     """The part of a key that may be shown after its creation."""
     return f"{key[:9]}…{key[-4:]}"

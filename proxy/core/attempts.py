@@ -39,9 +39,6 @@ class AttemptVerdict(NamedTuple):
     cause: WebhookEnd | None = None
 
 
-DELIVERED = AttemptVerdict("delivered")
-
-
 def is_delivered(status: int | None) -> bool:
     return status is not None and 200 <= status < 300
 

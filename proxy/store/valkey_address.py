@@ -16,8 +16,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 # All keys have this hash tag.
 TAG = "{penstock}"
 DEFAULT_PORT = 6379
-# Also in schemas/config/settings.json.
-SCHEMES = ("valkey", "valkeys", "redis", "rediss")
 _MOVED = re.compile(r"^MOVED \d+ (.+):(\d+)$")
 
 HostPort = tuple[str, int]

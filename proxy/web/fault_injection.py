@@ -12,7 +12,6 @@ from proxy.core.fault_plans import FaultPlan
 from proxy.errors import Fault, RateLimited, Unavailable, UpstreamTimeout, of_status
 from proxy.web.reply import JSON
 
-HEADER = "X-Fault-Injected"
 _MESSAGE = "injected by X-Fault"
 # Pieces of a slow body that are sent per second.
 PIECES_PER_S = 10

@@ -15,7 +15,6 @@ SEND = "eth_sendUserOperation"
 ESTIMATE = "eth_estimateUserOperationGas"
 BY_HASH = "eth_getUserOperationByHash"
 RECEIPT = "eth_getUserOperationReceipt"
-ENTRY_POINTS = "eth_supportedEntryPoints"
 # ERC-7769, from -32500 (the EntryPoint refuses) to -32508 (the paymaster cannot pay), and what bundlers use beside it: -32521,
 # the call would revert.
 VERDICTS = frozenset((*range(-32508, -32499), -32521))

@@ -22,7 +22,6 @@ def topic(signature: str) -> str:
 
 INCLUDED = topic("UserOperationEvent(bytes32,address,address,uint256,bool,uint256,uint256)")
 REVERTED = topic("UserOperationRevertReason(bytes32,address,uint256,bytes)")
-DEPLOYED = topic("AccountDeployed(bytes32,address,address,address)")
 BEFORE_EXECUTION = topic("BeforeExecution()")
 # Emitted by the account itself, not by the caller of the factory.
 INITIALIZED = topic("SimpleAccountInitialized(address,address)")

@@ -21,7 +21,6 @@ from proxy.core.units import formatted
 
 ResetPeriod = Literal["never", "daily", "weekly", "monthly"]
 LimitScope = Literal["policy", "user"]
-PolicyStatus = Literal["active", "paused"]
 # Decimals of a dollar amount.
 DECIMALS = 12
 # A larger number is not a plausible amount, and would not fit the ledger.

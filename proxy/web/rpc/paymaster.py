@@ -31,7 +31,6 @@ from proxy.web.rest.endpoint import OperationTally
 from proxy.web.rest.gas import fields_of
 
 STUB = "pm_getPaymasterStubData"
-DATA = "pm_getPaymasterData"
 SCOPES = access.SCOPE_BIT["gas:manage"]
 # Each item is a signature and a reservation: batches are smaller than those of plain calls.
 MAX_BATCH = 100

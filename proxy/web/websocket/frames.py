@@ -20,7 +20,6 @@ CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 
 # Close codes, section 7.4.1 and the registry it opened.
 NORMAL = 1000
-GOING_AWAY = 1001
 PROTOCOL_ERROR = 1002
 NOT_TEXT = 1003
 NOT_UTF8 = 1007
