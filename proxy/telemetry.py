@@ -28,6 +28,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
+from proxy.core.iso_time import iso_millis_of_unix
 from proxy.core.usage import LATENCY_S as LATENCY_S
 from proxy.core.usage import Tally as Tally
 
@@ -301,7 +302,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
+            "time": iso_millis_of_unix(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),

@@ -15,6 +15,10 @@ def iso_millis(moment: datetime.datetime) -> str:
     return moment.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
+def iso_millis_of_unix(seconds: float) -> str:
+    return iso_millis(datetime.datetime.fromtimestamp(seconds, datetime.UTC))
+
+
 def iso_of_unix(seconds: float) -> str:
     """The same as `iso_seconds`, of a time in seconds since 1970."""
     return iso_seconds(datetime.datetime.fromtimestamp(seconds, datetime.UTC))

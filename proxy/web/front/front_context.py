@@ -11,6 +11,7 @@ from typing import Final, final
 from proxy.core import encodings, limits
 from proxy.core.access import Key
 from proxy.core.encodings import EncodedResults
+from proxy.core.iso_time import iso_of_unix
 from proxy.errors import Fault, Unauthorized
 from proxy.services.accounts.admission import Admission
 from proxy.services.request_log import RequestLog
@@ -79,7 +80,7 @@ class FrontContext:
         """Refresh the Date header. Called once a second."""
         self.stamp = b"\r\n%bDate: %b\r\n" % (self._fixed_lines, formatdate(usegmt=True).encode())
         self.ok_stamp = b"HTTP/1.1 200 OK\r\nContent-Type: application/json" + self.stamp + b"X-Request-Id: "
-        self.log_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()).encode()
+        self.log_time = iso_of_unix(time.time()).encode()
         # Added to a bucket's edge on the monotonic clock, this gives the Unix time when the bucket is full, rounded up.
         self._resets = time.time() - time.monotonic() + 1.0 + (1.0 - 1e-6)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from proxy.core.access import Key
 from proxy.core.directives import Directives
+from proxy.core.iso_time import iso_of_unix
 from proxy.core.usage import Tally
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.socket_caps import SocketCaps
@@ -105,7 +106,7 @@ class SocketContext:
 
     def tick(self) -> None:
         """Refresh the time in log lines."""
-        self._log_time = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()).encode()
+        self._log_time = iso_of_unix(time.time()).encode()
 
     def log(
         self, request_id: str, network: str, key: Key, method: str, *, outcome: str, units: int, took_s: float

@@ -1,4 +1,4 @@
--- Where each session comes from, and what was done in each account.
+-- The origin of each session, and a record of what was done in each account.
 
 alter table sessions add column address text not null default '', add column agent text not null default '';
 
