@@ -69,12 +69,14 @@ def test_named_settings_and_metrics_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", RUNNING, ids=[page.stem for page in RUNNING])
 async def test_page_runs(bundled: Service, server: Server, tmp_path: Path, page: Path) -> None:
-    name = await server.create()
+    name, empty = await server.create(), await server.create()
     ready = bundled.ready
     environ = {
         "API_KEY": bundled.keys["enterprise"],
         "ADMIN_TOKEN": ready["admin_token"],
         "DATABASE_URL": server.url(name),
+        "EMPTY_DATABASE_URL": server.url(empty),
+        "PENSTOCK_DATA": str(bundled.data),
         "UPSTREAM_URL": ready["upstream_url"],
     }
     replace = {
@@ -90,6 +92,7 @@ async def test_page_runs(bundled: Service, server: Server, tmp_path: Path, page:
         await asyncio.to_thread(run_page, page, tmp_path / "room", environ=environ, replace=replace, within_s=WITHIN_S)
     finally:
         await server.drop(name)
+        await server.drop(empty)
 
 
 @pytest.fixture(scope="module")
