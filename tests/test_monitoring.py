@@ -14,6 +14,7 @@ import pytest
 import yaml
 from prometheus_client import REGISTRY
 
+from proxy import settings
 from proxy.telemetry import CallCollector, Scrape
 from tests.service import ROOT
 
@@ -84,6 +85,21 @@ def test_rules_pass_their_tests() -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_example_variables_are_settings_and_roles_have_their_own_ports() -> None:
+    unit = (DEPLOY / "systemd" / "penstock@.service").read_text()
+    ports = set()
+    for role in ("gateway", "follower", "deliverer"):
+        given = {"DATABASE_URL": "postgresql:///penstock", "PENSTOCK_KEYS__PEPPER": "0" * 32}
+        for name in re.findall(r"^EnvironmentFile=-/etc/default/(\S+)$", unit, re.MULTILINE):
+            file = DEPLOY / "systemd" / "default" / name.replace("%i", role)
+            lines = file.read_text().splitlines() if file.exists() else []
+            # A comment that has no space is a variable to uncomment.
+            found = [line.removeprefix("#") for line in lines if re.match(r"#?\w+=", line)]
+            given |= dict(line.split("=", 1) for line in found)
+        ports.add(settings.load(environ=given).metrics.port)
+    assert len(ports) == 3
 
 
 @needs("systemd-analyze")
