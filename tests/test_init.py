@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import stat
+import subprocess
+import sys
+from io import FileIO
 from pathlib import Path
 
 from proxy import settings
-from tests.service import command_here
+from tests.service import ROOT, command_here
 
 DATABASE = "postgresql://me@db.example/penstock"
 
@@ -33,6 +38,36 @@ def test_file_without_upstreams_says_how_to_add_them(tmp_path: Path) -> None:
     assert "it has no upstreams yet" in done.stdout
     settings.load(file, environ={})
     assert "# [[upstreams]]" in file.read_text()
+
+
+def test_missing_answers_are_requested_on_a_terminal(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "r+b", buffering=0) as terminal:
+        asking = subprocess.Popen(
+            [sys.executable, "-m", "proxy", "init", str(file)], cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs
+        )
+        os.close(theirs)
+        terminal.write(
+            f"{DATABASE}\nethereum/mainnet=https://node.example/\nbase/mainnet=https://base.example/\n\n".encode()
+        )
+        printed = shown(terminal)
+        assert asking.wait(60) == 0, printed
+    assert "Postgres URL" in printed
+    written = settings.load(file, environ={})
+    assert written.database.url == DATABASE
+    assert [each.network for each in written.upstreams] == ["ethereum/mainnet", "base/mainnet"]
+
+
+def shown(terminal: FileIO) -> str:
+    """The output of a program on a terminal, up to its end."""
+    output = b""
+    try:
+        while part := terminal.read(4096):
+            output += part
+    except OSError:  # The program has ended: the other side is closed.
+        pass
+    return output.decode()
 
 
 def test_existing_file_is_kept(tmp_path: Path) -> None:
