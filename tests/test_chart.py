@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -86,6 +87,15 @@ def test_chart_has_every_part(values: str) -> None:
     [migration] = objects(values, "Job")
     assert migration["metadata"]["annotations"]["helm.sh/hook"] == "pre-install,pre-upgrade"
     assert len(objects(values, "ServiceMonitor")) == (values == "production")
+
+
+def test_guide_names_services_of_the_chart() -> None:
+    named = re.findall(r"service/(\S+) \d+:(\d+)", (ROOT / "docs" / "kubernetes.md").read_text())
+    served = {
+        (each["metadata"]["name"], str(each["spec"]["ports"][0]["port"])) for each in objects("default", "Service")
+    }
+    assert named
+    assert {*named} <= served
 
 
 @every_values
