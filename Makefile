@@ -44,6 +44,7 @@ help:
 	@echo "make compile  compile the hot path to machine code (needs a C compiler; test and bench do it too)"
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
 	@echo "make docs     build the guide, which the service then serves at /docs/guide/"
+	@echo "make wheel    build the package for all platforms, and compiled for this one; make wheel-test installs and runs that"
 	@echo "make image    build the container image without a registry (needs mmdebstrap and buildah); make image-test runs it"
 	@echo "make chart    render the Helm chart for its tests; make k8s-test applies it to a real kube-apiserver (needs Go, etcd)"
 	@echo "make fleet    run a whole fleet on this machine (make fleet ARGS='--chaos 300' breaks parts of it)"
@@ -147,6 +148,16 @@ docs: .venv/.docs
 geth:
 	@command -v go >/dev/null || { echo "geth is built with Go, which was not found on PATH"; exit 1; }
 	GOBIN="$(GETH_DIR)" go install github.com/ethereum/go-ethereum/cmd/geth@$(GETH_VERSION)
+
+# The wheel for every platform, and one for this platform and Python that contains the compiled hot path.
+wheel: .venv/.run .venv/.docs
+	rm -rf build dist/penstock-*.whl
+	$(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	COMPILE_HOT_PATH=1 $(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	@ls -l dist/penstock-*.whl
+
+wheel-test: .venv/.test $(CHAIN) $(BUNDLER)
+	WHEEL_TEST="$$(ls $(CURDIR)/dist/penstock-*-linux_*.whl)" $(PY) -m pytest -q tests/dev/test_package.py
 
 image:
 	@deploy/image/build

@@ -1,8 +1,9 @@
 """Importing the hot path as machine code, if it was compiled.
 
 `python -m proxy compile` translates these modules with mypyc and installs extension modules into the environment, which are
-then imported in place of the sources. Their directory is named after a digest of every source and of the interpreter: after any
-change the sources run again until they are compiled again. Only the duration of a call depends on it.
+then imported in place of the sources. Wheels for one platform contain them. Their directory is named after a digest of every
+source and of the interpreter: after any change the sources run again until they are compiled again. Only the duration of a call
+depends on it.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ MODULES = (
 SOURCE_ONLY = "PENSTOCK_SOURCE"
 SUFFIX = EXTENSION_SUFFIXES[0]
 DIGEST_BYTES = 12
+DIRECTORY = "penstock_compiled"
 ROOT = Path(__file__).resolve().parent
 
 
@@ -116,8 +118,9 @@ def place() -> Path:
 
 
 def root() -> Path:
-    """The directory of all compiled forms, of these sources and of others."""
-    return Path(sysconfig.get_path("platlib"), "penstock_compiled")
+    """The directory of all compiled forms, of these sources and of others. A platform's wheel has one beside the package."""
+    beside = ROOT.parent / DIRECTORY
+    return beside if beside.is_dir() else Path(sysconfig.get_path("platlib"), DIRECTORY)
 
 
 def use() -> None:

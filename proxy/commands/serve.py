@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxy import compiled
 from proxy.commands import context
 from proxy.errors import StartError
 from proxy.settings import Settings, environment, load_with_tables
@@ -95,9 +96,8 @@ async def _start(supervisor: Supervisor, wanted: int) -> None:
     await context.check_service(supervisor.settings)
     _warn_if_lowered(wanted, supervisor.settings)
     await supervisor.start()
-    log.info(
-        "serving", extra={"port": supervisor.port, "metrics_port": supervisor.metrics_port, "workers": supervisor.count}
-    )
+    about = {"port": supervisor.port, "metrics_port": supervisor.metrics_port, "workers": supervisor.count}
+    log.info("serving", extra={**about, "compiled": compiled.in_use()})
 
 
 async def _compile(supervisor: Supervisor) -> None:

@@ -1,4 +1,7 @@
-"""The package, built and installed outside the checkout. Its dependencies come from the environment of the tests."""
+"""The package, built and installed outside the checkout. Its dependencies come from the environment of the tests.
+
+`make wheel-test` runs the same tests with the wheel that contains the compiled hot path.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ from tests.service import ROOT, finished, until
 SHIPPED = {"config": {".toml", ".json", ".mjs", ".cjs"}, "schemas": {".json", ".sql", ".mjs", ".py", ".go"}}
 # Sources of the contracts, whose artifacts are shipped, and a schema that only the tests compare with.
 NOT_SHIPPED = ("config/devnet/contracts/", "schemas/sql/schema.sql")
+# A wheel that was built before, for this platform.
+COMPILED_WHEEL = os.environ.get("WHEEL_TEST", "")
 
 
 @dataclass
@@ -75,7 +80,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
             shutil.copy(ROOT / name, source / name)
     sdist = build("sdist", source, room)
     subprocess.run(["tar", "-xf", sdist], cwd=room, check=True)
-    wheel = build("wheel", room / sdist.name.removesuffix(".tar.gz"), room)
+    wheel = Path(COMPILED_WHEEL) if COMPILED_WHEEL else build("wheel", room / sdist.name.removesuffix(".tar.gz"), room)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", room / "venv"], check=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(room / "venv")}))
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
@@ -96,6 +101,13 @@ def test_all_data_files_are_in_the_wheel(package: Package) -> None:
     }
     with zipfile.ZipFile(package.wheel) as wheel:
         assert expected - set(wheel.namelist()) == set()
+
+
+def test_wheel_is_for_every_platform_unless_it_is_compiled(package: Package) -> None:
+    with zipfile.ZipFile(package.wheel) as wheel:
+        compiled = [name for name in wheel.namelist() if name.endswith(".so")]
+    assert bool(compiled) is bool(COMPILED_WHEEL)
+    assert package.wheel.name.endswith("-py3-none-any.whl") is not bool(COMPILED_WHEEL)
 
 
 def test_version_and_faults_of_the_settings_are_printed(package: Package) -> None:
@@ -155,8 +167,9 @@ async def test_dev_and_serve_answer_calls(package: Package, tmp_path: Path) -> N
         config.write_text(serve_settings(running))
         serve = package.launch("serve", "--config", str(config), cwd=tmp_path, DATABASE_URL=running["database"]["url"])
         try:
-            port = await serving_port(serve)
-            assert await block_number(f"http://127.0.0.1:{port}/v1", key) == "0x0"
+            said = await serving_line(serve)
+            assert said["compiled"] is bool(COMPILED_WHEEL)
+            assert await block_number(f"http://127.0.0.1:{said['port']}/v1", key) == "0x0"
         finally:
             serve.send_signal(signal.SIGTERM)
             assert (await finished(serve, within_s=40.0))[0] == 0
@@ -184,10 +197,11 @@ url = "{upstream["url"]}"
 """
 
 
-async def serving_port(serve: subprocess.Popen[bytes]) -> int:
+async def serving_line(serve: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """The line of the log that says where the service can be reached."""
     assert serve.stdout is not None
     while line := await asyncio.to_thread(serve.stdout.readline):
-        said = orjson.loads(line) if line.startswith(b"{") else {}
+        said: dict[str, Any] = orjson.loads(line) if line.startswith(b"{") else {}
         if said.get("message") == "serving":
-            return int(said["port"])
+            return said
     raise AssertionError("serve has ended")

@@ -59,6 +59,13 @@ def test_place_is_another_after_any_change(tmp_path: Path, monkeypatch: pytest.M
     assert len(set(places)) == 3
 
 
+def test_compiled_form_of_a_wheel_is_beside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "ROOT", tmp_path / "proxy")
+    assert tmp_path not in compiled.root().parents
+    (tmp_path / compiled.DIRECTORY).mkdir()
+    assert compiled.root() == tmp_path / compiled.DIRECTORY
+
+
 def test_sources_run_on_request() -> None:
     code = (
         "from proxy import compiled; import proxy.wire.http1 as it; print(compiled.in_use(), it.__file__, sep=chr(10))"
