@@ -15,6 +15,8 @@ from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.sign_in import hash_password, link_of, new_token
 from proxy.settings import Settings
 from proxy.store.keys import KeyStore, LimitChange
+from proxy.store.second_factors import SecondFactorStore
+from proxy.store.secrets import vault_of
 from proxy.store.sessions import SessionStore
 from proxy.store.webhooks import WebhookStore
 
@@ -94,6 +96,8 @@ def register(commands: Any) -> None:
     _with_id(
         context.add_action(actions, "link", "create a link that signs the holder in once", _link, context.session_store)
     )
+    about = "turn two-factor sign-in off, for a holder who has lost the app and the recovery codes"
+    _with_id(context.add_action(actions, "second-factor-off", about, _second_factor_off, second_factors))
 
 
 def _with_id(parser: argparse.ArgumentParser) -> None:
@@ -166,6 +170,18 @@ def _read_password(*, stdin: bool) -> str:
     if getpass("Repeat the password: ") != password:
         raise InvalidRequest("the two passwords differ; the old one was kept")
     return password
+
+
+@asynccontextmanager
+async def second_factors(args: argparse.Namespace) -> AsyncIterator[SecondFactorStore]:
+    async with context.opened(args) as (found, pool):
+        yield SecondFactorStore(pool, vault_of(found))
+
+
+async def _second_factor_off(store: SecondFactorStore, args: argparse.Namespace) -> None:
+    if not await store.remove(args.id):
+        raise InvalidRequest(f"the account {args.id} has no two-factor sign-in")
+    output.row({"id": args.id, "second_factor": "off"}, as_json=args.json)
 
 
 async def _link(opened: tuple[SessionStore, Settings], args: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.removal import AccountRemoval
+from proxy.services.accounts.second_factor import SecondFactor
 from proxy.services.accounts.sign_in import SignIn
 from proxy.services.fleet import Cordons, FleetView
 from proxy.services.rpc.networks import Networks
@@ -21,6 +22,8 @@ from proxy.store.fleet import FleetStore
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
+from proxy.store.second_factors import SecondFactorStore
+from proxy.store.secrets import vault_of
 from proxy.store.sessions import SessionStore
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
@@ -58,7 +61,8 @@ class DashboardFeature:
         self._tasks = tasks
         self._networks = [route.network for route in networks.routes.values()]
         store = SessionStore(pool, pepper=settings.keys.pepper, previous_pepper=settings.keys.previous_pepper)
-        self.sign_in = SignIn(store, settings.dashboard, Mailer(settings.mail), tasks)
+        factor = SecondFactor(SecondFactorStore(pool, vault_of(settings)))
+        self.sign_in = SignIn(store, factor, settings.dashboard, Mailer(settings.mail), tasks)
         self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
         self.actions = ActionLog(ActionStore(pool))

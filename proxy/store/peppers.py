@@ -21,7 +21,7 @@ import asyncpg
 from proxy.errors import StartError
 from proxy.store import sql
 from proxy.store.pool import DatabaseConnection
-from proxy.store.secrets import SealBroken, Vault, check_value
+from proxy.store.secrets import RotatedSecret, SealBroken, Vault, check_value
 
 # Secrets that are re-encrypted per statement.
 AT_ONCE = 1_000
@@ -89,8 +89,8 @@ async def check_vault(connection: DatabaseConnection, vault: Vault) -> None:
 
 
 async def reseal(connection: DatabaseConnection, vault: Vault) -> tuple[int, list[str]]:
-    """Encrypt all signing secrets with the vault's current key. Returns how many webhooks were done, and the ids of those
-    whose secret cannot be decrypted, which stay unchanged. Secrets that have the current key already are left alone."""
+    """Encrypt all secrets of webhooks and second factors with the vault's current key. Returns how many were done, and the ids
+    of those that cannot be decrypted, which stay unchanged. Secrets that have the current key already are left alone."""
     done, broken, last = 0, list[str](), ""
     while rows := await connection.fetch(sql.peppers.list_sealed_secrets, last, AT_ONCE):
         changes = []
@@ -114,6 +114,13 @@ def _resealed(vault: Vault, row: asyncpg.Record) -> tuple[bytes, bytes | None]:
     name, old = row["id"], row["old_secret"]
     secret = vault.seal(name, vault.open(name, row["secret"]))
     return secret, None if old is None else vault.seal(name, vault.open(name, old))
+
+
+async def for_every_host(connection: DatabaseConnection, secret: bytes, rotated: RotatedSecret | None) -> bytes:
+    """The secret under the oldest pepper in use, which every host has. The pepper stays in use until the transaction ends."""
+    if rotated is None or await connection.fetchval(sql.peppers.hold_oldest_pepper) != rotated.pepper:
+        return secret
+    return rotated.sealed
 
 
 async def count_unmoved(connection: DatabaseConnection, pepper: str) -> tuple[int, int]:

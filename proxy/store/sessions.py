@@ -41,6 +41,7 @@ class Session:
     email: str = ""
     plan: str = ""
     has_password: bool = False
+    has_second_factor: bool = False
     account_created_at: datetime.datetime | None = None
 
 
@@ -142,10 +143,10 @@ class SessionStore:
             digest = self._digest_for_every_host("link", token)
             return await connection.fetchval(sql.sessions.add_link, digest, account_id, lasts_s)  # type: ignore[no-any-return]
 
-    async def link_email(self, token: str) -> str:
-        """Return the email address of a link's account, or an empty text if the link is not valid. The link is not used up."""
-        async with self._pool.connection() as connection:
-            return await connection.fetchval(sql.sessions.read_link_email, self.digests("link", token)) or ""
+    async def link_holder(self, token: str) -> tuple[str, str] | None:
+        """Return the account of a valid link and its email address. The link is not used up."""
+        row = await self._row(sql.sessions.read_link, self.digests("link", token))
+        return None if row is None else (row["id"], row["email"])
 
     async def take_link(self, token: str) -> str | None:
         """Use up a link and return its account, or None if the link is not valid."""
@@ -251,5 +252,6 @@ def _session(row: asyncpg.Record) -> Session:
         email=row["email"],
         plan=row["plan"],
         has_password=row["has_password"],
+        has_second_factor=row["has_second_factor"],
         account_created_at=row["account_created_at"],
     )

@@ -19,7 +19,7 @@ from proxy.core import lifecycle
 from proxy.core.lifecycle import WebhookState, WebhookTrigger
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
-from proxy.store import sql
+from proxy.store import peppers, sql
 from proxy.store.keys import new_id
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.secrets import RotatedSecret
@@ -116,7 +116,7 @@ class WebhookStore:
             number = await connection.fetchval(sql.webhooks.next_webhook)
             await _copy(connection, number, addresses or ())
             version = await lock(connection, new.network)
-            secret = await _for_every_host(connection, secret, rotated)
+            secret = await peppers.for_every_host(connection, secret, rotated)
             row = await connection.fetchrow(
                 sql.webhooks.create_webhook, number, webhook_id, new.account, new.network, new.live, new.url,
                 new.event_type, _json(new.config), None if addresses is None else len(addresses), secret, version,
@@ -216,7 +216,7 @@ class WebhookStore:
         self, webhook_id: str, *, account: str, secret: bytes, old_for_s: float, rotated: RotatedSecret | None = None
     ) -> Webhook:
         async with self._pool.connection() as connection, connection.transaction():
-            secret = await _for_every_host(connection, secret, rotated)
+            secret = await peppers.for_every_host(connection, secret, rotated)
             row = await connection.fetchrow(sql.webhooks.rotate_secret, webhook_id, account, secret, old_for_s)
         return _webhook(row, webhook_id)
 
@@ -227,13 +227,6 @@ class WebhookStore:
 async def lock(connection: DatabaseConnection, network: str) -> int:
     """Increment, lock and return the network's version. Call it before changing a webhook or locking its rows."""
     return int(await connection.fetchval(sql.webhooks.change_webhooks, network))
-
-
-async def _for_every_host(connection: DatabaseConnection, secret: bytes, rotated: RotatedSecret | None) -> bytes:
-    """The secret under the oldest pepper in use, which every host has. The pepper stays in use until the transaction ends."""
-    if rotated is None or await connection.fetchval(sql.peppers.hold_oldest_pepper) != rotated.pepper:
-        return secret
-    return rotated.sealed
 
 
 async def set_status(connection: DatabaseConnection, webhook_id: str, cause: WebhookTrigger) -> bool:

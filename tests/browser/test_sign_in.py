@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import time
 from typing import Any
 
 from playwright.async_api import Browser, Page, expect
 
+from proxy.core.one_time_codes import STEP_S, code_at
 from tests.browser.visitor import WAIT_MS, Site, Visitor
 
 expect.set_options(timeout=WAIT_MS)
@@ -165,3 +168,28 @@ async def test_two_accounts_see_only_their_own_keys_and_webhooks(holder: Visitor
     await other.page.goto(webhook_url)
     await expect(other.page.get_by_role("alert")).to_contain_text("Not found")
     await context.close()
+
+
+async def test_holder_turns_two_factor_sign_in_on_and_signs_in_with_a_code(site: Site, fresh_holder: Visitor) -> None:
+    page, dialog = fresh_holder.page, fresh_holder.dialog
+    await fresh_holder.open("account")
+    await fresh_holder.button("Set up").click()
+    await expect(dialog.get_by_role("img", name="QR code for your authenticator app")).to_be_visible()
+    secret = base64.b32decode(await dialog.get_by_label("Secret", exact=True).inner_text())
+    step = int(time.time()) // STEP_S
+    await dialog.get_by_label("Code", exact=True).fill(code_at(secret, step))
+    await fresh_holder.button("Turn on").click()
+    await expect(dialog.get_by_role("listitem")).to_have_count(10)
+    await page.keyboard.press("Escape")
+    await fresh_holder.button("I have kept them").click()
+    await expect(fresh_holder.button("Turn off")).to_be_visible()
+
+    account = (await page.locator("main dd code").first.inner_text()).strip()
+    await fresh_holder.button("Sign out").click()
+    await page.get_by_label("Email").wait_for()
+    await page.goto((await site.service.cli_json("accounts", "link", account))["url"])
+    await fresh_holder.button("Sign in").click()
+    await expect(page.get_by_label("Code", exact=True)).to_be_focused()
+    await page.get_by_label("Code", exact=True).fill(code_at(secret, step + 1))
+    await fresh_holder.button("Sign in").click()
+    await fresh_holder.heading("Overview").wait_for()

@@ -7,10 +7,13 @@ import logging
 import pytest
 
 from proxy.compose.dashboard import url_of
+from proxy.services.accounts.second_factor import SecondFactor
 from proxy.services.accounts.sign_in import SignIn, SignInPlace
 from proxy.settings import DashboardSettings
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool
+from proxy.store.second_factors import SecondFactorStore
+from proxy.store.secrets import Vault
 from proxy.store.sessions import SessionStore
 from proxy.tasks import Tasks
 from tests.delivery.test_mails import MailServer, mail_server
@@ -22,11 +25,16 @@ PEPPER = "p" * 32
 SETTINGS = DashboardSettings("https://dashboard.example.com/", False, 3600.0, 600.0, 900.0, 10, 1.0)
 
 
+def sign_in_of(pool: Pool, mail_server: MailServer, tasks: Tasks) -> SignIn:
+    factor = SecondFactor(SecondFactorStore(pool, Vault(PEPPER)))
+    return SignIn(SessionStore(pool, pepper=PEPPER), factor, SETTINGS, mail_server.mailer(), tasks)
+
+
 async def test_link_is_mailed_to_the_address_of_the_account(pool: Pool, mail_server: MailServer) -> None:
     """The database may match addresses that a mail server distinguishes: the Kelvin sign is a k in lower case."""
     keys, tasks = KeyStore(pool, pepper=PEPPER, plans={"free": 10}), Tasks()
     await keys.create_account(name="a", email="Kim@Example.com", plan="free")
-    sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, mail_server.mailer(), tasks)
+    sign_in = sign_in_of(pool, mail_server, tasks)
     await sign_in.ask_link("kim@example.com", at=SignInPlace("192.0.2.1"))
     (mail,) = await until(lambda: mail_server.mails)
     assert mail["X-Rcpt"] == "Kim@Example.com"
@@ -37,7 +45,7 @@ async def test_link_that_cannot_be_sent_is_logged_once(
     pool: Pool, mail_server: MailServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     tasks = Tasks()
-    sign_in = SignIn(SessionStore(pool, pepper=PEPPER), SETTINGS, mail_server.mailer(), tasks)
+    sign_in = sign_in_of(pool, mail_server, tasks)
     with caplog.at_level(logging.WARNING):
         await sign_in.ask_link("a\0b@example.com", at=SignInPlace("192.0.2.1"))
         # No task is left that would retry.

@@ -13,10 +13,13 @@ import pytest
 
 from proxy.errors import RateLimited, Unavailable
 from proxy.processes import worker
+from proxy.services.accounts.second_factor import SecondFactor
 from proxy.services.accounts.sign_in import MOST_WAITING, SignIn
 from proxy.services.usage import READ_PER_ACCOUNT, UsageService
 from proxy.settings import load
 from proxy.store.pool import Pool
+from proxy.store.second_factors import SecondFactorStore
+from proxy.store.secrets import Vault
 from proxy.store.sessions import SessionStore
 from proxy.store.usage import UsageStore
 from proxy.tasks import Tasks
@@ -58,8 +61,9 @@ async def test_usage_queries_of_one_account_leave_a_slot_for_others() -> None:
 
 async def test_flood_of_strangers_keeps_no_known_place_from_signing_in() -> None:
     settings = SETTINGS.dashboard
-    store = SessionStore(Pool.of(SETTINGS.database), pepper=PEPPER)
-    sign_in = SignIn(store, settings, Mailer(SETTINGS.mail), Tasks())
+    pool = Pool.of(SETTINGS.database)
+    store, factors = SessionStore(pool, pepper=PEPPER), SecondFactorStore(pool, Vault(PEPPER))
+    sign_in = SignIn(store, SecondFactor(factors), settings, Mailer(SETTINGS.mail), Tasks())
     ended = threading.Event()
     async with asyncio.TaskGroup() as group:
         try:

@@ -29,6 +29,7 @@ from proxy.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.core import access, sessions
 from proxy.core.iso_time import iso_seconds
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unauthorized, Unavailable
+from proxy.services.accounts.second_factor import AppSecret, SecondFactor
 from proxy.settings import DashboardSettings
 from proxy.store.sessions import AccountHolder, Session, SessionStore
 from proxy.tasks import Tasks
@@ -114,8 +115,11 @@ class SignedIn:
 
 
 class SignIn:
-    def __init__(self, store: SessionStore, settings: DashboardSettings, mailer: Mailer, tasks: Tasks) -> None:
+    def __init__(
+        self, store: SessionStore, factor: SecondFactor, settings: DashboardSettings, mailer: Mailer, tasks: Tasks
+    ) -> None:
         self._store = store
+        self._factor = factor
         self._settings = settings
         # The dashboard's public URL, for links.
         self.url = settings.url
@@ -130,14 +134,15 @@ class SignIn:
 
     # Signing in
 
-    async def by_password(self, email: str, password: str, *, at: SignInPlace) -> SignedIn:
-        """Sign in by password. Ends the browser's previous session."""
+    async def by_password(self, email: str, password: str, *, code: str | None, at: SignInPlace) -> SignedIn:
+        """Sign in by password, and a code if the account has a second factor. Ends the browser's previous session."""
         is_known = await self._count(at, email)
         holder = await self._store.find_holder(email)
         wanted = holder.hash if holder is not None and holder.hash else await self._dummy()
         is_right = await self._in_thread(lambda: verify_password(wanted, password), is_known=is_known)
         if holder is None or not holder.hash or not is_right:
             raise Unauthorized(_WRONG)
+        await self._factor.require(holder.id, code)
         return await self._begin_holder(holder, at)
 
     async def ask_link(self, email: str, *, at: SignInPlace) -> None:
@@ -178,15 +183,18 @@ class SignIn:
             id=f"link-{secrets.token_hex(8)}", to=email, subject="Your sign-in link", text=text, html=html
         )
 
-    async def by_link(self, token: str, *, password: str | None, at: SignInPlace) -> SignedIn:
-        """Sign in by link. If a password is given, it becomes the account's new password."""
+    async def by_link(self, token: str, *, password: str | None, code: str | None, at: SignInPlace) -> SignedIn:
+        """Sign in by link, and a code if the account has a second factor: without it the link is not used up. If a password is
+        given, it becomes the account's new password."""
         await self._count(at)
-        hashed = None
-        if password is not None and sessions.is_token(token):
-            email = await self._store.link_email(token)
-            hashed = await self._hash(password, email=email, is_known=bool(email))
-        account = await self._store.take_link(token) if sessions.is_token(token) else None
-        if account is None:
+        holder = await self._store.link_holder(token) if sessions.is_token(token) else None
+        if holder is None:
+            raise Unauthorized(_WRONG_LINK)
+        account, email = holder
+        await self._count(SignInPlace(""), email, kind="code")
+        await self._factor.require(account, code)
+        hashed = None if password is None else await self._hash(password, email=email, is_known=True)
+        if await self._store.take_link(token) is None:
             raise Unauthorized(_WRONG_LINK)
         if hashed is not None:
             await self._store.set_password(account, hashed)
@@ -250,6 +258,24 @@ class SignIn:
 
     async def sign_out(self, token: str) -> None:
         await self._store.end(token)
+
+    # The second factor. Codes are counted like passwords: a stolen session must not be able to guess one.
+
+    async def begin_factor(self, by: SignedIn) -> AppSecret:
+        return await self._factor.begin(by.session.id, by.session.email)
+
+    async def confirm_factor(self, by: SignedIn, code: str) -> list[str]:
+        """Turn two-factor sign-in on and end all other sessions, which began without it."""
+        await self._count(SignInPlace(""), by.session.email, kind="code")
+        recovery = await self._factor.confirm(by.session.id, code)
+        await self._store.end_others(by.session.id, by.token)
+        return recovery
+
+    async def turn_factor_off(self, by: SignedIn, code: str) -> None:
+        await self._count(SignInPlace(""), by.session.email, kind="code")
+        await self._factor.turn_off(by.session.id, code)
+
+    # Sessions of the account
 
     async def sessions_of(self, by: SignedIn) -> list[dict[str, Any]]:
         return await self._store.list_of(by.session.id, by.token, idle_s=self._settings.idle_s)

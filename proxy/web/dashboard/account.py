@@ -73,6 +73,7 @@ class AccountHandlers:
                 "email": row["email"],
                 "plan": row["plan"],
                 "has_password": request.who.has_password,
+                "has_second_factor": request.who.has_second_factor,
                 "record_params": row["record_params"],
                 "created_at": time_of(row["created_at"]),
             },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import segno
 from multidict import CIMultiDict
 
 from proxy.core import sessions
@@ -30,6 +31,9 @@ class SignInHandlers:
             "account_session": self.read,
             "account_sign_out": self.sign_out,
             "account_set_password": self.set_password,
+            "begin_second_factor": self.begin_factor,
+            "confirm_second_factor": self.confirm_factor,
+            "remove_second_factor": self.remove_factor,
             "list_sessions": self.list_sessions,
             "end_session": self.end_session,
             "end_other_sessions": self.end_other_sessions,
@@ -40,7 +44,9 @@ class SignInHandlers:
 
     async def by_password(self, request: SessionRequest) -> RestReply:
         body = request.body
-        found = await self._sign_in.by_password(body["email"], body["password"], at=request.place)
+        found = await self._sign_in.by_password(
+            body["email"], body["password"], code=body.get("code"), at=request.place
+        )
         return await self._signed_in(request, found, "account_sign_in")
 
     async def ask_link(self, request: SessionRequest) -> RestReply:
@@ -49,7 +55,9 @@ class SignInHandlers:
 
     async def by_link(self, request: SessionRequest) -> RestReply:
         body = request.body
-        found = await self._sign_in.by_link(body["token"], password=body.get("password"), at=request.place)
+        found = await self._sign_in.by_link(
+            body["token"], password=body.get("password"), code=body.get("code"), at=request.place
+        )
         return await self._signed_in(request, found, "account_redeem_link")
 
     async def by_admin_token(self, request: SessionRequest) -> RestReply:
@@ -69,6 +77,17 @@ class SignInHandlers:
             request.signed_in, current=body.get("current_password"), new=body["new_password"]
         )
         return _shown(SignedIn(request.token, session))
+
+    async def begin_factor(self, request: SessionRequest) -> dict[str, Any]:
+        secret = await self._sign_in.begin_factor(request.signed_in)
+        return {"secret": secret.text, "uri": secret.uri, "qr_code": _squares(secret.uri)}
+
+    async def confirm_factor(self, request: SessionRequest) -> dict[str, Any]:
+        return {"recovery_codes": await self._sign_in.confirm_factor(request.signed_in, request.body["code"])}
+
+    async def remove_factor(self, request: SessionRequest) -> dict[str, Any]:
+        await self._sign_in.turn_factor_off(request.signed_in, request.body["code"])
+        return {"removed": True}
 
     async def list_sessions(self, request: SessionRequest) -> dict[str, Any]:
         return {"sessions": [_shown_row(row) for row in await self._sign_in.sessions_of(request.signed_in)]}
@@ -96,6 +115,11 @@ class SignInHandlers:
         return set_cookie(kind, token, secure=request.secure, lasts_s=self._session_s)
 
 
+def _squares(text: str) -> list[str]:
+    """The QR code of a text: one line per row, with 1 for a dark square."""
+    return ["".join(map(str, row)) for row in segno.make_qr(text, error="m").matrix]
+
+
 def _shown_row(row: Mapping[str, Any]) -> dict[str, Any]:
     times = {name: time_of(row[name]) for name in ("created_at", "seen_at", "expires_at")}
     return {"id": row["id"], **times, "address": row["address"], "agent": row["agent"], "current": row["is_current"]}
@@ -117,6 +141,7 @@ def _shown(found: SignedIn) -> dict[str, Any]:
         "email": session.email,
         "plan": session.plan,
         "has_password": session.has_password,
+        "has_second_factor": session.has_second_factor,
         "created_at": time_of(session.account_created_at),
     }
     return {"account": account, **times}

@@ -40,13 +40,21 @@ from unnest($1::text[], $2::bytea[]) as v (id, digest), peppers p
 where k.id = v.id and k.digest <> v.digest and p.check_value = $3;
 
 -- list_sealed_secrets
-select id, secret, old_secret from webhooks where status <> 'deleted' and id > $1 order by id limit $2;
+-- Of webhooks, and of the second factors of accounts.
+select id, secret, old_secret from (
+    select id, secret, old_secret from webhooks where status <> 'deleted' and id > $1
+    union all
+    select account_id, sealed, null from account_second_factors where account_id > $1
+) sealed order by id limit $2;
 
 -- newest_sealed_secret
 select id, secret from webhooks where status <> 'deleted' order by number desc limit 1;
 
 -- reseal_secret
 -- Nothing changes if the secret was rotated in the meantime: a new secret is sealed with the current key.
+with factor as (
+    update account_second_factors set sealed = $4 where account_id = $1 and sealed = $2
+)
 update webhooks set secret = $4, old_secret = $5
 where id = $1 and secret = $2 and old_secret is not distinct from $3;
 

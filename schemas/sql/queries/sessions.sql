@@ -29,10 +29,12 @@ delete from sessions where digest = any ($1::bytea[]);
 -- The session, unless it has expired, was idle for too long, or its account is disabled or its token revoked.
 select s.account_id, s.admin_token_id, s.created_at, s.expires_at, s.seen_at < now() - interval '30 seconds' as is_stale,
     a.name as account_name, a.email, a.plan, a.created_at as account_created_at, p.account_id is not null as has_password,
+    f.confirmed_at is not null as has_second_factor,
     t.name as token_name
 from sessions s
 left join accounts a on a.id = s.account_id
 left join account_passwords p on p.account_id = s.account_id
+left join account_second_factors f on f.account_id = s.account_id
 left join admin_tokens t on t.id = s.admin_token_id
 where s.digest = any ($1::bytea[]) and s.expires_at > now() and s.seen_at > now() - make_interval(secs => $2)
     and a.disabled is not true and t.revoked_at is null;
@@ -43,8 +45,8 @@ update sessions set seen_at = now() where digest = any ($1::bytea[]);
 -- add_link
 insert into sign_in_links (digest, account_id, expires_at) values ($1, $2, now() + make_interval(secs => $3)) returning expires_at;
 
--- read_link_email
-select a.email from sign_in_links l join accounts a on a.id = l.account_id
+-- read_link
+select a.id, a.email from sign_in_links l join accounts a on a.id = l.account_id
 where l.digest = any ($1::bytea[]) and l.expires_at > now();
 
 -- take_link

@@ -6,8 +6,9 @@
 const BASE = "/v1";
 
 export class ApiError extends Error {
-  constructor(status, message, retryAfter) {
+  constructor(status, message, retryAfter, details = {}) {
     super(message);
+    this.details = details;
     this.status = status;
     this.retryAfter = retryAfter;
   }
@@ -69,7 +70,7 @@ class ApiClient {
       dispatchEvent(new CustomEvent("signed-out", { detail: this.#name }));
     }
     const wait = Number(reply.headers.get("Retry-After")) || null;
-    throw new ApiError(reply.status, data?.error?.message ?? `Request failed with status ${reply.status}.`, wait);
+    throw new ApiError(reply.status, data?.error?.message ?? `Request failed with status ${reply.status}.`, wait, data?.error?.details);
   }
 }
 

@@ -91,3 +91,15 @@ export function icon(name) {
   svg.append(path);
   return svg;
 }
+
+/* A QR code from rows of 0 and 1, with the quiet zone of four squares that scanners need. Dark on white in every theme. */
+export function qrCode(rows, label) {
+  const size = rows.length + 8;
+  const path = rows.flatMap((row, y) => [...row].map((square, x) => (square === "1" ? `M${x + 4} ${y + 4}h1v1h-1z` : ""))).join("");
+  const node = document.createElementNS(SVG, "svg");
+  setAttributes(node, { viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": label, class: "qr" });
+  for (const [tag, attributes] of [["rect", { width: size, height: size, fill: "#fff" }], ["path", { d: path, fill: "#000" }]]) {
+    node.append(setAttributes(document.createElementNS(SVG, tag), attributes));
+  }
+  return node;
+}

@@ -1,10 +1,11 @@
 /* Account settings: plan and what is used of it, password, sessions, the log of changes, and deleting the account. */
 
 import { account, query } from "../api.js";
-import { el } from "../dom.js";
+import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { asyncButton, asyncRegion, badge, card, empty, facts, heading, pager, table, toast } from "../components.js";
 import * as format from "../format.js";
+import { secondFactorCard } from "./second-factor.js";
 
 // Names of plan limits that are not clear by themselves.
 const LABELS = { keys: "API keys", sample_every: "Good requests per record", policies: "Gas policies", sockets: "WebSockets", subscriptions: "Subscriptions per WebSocket" };
@@ -12,7 +13,8 @@ const ACTORS = { holder: "You", key: "API key", operator: "Operator" };
 // Operations whose ids do not read as what happened.
 const ACTIONS = {
   account_sign_in: "Signed in with a password", account_redeem_link: "Signed in by link", account_sign_out: "Signed out",
-  account_set_password: "Changed the password", update_own_account: "Changed the settings",
+  account_set_password: "Changed the password", begin_second_factor: "Began to set up two-factor sign-in",
+  confirm_second_factor: "Turned two-factor sign-in on", remove_second_factor: "Turned two-factor sign-in off", update_own_account: "Changed the settings",
   end_session: "Signed a session out", end_other_sessions: "Signed out everywhere else",
   admin_update_account: "Changed the account", admin_make_link: "Made a sign-in link",
 };
@@ -24,7 +26,7 @@ const limit = (value) => (value ? format.number(value) : "No limit");
 export async function show() {
   const overview = await account.get("");
   return [heading("Account", { lead: overview.account.email }), accountCard(overview.account), planCard(overview), passwordCard(overview.account),
-    sessionsCard(), actionsCard(), deletionCard(overview.account)];
+    factorRegion(overview.account), sessionsCard(), actionsCard(), deletionCard(overview.account)];
 }
 
 const accountCard = (holder) => card("Details", facts([
@@ -65,6 +67,13 @@ function passwordCard(holder) {
       toast("Password updated");
     },
   }));
+}
+
+function factorRegion(holder) {
+  const node = el("div", null, secondFactorCard(holder, async () => {
+    setChildren(node, factorRegion((await account.get("")).account));
+  }));
+  return node;
 }
 
 /* "Chrome on Linux" from a User-Agent header. Chrome names Safari too, and Edge names Chrome: the first match counts. */

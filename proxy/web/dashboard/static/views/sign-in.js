@@ -15,14 +15,35 @@ export function show(main, { panel, token, onSignedIn, brand }) {
   open(panel);
 }
 
+/* The second factor. The field appears when the service asks for a code. */
+function codeField() {
+  const base = forms.text("Code", { autocomplete: "one-time-code", inputmode: "text", maxlength: "40",
+    hint: "From your authenticator app, or one of your recovery codes." });
+  base.node.hidden = true;
+  const asking = async (send) => {
+    try {
+      await send();
+    } catch (failure) {
+      if (failure.details?.second_factor) {
+        base.node.hidden = false;
+        base.control.required = true;
+        base.control.focus();
+      }
+      throw failure;
+    }
+  };
+  return { ...base, asking, given: () => (base.read() ? { code: base.read() } : {}) };
+}
+
 function passwordPanel({ open, onSignedIn }) {
   const email = forms.text("Email", { type: "email", autocomplete: "username", required: true });
   const password = forms.password("Password", { autocomplete: "current-password", required: true });
+  const code = codeField();
   return [el("h1", null, "Sign in"),
-    forms.form([email.node, password.node], {
+    forms.form([email.node, password.node, code.node], {
       label: "Sign in",
       send: async () => {
-        await account.signIn("/sign-in", { email: email.read(), password: password.read() });
+        await code.asking(() => account.signIn("/sign-in", { email: email.read(), password: password.read(), ...code.given() }));
         onSignedIn();
       },
     }),
@@ -49,11 +70,13 @@ function emailPanel({ open }) {
 function linkPanel({ open, onSignedIn, token }) {
   const password = forms.password("New password (optional)", { autocomplete: "new-password", minlength: "12", maxlength: "200",
     hint: "At least 12 characters. Leave empty to keep your current password." });
+  const code = codeField();
   return [el("h1", null, "Welcome back"), el("p", null, "This link signs you in once."),
-    forms.form([password.node], {
+    forms.form([password.node, code.node], {
       label: "Sign in",
       send: async () => {
-        await account.signIn("/sign-in/redeem", { token, ...(password.read() ? { password: password.read() } : {}) });
+        const given = { token, ...(password.read() ? { password: password.read() } : {}), ...code.given() };
+        await code.asking(() => account.signIn("/sign-in/redeem", given));
         onSignedIn();
       },
     }),

@@ -1,0 +1,94 @@
+"""Two-factor sign-in: a code of an authenticator app, or a recovery code, beside the password or the link.
+
+Turning it on takes two steps, so that a holder whose app did not read the secret is not locked out. A code works once. Attempts
+are counted by sign-in, before anything is checked.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from proxy.core import one_time_codes
+from proxy.errors import InvalidRequest, Unauthorized
+from proxy.store.second_factors import SecondFactorStore
+
+ISSUER = "Penstock"
+RECOVERY_CODES = 10
+# No letters that look like digits or like each other.
+_LETTERS = "abcdefghjkmnpqrstuvwxyz23456789"
+_WRONG = "the code is wrong, has expired or was used: wait for the next one"
+
+
+@dataclass(frozen=True, slots=True)
+class AppSecret:
+    """A secret for an authenticator app, as text and as the link that its QR code contains."""
+
+    text: str
+    uri: str
+
+
+class SecondFactor:
+    def __init__(self, store: SecondFactorStore) -> None:
+        self._store = store
+
+    def __repr__(self) -> str:
+        return f"<SecondFactor {self._store!r}>"
+
+    async def begin(self, account: str, email: str) -> AppSecret:
+        secret = secrets.token_bytes(one_time_codes.SECRET_BYTES)
+        if not await self._store.begin(account, secret):
+            raise InvalidRequest("two-factor sign-in is already on: turn it off first to use another app")
+        return AppSecret(one_time_codes.shown_secret(secret), app_link(secret, issuer=ISSUER, name=email))
+
+    async def confirm(self, account: str, code: str) -> list[str]:
+        """Turn it on by a first code, and return the recovery codes."""
+        found = await self._store.read(account)
+        if found is None or found[1]:
+            raise InvalidRequest("there is nothing to confirm: begin to set up an app first")
+        step = one_time_codes.step_of(found[0], _typed(code), time.time())
+        recovery = [_recovery_code() for _ in range(RECOVERY_CODES)]
+        if step is None or not await self._store.confirm(account, step, recovery):
+            raise InvalidRequest(f"code: {_WRONG}")
+        return recovery
+
+    async def require(self, account: str, code: str | None) -> None:
+        """Raise Unauthorized unless the code is right, or the account has no second factor."""
+        found = await self._store.read(account)
+        if found is None or not found[1]:
+            return
+        if not code:
+            raise Unauthorized("enter a code of your authenticator app", details={"second_factor": "required"})
+        if not await self._accepts(account, found[0], _typed(code)):
+            raise Unauthorized(_WRONG, details={"second_factor": "wrong"})
+
+    async def turn_off(self, account: str, code: str) -> None:
+        found = await self._store.read(account)
+        if found is None or not found[1]:
+            raise InvalidRequest("two-factor sign-in is not on")
+        if not await self._accepts(account, found[0], _typed(code)):
+            raise InvalidRequest(f"code: {_WRONG}")
+        await self._store.remove(account)
+
+    async def _accepts(self, account: str, secret: bytes, code: str) -> bool:
+        if len(code) != one_time_codes.DIGITS:
+            return await self._store.use_recovery(account, code)
+        step = one_time_codes.step_of(secret, code, time.time())
+        return step is not None and await self._store.use_step(account, step)
+
+
+def _typed(code: str) -> str:
+    """People type spaces and dashes."""
+    return code.replace(" ", "").replace("-", "").lower()
+
+
+def _recovery_code() -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(16))
+
+
+def app_link(secret: bytes, *, issuer: str, name: str) -> str:
+    """The link that apps read from a QR code."""
+    label = quote(f"{issuer}:{name}", safe="")
+    return f"otpauth://totp/{label}?secret={one_time_codes.shown_secret(secret)}&issuer={quote(issuer, safe='')}"

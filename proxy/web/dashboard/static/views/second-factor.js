@@ -1,0 +1,65 @@
+/* Two-factor sign-in: setting up an authenticator app, the recovery codes, and turning it off. */
+
+import { account } from "../api.js";
+import { el, qrCode } from "../dom.js";
+import * as forms from "../forms.js";
+import { asyncButton, badge, button, card, copyButton, dialog, secretField } from "../components.js";
+
+const EXPLANATION = "Sign-in asks for a code of an authenticator app beside the password or the link.";
+
+/* `changed` is called when it was turned on or off. */
+export function secondFactorCard(holder, changed) {
+  if (holder.has_second_factor) {
+    return card("Two-factor sign-in", el("p", null, badge("on", "good"), " ", EXPLANATION),
+      el("div.actions", null, button("Turn off", () => turnOff(changed))));
+  }
+  return card("Two-factor sign-in", el("p", null, EXPLANATION),
+    el("div.actions", null, asyncButton("Set up", async () => setUp(await account.post("/second-factor"), changed))));
+}
+
+const codeField = (hint) => forms.text("Code", { autocomplete: "one-time-code", required: true, maxlength: "40", hint });
+
+function setUp({ secret, qr_code: squares }, changed) {
+  dialog("Set up two-factor sign-in", (close) => {
+    const code = codeField("The six digits that the app shows now.");
+    return [el("p", null, "Scan the code with your authenticator app, or type the secret into it."),
+      qrCode(squares, "QR code for your authenticator app"), secretField(secret, "Secret"),
+      forms.form([code.node], {
+        label: "Turn on",
+        cancel: close,
+        send: async () => {
+          const { recovery_codes: codes } = await account.post("/second-factor/confirm", { code: code.read() });
+          close();
+          showRecovery(codes, changed);
+        },
+      })];
+  });
+}
+
+/* The codes are shown once, so Escape must not close the dialog. */
+function showRecovery(codes, changed) {
+  const node = dialog("Recovery codes", (close) => [
+    el("p", null, "Two-factor sign-in is on. If you lose your phone, each of these codes signs you in once. They are not shown again: "
+      + "keep them in a safe place."),
+    el("ul.codes", null, codes.map((code) => el("li", null, el("code", null, code.replace(/(.{4})(?!$)/g, "$1-"))))),
+    el("div.actions", null, copyButton(codes.join("\n"), "Copy all"), button("I have kept them", close, { kind: "main" })),
+  ]);
+  node.addEventListener("cancel", (event) => event.preventDefault());
+  node.addEventListener("close", changed);
+}
+
+function turnOff(changed) {
+  dialog("Turn off two-factor sign-in", (close) => {
+    const code = codeField("From your authenticator app, or one of your recovery codes.");
+    return forms.form([code.node], {
+      label: "Turn off",
+      kind: "danger",
+      cancel: close,
+      send: async () => {
+        await account.post("/second-factor/remove", { code: code.read() });
+        close();
+        changed();
+      },
+    });
+  });
+}
