@@ -28,7 +28,7 @@ ONE_IN_A_TURN = "one by one"
 NO_SOCKETS = "without sockets"
 # Penstock's own p99 without an attack.
 NO_ATTACK = "without the attack"
-# By so much a worker may grow under any attack: 128 MiB of held replies (`server.max_held_bytes`), and as much again for the
+# The most that a worker may grow under any attack: 128 MiB of held replies (`server.max_held_bytes`), and as much again for the
 # buffers of connections and the allocator.
 MAX_GROWTH_MIB = 256
 # The same block matched against few watched addresses.
@@ -41,7 +41,7 @@ HUGE = 2 * 1024 * 1024
 # The round trip to a remote upstream.
 FAR_MS = 40
 GZIP = {"Accept-Encoding": "gzip"}
-# The stub of limited capacity: each call takes so long, and so many are worked on at a time.
+# The stub of limited capacity: the time that each call takes, and how many it works on at a time.
 LIMITED_MS = 100
 LIMITED_AT_ONCE = 64
 OVERLOAD = 4

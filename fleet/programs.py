@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NETWORK = "dev/mainnet"
 PEPPER = "pepper-of-a-fleet-on-one-machine"
 SENTINEL_NAME = "penstock"
-# Where Debian has programs for administrators.
+# Debian's directory of programs for administrators.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
 # How long a part may take to start: all start at once, on one machine.
 START_S = 120.0

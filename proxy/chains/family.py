@@ -229,7 +229,7 @@ class ProofSource(Protocol):
         """Whether enough upstreams have this block at this height."""
 
     async def off_loop(self, check: Callable[..., T], *values: Any) -> T:
-        """Run a check that takes long beside the event loop."""
+        """Run a slow check outside the event loop."""
 
 
 class Prover(Protocol):

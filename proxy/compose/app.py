@@ -122,7 +122,7 @@ class App:
         self._server: asyncio.Server | None = None
 
     def _fleet(self, windows: Windows) -> FleetFeature | None:
-        """What this host shares with others, if a Valkey for limits is configured."""
+        """The state that hosts share, if a Valkey for limits is configured."""
         if not isinstance(windows, LeasedWindows):
             return None
         return FleetFeature(self.settings, windows, self.memory, self.pool)
@@ -221,7 +221,7 @@ class App:
         self.web.add_routes([web.get(SOCKET_PATH, Handshake(gate, resolver, self.sockets).answer, allow_head=False)])
 
     def _build_front(self) -> None:
-        """What every connection starts with, before aiohttp."""
+        """The state that all connections of the hot path share."""
         self.front = FrontContext(
             self._head_reader(),
             self.rpc,

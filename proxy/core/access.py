@@ -29,7 +29,7 @@ _FORM = re.compile(r"svc_(?:live|test)_[0-9A-Za-z]{36}", re.ASCII)
 SCOPES = ("rpc:read", "rpc:write", "data:read", "wallets:manage", "webhooks:manage", "gas:manage", "bundler:send")
 SCOPE_BIT = {name: 1 << place for place, name in enumerate(SCOPES)}
 ALL_SCOPES = (1 << len(SCOPES)) - 1
-# One in so many good requests of an account is recorded, unless its plan says otherwise.
+# One in this many good requests of an account is recorded, unless its plan says otherwise.
 USUAL_SAMPLE = 100
 
 
@@ -192,7 +192,7 @@ class Account:
         # The remaining daily quota beyond the lease, as last read: other workers may have used some since.
         self.remaining = day_limit
         self.exhausted = exhausted
-        # One in so many good requests is recorded (0: none), how many are left until the next one, and whether with params.
+        # One in this many good requests is recorded (0: none), how many are left until the next one, and whether with params.
         self.sample_every = sample_every
         self.unsampled = sample_every
         self.records_params = False
@@ -254,7 +254,7 @@ class Key:
         self.account = account
         # Whether the account had a daily limit when this was made: one that gets or loses it has new keys.
         self.counts_day = account.day_limit > 0
-        # The same for recording params: such calls take the long path, where their params are at hand.
+        # The same for recording params: such calls take the long path, which reads their params.
         self.records_params = account.records_params
         self.rate = rate
         self.own_rate = own_rate

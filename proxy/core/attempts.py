@@ -69,7 +69,7 @@ def judge(
 def pause_s(
     form: Format, failures: int, *, wait_s: float = 0.0, schedule: tuple[float, ...] | None = None
 ) -> float | None:
-    """The seconds until the next attempt, after so many failures; None after the last. Not less than the receiver asks for."""
+    """Seconds until the next attempt, after this many failures; None after the last. At least the receiver's Retry-After."""
     delays = SCHEDULES[form] if schedule is None else schedule
     return max(delays[failures - 1], min(wait_s, LONGEST_S)) if failures <= len(delays) else None
 

@@ -12,7 +12,7 @@ import re
 from proxy.core import jsonrpc
 from proxy.core.jsonrpc import MAX_DEPTH, PARSE_ERROR, TOO_DEEP, MalformedCall, RawCall
 
-# A step looks at so many brackets for each of its items, and stops after so many bytes if its items are not longer.
+# A step looks at this many brackets for each of its items, and stops after this many bytes unless an item is longer.
 _BRACKETS_PER_ITEM = 2
 _STEP_BYTES = 8192
 # Bytes that are searched for the next bracket at once.
@@ -59,7 +59,7 @@ class BatchReader:
         return f"<BatchReader {self.count} items, {'done' if self.is_done else f'{len(self._body) - self._at} bytes left'}>"
 
     def read(self, count: int) -> list[RawCall | MalformedCall]:
-        """Up to so many more items, each as a call or as its error. Raises MalformedCall if the body is not a batch."""
+        """Up to this many more items, each as a call or as its error. Raises MalformedCall if the body is not a batch."""
         found: list[RawCall | MalformedCall] = []
         end = self._at + _STEP_BYTES
         for _ in range(count * _BRACKETS_PER_ITEM):

@@ -340,7 +340,7 @@ def _field(place: int) -> str:
 
 @cache
 def _shape(count: int) -> type[_Set]:
-    """The record of so many results."""
+    """The record of a number of results."""
     fields = [(_field(place), bytes) for place in range(count)]
     return cast(type[_Set], msgspec.defstruct("_Set", fields, bases=(_Set,), gc=False))
 

@@ -1,8 +1,8 @@
 """How many calls an upstream is given at a time, learnt from how long it takes to answer them.
 
-The operator sets the most. An upstream that cannot work on so many at a time queues them itself: each answer then takes longer,
-and the throughput does not grow. So the limit follows the latency (a *gradient*): it grows while answers are about as fast as
-with half as many calls, and shrinks in proportion when they are slower.
+The operator sets the most. An upstream that cannot work on that many at a time queues them itself: each answer then takes
+longer, and the throughput does not grow. So the limit follows the latency (a *gradient*): it grows while answers are about as
+fast as with half as many calls, and shrinks in proportion when they are slower.
 
 The latency to compare with is measured, not assumed, because it depends on what clients ask for: now and then the limit is
 halved for a moment, and halved again for as long as that makes answers plainly faster. Only calls that had to wait
@@ -19,9 +19,9 @@ LEAST_SHARE = 0.125
 TOLERANCE = 1.3
 # Halving the limit was right if answers then take less than this share of the time.
 FASTER = 0.8
-# A window of observations holds at least so many, or as many as the limit. A smaller limit is not worth measuring.
+# A window of observations holds at least this many, or as many as the limit. A smaller limit is not worth measuring.
 SMALLEST_WINDOW = 8
-# How often the limit is halved for a moment: that long, or so many times the latency.
+# How often the limit is halved for a moment: after this time, or after this multiple of the latency.
 MEASURE_EVERY_S = 10.0
 MEASURE_EVERY = 30.0
 # After that long without an observation the calls are other ones: a measurement under way starts again.

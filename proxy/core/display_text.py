@@ -12,7 +12,7 @@ SYMBOL, NAME, DESCRIPTION = 64, 256, 10_000
 
 
 def cleaned(text: str | None, limit: int) -> str | None:
-    """The text, cleaned and truncated to so many characters; None if nothing is left."""
+    """The text, cleaned and truncated to this many characters; None if nothing is left."""
     if text is None:
         return None
     if text.isprintable() and 0 < len(text) <= limit and "  " not in text and text[0] != " " != text[-1]:

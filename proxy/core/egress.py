@@ -55,7 +55,7 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 
 
 class EgressPolicy:
-    """Addresses that the operator allows beside the public internet, and addresses denied in any case."""
+    """Addresses that the operator allows besides the public internet, and addresses denied in any case."""
 
     __slots__ = ("allow", "deny")
 

@@ -25,7 +25,7 @@ SLOWEST_BODY, FASTEST_BODY = 16, 1 << 30
 # Delayed events of a socket wait in memory.
 LONGEST_DELAY_MS = 60_000
 MOST_EVENTS = 1000
-# The events of so many blocks are kept to be sent again.
+# The events of this many blocks are kept to be sent again.
 MOST_REORG = 64
 # Each copy of a delivery is one more request to its receiver.
 MOST_COPIES = 5
@@ -151,7 +151,7 @@ FAULTS = (
     ),
     FaultPart(
         "stale", "stale", _count(MOST_STALE), "stale=5", ("JSON-RPC", "sockets"),
-        "Answer calls at `latest` as of so many blocks before.",
+        "Answer calls at `latest` as of this many blocks before.",
     ),
     FaultPart("reset", "reset", None, "reset", _CALLS, "Reset the connection instead of a reply."),
     FaultPart(
@@ -163,7 +163,7 @@ FAULTS = (
     ),
     FaultPart(
         "drop", "drop", _count(MOST_EVENTS), "drop=3", _EVENTS,
-        "Reset the connection after so many events of its subscriptions.",
+        "Reset the connection after this many events of its subscriptions.",
     ),
     FaultPart(
         "delay", "delay_ms", _period(LONGEST_DELAY_MS), "delay=2s", ("sockets", "webhooks"),
@@ -171,12 +171,12 @@ FAULTS = (
     ),
     FaultPart(
         "reorg", "reorg", _count(MOST_REORG), "reorg=2", _EVENTS,
-        "After every so many blocks with events, take them back: logs come again with `removed`, newest first, then all"
+        "Each time this many blocks have had events, take them back: logs come again with `removed`, newest first, then all"
         " of them as new. Heads come again.",
     ),
     FaultPart(
         "duplicate", "duplicate", _count(MOST_COPIES), "duplicate=1", _DELIVERIES,
-        "Deliver each event so many times more, with the same id.",
+        "Deliver each event this many times more, with the same id.",
     ),
     FaultPart(
         "correction", "correction", None, "correction", _DELIVERIES,
@@ -251,7 +251,7 @@ def affects(plan: FaultPlan, event_id: str) -> bool:
 
 
 def aged(body: bytes, tip: int, blocks: int) -> bytes:
-    """The request with `latest` replaced by a block so many below the tip."""
+    """The request with `latest` replaced by a block this far below the tip."""
     return body.replace(b'"latest"', b'"%b"' % hex(max(0, tip - blocks)).encode())
 
 

@@ -181,7 +181,7 @@ def most_voted(votes: Sequence[tuple[UpstreamHealth, str]]) -> list[str]:
 
 
 def preferred(tied: Sequence[str], votes: Sequence[tuple[UpstreamHealth, str]]) -> str:
-    """Of branches with equally many votes, neither of which is known to be false: the longer one, else the one in use."""
+    """The longest of branches with equal votes, none of which is known to be false; if they are equal, the one in use."""
     best = max(
         [vote for vote in votes if vote[1] in tied],
         key=lambda vote: (vote[0].head, vote[0].standing == "good", -vote[0].index),

@@ -23,7 +23,7 @@ _MOST_COUNTED = 20_000
 
 
 def is_deeper(data: bytes, most: int) -> bool:
-    """Whether brackets outside of strings are nested deeper than this, or are so many that it takes too long to find out."""
+    """Whether brackets outside of strings are nested deeper than this, or are too many to find out in time."""
     if len(data) <= most or _openers(data, b"[", most) + _openers(data, b"{", most) <= most:
         return False
     if data.count(b"[") + data.count(b"{") > _MOST_OPENERS:

@@ -34,7 +34,7 @@ class RangeSize:
         self._good = 0
 
     def read(self, blocks: int, logs: int) -> None:
-        """So many blocks had so many logs."""
+        """Learn how many logs a range of blocks had."""
         self._good += 1
         if self._good >= PATIENCE:
             self._good = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# Retries that each client has for itself when the shared savings are spent: so many at once, and so many a second.
+# Retries that each client has for itself when the shared savings are spent: this many at once, and this many a second.
 OWN_RETRIES = 20
 OWN_RETRIES_PER_S = 10.0
 # Bounds memory. Beyond this the client that spent its own retries first has all of them again.

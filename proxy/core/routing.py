@@ -25,10 +25,10 @@ EQUALLY_FAST = 1.5
 HEDGE_QUANTILE = 0.95
 HEDGE_FLOOR_S = 0.05
 HEDGE_CEILING_S = 2.0
-# What is given up, one after the other, if no upstream meets all needs of a call: a head that is behind, a lag, an archive that
-# is none by its settings, and last a method that an upstream said it does not have: it knows best, and its error is a reply.
-# Each line: whether the head still counts, whether a lag is accepted, whether the archive still counts, and whether a missing
-# method is accepted. With each line first the upstreams whose breaker is closed are asked, then those where it is open softly.
+# If no upstream meets all needs of a call, they are given up one after the other: the head, a small lag, an archive by its
+# settings, and last a method that the upstream said it does not have, because its own error is then the best reply. Each line:
+# whether the head still counts, whether a lag is accepted, whether the archive still counts, and whether a missing method is
+# accepted. For each line, upstreams with a closed breaker come first, then those whose breaker is softly open.
 Concession = tuple[bool, bool, bool, bool]
 CONCESSIONS: Final[tuple[Concession, ...]] = (
     (True, False, True, False),
@@ -42,7 +42,7 @@ CONCESSIONS: Final[tuple[Concession, ...]] = (
 
 
 class UpstreamNeeds:
-    """What a call needs of its upstream. `tried` is a bit set of indexes to pass over; `head` the least head it must have."""
+    """The needs of a call. `tried` is a bit set of indexes to pass over; `head` the least head it must have."""
 
     __slots__ = ("archive", "head", "may_lack", "may_lag", "method", "softly", "tried")
 

@@ -152,7 +152,7 @@ def quantile_ms(took: Sequence[int], share: float) -> float | None:
 
 
 def step_of(seconds: float) -> UsageStep:
-    """The step for a chart of so many seconds."""
+    """The step for a chart of this many seconds."""
     return next((step for most, step in _AUTO if seconds <= most), "day")
 
 

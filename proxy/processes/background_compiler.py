@@ -1,4 +1,4 @@
-"""Compiles the hot path beside the running service, once for each version, if this machine has the tools for it.
+"""Compiles the hot path while the service runs, once for each version, if this machine has the tools for it.
 
 The compiler runs at the lowest priority, and one at a time for each user of the machine. Processes that start afterwards use
 the result. Without the tools the service runs from its sources, which one line of the log says.

@@ -52,7 +52,7 @@ class SupervisedProcess:
         self.certificates = certificates
         self.name = name
         self._is_stopping = False
-        # How long the process has not been heard, in whole steps.
+        # How long the process has been silent, in whole steps.
         self._silent_s = 0.0
         self.settings = settings
         self.pid = process.pid

@@ -1,4 +1,4 @@
-"""What was done in each account, and by whom, in Postgres."""
+"""The record of changes to each account and their authors, in Postgres."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class FleetCounts:
         self._counts = counts
         self._host = host
         self._hosts = hosts
-        # Open sockets and subscriptions of other hosts, as last heard.
+        # Open sockets and subscriptions of other hosts, as last reported.
         self._others: dict[_Place, int] = {}
         self._changed: set[_Place] = set()
 

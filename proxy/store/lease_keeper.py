@@ -42,7 +42,7 @@ class SlotAsks:
         return f"<SlotAsks {len(self.waiting)} waiting, {self.under_way} under way>"
 
     def take(self) -> tuple[Need, list[Callable[[], None]]]:
-        """What to ask for now, and the calls to try again after the reply."""
+        """The tokens to request now, and the calls to try again after the reply."""
         (requests, units), self.hint = self.hint, (0.0, 0.0)
         waiting, self.waiting = self.waiting, []
         needs = [need for need, _ in waiting]

@@ -30,7 +30,7 @@ ASK: Final = -1.0
 # Tokens for this long, or for this many round trips, are asked for in advance; with half of that left, more are.
 AHEAD_S: Final = 0.05
 AHEAD_ROUND_TRIPS: Final = 3.0
-# At least so much of a second's worth is asked for in advance: calls of a host with little traffic come in bunches, too.
+# At least this part of a second's worth is requested in advance: calls of a host with little traffic come in bunches, too.
 LEAST_AHEAD_S: Final = 0.02
 # The demand follows within this time, and grants of the past count for this long.
 DEMAND_S: Final = 0.1
@@ -443,7 +443,7 @@ class LeasedWindows(Windows):
 
 
 def records_of(fd: int, start: int, slots: int) -> memoryview[float]:
-    """Map the records of so many slots. The file only grows."""
+    """Map the records of this many slots. The file only grows."""
     size = slots * RECORD_BYTES
     fcntl.lockf(fd, fcntl.LOCK_EX)
     try:

@@ -1,4 +1,4 @@
-"""Where Valkey or Redis is.
+"""The address of Valkey or Redis.
 
     valkey://user:password@host:6379/0                 one server; redis:// means the same, valkeys:// and rediss:// use TLS
     valkey://host1:6379,host2:6379                     several: the nodes of a Cluster, or servers of which one takes writes

@@ -26,7 +26,7 @@ def plan_for(directives: Directives | None) -> FaultPlan | None:
 
 
 async def before(plan: FaultPlan, request: web.Request) -> None:
-    """What happens instead of the request, or before it. Raises the fault of the plan."""
+    """Delay or replace the request as the plan says. Raises the fault of the plan."""
     if plan.latency_ms:
         await asyncio.sleep(plan.latency_ms / 1000)
     if plan.reset:

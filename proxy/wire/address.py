@@ -22,7 +22,7 @@ P = TypeVar("P", bound=asyncio.Protocol)
 
 @dataclass(frozen=True, slots=True)
 class UpstreamAddress:
-    """Where an upstream is, and the start of every request to it."""
+    """The address of an upstream, and the start of every request to it."""
 
     host: str
     port: int

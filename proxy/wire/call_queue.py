@@ -19,10 +19,10 @@ from proxy.wire.waiting_calls import WaitingCall, WaitingCalls, patience_s
 
 # Calls that may wait, of all clients.
 MAX_WAITING = 4096
-# One of so many places is reserved, one at least unless there are very few.
+# One of this many places is reserved, and at least one unless there are very few.
 RESERVE_SHARE: Final = 32
 TINY: Final = 8
-# A call that was given up counts for as long as this share of calls takes at most, and never longer than so many seconds.
+# A call that was given up counts for as long as this share of calls takes at most, and never longer than this many seconds.
 ABANDONED_QUANTILE: Final = 0.95
 LONGEST_ABANDONED_S: Final = 10.0
 
@@ -62,7 +62,7 @@ class CallQueue:
         return self._crowded_since > 0.0
 
     def room(self, used: int) -> int:
-        """How many more calls the upstream may be given, if so many places are used."""
+        """How many more calls the upstream may be given while this many places are used."""
         return self.limit.allowed - used - len(self._abandoned)
 
     def is_full(self, used: int) -> bool:
@@ -189,7 +189,7 @@ class CallQueue:
                 waiting.sink = successor
 
     def _is_beyond_share(self, call: WaitingCall) -> bool:
-        """Whether the call could not be served in time: of each client so many may wait as will be served until then."""
+        """Whether the call could not be served in time: as many of each client may wait as will be served until then."""
         latency_s = self.limit.latency_s
         if not latency_s or not call.client:
             return False

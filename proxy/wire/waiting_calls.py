@@ -17,8 +17,8 @@ from proxy.wire.upstream import ReplySink
 
 # How long a call may wait for a connection.
 PATIENCE_S: Final = 0.3
-# How long under overload: so many times as long as the upstream takes to answer a call, but not less than the least. At one and
-# a half times, calls that are served take less than three times as long as without overload.
+# How long under overload: this multiple of the upstream's time to answer a call, but not less than the least. At one and a half
+# times, calls that are served take less than three times as long as without overload.
 OVERLOAD_PATIENCE: Final = 1.5
 LEAST_PATIENCE_S: Final = 0.02
 # Our own calls, which have no client that could repeat them, may wait longer.
@@ -26,7 +26,7 @@ OWN_PATIENCE_S: Final = 5.0
 
 
 def patience_s(crowded_s: float, latency_s: float) -> float:
-    """How long calls may wait, if calls have been waiting for so long. `latency_s`: 0.0 if it is unknown."""
+    """How long calls may wait, if calls have been waiting for this long. `latency_s`: 0.0 if it is unknown."""
     if crowded_s < PATIENCE_S or not latency_s:
         return PATIENCE_S
     return min(max(OVERLOAD_PATIENCE * latency_s, LEAST_PATIENCE_S), PATIENCE_S)
@@ -74,7 +74,7 @@ class WaitingCalls:
         self._size += 1
 
     def exceeds_share(self, client: str, bound: int) -> bool:
-        """Whether one more call of the client would be more than its share of so many places."""
+        """Whether one more call of the client would be more than its share of these places."""
         calls = self._by_client.get(client)
         if calls is None:
             return False

@@ -136,7 +136,7 @@ def aggregated(data: bytes | None, count: int) -> list[bytes | None] | None:
     if data is None or uint(data) != WORD or uint(data, 1) != count or len(data) < start + count * WORD:
         return None
     found: list[bytes | None] = []
-    whole = left = len(data)  # results do not overlap: so many bytes and no more are copied
+    whole = left = len(data)  # results do not overlap, so no more bytes than these are copied
     for offset in struct.unpack_from(f">{_SHORT * count}", data, start):
         end = start + offset + 3 * WORD
         if end > whole:

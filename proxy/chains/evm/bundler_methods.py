@@ -15,8 +15,8 @@ SEND = "eth_sendUserOperation"
 ESTIMATE = "eth_estimateUserOperationGas"
 BY_HASH = "eth_getUserOperationByHash"
 RECEIPT = "eth_getUserOperationReceipt"
-# ERC-7769, from -32500 (the EntryPoint refuses) to -32508 (the paymaster cannot pay), and what bundlers use beside it: -32521,
-# the call would revert.
+# ERC-7769, from -32500 (the EntryPoint refuses) to -32508 (the paymaster cannot pay), and one that bundlers use as well:
+# -32521, the call would revert.
 VERDICTS = frozenset((*range(-32508, -32499), -32521))
 
 

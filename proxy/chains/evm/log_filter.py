@@ -61,7 +61,7 @@ class LogFilter(msgspec.Struct, frozen=True, gc=False):
         return all(not wanted or topic in wanted for wanted, topic in zip(self.topics, log.topics, strict=False))
 
     def params(self) -> dict[str, Any]:
-        """As `eth_getLogs` takes it, beside the range."""
+        """As `eth_getLogs` takes it, without the range."""
         found: dict[str, Any] = {}
         if self.addresses:
             found["address"] = self.addresses

@@ -103,7 +103,7 @@ def _object_ref(raw: bytes) -> BlockRef:
 
 
 def _by_hash(refs: list[BlockRef]) -> BlockRef:
-    """Of several blocks, or of something that is not a hash, the block is unknown."""
+    """The block is unknown if there are several, or if it is not a hash."""
     return refs[0] if len(refs) == 1 and refs[0].kind == "hash" else _UNKNOWN
 
 

@@ -201,7 +201,7 @@ def _of_price(rules: Rules, asked: PolicyOperation) -> Refusal | None:
 
 
 def overpriced(max_fee_wei: int, *, fast_wei: int) -> Refusal | None:
-    """Applies whatever the rules are. `fast_wei`: the maximum fee of the current "fast" estimate."""
+    """Applies under all rules. `fast_wei`: the maximum fee of the current "fast" estimate."""
     most = MOST_TIMES_FAST * fast_wei
     if max_fee_wei <= most:
         return None

@@ -45,7 +45,7 @@ KINDS: dict[str, WatchKind] = {
 CATEGORIES: dict[int, Category] = {FUNGIBLE: "erc20", 721: "erc721", 1155: "erc1155"}
 # More pairs of contract and token than these are found by the contract alone.
 MOST_PAIRS = 1024
-# Bits for each address in `Marks`, when they are made; they are rebuilt at half as many. One in so many addresses that are
+# Bits for each address in `Marks`, when they are made; they are rebuilt at half as many. One in this many addresses that are
 # not watched is looked up for nothing. More would not fit where a processor has them at hand.
 SPARSE = 16
 # Two bits of a byte, in as many ways as there are, some of them twice.

@@ -28,7 +28,7 @@ def parse(text: str) -> bytes | None:
 
 
 def decoded(text: str, size: int) -> bytes | None:
-    """The bytes of a text in base 58, if it has exactly so many. Longer texts than such bytes can have are not read."""
+    """The bytes of a text in base 58, if it has exactly this many. Longer texts than such bytes can have are not read."""
     if len(text) > size * 11 // 8 + 1:
         return None
     number = 0

@@ -43,7 +43,7 @@ CHECK_S = 5.0
 SOON_S = 0.05
 # How soon to check again while only receivers of other deliverers have due deliveries.
 OTHERS_S = 0.5
-# With more attempts in progress than this, results are stored together: up to so many, or all that finish within this time.
+# With more attempts in progress than this, results are stored together: up to this many, or all that finish within this time.
 # One statement per result would cost more than the delivery.
 BATCH, GATHER_S = 48, 0.005
 # How long the list of webhooks with due deliveries is reused without a notification.

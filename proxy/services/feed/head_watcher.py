@@ -28,7 +28,7 @@ SHORTEST_POLL_S = 0.2
 LONGEST_POLL_S = 2.0
 # A source counts as behind once other upstreams have had a newer block for this long.
 LAG_S = 3.0
-# The other upstreams are queried after so many block times without a new block.
+# The other upstreams are queried after this many block times without a new block.
 QUIET_BLOCKS = 3
 # How long one stride over a gap may take.
 STRIDE_S = 15.0

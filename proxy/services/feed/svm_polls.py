@@ -1,4 +1,4 @@
-"""What each kind of Solana subscription is read from when no upstream streams it.
+"""The calls that replace each kind of Solana subscription when no upstream streams it.
 
 A poll keeps what it saw last and turns the next reply into events. The first reply is the state before the subscription and
 makes none. A reply of an earlier slot than the last one comes from an upstream that is behind and is ignored.
@@ -140,7 +140,7 @@ class SlotPoll:
 
 
 class SlotsUpdatePoll:
-    """What becomes of each slot: it is completed, then confirmed, then rooted. `now_ms` is the time of notifications."""
+    """The stages of each slot: it is completed, then confirmed, then rooted. `now_ms` is the time of notifications."""
 
     TYPES: Mapping[str, bytes] = {
         "processed": b"completed",

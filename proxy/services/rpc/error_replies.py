@@ -1,4 +1,4 @@
-"""What an upstream's error means: for the health of the upstream, and for the caller."""
+"""The meaning of an upstream's error, for the health of the upstream and for the caller."""
 
 from __future__ import annotations
 

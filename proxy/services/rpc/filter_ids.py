@@ -133,7 +133,7 @@ class _TagWriter(WholeResultWaiter):
 
 
 class _LogsPoll(WholeResultWaiter):
-    """Reads the logs of a filter with an ordinary call if its upstream refuses to return so many at once, or may not have the
+    """Reads the logs of a filter with an ordinary call if its upstream refuses to return that many at once, or may not have the
     last blocks."""
 
     def __init__(self, caller: Caller, route: Route, same: MethodPolicy, params: bytes, upstream: Upstream) -> None:

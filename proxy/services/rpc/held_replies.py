@@ -46,7 +46,7 @@ class HeldReplies:
         return self.total + size <= self.most and held + size <= self.most // 2
 
     def take(self, account: str, size: int) -> bool:
-        """Count so many bytes. False if there is no room for them."""
+        """Count these bytes. False if there is no room for them."""
         if not self.has_room(account, size):
             return False
         self.take_anyway(account, size)
@@ -67,7 +67,7 @@ class HeldReplies:
             self._wake()
 
     def may_wait(self, size: int) -> bool:
-        """Whether there can ever be room for so much."""
+        """Whether there can ever be room for this many bytes."""
         return size <= self.most // 2
 
     def wait(self, account: str, take: Callable[[], bool]) -> None:
@@ -121,7 +121,7 @@ class ReplyShare:
         return self._replies.per_reply
 
     def take(self, size: int) -> bool:
-        """Whether so many bytes more may be held."""
+        """Whether this many more bytes may be held."""
         held = self._held + size
         if held > FREE_BYTES:
             if not self._replies.take(self._account, held - self._counted):

@@ -329,5 +329,5 @@ def _no_method(name: str) -> bytes:
 
 
 def fault_of(why: Fault | MalformedCall) -> Fault:
-    """What an HTTP client receives for a request that is refused."""
+    """The fault that an HTTP client receives for a refused request."""
     return why if isinstance(why, Fault) else InvalidRequest(why.message, details={"rpc_code": why.code})

@@ -25,7 +25,7 @@ from proxy.store.policies import Policy, PolicyStore, absent
 __all__ = ("EffectivePolicy", "LimitMeter", "Policy", "PolicyService", "PolicySpend", "UserMeter", "read_rules")
 
 # Bounds the memory of cached policies by the entries of their lists: some megabytes for four lists of ten thousand entries.
-# The rest of a policy counts as so many entries.
+# The rest of a policy counts as this many entries.
 MAX_CACHED_ENTRIES = 100_000
 OTHER_ENTRIES = 50
 # A selector is the hash of a signature with the full type names: uint256, not uint.

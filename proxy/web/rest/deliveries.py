@@ -12,7 +12,7 @@ from proxy.errors import InvalidRequest, NotFound
 from proxy.services.delivery.history import STATES, Attempt, Delivery, DeliveryHistory, Webhook, WebhookHealth
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
-# A webhook is failing if none of its last attempts, so many at most, was delivered.
+# A webhook is failing if none of its last attempts, up to this many, was delivered.
 FAILING_AFTER = 5
 _WORDS = {state: word for word, state in STATES.items()}
 

@@ -255,7 +255,7 @@ const UNKNOWN = "other";
 const NAMES = { [NO_NETWORK]: "No network", [UNKNOWN]: "Unknown methods" };
 const labelOf = ({ name, label, isRest }) => (isRest ? "other" : NAMES[name] ?? (label || name || "None"));
 
-/* After so many groups the last one is the sum of all others. */
+/* After this many groups the last one is the sum of all others. */
 function markRest({ series }, top) {
   if (series.length > top) series.at(-1).isRest = true;
 }
