@@ -51,6 +51,7 @@ MODULES = (
     "proxy.services.rpc.streamed_results",
     "proxy.services.rpc.upstream_batch",
     "proxy.services.rpc.upstream_choice",
+    "proxy.store.lease_records",
     "proxy.store.leased_windows",
     "proxy.store.upstream_windows",
     "proxy.store.windows",

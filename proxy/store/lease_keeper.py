@@ -11,7 +11,8 @@ from typing import Any
 import hiredis
 
 from proxy.core.limits import BucketRates
-from proxy.store.leased_windows import AHEAD_ROUND_TRIPS, AHEAD_S, RETURN_S, LeasedWindows, LeaseGrant
+from proxy.store.lease_records import LeaseGrant
+from proxy.store.leased_windows import AHEAD_ROUND_TRIPS, AHEAD_S, RETURN_S, LeasedWindows
 from proxy.store.valkey_link import LATE_S, ValkeyLink
 
 LEASE = "penstock_lease_1"

@@ -13,16 +13,43 @@ as many as there are hosts.
 
 from __future__ import annotations
 
-import fcntl
 import math
-import mmap
-import os
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 from proxy.core.limits import TOLERANCE_S, BucketRates
 from proxy.store import robust_mutexes
 from proxy.store.host_memory import LEASES_AT
+from proxy.store.lease_records import (
+    ALL,
+    ANSWERED_AT,
+    ASKED_UNTIL,
+    BASE_R,
+    BASE_U,
+    CELLS,
+    DEMAND_R,
+    DEMAND_U,
+    DRY_UNTIL,
+    EDGE_R,
+    EDGE_U,
+    FLEET_EDGE,
+    MINE,
+    MINE_AT,
+    NEW_SLOT,
+    NEW_UNTIL,
+    OLD_R,
+    OLD_SLOT,
+    OLD_U,
+    READY_R,
+    READY_U,
+    REPORTED_AT,
+    RESERVE_R,
+    RESERVE_U,
+    UNTIL,
+    LeaseGrant,
+    LeaseReport,
+    records_of,
+)
 from proxy.store.windows import FIRST_SLOTS, STRIPES, Windows
 
 # `take` returns this if the caller has to wait for a lease.
@@ -42,77 +69,9 @@ RETURN_S: Final = 0.35
 # An ask without a reply is forgotten after this time, if its worker has died.
 ASK_LIVES_S: Final = 0.1
 
-# The numbers of a record. The first three are all that a warm `take` needs.
-READY_R: Final = 0
-READY_U: Final = 1
-UNTIL: Final = 2
-RESERVE_R: Final = 3
-RESERVE_U: Final = 4
-# The tokens that were there after the last report.
-BASE_R: Final = 5
-BASE_U: Final = 6
-# The tokens of the older slot among those.
-OLD_SLOT: Final = 7
-OLD_R: Final = 8
-OLD_U: Final = 9
-NEW_SLOT: Final = 10
-NEW_UNTIL: Final = 11
-DRY_UNTIL: Final = 12
-ASKED_UNTIL: Final = 13
-DEMAND_R: Final = 14
-DEMAND_U: Final = 15
-REPORTED_AT: Final = 16
-# Grants to this host and to all hosts, of late.
-MINE: Final = 17
-MINE_AT: Final = 18
-ALL: Final = 19
-ANSWERED_AT: Final = 20
-# The host's own buckets while Valkey is away.
-EDGE_R: Final = 21
-EDGE_U: Final = 22
-# The edge of the request bucket in Valkey, by this host's clock.
-FLEET_EDGE: Final = 23
-CELLS: Final = 24
-RECORD_BYTES: Final = 8 * CELLS
-
 _lock = robust_mutexes.lock
 _unlock = robust_mutexes.unlock
 _adopt = robust_mutexes.adopt
-
-
-class LeaseReport(NamedTuple):
-    """What a worker asks for, what was spent since the last report, and what is returned. Tokens are whole; the rest is in
-    seconds."""
-
-    must_r: int
-    must_u: int
-    want_r: int
-    want_u: int
-    old_slot: int
-    old_spent_r: float
-    old_spent_u: float
-    old_returned_r: float
-    old_returned_u: float
-    new_slot: int
-    new_spent_r: float
-    new_spent_u: float
-    new_returned_r: float
-    new_returned_u: float
-
-
-class LeaseGrant(NamedTuple):
-    """Valkey's reply. Amounts in seconds."""
-
-    granted_r: float
-    granted_u: float
-    until: float
-    wait_s: float
-    slot: int
-    # Requests granted to this host now, and to all hosts of late.
-    requests: int
-    all_requests: float
-    # What Valkey's bucket still holds.
-    there_s: float
 
 
 class LeasedWindows(Windows):
@@ -440,18 +399,6 @@ class LeasedWindows(Windows):
 
     def __repr__(self) -> str:
         return f"<LeasedWindows {self.slots} slots, Valkey {'away' if self.away else 'up'}>"
-
-
-def records_of(fd: int, start: int, slots: int) -> memoryview[float]:
-    """Map the records of this many slots. The file only grows."""
-    size = slots * RECORD_BYTES
-    fcntl.lockf(fd, fcntl.LOCK_EX)
-    try:
-        if os.fstat(fd).st_size < start + size:
-            os.ftruncate(fd, start + size)
-    finally:
-        fcntl.lockf(fd, fcntl.LOCK_UN)
-    return memoryview(mmap.mmap(fd, size, offset=start)).cast("d")
 
 
 def _tokens(seconds: float, cost_s: float) -> int:
