@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import zlib
 from typing import Any
@@ -15,6 +16,7 @@ from proxy.core.encodings import TooMuchData, deflate_message, inflate_message
 from proxy.web.websocket import frames
 from proxy.web.websocket.extensions import acceptance, window_bits
 from proxy.web.websocket.frames import FrameReader, ProtocolViolation
+from tests.client_scripts import run_script
 from tests.http_client import rpc
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import Scripted, answer, http, replies
@@ -97,6 +99,11 @@ def by_size(asked: Any) -> bytes:
     return http(answer(asked, result="ab" * (asked["params"][0] // 2)))
 
 
+def random_by_size(asked: Any) -> bytes:
+    """Digits that take a while to decompress."""
+    return http(answer(asked, result=os.urandom(asked["params"][0] // 2).hex()))
+
+
 def url_of(worker: Worker) -> str:
     return f"ws://127.0.0.1:{worker.port}/v1/ws/{LIVE}?apiKey={worker.keys['main']}"
 
@@ -154,3 +161,12 @@ async def test_nothing_is_negotiated_if_it_is_turned_off() -> None:
         assert "Sec-WebSocket-Extensions" not in client.response.headers  # type: ignore[union-attr]
         await client.send(rpc("net_listening", [5000]).decode())
         assert len(orjson.loads(await client.recv())["result"]) == 5000
+
+
+@on_uvloop
+async def test_client_that_decompresses_in_the_background_sees_the_close_frame() -> None:
+    async with Scripted(replies(random_by_size)) as upstream, running_worker(upstream.url, **NO_CACHE) as worker:
+        task = {"socket_url": url_of(worker), "calls": 30, "size": 60_000, "code": 3500}
+        seen = await asyncio.to_thread(run_script, "node_close.mjs", task, within_s=60)
+    assert "permessage-deflate" in seen["extensions"]
+    assert (seen["code"], seen["clean"]) == (3500, True)

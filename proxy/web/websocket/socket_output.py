@@ -24,10 +24,11 @@ _monotonic = time.monotonic
 class FlushQueue:
     """The sockets of a worker that have frames to write."""
 
-    __slots__ = ("_loop", "_paused_at", "_slice", "_written", "dirty")
+    __slots__ = ("_loop", "_paused_at", "_slice", "_written", "dirty", "now")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.now = loop.time
         self.dirty: list[SocketOutput] = []
         # How many of `dirty` have been written to, how many are next, and when the last slice was done.
         self._written = 0
@@ -77,7 +78,7 @@ class SocketOutput:
     """The sending side of one socket."""
 
     __slots__ = (
-        "_is_plain", "_max_unread", "_on_overflow", "_shares", "compress_from", "fd", "is_closing", "is_direct",
+        "_is_plain", "_max_unread", "_on_overflow", "_shares", "compress_from", "deflated_at", "fd", "is_closing", "is_direct",
         "pending", "queue", "stalled_since", "transport", "window_bits",
     )  # fmt: skip
 
@@ -95,6 +96,8 @@ class SocketOutput:
         size from which messages are compressed, if the client accepts that and has a window."""
         self.compress_from = compress_from if compress_from and window_bits else NEVER
         self.window_bits = window_bits
+        # When a reply was last compressed, in the loop's time.
+        self.deflated_at = 0.0
         self.queue = queue
         self.transport: asyncio.Transport | None = transport
         self._max_unread = max_unread
@@ -133,7 +136,11 @@ class SocketOutput:
 
     def message(self, payload: bytes) -> bytes:
         """The frame of a message."""
-        return deflated_frame(payload, self.window_bits) if len(payload) >= self.compress_from else frame(payload)
+        return self._deflated(payload) if len(payload) >= self.compress_from else frame(payload)
+
+    def _deflated(self, payload: bytes) -> bytes:
+        self.deflated_at = self.queue.now()
+        return deflated_frame(payload, self.window_bits)
 
     def send(self, data: bytes) -> None:
         """Send at the end of the turn, together with other frames of the turn."""
@@ -152,7 +159,7 @@ class SocketOutput:
         """Send a message in pieces, the first of which is the head of its frame. Its memory is held until the client has read
         most of it. A message that is not very large is compressed if the client accepts that."""
         if self.compress_from <= sum(map(len, pieces[1:])) <= MAX_DEFLATED:
-            pieces = [deflated_frame(b"".join(pieces[1:]), self.window_bits)]
+            pieces = [self._deflated(b"".join(pieces[1:]))]
         self.write()
         self.is_direct = False
         if self.transport is None:
