@@ -33,6 +33,10 @@ FAILING_SHARE = 0.5
 ENOUGH_CALLS = 10
 # Writes that may fail in a row before others are preferred: each one is a client's transaction.
 WRITE_FAILURES_IN_A_ROW = 3
+# A call is late after so many times the usual latency, within these bounds.
+LATE = 2.0
+SOONEST_LATE_S = 0.05
+LATEST_LATE_S = 1.0
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 # How long an upstream is passed over for a method that it does not have. It may be upgraded meanwhile.
@@ -290,6 +294,10 @@ class UpstreamHealth:
     def score(self) -> float:
         """Lower is better: the wait to expect, by load for its weight, and failures."""
         return (self.latency_s + 0.0005) * (1.0 + self.inflight / self.weight) * (1.0 + 4.0 * self.failing_share)
+
+    def late_after_s(self) -> float:
+        """The age from which a call is late. Those of a distant upstream are not, as long as they take what they always do."""
+        return min(max(LATE * self.latency_s, SOONEST_LATE_S), LATEST_LATE_S)
 
     def quantile_s(self, share: float) -> float | None:
         """This quantile of recent latencies; None while too few are known."""

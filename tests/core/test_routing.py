@@ -506,3 +506,12 @@ def test_whatever_one_client_fails_the_others_are_served(calls: list[str]) -> No
             health.succeeded(0.01)
         else:
             health.failed(now, by_call=True)
+
+
+@pytest.mark.parametrize(("took_s", "late_s"), [(0.001, 0.05), (0.04, 0.08), (0.1, 0.2), (3.0, 1.0)])
+def test_call_is_late_by_the_usual_latency_of_its_upstream(took_s: float, late_s: float) -> None:
+    health = UpstreamHealth("up")
+    assert health.late_after_s() == pytest.approx(0.05)
+    for _ in range(500):
+        health.succeeded(took_s)
+    assert health.late_after_s() == pytest.approx(late_s)

@@ -21,9 +21,6 @@ from proxy.services.rpc.upstream_batch import UpstreamBatch
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
-# Batches older than this are checked by the sweep.
-LOOK_AFTER_S = 0.05
-
 
 def may_be_short(policy: MethodPolicy, call: RawCall) -> bool:
     """Whether the call only has to be passed on: it is not cached, is not about an old block, and expects a reply."""
@@ -133,7 +130,7 @@ class ShortBatch:
 
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         upstream = self._upstream
-        if upstream is not None and now - self.began > LOOK_AFTER_S:
+        if upstream is not None and now - self.began > upstream.health.late_after_s():
             batch = self._take_over()
             # A batch that still waits for a connection has the same deadline.
             (connection or upstream).replace(self, batch)

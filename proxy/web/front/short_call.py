@@ -20,8 +20,6 @@ from proxy.web.front.request_heads import RequestHead
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
-# Calls that take longer than this leave the short path, so that the sweep can retry or hedge them.
-SHORT_PATH_S: Final = 0.05
 _monotonic: Final = time.monotonic
 _read_reply: Final = jsonrpc.read_any_reply
 _NOT_JSON: Final = jsonrpc.NOT_JSON
@@ -134,7 +132,8 @@ class ShortCall:
         self._replies.on_stream_end()
 
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
-        if connection is not None and now - self._replies.began > SHORT_PATH_S:
+        """A late call leaves the short path, so that the sweep can repeat it."""
+        if connection is not None and now - self._replies.began > connection.upstream.health.late_after_s():
             flight = self._take_off(connection.upstream)
             connection.replace(self, flight)
             flight.on_tick(connection, now)
