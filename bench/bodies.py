@@ -34,6 +34,10 @@ def old_block() -> str:
     return _call("eth_getBlockByHash", f'"0xb10c{1:060x}",false')
 
 
+def old_block_by_number() -> str:
+    return _call("eth_getBlockByNumber", '"0x1",false')
+
+
 def many_old_blocks() -> str:
     """An old block under a hash that never repeats: the stub takes the block number from the last 16 digits."""
     return _call("eth_getBlockByHash", f'"0xb10c{MARKER.rjust(44, "0")}{1:016x}",false')

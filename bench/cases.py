@@ -233,6 +233,18 @@ CASES = (
         aims=(Aim(1.5),),
     ),
     Case(
+        "hit-number",
+        "cache hit of a block by its number (baselines forward the call)",
+        kind="rate",
+        unit="calls/s",
+        body=bodies.old_block_by_number,
+        expect=OWN_ID,
+        candidates=("nginx", "penstock"),
+        profile="cached",
+        cache="hit",
+        aims=(Aim(1.5),),
+    ),
+    Case(
         "join",
         "identical calls in flight are joined; the upstream takes 1 ms",
         body=bodies.same,

@@ -11,11 +11,12 @@ import orjson
 import pytest
 
 from proxy.core.heads import STALE_S
+from proxy.core.jsonrpc import read_envelope
 from tests.http_client import rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain, Refused
 from tests.service import until
-from tests.web.worker import LIVE, TEST, on_uvloop, running_worker
+from tests.web.worker import LIVE, NO_CACHE, TEST, on_uvloop, running_worker
 
 ADDRESS = "0x" + "ab" * 20
 TX = "0x" + "cd" * 32
@@ -434,5 +435,33 @@ def test_reply_from_a_newer_block_invalidates_older_cached_replies(method: str, 
             assert [(await harness.call(*read)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]
             assert await harness.result(method, params)
             assert (await harness.call(*read)).headers["x-cache"] == "hit"
+
+    run()
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "cached", "is_short"),
+    [
+        ("eth_getBlockByNumber", ["0x10", False], True, True),
+        ("eth_getBlockByNumber", ["0x10", False], False, False),  # It would be sent without a look at the block.
+        ("eth_getBlockByHash", ["0x" + "ab" * 32, False], True, True),
+        ("eth_getBalance", [ADDRESS, "0x10"], True, False),  # Old state has another price.
+        ("eth_getBalance", [ADDRESS, "latest"], True, True),
+        ("eth_getLogs", [{"fromBlock": "0x10"}], True, False),
+    ],
+)
+def test_call_takes_the_short_path_if_its_block_makes_no_difference(
+    method: str, params: list[Any], cached: bool, is_short: bool
+) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(1, **({} if cached else NO_CACHE)) as harness:
+            body = rpc(method, params)
+            envelope = read_envelope(body)
+            policy = harness.route.policies[method]
+            short = policy.short and policy.is_short_call(envelope, bytes(envelope.params), bytes(envelope.id), body)
+            assert short == is_short
+            for _ in range(2):
+                assert "result" in (await harness.call(method, params)).json
 
     run()

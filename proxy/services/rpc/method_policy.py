@@ -57,7 +57,7 @@ class MethodPolicy:
     """One method on one network."""
 
     __slots__ = (
-        "answer", "before_latest", "by_range", "cacheable", "ends_latest", "family", "has_block", "is_checked",
+        "answer", "any_block", "before_latest", "by_range", "cacheable", "ends_latest", "family", "has_block", "is_checked",
         "is_head_number", "is_plain", "latest", "looks_up_null", "may_repeat", "may_show_head", "method", "normalises", "opens",
         "reports_block", "request_tail", "scope", "shared", "short", "shows_block", "tally", "units", "verify",
     )  # fmt: skip
@@ -82,6 +82,8 @@ class MethodPolicy:
         # Whether replies are cached or shared on this route, and whether calls may take the short path. Set by the route.
         self.shared = False
         self.short = False
+        # Whether calls about any block may: all have the same price, and the cache is asked before an upstream is chosen.
+        self.any_block = False
         # Whether the params change neither price nor routing nor rights.
         self.is_plain = method.kind == "read" and method.block_at is None
         self.by_range = method.splits
@@ -103,9 +105,9 @@ class MethodPolicy:
         return f"<MethodPolicy {self.method.name} {self.units} units>"
 
     def is_short_call(self, envelope: Envelope, params: bytes, call_id: bytes, body: bytes) -> bool:
-        """Whether a call may take the short path: it is certainly valid, and about the newest block if about any. All others
-        take the long path, which has all checks. `params` and `call_id` are those of the envelope, which was read from `body`.
-        """
+        """Whether a call may take the short path: it is certainly valid, and about the newest block, unless its block makes no
+        difference. All others take the long path, which has all checks. `params` and `call_id` are those of the envelope, which
+        was read from `body`."""
         return not (
             not params
             or params[0] != _ARRAY
@@ -114,6 +116,7 @@ class MethodPolicy:
             or len(call_id) > LONGEST_SHORT_ID
             or (
                 self.has_block
+                and not self.any_block
                 and (params[1] != self.opens or params.partition(self.before_latest)[2] != self.latest)
                 and not self.is_latest(params)
             )

@@ -93,6 +93,7 @@ class Route:
         policy.shared = policy.cacheable and (self.state.caches or self.coalesces)
         is_simple = policy.may_repeat and not (policy.by_range or policy.is_checked or policy.answer or policy.verify)
         policy.short = is_simple and (policy.shared or self._only_serves(policy))
+        policy.any_block = policy.shared and policy.method.history
 
     def _only_serves(self, policy: MethodPolicy) -> bool:
         return self.only is not None and self.only.health.may_serve(policy.method.name)
