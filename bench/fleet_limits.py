@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-LIMITS = [10, 100, 1000]
+# Keys with each limit: many with a low one, so that the figures do not hang on a few calls.
+KEYS = {10: 20, 100: 4, 1000: 1}
+LIMITS = [limit for limit, keys in KEYS.items() for _ in range(keys)]
 SECONDS, FAULT_FROM, FAULT_TO = 12.0, 4.0, 8.0
 Decision = tuple[float, float, bool, bool]
 Fault = Callable[["Valkey", "Cable"], Awaitable[None]]
@@ -210,29 +212,35 @@ def beyond(times: list[float], rate: float) -> float:
 
 
 def figures(found: dict[str, Any], limit: int) -> dict[str, float]:
-    every: list[Decision] = [tuple(each) for host in found["hosts"] for each in host["decisions"][str(limit)]]
-    admitted = [each for each in every if each[2]]
-    best = ideal([each[0] for each in every], limit)
+    """Of all keys with this limit together. *Over* is that of the worst key."""
+    keys = [decisions_of(found, key) for key, each in enumerate(LIMITS) if each == limit]
+    every = [each for key in keys for each in key]
+    admitted = sum(each[2] for each in every)
+    best = sum(ideal([each[0] for each in key], limit) for key in keys)
     during = [each for each in every if FAULT_FROM <= each[0] - found["start"] < FAULT_TO]
     return {
         "calls": len(every),
-        "over": round(beyond([each[1] for each in admitted], limit), 2),
-        "under %": round(100 * (1 - len(admitted) / best), 2),
+        "over": round(max(beyond([each[1] for each in key if each[2]], limit) for key in keys), 2),
+        "under %": round(100 * (1 - admitted / best), 2),
         "waited %": round(100 * sum(each[3] for each in every) / len(every), 1),
         "longest ms": round(1000 * max(each[1] - each[0] for each in every), 1),
-        "admitted during": round(sum(each[2] for each in during) / (FAULT_TO - FAULT_FROM) / limit, 3),
+        "admitted during": round(sum(each[2] for each in during) / (FAULT_TO - FAULT_FROM) / limit / len(keys), 3),
     }
+
+
+def decisions_of(found: dict[str, Any], key: int) -> list[Decision]:
+    return [tuple(each) for host in found["hosts"] for each in host["decisions"][key]]
 
 
 async def main(names: list[str], port: int = 27611) -> None:
     for name in names or CASES:
         found = await run(name, port)
-        calls = sum(len(each) for host in found["hosts"] for each in host["decisions"].values())
+        calls = sum(len(each) for host in found["hosts"] for each in host["decisions"])
         asked = sum(host["asked"] for host in found["hosts"])
         cpu = sum(host["cpu_s"] for host in found["hosts"])
         per_call = f"{asked / calls:.3f} asks and {1e6 * cpu / calls:.0f} us of CPU per call"
         print(f"{name}: load {found['load']} of the limit, {per_call}")
-        for limit in LIMITS:
+        for limit in KEYS:
             print(f"  {limit:5d}/s {figures(found, limit)}", flush=True)
 
 

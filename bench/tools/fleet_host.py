@@ -1,4 +1,4 @@
-"""A simulated host: makes calls on a few limits at random moments, decides each as a worker does, and prints every decision."""
+"""A simulated host: makes calls with a few keys at random moments, decides each as a worker does, and prints every decision."""
 
 import asyncio
 import json
@@ -29,28 +29,29 @@ async def no_postgres(_: str) -> int:
 
 class SimulatedHost:
     def __init__(self, port: int, host: int, limits: list[int]) -> None:
+        """`limits`: of each key."""
         memory = HostMemory(host_memory.create())
         self.windows = LeasedWindows(windows.create(), memory.fd, alone=True)
         self.link = link_to(f"valkey://127.0.0.1:{port}")
         self.leases = account_leases(self.link, self.windows)
         self.hosts = LiveHosts(self.link, f"host{host}", [self.windows], memory.hosts, no_postgres)
-        self.rates = {limit: BucketRates(limit, limit, limit * UNITS) for limit in limits}
-        for rate in self.rates.values():
+        self.rates = [BucketRates(number + 1, limit, limit * UNITS) for number, limit in enumerate(limits)]
+        for rate in self.rates:
             self.windows.reserve_rates(rate, None)
-        # By limit: when each call was made, when it was decided, and whether it was admitted and had to wait.
-        self.decisions: dict[int, list[tuple[float, float, bool, bool]]] = {limit: [] for limit in limits}
+        # For each key: when each call was made, when it was decided, and whether it was admitted and had to wait.
+        self.decisions: list[list[tuple[float, float, bool, bool]]] = [[] for _ in limits]
 
-    def call(self, limit: int) -> None:
-        self._decide(limit, time.monotonic(), waited=False)
+    def call(self, key: int) -> None:
+        self._decide(key, time.monotonic(), waited=False)
 
-    def _decide(self, limit: int, began: float, *, waited: bool) -> None:
-        rate, now = self.rates[limit], time.monotonic()
+    def _decide(self, key: int, began: float, *, waited: bool) -> None:
+        rate, now = self.rates[key], time.monotonic()
         wait = self.windows.take(rate.slot, now, rate.request_s, UNITS * rate.unit_s)
         if wait == ASK and self.leases.may_wait(began):
             need = (rate.request_s, UNITS * rate.unit_s)
-            self.leases.wait(rate.slot, need, lambda: self._decide(limit, began, waited=True))
+            self.leases.wait(rate.slot, need, lambda: self._decide(key, began, waited=True))
         else:
-            self.decisions[limit].append((began, now, wait == 0.0, waited))
+            self.decisions[key].append((began, now, wait == 0.0, waited))
 
     async def start(self, tasks: Tasks) -> None:
         tasks.start("valkey", self.link.run)
@@ -78,15 +79,15 @@ async def main(port: int, host: int, limits: list[int], load: float, seconds: fl
     print("ready", flush=True)
     start = float(await asyncio.to_thread(sys.stdin.readline))
     parts = [PARTS[(host + second * rotates) % 3] for second in range(3)]
-    rates = {limit: [limit * load * part for part in parts] for limit in limits}
-    due = {limit: after(start, start, rates[limit]) for limit in limits}
+    rates = [[limit * load * part for part in parts] for limit in limits]
+    due = [after(start, start, rate) for rate in rates]
     used_s = time.process_time()
     while (now := time.monotonic()) < start + seconds:
-        for limit in limits:
-            while due[limit] <= now:
-                simulated.call(limit)
-                due[limit] = after(due[limit], start, rates[limit])
-        await asyncio.sleep(max(0.0005, min(min(due.values()) - time.monotonic(), 0.005)))
+        for key, rate in enumerate(rates):
+            while due[key] <= now:
+                simulated.call(key)
+                due[key] = after(due[key], start, rate)
+        await asyncio.sleep(max(0.0005, min(min(due) - time.monotonic(), 0.005)))
     await asyncio.sleep(0.2)
     used_s = time.process_time() - used_s
     print(json.dumps({"decisions": simulated.decisions, "asked": simulated.leases.asked, "cpu_s": used_s}), flush=True)

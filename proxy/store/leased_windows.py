@@ -64,8 +64,12 @@ DEMAND_S: Final = 0.1
 SHARE_S: Final = 5.0
 # After a refusal Valkey is not asked again for this long, so a flood of refused calls costs it nothing.
 LEAST_DRY_S: Final = 0.01
-# A host that has not used its tokens for this long returns them.
+# A host that has not used its tokens for this long returns them; sooner if Valkey had little left: others wait for them.
 RETURN_S: Final = 0.35
+RETURN_SCARCE_S: Final = 0.1
+SCARCE_S: Final = 0.15
+# A host uses so much of its part while Valkey is away: hosts with a smaller part than 1/N may use more than theirs.
+KEPT_SHARE: Final = 0.95
 # An ask without a reply is forgotten after this time, if its worker has died.
 ASK_LIVES_S: Final = 0.1
 
@@ -173,15 +177,18 @@ class LeasedWindows(Windows):
         return 0.0
 
     def _share_edge(self, at: int, place: int, now: float, cost_s: float) -> float:
-        """The edge of the host's own bucket after this amount."""
+        """The edge of the host's own bucket after this amount. The bucket holds whole calls: otherwise a share of a low limit
+        would lose the part of a call that is left over, and one below a call per second would admit none."""
         cells = self._cells
-        since = max(now - 1.0, cells[at + ANSWERED_AT] if cells[at + ANSWERED_AT] <= now else 0.0)
-        return float(max(since, min(cells[at + place], now + 1.0)) + cost_s / self.share_of(at))
+        cost_s /= self.share_of(at)
+        holds_s = math.ceil(1.0 / cost_s - TOLERANCE_S) * cost_s if cost_s > 0.0 else 1.0
+        since = max(now - holds_s, cells[at + ANSWERED_AT] if cells[at + ANSWERED_AT] <= now else 0.0)
+        return float(max(since, min(cells[at + place], now + 1.0)) + cost_s)
 
     def share_of(self, at: int) -> float:
-        """The part of all grants that this host got lately, and at least one part of as many as there are hosts."""
+        """Most of the part of all grants that this host got lately, and at least one part of as many as there are hosts."""
         granted = self._cells[at + ALL]
-        share = self._cells[at + MINE] / granted if granted > 0.0 else 0.0
+        share = KEPT_SHARE * self._cells[at + MINE] / granted if granted > 0.0 else 0.0
         return float(min(1.0, max(self.least_share, share)))
 
     def take_both(self, rate: BucketRates, own: BucketRates, now: float, *, requests: int, units: int) -> float:
@@ -250,7 +257,7 @@ class LeasedWindows(Windows):
         self._expire(at, now)
         old_r, new_r = self._spent(at, OLD_R, self._held(at, 0), BASE_R)
         old_u, new_u = self._spent(at, OLD_U, self._held(at, 1), BASE_U)
-        is_idle = not ahead_s and now - cells[at + REPORTED_AT] >= RETURN_S and not old_r + new_r
+        is_idle = not ahead_s and now - cells[at + REPORTED_AT] >= self.return_s(rate.slot) and not old_r + new_r
         returned = self._take_out(at) if is_idle else (0.0, 0.0, 0.0, 0.0)
         follow = self._follow(at, now)
         spent = max(now - cells[at + REPORTED_AT], 1e-3)
@@ -378,6 +385,14 @@ class LeasedWindows(Windows):
             cells[at + NEW_UNTIL] = given.until
         else:
             cells[at + NEW_UNTIL] = min(cells[at + NEW_UNTIL], given.until)
+
+    def _is_scarce(self, at: int) -> bool:
+        """Whether Valkey had little left when it last answered."""
+        return bool(self._cells[at + ANSWERED_AT] - self._cells[at + FLEET_EDGE] < SCARCE_S)
+
+    def return_s(self, slot: int) -> float:
+        """After so long without use, tokens are returned."""
+        return RETURN_SCARCE_S if self._is_scarce(slot * CELLS) else RETURN_S
 
     def is_leased(self, slot: int, now: float) -> bool:
         """Whether a lease has not ended yet."""

@@ -112,6 +112,17 @@ async def test_refund_can_be_spent_again(tmp_path: Path) -> None:
         assert await host.call()
 
 
+def test_share_of_a_low_limit_admits_whole_calls() -> None:
+    host = LeasedWindows(windows.create(), host_memory.create(), alone=True)
+    slow = BucketRates(9, 2, 40)
+    host.reserve_rates(slow, None)
+    host.least_share = 1 / 3
+    # Two thirds of a call per second: the first one at once, then one every 1.5 seconds.
+    times = [100.0 + step / 10 for step in range(61)]
+    admitted = [now for now in times if host.take(9, now, slow.request_s, 20 * slow.unit_s) == 0.0]
+    assert admitted == pytest.approx([100.0, 101.5, 103.0, 104.5, 106.0])
+
+
 async def test_host_without_redis_uses_its_share(tmp_path: Path) -> None:
     async with hosts(tmp_path, 2) as (one, other):
         await volley([one], 20)
