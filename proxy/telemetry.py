@@ -77,6 +77,13 @@ database_refusals_total = Counter(
 process_info = _gauge(
     "livesum", "penstock_process_info", "Running processes of this host, by role and version", "role", "version"
 )
+valkey_up = _gauge("livemin", "penstock_valkey_up", "Whether the Valkey for limits answers all workers of this host")
+valkey_round_trip_seconds = _gauge(
+    "livemax", "penstock_valkey_round_trip_seconds", "Recent average time of a reply of the Valkey for limits"
+)
+fleet_hosts = _gauge("livemax", "penstock_fleet_hosts", "Hosts that share the limits")
+leases_held = _gauge("livesum", "penstock_leases", "Limits of which workers of this host lease tokens")
+lease_asks_total = Counter("penstock_lease_asks_total", "Commands to Valkey for leases and reports of spent tokens")
 replica_age = _gauge(
     "livemax", "penstock_database_replica_age_seconds", "How old the data of the read replica is at most"
 )

@@ -10,7 +10,7 @@ from proxy.commands import context, output
 from proxy.commands.upstreams import fleet_store
 from proxy.store.fleet import FleetStore
 
-FLEET_COLUMNS = ("host", "role", "pid", "version", "up_s", "follows")
+FLEET_COLUMNS = ("host", "role", "pid", "version", "up_s", "valkey", "leases", "follows")
 
 
 def register(commands: Any) -> None:
@@ -20,8 +20,17 @@ def register(commands: Any) -> None:
 async def _fleet(store: FleetStore, args: argparse.Namespace) -> None:
     found = [{**each, "up_s": round(time.time() - each["started_at"])} for each in await store.processes()]
     if not args.json:
-        found = [{**each, "follows": _followed(each["follows"])} for each in found]
+        found = [{**each, "follows": _followed(each["follows"]), **_shared(each.get("valkey"))} for each in found]
     output.rows(found, FLEET_COLUMNS, as_json=args.json)
+
+
+def _shared(valkey: dict[str, Any] | None) -> dict[str, Any]:
+    if valkey is None:
+        return {"valkey": None, "leases": None}
+    return {
+        "valkey": f"{valkey['state']}, {valkey['round_trip_ms']:.1f} ms, {valkey['hosts']} hosts",
+        "leases": valkey["leases"],
+    }
 
 
 def _followed(follows: dict[str, dict[str, int]]) -> str:

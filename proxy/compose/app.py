@@ -111,6 +111,12 @@ class App:
         self.memory = memory or HostMemory(host_memory.create())
         self._build_database()
         self.fleet = self._fleet(windows)
+        self.report = ProcessReports(
+            FleetStore(self.pool),
+            "gateway",
+            instance=host_id(),
+            valkey=self.fleet.report if self.fleet else None,
+        )
         self._build_accounts(windows)
         self.held_replies = HeldReplies(settings.server.max_held_bytes, settings.rpc.max_batch_reply_bytes)
         builder = self._network_builder(windows)
@@ -132,7 +138,6 @@ class App:
         given, requests = self.settings.database, self.settings.requests
         self.pool = Pool.of(given, per_client=given.per_client)
         self.reads = replica_reads(given, self.pool)
-        self.report = ProcessReports(FleetStore(self.pool), "gateway", instance=host_id())
         self.notices = Notices(self.pool)
         slow_s = requests.slow_ms / 1000
         self.requests = RequestLog(RequestStore(self.pool), slow_s=slow_s, keep_days=requests.keep_days)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import secrets
+from typing import Any
 
+from proxy import telemetry
 from proxy.data_files import SCHEMAS
 from proxy.services.rpc.head_exchange import HeadExchange
 from proxy.services.rpc.networks import Networks
@@ -26,6 +29,7 @@ from proxy.tasks import Tasks
 
 # A worker starts without Valkey if it does not answer within this time.
 START_S = 1.0
+MEASURE_S = 1.0
 FUNCTIONS = SCHEMAS / "valkey" / "functions.lua"
 
 
@@ -88,6 +92,29 @@ class FleetFeature:
     def hosts(self) -> int:
         return self._hosts.count
 
+    def report(self) -> dict[str, Any]:
+        """The state of this worker's connection to Valkey, for operators."""
+        return {
+            "state": "up" if self.link.is_up else "away",
+            "round_trip_ms": round(self.link.round_trip_s * 1000, 3),
+            "hosts": self.hosts(),
+            "leases": len(self.leases) + len(self.upstreams.keeper),
+            "asked": self.leases.asked + self.upstreams.keeper.asked,
+        }
+
+    async def _measure(self) -> None:
+        """A supervised loop."""
+        asked = 0
+        while True:
+            found = self.report()
+            telemetry.valkey_up.set(self.link.is_up)
+            telemetry.valkey_round_trip_seconds.set(self.link.round_trip_s)
+            telemetry.fleet_hosts.set(found["hosts"])
+            telemetry.leases_held.set(found["leases"])
+            telemetry.lease_asks_total.inc(found["asked"] - asked)
+            asked = found["asked"]
+            await asyncio.sleep(MEASURE_S)
+
     async def start(self, tasks: Tasks, networks: Networks) -> None:
         tasks.start("valkey", self.link.run)
         await self.link.until_up(START_S)
@@ -99,3 +126,4 @@ class FleetFeature:
         tasks.start("presence", self._hosts.run)
         tasks.start("fleet counts", self.counts.run)
         tasks.start("fleet failures", self.failures.run)
+        tasks.start("fleet metrics", self._measure)

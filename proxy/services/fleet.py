@@ -226,5 +226,9 @@ class FleetView:
         tips = {network["network"]: network["tip"] for network in networks}
         return [{**dict(row), "tip": tips.get(row["network"])} for row in await self._store.followed()]
 
+    async def processes(self) -> list[dict[str, Any]]:
+        """The processes of all hosts."""
+        return await self._store.processes()
+
     async def deliveries(self) -> tuple[dict[str, Any], dict[str, int]]:
         return await self._store.deliveries()

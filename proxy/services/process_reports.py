@@ -19,14 +19,21 @@ REPORT_S = 3.0
 
 class ProcessReports:
     def __init__(
-        self, store: FleetStore, role: str, *, instance: str = "", follows: Callable[[], Mapping[str, Any]] = dict
+        self,
+        store: FleetStore,
+        role: str,
+        *,
+        instance: str = "",
+        follows: Callable[[], Mapping[str, Any]] = dict,
+        valkey: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         """`instance` identifies the host. `follows`: the networks that this process indexes, each with its block and the
-        head."""
+        head. `valkey`: the state of its connection to the Valkey for limits, if there is one."""
         self._store = store
         self._role = role
         self._instance = instance
         self._follows = follows
+        self._valkey = valkey
         self._id = secrets.token_hex(8)
         self._started_at = time.time()
 
@@ -42,6 +49,7 @@ class ProcessReports:
             "role": self._role,
             "started_at": self._started_at,
             "follows": dict(self._follows()),
+            "valkey": None if self._valkey is None else self._valkey(),
         }
 
     async def run(self) -> None:

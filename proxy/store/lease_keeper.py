@@ -68,6 +68,10 @@ class LeaseKeeper:
     def __repr__(self) -> str:
         return f"<LeaseKeeper {len(self._asks)} slots, {self._link!r}>"
 
+    def __len__(self) -> int:
+        """Limits of which this worker has asked for tokens lately."""
+        return len(self._asks)
+
     # Waiting calls
 
     def wait(self, slot: int, need: Need, again: Callable[[], None]) -> None:

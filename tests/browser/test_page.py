@@ -23,7 +23,8 @@ expect.set_options(timeout=WAIT_MS)
 HOSTILE = '"><img src=x onerror=alert(1)><svg onload=alert(2)><script>alert(3)</script>'
 VIEWS = (
     "overview", "errors", "requests", "webhooks", "policies", "explorer", "keys", "account",
-    "operator/upstreams", "operator/accounts", "operator/usage", "operator/errors", "operator/requests", "operator/queues",
+    "operator/upstreams", "operator/accounts", "operator/usage", "operator/errors", "operator/requests",
+    "operator/fleet", "operator/queues",
 )  # fmt: skip
 # Counts elements that exist only if text was parsed as markup.
 MARKUP = "document.querySelectorAll('main img, main script, main svg[onload], dialog img, dialog script').length"

@@ -302,6 +302,14 @@ async def test_operator_creates_an_account_whose_holder_signs_in_by_link(operato
     await other.close()
 
 
+async def test_operator_sees_the_fleet(operator: Visitor) -> None:
+    await operator.open("operator/fleet")
+    hosts = operator.page.get_by_role("table", name="Hosts").locator("tbody tr")
+    await expect(hosts).to_have_count(1)
+    await expect(hosts).to_contain_text("gateway")
+    await expect(operator.page.get_by_role("table", name="Processes").locator("tbody tr").first).to_be_visible()
+
+
 async def test_operator_sees_followers_and_workers(operator: Visitor) -> None:
     await operator.open("operator/queues")
     await expect(operator.page.get_by_role("row", name="dev/mainnet")).to_contain_text("Following")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any
 
+import orjson
 import pytest
 
 from tests.dashboard.service import NETWORK, Client, DashboardService, call
@@ -224,6 +225,31 @@ async def test_followers_and_deliveries_are_shown(service: DashboardService) -> 
     await until(is_shown)
     queue = (await operator.get("/admin/deliveries")).data
     assert (queue["due"], queue["late"], queue["parked"], queue["webhooks"]) == (0, 0, 0, {})
+
+
+async def test_processes_of_all_hosts_are_shown(service: DashboardService) -> None:
+    operator = await service.operator()
+    # As a follower of the version before reports itself.
+    report = {"host": "index-1", "pid": 7, "version": "0.9", "role": "follower", "started_at": 1_800_000_000.5}
+    report["follows"] = {NETWORK: {"block": 5, "head": 7}}
+    async with connected(service.database) as connection:
+        await connection.execute(
+            "insert into processes (id, report) values ('old', $1) on conflict (id) do update set seen_at = now()",
+            orjson.dumps(report).decode(),
+        )
+
+    async def is_shown() -> bool:
+        found = (await operator.get("/admin/processes")).data["processes"]
+        follower = next(each for each in found if each["role"] == "follower" and each["host"] == "index-1")
+        assert (follower["instance"], follower["valkey"], follower["started_at"]) == (
+            "index-1",
+            None,
+            "2027-01-15T08:00:00Z",
+        )
+        assert follower["follows"] == [{"network": NETWORK, "block": 5, "head": 7, "lag_blocks": 2}]
+        return "gateway" in {each["role"] for each in found}
+
+    await until(is_shown)
 
 
 @pytest.mark.parametrize("path", ["/admin/accounts", "/admin/networks", "/admin/live", "/admin/usage", "/admin/plans"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from proxy.services.accounts.accounts import AccountService, limits_in
@@ -53,6 +54,7 @@ class AdminHandlers:
             "admin_list_networks": self.list_networks,
             "admin_cordon": self.cordon,
             "admin_uncordon": self.uncordon,
+            "admin_list_processes": self.list_processes,
             "admin_list_followers": self.list_followers,
             "admin_read_deliveries": self.read_deliveries,
             "admin_read_usage": self.usage,
@@ -120,7 +122,10 @@ class AdminHandlers:
         health = await self._fleet.uncordon(request.path["id"])
         return {"id": health.mark, "label": health.label, "cordoned": health.cordoned}
 
-    # Background processes
+    # Processes
+
+    async def list_processes(self, _request: SessionRequest) -> dict[str, Any]:
+        return {"processes": [_process(each) for each in await self._fleet.processes()]}
 
     async def list_followers(self, _request: SessionRequest) -> dict[str, Any]:
         return {"followers": [_follower(row) for row in await self._fleet.followers()]}
@@ -167,6 +172,23 @@ def _with_iso_times(networks: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if upstream["cordon"] is not None:
                 upstream["cordon"]["at"] = time_of(upstream["cordon"]["at"])
     return networks
+
+
+def _process(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Processes of the version before report no instance and no Valkey."""
+    return {
+        "host": report["host"],
+        "instance": report.get("instance") or report["host"],
+        "role": report["role"],
+        "pid": report["pid"],
+        "version": report["version"],
+        "started_at": time_of(datetime.fromtimestamp(report["started_at"], UTC)),
+        "follows": [
+            {"network": network, **each, "lag_blocks": max(0, each["head"] - each["block"])}
+            for network, each in sorted(report["follows"].items())
+        ],
+        "valkey": report.get("valkey"),
+    }
 
 
 def _follower(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 import { showAccounts } from "./accounts.js";
 import { showAllErrors } from "./errors.js";
+import { showFleet } from "./fleet.js";
 import { showQueues } from "./queues.js";
 import { showAllRequests } from "./requests.js";
 import { showUpstreams } from "./upstreams.js";
 import { showAllUsage } from "./usage.js";
 
-const PAGES = { upstreams: showUpstreams, accounts: showAccounts, usage: showAllUsage, errors: showAllErrors, requests: showAllRequests, queues: showQueues };
+const PAGES = { upstreams: showUpstreams, accounts: showAccounts, usage: showAllUsage, errors: showAllErrors, requests: showAllRequests, fleet: showFleet, queues: showQueues };
 
 export const show = ([page, ...rest]) => (Object.hasOwn(PAGES, page) ? PAGES[page] : showUpstreams)(rest);
