@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from functools import cache
 
-# Ids are a random stem per process and a counter: unique across workers and restarts, and cheap.
-STEM = f"req_{secrets.token_hex(5)}".encode()
 _serial = itertools.count(1)
+
+
+@cache
+def stem() -> bytes:
+    """Ids are a random stem per process and a counter: unique across workers and restarts, and cheap.
+
+    The stem is drawn at first use: modules are imported before the workers are forked.
+    """
+    return f"req_{secrets.token_hex(5)}".encode()
 
 
 def new_request_id() -> str:
     """The hot path makes ids from the same stem; the `s` keeps both counters apart."""
-    return f"{STEM.decode()}s{next(_serial):07x}"
+    return f"{stem().decode()}s{next(_serial):07x}"

@@ -22,7 +22,7 @@ from proxy.telemetry import AccessLines
 from proxy.web.front.reply_lines import DIGITS
 from proxy.web.front.request_heads import RequestHead, RequestHeadReader
 from proxy.web.reply import fixed_headers, header_lines
-from proxy.web.request_ids import STEM
+from proxy.web.request_ids import stem
 from proxy.wire.write_buffer import WriteBuffer
 
 # Larger than any reply.
@@ -69,7 +69,8 @@ class FrontContext:
         self.adds_lines = shows_upstream
         self._fixed_lines = header_lines(fixed_headers(server.tls))
         self._served = 0
-        self._request_ids = b"%b%06x" % (STEM, 0)
+        self._stem = stem()
+        self._request_ids = b"%b%06x" % (self._stem, 0)
         self._reset_lines: dict[int, bytes] = {}
         self.tick()
 
@@ -92,7 +93,7 @@ class FrontContext:
         """A new id, unique across workers and restarts."""
         self._served = served = (self._served + 1) & 0xFFFFFFFF
         if not served & 0xFF:
-            self._request_ids = b"%b%06x" % (STEM, served >> 8)
+            self._request_ids = b"%b%06x" % (self._stem, served >> 8)
         return self._request_ids + _HEX[served & 0xFF]
 
     def rate_lines(self, key: Key, now: float) -> tuple[bytes, bytes, bytes]:
