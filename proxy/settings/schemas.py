@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -39,9 +41,15 @@ def is_secret(path: Sequence[str]) -> bool:
 
 
 def schema_faults(name: str, data: Mapping[str, Any]) -> list[str]:
-    schema = orjson.loads((SCHEMAS / "config" / f"{name}.json").read_bytes())
-    validator = jsonschema_rs.Draft202012Validator(schema)
+    path = SCHEMAS / "config" / f"{name}.json"
+    validator = _validator(path, path.stat().st_mtime_ns)
     return sorted({_fault_text(error) for error in validator.iter_errors(dict(data))})
+
+
+@cache
+def _validator(path: Path, _changed_ns: int) -> jsonschema_rs.Draft202012Validator:
+    """Compiled once for all files of a kind. An upgrade under a running supervisor changes the schema."""
+    return jsonschema_rs.Draft202012Validator(orjson.loads(path.read_bytes()))
 
 
 # Messages for secrets, instead of the validator's, which contain the value.

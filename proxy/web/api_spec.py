@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ class ApiSpec:
         return f"<ApiSpec {len(self.operations)} operations>"
 
 
+@cache
 def load(schemas: Path) -> ApiSpec:
+    """Read once by each process, or by the one that it is forked from."""
     document = orjson.loads((schemas / "openapi.json").read_bytes())
     components = document["components"]
     components.update({path.stem: orjson.loads(path.read_bytes()) for path in (schemas / "components").glob("*.json")})
