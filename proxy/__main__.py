@@ -37,6 +37,7 @@ COMMANDS = {
     "completion": "completion",
     "webhooks": "webhooks",
     "reseal": "reseal",
+    "preload": "preload",
     "worker": "worker",
     "background": "background",
 }

@@ -68,9 +68,6 @@ feed_blocks_stuck_total = Counter(
     "penstock_feed_blocks_stuck_total", "Blocks whose logs no upstream returned after many attempts", ["network"]
 )
 keys_loaded = _gauge("livemax", "penstock_keys_loaded", "Keys in memory")
-database_up = _gauge("livemin", "penstock_database_up", "Whether Postgres answers")
-# The metric is the least of all processes: one that has just started must not report an outage before its first probe.
-database_up.set(1)
 database_refusals_total = Counter(
     "penstock_database_refusals_total", "Uses of the database that failed or were refused, by reason", ["reason"]
 )
@@ -137,6 +134,14 @@ request_records_dropped_total = Counter(
     "penstock_request_records_dropped_total", "Records of requests dropped because the memory for them was full"
 )
 log_lines_dropped_total = Counter("penstock_log_lines_dropped_total", "Log lines dropped because the queue was full")
+# The last of all: a forked process sets them to 0 in this order, and then this one to 1.
+database_up = _gauge("livemin", "penstock_database_up", "Whether Postgres answers")
+
+
+def start_metrics() -> None:
+    """Begin the metrics of a process. `database_up` is the least of all processes: one that has just started must not
+    report an outage before its first probe."""
+    database_up.set(1)
 
 
 class Exemplars:

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -162,7 +162,16 @@ async def send_once(service: Service, data: bytes) -> Reply:
         return await client.send(data)
 
 
-async def to_every_worker(service: Service, at_least: int = 1) -> dict[int, list[HttpClient]]:
+class HasWorkers(Protocol):
+    """A running service, for development or in production."""
+
+    def worker_pids(self) -> list[int]: ...
+
+    @property
+    def port(self) -> int: ...
+
+
+async def to_every_worker(service: HasWorkers, at_least: int = 1) -> dict[int, list[HttpClient]]:
     """Open keep-alive connections until every worker has some."""
     pids = service.worker_pids()
     held: dict[int, list[HttpClient]] = {pid: [] for pid in pids}

@@ -116,7 +116,7 @@ class Service:
         return made
 
     def worker_pids(self) -> list[int]:
-        return sorted(pid for pid, line in children(self.process.pid) if "worker" in line)
+        return workers_of(self.process.pid)
 
     def child_pid(self, name: str) -> int:
         return next(pid for pid, line in children(self.process.pid) if name in line)
@@ -190,6 +190,15 @@ def descendants(pid: int) -> dict[int, str]:
             found[child] = _command_line(child)
             todo.append(child)
     return found
+
+
+def workers_of(supervisor: int) -> list[int]:
+    return processes_named("worker", supervisor)
+
+
+def processes_named(command: str, supervisor: int) -> list[int]:
+    """The supervisor's processes that run an internal command. The fork server is between."""
+    return sorted(pid for pid, line in descendants(supervisor).items() if f" -m proxy {command} " in line)
 
 
 # In the environment of the service and so of every process that it starts: its data directory.

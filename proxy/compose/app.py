@@ -48,7 +48,8 @@ from proxy.tracing import tracer_of
 from proxy.turn_queue import TurnQueue
 from proxy.web import api_spec, routes
 from proxy.web.cross_origin import CrossOrigin
-from proxy.web.docs.pages import Pages
+from proxy.web.dashboard.static_files import shipped_files
+from proxy.web.docs.pages import Pages, page_files
 from proxy.web.docs.published_spec import PublishedSpec
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.front_connection import FrontConnection
@@ -79,6 +80,13 @@ TALLY_S = 1.0
 ENCODED_PART = 8
 # The connection limiter has waited for requests in flight already: a handler that still runs has no client left.
 AFTER_DRAIN_S = 0.1
+
+
+def preload_files() -> None:
+    """Read and compress the files that ship with the code, before workers are forked: they then share them."""
+    api_spec.load(SCHEMAS)
+    shipped_files()
+    page_files()
 
 
 class App:

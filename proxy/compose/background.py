@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from proxy import settings as settings_room
 from proxy.chains.families import family_of
 from proxy.compose import gas
 from proxy.compose.data import DataFeature
@@ -191,6 +192,10 @@ PARTS: dict[str, Callable[[Background], Awaitable[None] | None]] = {
 }
 # Parts that call no upstream.
 WITHOUT_UPSTREAMS = frozenset({"deliverer"})
+
+
+def preload() -> None:
+    settings_room.preload()
 
 
 def main(part: str, memory_fd: int = -1) -> int:

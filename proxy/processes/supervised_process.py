@@ -11,11 +11,11 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import orjson
 
 from proxy.settings import Certificates, Settings
-from proxy.tasks import send_signal
 
 log = logging.getLogger("penstock.supervisor")
 
@@ -37,12 +37,29 @@ class WorkerFailed(Exception):
     """A worker or part ended before it was ready."""
 
 
+class ChildProcess(Protocol):
+    """A process that this one has started, itself or through the fork server."""
+
+    pid: int
+    stdout: asyncio.StreamReader
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    async def wait(self) -> None: ...
+
+    def write(self, data: bytes) -> None: ...
+
+    def send_signal(self, number: int) -> None:
+        """Do nothing if the process has ended."""
+
+
 class SupervisedProcess:
     """A running process, worker or part, and the settings that it was started with."""
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: ChildProcess,
         settings: Settings,
         *,
         name: str = "worker",
@@ -59,16 +76,13 @@ class SupervisedProcess:
         self.began = time.monotonic()
 
     def __repr__(self) -> str:
-        state = f"ended with {self._process.returncode}" if self.has_ended else "running"
-        return f"<SupervisedProcess {self.name} {self.pid} {state}>"
+        return f"<SupervisedProcess {self.name} {self.pid} {'ended' if self.has_ended else 'running'}>"
 
     async def ready(self) -> None:
         """Send the process its settings and wait until it is ready; kill it if it does not report in time."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(orjson.dumps(self.settings.tree) + b"\n")
+        self._process.write(orjson.dumps(self.settings.tree) + b"\n")
         if self.certificates is not None:
-            self._process.stdin.write(self.certificates.line())
+            self._process.write(self.certificates.line())
         line = b""
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
@@ -77,17 +91,17 @@ class SupervisedProcess:
             pass
         finally:
             if line != READY:
-                send_signal(self._process, signal.SIGKILL)
+                self._process.send_signal(signal.SIGKILL)
                 await self._process.wait()
         if line != READY:
             raise WorkerFailed(f"{self.name} {self.pid} ended before it was ready")
 
-    async def ended(self) -> int:
-        return await self._process.wait()
+    async def ended(self) -> None:
+        await self._process.wait()
 
     @property
     def has_ended(self) -> bool:
-        return self._process.returncode is not None
+        return self._process.has_ended
 
     @property
     def responds(self) -> bool:
@@ -110,12 +124,11 @@ class SupervisedProcess:
 
     def send(self, line: bytes) -> None:
         """Write to the process's standard input, unless it has ended."""
-        if not self.has_ended and self._process.stdin is not None:
-            self._process.stdin.write(line)
+        if not self.has_ended:
+            self._process.write(line)
 
     async def _is_heard(self) -> bool:
         """Whether a heartbeat arrives within one step."""
-        assert self._process.stdout is not None
         try:
             async with asyncio.timeout(STEP_S):
                 if await self._process.stdout.read(4096):
@@ -126,17 +139,17 @@ class SupervisedProcess:
         return False
 
     def kill(self) -> None:
-        send_signal(self._process, signal.SIGKILL)
+        self._process.send_signal(signal.SIGKILL)
 
     async def stop(self) -> None:
         """Send SIGTERM once, which drains the process, and kill it after the deadline."""
         if not self._is_stopping:
             self._is_stopping = True
-            send_signal(self._process, signal.SIGTERM)
+            self._process.send_signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(self.settings.server.drain_s + STOP_GRACE_S):
                 await self._process.wait()
         except TimeoutError:
             log.warning(f"{self.name} killed after its drain deadline", extra={"worker": self.pid})
-            send_signal(self._process, signal.SIGKILL)
+            self._process.send_signal(signal.SIGKILL)
             await self._process.wait()

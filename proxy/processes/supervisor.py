@@ -19,16 +19,17 @@ import os
 import secrets
 import socket
 import struct
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from proxy.errors import StartError
+from proxy.processes.fork_server import METRICS, ForkRequest
 from proxy.processes.listening_sockets import unattended_line
+from proxy.processes.process_starter import ProcessStarter
 from proxy.processes.run_directory import RunDirectory
-from proxy.processes.supervised_process import SupervisedProcess, WorkerFailed
+from proxy.processes.supervised_process import STOP_GRACE_S, SupervisedProcess, WorkerFailed
 from proxy.processes.supervisor_lines import LEAVING_LINE
 from proxy.settings import Certificates, Settings, file_versions, read_certificates
 from proxy.store import host_memory, windows
@@ -46,6 +47,11 @@ LONGEST_PAUSE_S = 5.0
 HANDSHAKE_S, QUEUE_S = 0.2, 2.0
 # Settings of the supervisor itself, which a reload does not change.
 FIXED = ("server.host", "server.port", "server.workers", "metrics.host", "metrics.port")
+
+# The code of workers and parts.
+WORKER_MODULE, PART_MODULE = "proxy.processes.worker", "proxy.compose.background"
+# Added to the time in which a process kills itself if the supervisor is gone. After it the fork server does.
+KILL_AFTER_S = 1.0
 
 ProcessChange = Literal["ended", "hung", "reload"]
 
@@ -77,6 +83,7 @@ class Supervisor:
         # Identifies this host among those that share a Valkey.
         self._host = secrets.token_hex(8)
         self._directory = RunDirectory()
+        self._starter: ProcessStarter | None = None
         self._scrape: Scrape | None = None
         self.port = 0
         self.metrics_port = 0
@@ -105,6 +112,7 @@ class Supervisor:
         self._windows_fd = windows.create()
         self._memory_fd = host_memory.create()
         self._directory.open()
+        self._starter = self._process_starter()
         self.metrics_port = self._serve_metrics(self._directory.path)
         self._reload = {place: asyncio.Event() for place in self.places}
         written = self._log_size()
@@ -133,6 +141,8 @@ class Supervisor:
         if fixed := [name for name in FIXED if _leaf(settings, name) != _leaf(self.settings, name)]:
             log.warning("some changed settings need a restart", extra={"settings": fixed})
         self.settings = settings
+        if self._starter is not None:
+            self._starter.renew()
         self._reloading = {place: time.monotonic() for place in self._reload}
         for event in self._reload.values():
             event.set()
@@ -146,10 +156,15 @@ class Supervisor:
     async def stop(self) -> None:
         await self._tasks.close()
         await self._leave()
+        if self._starter is not None:
+            await self._starter.retire()
         await self._close_listeners()
         await asyncio.gather(*(worker.stop() for worker in (*self._workers.values(), *self._retiring)))
         self._workers.clear()
         self._retiring.clear()
+        if self._starter is not None:
+            await self._starter.close()
+            self._starter = None
         if self._windows_fd >= 0:
             os.close(self._windows_fd)
             os.close(self._memory_fd)
@@ -189,21 +204,12 @@ class Supervisor:
         self._send_certificates(worker)
 
     async def _spawn(self, place: int | str) -> SupervisedProcess:
-        fds = () if isinstance(place, str) else (*(each.fileno() for each in self._listeners), self._windows_fd)
-        log_to = open(self._log_to, "ab") if self._log_to else None  # noqa: SIM115
+        assert self._starter is not None
+        grace_s = self.settings.server.drain_s + STOP_GRACE_S + KILL_AFTER_S
         try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "proxy", *self._arguments(place)),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log_to,
-                pass_fds=(*fds, self._memory_fd, self._directory.lock_fd),
-                env=self._environment(),
-                start_new_session=True,
-            )
-        finally:
-            if log_to:
-                log_to.close()
+            process = await self._starter.start(ForkRequest(self._arguments(place), self._files(place), grace_s))
+        except OSError as exc:
+            raise WorkerFailed(f"no process could be started ({exc})") from None
         worker = SupervisedProcess(
             process,
             self.settings,
@@ -218,21 +224,30 @@ class Supervisor:
             raise
         return worker
 
-    def _arguments(self, place: int | str) -> tuple[str, ...]:
+    def _process_starter(self) -> ProcessStarter:
+        modules = (*((WORKER_MODULE,) if self.count else ()), *((PART_MODULE,) if self.parts else ()))
+        return ProcessStarter(modules, self._environment(), fds=self._files(0), log_to=self._log_to)
+
+    def _files(self, place: int | str) -> list[int]:
+        """The descriptors that a process inherits."""
+        of_worker = [*(each.fileno() for each in self._listeners), self._windows_fd]
+        return [*(of_worker if isinstance(place, int) else ()), self._memory_fd, self._directory.lock_fd]
+
+    def _arguments(self, place: int | str) -> list[str]:
         memory = ("--memory-fd", str(self._memory_fd))
         if isinstance(place, str):
-            return "background", place, *memory
+            return ["background", place, *memory]
         alone = ("--alone",) if self.count == 1 else ()
         copies = ("--copies", str(self._copies.path), "--predecessor", str(self._last_ready.get(place, 0)))
-        sockets = ("--listen-fds", *(str(each.fileno()) for each in self._listeners), "--place", str(place))
-        return "worker", *sockets, "--windows-fd", str(self._windows_fd), *memory, *copies, *alone
+        sockets = ("--place", str(place), "--listen-fds", *(str(each.fileno()) for each in self._listeners))
+        return ["worker", *sockets, "--windows-fd", str(self._windows_fd), *memory, *copies, *alone]
 
     def _environment(self) -> Mapping[str, str]:
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
         return {
             **os.environ,
-            "PROMETHEUS_MULTIPROC_DIR": str(self._directory.path),
+            METRICS: str(self._directory.path),
             "PYTHONPATH": path,
             host_memory.HOST: self._host,
         }

@@ -17,7 +17,7 @@ import uvloop
 
 from proxy import settings as settings_room
 from proxy import telemetry
-from proxy.compose.app import App
+from proxy.compose.app import App, preload_files
 from proxy.compose.fleet import windows_of
 from proxy.errors import Unavailable
 from proxy.processes.listening_sockets import ListeningSockets
@@ -42,6 +42,11 @@ class SharedFiles(NamedTuple):
     memory: int
 
 
+def preload() -> None:
+    settings_room.preload()
+    preload_files()
+
+
 def main(sockets: ListeningSockets, shared: SharedFiles, *, alone: bool, copies: CopyDirectory | None) -> int:
     memory = HostMemory(shared.memory if shared.memory >= 0 else host_memory.create())
 
@@ -58,8 +63,10 @@ def run_child(run: Callable[[Settings, Tables], Coroutine[Any, Any, None]]) -> i
     line = _next_line()
     if not line.endswith(b"\n"):  # The supervisor ended before it sent the settings.
         return 0
+    telemetry.start_metrics()
     settings = settings_room.from_tree(orjson.loads(line))
-    tables = settings_room.load_tables(own=settings.data_files.directory)
+    own = settings.data_files.directory
+    tables = settings_room.load_tables(own=own) if own else settings_room.shipped_tables()
     listener = telemetry.start_logging(settings.log.level)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

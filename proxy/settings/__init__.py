@@ -9,7 +9,16 @@ from __future__ import annotations
 from proxy.data_files import CONFIG, SCHEMAS
 from proxy.settings.certificates import Certificates, client_context, read_certificates
 from proxy.settings.crosschecks import network_faults, paymaster_faults, signer_key
-from proxy.settings.loading import data_directory, environment, from_tree, load, load_with_tables, masked, own_directory
+from proxy.settings.loading import (
+    data_directory,
+    environment,
+    from_tree,
+    load,
+    load_with_tables,
+    masked,
+    own_directory,
+    preload,
+)
 from proxy.settings.sections import (
     BundlerSettings,
     BundlingSettings,
@@ -43,7 +52,7 @@ from proxy.settings.sections import (
     WalletSettings,
     WebhookSettings,
 )
-from proxy.settings.tables import Plan, Tables, file_versions, load_tables
+from proxy.settings.tables import Plan, Tables, file_versions, load_tables, shipped_tables
 
 __all__ = [
     "CONFIG",
@@ -94,6 +103,8 @@ __all__ = [
     "network_faults",
     "own_directory",
     "paymaster_faults",
+    "preload",
     "read_certificates",
+    "shipped_tables",
     "signer_key",
 ]

@@ -20,7 +20,7 @@ from proxy.settings.masking import masked_value
 from proxy.settings.proxies import with_proxies
 from proxy.settings.schemas import is_secret, schema_faults
 from proxy.settings.sections import Settings
-from proxy.settings.tables import Tables, load_tables
+from proxy.settings.tables import Tables, load_tables, shipped_tables
 from proxy.settings.toml_files import read
 
 PREFIX = "PENSTOCK_"
@@ -94,6 +94,12 @@ def from_tree(tree: Mapping[str, Any], *, faults: list[str] | None = None) -> Se
     return msgspec.convert(
         {"upstreams": [], "bundlers": [], "paymasters": [], "verify": [], **tree, "tree": tree}, Settings, strict=False
     )
+
+
+def preload() -> None:
+    """Read the files that ship with the code, before processes are forked: they then share what that takes."""
+    shipped_tables()
+    load(environ={}, overrides={"database": {"url": "postgresql://localhost"}, "keys": {"pepper": "-" * 32}})
 
 
 def masked(settings: Settings) -> Iterator[tuple[str, str]]:

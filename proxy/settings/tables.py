@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,12 @@ def load_tables(config: Path = CONFIG, *, own: str = "") -> Tables:
         proxies,
         logos,
     )
+
+
+@cache
+def shipped_tables() -> Tables:
+    """The tables of a service without a directory of its own, read once."""
+    return load_tables()
 
 
 def file_versions(own: str) -> frozenset[tuple[Path, int, int]]:

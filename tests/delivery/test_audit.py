@@ -29,7 +29,7 @@ from tests.delivery.audit import RecordingReceiver, expected
 from tests.flows import production
 from tests.flows.production import OPEN_EGRESS, PEPPER, Production
 from tests.rpc_upstreams import scripted
-from tests.service import children, command_here, until
+from tests.service import command_here, processes_named, until
 
 NETWORK, CHAIN = "dev/mainnet", "dev"
 COIN, ART, OTHER = address(100), address(101), address(102)
@@ -101,7 +101,7 @@ class Run:
 
     def pids(self, victim: str) -> list[int]:
         word = "worker" if victim == "worker" else f"background {victim}"
-        return [pid for pid, line in children(self.running.process.pid) if word in line]
+        return processes_named(word, self.running.process.pid)
 
     async def kill(self) -> None:
         victim = self.rng.choice(VICTIMS)

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from tests.service import ROOT, children, until
+from tests.service import ROOT, until, workers_of
 
 PEPPER = "canary-pepper-0123456789-0123456789"
 READY_S = 120.0
@@ -66,7 +66,7 @@ class Production:
         return [line for line in self.log() if line["message"] == message]
 
     def worker_pids(self) -> list[int]:
-        return sorted(pid for pid, line in children(self.process.pid) if "worker" in line)
+        return workers_of(self.process.pid)
 
     def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -134,7 +134,7 @@ def test_data_path_that_is_not_a_directory_is_named(capsys: pytest.CaptureFixtur
 # Cleanup
 
 
-@pytest.mark.parametrize("moment", ["postgres", "worker", "alto"])
+@pytest.mark.parametrize("moment", ["postgres", "proxy worker", "alto"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 async def test_kill_during_startup_leaves_nothing_behind(
     tmp_path: Path, own_tmp: dict[str, str], moment: str, number: signal.Signals

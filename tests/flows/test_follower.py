@@ -21,7 +21,7 @@ from tests.flows import production
 from tests.flows.production import PEPPER, Production
 from tests.follower.harness import NETWORK, everything, indexed
 from tests.rpc_upstreams import scripted
-from tests.service import Service, children, until
+from tests.service import Service, processes_named, until
 
 # transfer(address,uint256), balanceOf(address), ownerOf(uint256), balanceOf(address,uint256)
 TRANSFER, BALANCE, OWNER, BALANCE_OF = "0xa9059cbb", "0x70a08231", "0x6352211e", "0x00fdd58e"
@@ -80,7 +80,7 @@ async def give(service: Service, token: str, amount: int) -> str:
 
 
 def follower_pid(service: Service | Production) -> int:
-    return next(pid for pid, line in children(service.process.pid) if "background follower" in line)
+    return processes_named("background follower", service.process.pid)[0]
 
 
 async def test_index_of_the_dev_chain_matches_its_contracts(own: Service) -> None:
@@ -178,11 +178,15 @@ async def test_each_role_runs_its_own_processes(tmp_path: Path, cluster: Postgre
             await migrate.migrate(connection)
         gateway = await _serving(tmp_path, database, upstream.url, "gateway")
         assert (len(gateway.worker_pids()), gateway.port > 0) == (1, True)
-        assert not [line for _, line in children(gateway.process.pid) if "background" in line]
+        assert not processes_named("background", gateway.process.pid)
         follower = await _serving(tmp_path, database, upstream.url, "follower")
         assert (follower.worker_pids(), follower.port) == ([], 0)
         deliverer = await _serving(tmp_path, database, upstream.url, "deliverer")
-        assert [" deliverer" in line for _, line in children(deliverer.process.pid)] == [True]
+        assert (
+            processes_named("background", deliverer.process.pid)
+            == processes_named("background deliverer", deliverer.process.pid)
+            != []
+        )
 
         async def is_complete() -> bool:
             return await indexed(database) == little.holdings()

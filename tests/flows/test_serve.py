@@ -25,7 +25,7 @@ from tests.certificates import Authority
 from tests.flows import production
 from tests.flows.production import PEPPER, Production, settings_text
 from tests.flows.upstream import PASSWORD, SECRET_PATH, Upstream, reply
-from tests.http_client import Closed, HttpClient, Reply, fresh_call, post, queued_at
+from tests.http_client import Closed, HttpClient, Reply, close_all, fresh_call, post, queued_at, to_every_worker
 from tests.service import command, command_here, descendants, is_running, owner_of, until
 
 SEPOLIA = "ethereum/sepolia"
@@ -377,12 +377,25 @@ async def test_sigterm_during_a_reload_stops_cleanly(serving: Production, upstre
 
 
 async def test_workers_end_when_the_supervisor_is_killed(tmp_path: Path, config: tuple[Path, str]) -> None:
-    running = await production.start(config[0], tmp_path / "log", config[1])
+    """Even one that is stopped. The others drain first."""
+    path = tmp_path / "penstock.toml"
+    path.write_text(config[0].read_text().replace("drain_s = 10.0", "drain_s = 0.1"))
+    running = await production.start(path, tmp_path / "log", config[1])
     below = descendants(running.process.pid)
-    assert sum(" proxy worker " in words for words in below.values()) == 2
+    stopped, _ = running.worker_pids()
+    os.kill(stopped, signal.SIGSTOP)
     running.process.kill()
     running.process.wait()
     await until(lambda: not any(map(is_running, below)))
+
+
+async def test_request_ids_of_workers_have_nothing_in_common(steady: Production) -> None:
+    """Both are forks of one process."""
+    held = await to_every_worker(steady)
+    data = post(fresh_call(), key=steady.key, network=SEPOLIA)
+    stems = [(await client.send(data)).headers["x-request-id"][:14] for (client, *_) in held.values()]
+    await close_all(held)
+    assert len(set(stems)) == 2
 
 
 async def test_killed_worker_is_replaced_and_counted(steady: Production) -> None:

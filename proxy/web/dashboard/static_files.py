@@ -9,6 +9,7 @@ not cached.
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 from pathlib import Path
 
 from aiohttp import web
@@ -82,3 +83,8 @@ class StaticFiles:
             raise web.HTTPNotFound
         is_ours = request.match_info["digest"] == self.digest
         return found.reply(request, HEADERS, cache_control=IMMUTABLE if is_ours else "no-store")
+
+
+@cache
+def shipped_files() -> StaticFiles:
+    return StaticFiles()

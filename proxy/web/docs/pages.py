@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from aiohttp import web
@@ -9,7 +11,7 @@ from aiohttp import web
 from proxy.data_files import GUIDE
 from proxy.errors import Unavailable
 from proxy.services.readiness import Readiness
-from proxy.web.dashboard.static_files import StaticFiles
+from proxy.web.dashboard.static_files import shipped_files
 from proxy.web.docs.guide_files import GuideFiles
 from proxy.web.docs.published_spec import PublishedSpec
 from proxy.web.packed_files import PackedFile
@@ -25,14 +27,19 @@ _HEADERS = {
 }
 
 
+@cache
+def page_files() -> Mapping[str, PackedFile]:
+    return {path.name: PackedFile.of(path.name, path.read_bytes()) for path in PAGES.iterdir()}
+
+
 class Pages:
     def __init__(self, published: PublishedSpec, readiness: Readiness) -> None:
         self._readiness = readiness
         self._guide = GuideFiles(GUIDE)
-        self._dashboard = StaticFiles()
+        self._dashboard = shipped_files()
         self._spec = PackedFile.of("openapi.json", published.raw)
         self._index = PackedFile.of("llms.txt", published.index().encode())
-        self._files = {path.name: PackedFile.of(path.name, path.read_bytes()) for path in PAGES.iterdir()}
+        self._files = page_files()
 
     def routes(self) -> list[web.RouteDef]:
         return [
