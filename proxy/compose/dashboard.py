@@ -11,6 +11,7 @@ from proxy.compose.accounts import AccountsFeature
 from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.email_change import EmailChange
 from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.second_factor import SecondFactor
 from proxy.services.accounts.sign_in import SignIn
@@ -62,7 +63,9 @@ class DashboardFeature:
         self._networks = [route.network for route in networks.routes.values()]
         store = SessionStore(pool, pepper=settings.keys.pepper, previous_pepper=settings.keys.previous_pepper)
         factor = SecondFactor(SecondFactorStore(pool, vault_of(settings)))
-        self.sign_in = SignIn(store, factor, settings.dashboard, Mailer(settings.mail), tasks)
+        mailer = Mailer(settings.mail)
+        self.sign_in = SignIn(store, factor, settings.dashboard, mailer, tasks)
+        self.emails = EmailChange(self.sign_in, store, accounts.keys, settings.dashboard, mailer, tasks)
         self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
         self.actions = ActionLog(ActionStore(pool))
@@ -98,7 +101,9 @@ class DashboardFeature:
         networks = network_list(self._networks, self._tables.methods, self._settings.follower.follows)
         return {
             **endpoints.wrapped(
-                SignInHandlers(self.sign_in, self.actions, session_s=self._settings.dashboard.session_s).handlers()
+                SignInHandlers(
+                    self.sign_in, self.emails, self.actions, session_s=self._settings.dashboard.session_s
+                ).handlers()
             ),
             **endpoints.wrapped(
                 AccountHandlers(self.accounts, self.removal, self._usage, self.actions, plans, networks).handlers()

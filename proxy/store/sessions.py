@@ -153,6 +153,22 @@ class SessionStore:
         async with self._pool.connection() as connection:
             return await connection.fetchval(sql.sessions.take_link, self.digests("link", token))  # type: ignore[no-any-return]
 
+    # New email addresses
+
+    async def begin_email_change(self, account_id: str, email: str, token: str, *, lasts_s: float) -> None:
+        digest = self._digest_for_every_host("email", token)
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.sessions.begin_email_change, account_id, email, digest, lasts_s)
+
+    async def take_email_change(self, token: str) -> tuple[str, str, str] | None:
+        """Use up the link and return the account, its new address and its old one, or None if the link is not valid."""
+        row = await self._row(sql.sessions.take_email_change, self.digests("email", token))
+        return None if row is None else (row["account_id"], row["email"], row["old_email"])
+
+    async def end_links(self, account_id: str) -> None:
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.sessions.end_account_links, account_id)
+
     # Sign-in attempts
 
     async def count_try(self, kind: str, subject: str, *, most: int, within_s: float) -> float:
@@ -222,6 +238,7 @@ class SessionStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.sessions.delete_expired_sessions, idle_s)
             await connection.execute(sql.sessions.delete_expired_links)
+            await connection.execute(sql.sessions.delete_expired_email_changes)
             await connection.execute(sql.sessions.delete_old_tries)
             await connection.execute(sql.sessions.delete_old_places, PLACE_S)
 

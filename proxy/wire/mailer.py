@@ -22,7 +22,7 @@ class OutgoingMail:
     to: str
     subject: str
     text: str
-    html: str
+    html: str = ""
 
 
 class Undelivered(Exception):
@@ -40,9 +40,13 @@ class Mailer:
     def __repr__(self) -> str:
         return f"<Mailer {self._settings.host or 'to the log'}>"
 
+    @property
+    def is_configured(self) -> bool:
+        return bool(self._settings.host)
+
     async def send(self, mail: OutgoingMail, *, at: float) -> None:
         """Returns when the server has accepted the mail."""
-        if not self._settings.host:
+        if not self.is_configured:
             log.warning("mail not sent: no SMTP server is configured (mail.host)", extra={"mail": mail.text})
             return
         try:
@@ -69,7 +73,8 @@ class Mailer:
         # RFC 3834, 5: prevents automatic replies.
         message["Auto-Submitted"] = "auto-generated"
         message.set_content(mail.text)
-        message.add_alternative(mail.html, subtype="html")
+        if mail.html:
+            message.add_alternative(mail.html, subtype="html")
         return message
 
     async def _send(self, message: EmailMessage) -> None:

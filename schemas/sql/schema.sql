@@ -1035,6 +1035,16 @@ create table account_actions (
 create index account_actions_of_account on account_actions (account_id, at desc);
 create index account_actions_by_age on account_actions (at);
 
+-- New email addresses that a link in a mail to them has to confirm.
+
+create table email_changes (
+    account_id text primary key references accounts (id),
+    email text not null,
+    -- Of the link's token.
+    digest bytea not null unique,
+    expires_at timestamptz not null
+);
+
 -- One-time sign-in links. Using one deletes its row.
 create table sign_in_links (
     digest bytea primary key,

@@ -316,3 +316,15 @@ async def test_operator_sees_followers_and_workers(operator: Visitor) -> None:
     await expect(operator.page.get_by_role("table", name="Workers").locator("tbody tr")).to_have_count(2)
     await operator.open("operator/usage")
     await expect(operator.page.get_by_role("img", name="Requests: requests")).to_be_visible()
+
+
+async def test_account_is_exported_without_secrets(fresh_holder: Visitor) -> None:
+    key = await fresh_holder.create_key("Exported key")
+    await fresh_holder.open("account")
+    async with fresh_holder.page.expect_download() as download:
+        await fresh_holder.button("Export").click()
+    text = (await (await download.value).path()).read_text("utf-8")
+    found = orjson.loads(text)
+    assert [each["name"] for each in found["keys"]] == ["Exported key"]
+    assert {each["action"] for each in found["actions"]} == {"account_redeem_link", "create_key"}
+    assert key not in text

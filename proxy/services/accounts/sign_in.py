@@ -288,19 +288,23 @@ class SignIn:
 
     async def change_password(self, by: SignedIn, *, current: str | None, new: str) -> Session:
         """Change the password and end all other sessions of the account."""
-        holder = await self._store.read_holder(by.session.id)
-        if holder.hash:
-            # Only the holder's own sessions get here: strangers cannot use up this count.
-            await self._count(SignInPlace(""), by.session.email, kind="change")
-            is_right = await self._in_thread(lambda: verify_password(holder.hash, current or ""), is_known=True)
-            if not is_right:
-                raise InvalidRequest("current_password: is wrong")
+        await self.prove(by, current)
         hashed = await self._hash(new, email=by.session.email, is_known=True)
-        await self._store.set_password(holder.id, hashed, but=by.token)
+        await self._store.set_password(by.session.id, hashed, but=by.token)
         session = await self._store.read(by.token, idle_s=self._settings.idle_s)
         if session is None:
             raise Unauthorized(_SIGNED_OUT)
         return session
+
+    async def prove(self, by: SignedIn, current: str | None) -> None:
+        """Raise InvalidRequest unless this is the password of the session's account, or it has none."""
+        holder = await self._store.read_holder(by.session.id)
+        if not holder.hash:
+            return
+        # Only the holder's own sessions get here: strangers cannot use up this count.
+        await self._count(SignInPlace(""), by.session.email, kind="change")
+        if not await self._in_thread(lambda: verify_password(holder.hash, current or ""), is_known=True):
+            raise InvalidRequest("current_password: is wrong")
 
     async def keep(self) -> None:
         """Supervised loop: delete expired sessions, links and attempts."""

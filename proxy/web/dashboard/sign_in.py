@@ -11,6 +11,7 @@ from multidict import CIMultiDict
 from proxy.core import sessions
 from proxy.core.sessions import PLACE_S
 from proxy.services.accounts.action_log import ActionLog, Actor
+from proxy.services.accounts.email_change import EmailChange
 from proxy.services.accounts.sign_in import Session, SignedIn, SignIn
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest, set_cookie
 from proxy.web.rest.endpoint import RestReply
@@ -18,8 +19,9 @@ from proxy.web.timestamps import time_of
 
 
 class SignInHandlers:
-    def __init__(self, sign_in: SignIn, actions: ActionLog, *, session_s: float) -> None:
+    def __init__(self, sign_in: SignIn, emails: EmailChange, actions: ActionLog, *, session_s: float) -> None:
         self._sign_in = sign_in
+        self._emails = emails
         self._actions = actions
         self._session_s = session_s
 
@@ -31,6 +33,8 @@ class SignInHandlers:
             "account_session": self.read,
             "account_sign_out": self.sign_out,
             "account_set_password": self.set_password,
+            "change_email": self.change_email,
+            "confirm_email": self.confirm_email,
             "begin_second_factor": self.begin_factor,
             "confirm_second_factor": self.confirm_factor,
             "remove_second_factor": self.remove_factor,
@@ -77,6 +81,16 @@ class SignInHandlers:
             request.signed_in, current=body.get("current_password"), new=body["new_password"]
         )
         return _shown(SignedIn(request.token, session))
+
+    async def change_email(self, request: SessionRequest) -> RestReply:
+        body = request.body
+        await self._emails.begin(request.signed_in, email=body["email"], current=body.get("current_password"))
+        return RestReply({"sent": True}, status=202)
+
+    async def confirm_email(self, request: SessionRequest) -> dict[str, Any]:
+        account, email = await self._emails.confirm(request.body["token"])
+        await self._actions.record(account, Actor("holder"), "confirm_email", address=request.address)
+        return {"email": email}
 
     async def begin_factor(self, request: SessionRequest) -> dict[str, Any]:
         secret = await self._sign_in.begin_factor(request.signed_in)

@@ -55,6 +55,8 @@ with keys_end as (
     delete from account_passwords where account_id = $1
 ), mails_end as (
     delete from mails where account_id = $1
+), email_change_ends as (
+    delete from email_changes where account_id = $1
 ), second_factor_ends as (
     delete from account_second_factors where account_id = $1
 ), actions_end as (

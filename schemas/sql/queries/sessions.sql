@@ -130,3 +130,17 @@ order by seen_at desc, id limit 200;
 
 -- end_session_of_account
 delete from sessions where account_id = $1 and 'sess_' || encode(substring(digest for 12), 'hex') = $2 returning digest;
+
+-- begin_email_change
+-- Replaces an earlier one of the account.
+insert into email_changes (account_id, email, digest, expires_at) values ($1, $2, $3, now() + make_interval(secs => $4))
+on conflict (account_id) do update set email = excluded.email, digest = excluded.digest, expires_at = excluded.expires_at;
+
+-- take_email_change
+-- A link works once: the row is deleted.
+delete from email_changes c using accounts a
+where c.digest = any ($1::bytea[]) and a.id = c.account_id and c.expires_at > now() and not a.disabled
+returning c.account_id, c.email, a.email as old_email;
+
+-- delete_expired_email_changes
+delete from email_changes where expires_at < now();

@@ -157,12 +157,18 @@ async function show() {
   }
 }
 
+/* The panel and the token of a link in a mail: #token=… signs in, #email=… confirms an address. */
+function mailedLink() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  return [["link", given.get("token")], ["confirm", given.get("email")]].find(([, token]) => token) ?? [];
+}
+
 async function start() {
-  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  const [panel, token] = mailedLink();
   if (token) {
     // Remove the token from the address bar and the history before loading anything else.
     history.replaceState(null, "", location.pathname);
-    await showSignIn("link", token);
+    await showSignIn(panel, token);
     return;
   }
   if (recall(EXPIRED_FLAG)) {
@@ -175,8 +181,7 @@ async function start() {
 }
 
 addEventListener("hashchange", () => {
-  const token = new URLSearchParams(location.hash.slice(1)).get("token");
-  if (token) start();
+  if (mailedLink()[1]) start();
   else show();
 });
 addEventListener("signed-out", () => {

@@ -13,7 +13,8 @@ const ACTORS = { holder: "You", key: "API key", operator: "Operator" };
 // Operations whose ids do not read as what happened.
 const ACTIONS = {
   account_sign_in: "Signed in with a password", account_redeem_link: "Signed in by link", account_sign_out: "Signed out",
-  account_set_password: "Changed the password", begin_second_factor: "Began to set up two-factor sign-in",
+  account_set_password: "Changed the password", change_email: "Began to change the email address",
+  confirm_email: "Changed the email address", begin_second_factor: "Began to set up two-factor sign-in",
   confirm_second_factor: "Turned two-factor sign-in on", remove_second_factor: "Turned two-factor sign-in off", update_own_account: "Changed the settings",
   end_session: "Signed a session out", end_other_sessions: "Signed out everywhere else",
   admin_update_account: "Changed the account", admin_make_link: "Made a sign-in link",
@@ -26,7 +27,7 @@ const limit = (value) => (value ? format.number(value) : "No limit");
 export async function show() {
   const overview = await account.get("");
   return [heading("Account", { lead: overview.account.email }), accountCard(overview.account), planCard(overview), passwordCard(overview.account),
-    factorRegion(overview.account), sessionsCard(), actionsCard(), deletionCard(overview.account)];
+    emailCard(overview.account), factorRegion(overview.account), sessionsCard(), actionsCard(), exportCard(overview), deletionCard(overview.account)];
 }
 
 const accountCard = (holder) => card("Details", facts([
@@ -65,6 +66,22 @@ function passwordCard(holder) {
       current.write("");
       next.write("");
       toast("Password updated");
+    },
+  }));
+}
+
+function emailCard(holder) {
+  const email = forms.text("New email address", { type: "email", autocomplete: "email", required: true, maxlength: "200",
+    hint: "We send a link to it. The address changes when you open the link." });
+  const current = forms.password("Password", { autocomplete: "current-password", required: true });
+  return card("Change email address", forms.form(forms.row(email.node, holder.has_password && current.node), {
+    label: "Send link",
+    send: async () => {
+      const proof = holder.has_password ? { current_password: current.read() } : {};
+      await account.post("/email", { ...proof, email: email.read() });
+      toast(`We sent a link to ${email.read()}`);
+      email.write("");
+      current.write("");
     },
   }));
 }
@@ -133,6 +150,40 @@ function actionsCard() {
     ], actions), pager({ page, total, limit: LIMIT }, go)];
   });
   return card("Activity", list.node);
+}
+
+/* All pages of a list. */
+async function allOf(path, name) {
+  const found = [];
+  for (let page = 1; ; page += 1) {
+    const reply = await account.get(`${path}${query({ page, limit: 100 })}`);
+    found.push(...reply[name]);
+    if (!reply[name].length || found.length >= reply.total) return found;
+  }
+}
+
+const USAGE_DAYS = 90;
+
+/* One JSON file with everything that the account's own API returns. Secrets are not part of it. */
+async function exported({ account: holder, limits }) {
+  const from = new Date(Date.now() - USAGE_DAYS * 86400e3).toISOString();
+  const [{ keys }, webhooks, policies, { sessions }, actions, usage] = await Promise.all([
+    account.get("/keys"), allOf("/webhooks", "webhooks"), allOf("/gas/policies", "policies"), account.get("/sessions"),
+    allOf("/actions", "actions"), account.get(`/usage${query({ step: "day", from })}`),
+  ]);
+  return { exported_at: new Date().toISOString(), account: holder, limits, keys, webhooks, policies, sessions, actions, usage };
+}
+
+function exportCard(overview) {
+  const save = asyncButton("Export", async () => {
+    const text = JSON.stringify(await exported(overview), null, 2);
+    const link = el("a", { download: `penstock-${overview.account.id}.json` });
+    link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+    link.click();
+    URL.revokeObjectURL(link.href);
+  });
+  return card("Export", el("p", null, `A JSON file with your account, keys, webhooks, gas policies, sessions, activity and the usage of ${USAGE_DAYS} days. `
+    + "It contains no secrets."), el("div.actions", null, save));
 }
 
 function deletionCard(holder) {

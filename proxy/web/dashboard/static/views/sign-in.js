@@ -83,6 +83,20 @@ function linkPanel({ open, onSignedIn, token }) {
     el("div.alternatives", null, alternative("Request a new link", () => open("email")))];
 }
 
+/* Like a sign-in link, the button redeems it. */
+function confirmPanel({ token }) {
+  const done = el("div");
+  return [el("h1", null, "Confirm your email address"), done,
+    forms.form([], {
+      label: "Confirm",
+      send: async () => {
+        const { email } = await account.post("/email/confirm", { token });
+        setChildren(done, note(`The email address of your account is now ${email}.`, "good"));
+      },
+    }),
+    el("div.alternatives", null, alternative("Go to the dashboard", () => location.reload()))];
+}
+
 function operatorPanel({ open, onSignedIn }) {
   const token = forms.password("Admin token", { autocomplete: "current-password", required: true, class: "mono",
     hint: "Create one on the server: python -m proxy admin token create --name you" });
@@ -98,4 +112,4 @@ function operatorPanel({ open, onSignedIn }) {
     el("div.alternatives", null, alternative("Sign in to an account", () => open("account")))];
 }
 
-const PANELS = { account: passwordPanel, email: emailPanel, link: linkPanel, operator: operatorPanel };
+const PANELS = { account: passwordPanel, email: emailPanel, link: linkPanel, confirm: confirmPanel, operator: operatorPanel };
