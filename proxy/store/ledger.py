@@ -190,10 +190,15 @@ class LedgerStore:
 
     # Reads for owners
 
-    async def total(self, policy: str, day: datetime.date) -> LimitMeter:
+    async def totals(self, policies: Sequence[str], day: datetime.date) -> dict[str, LimitMeter]:
+        """The lifetime totals of each policy."""
         async with self._pool.connection() as connection:
-            row = await connection.fetchrow(sql.ledger.read_total, policy, day)
-        return LimitMeter(0, 0, 0) if row is None else _meter(row)
+            rows = await connection.fetch(sql.ledger.read_totals, policies, day)
+        found = {row["id"]: _meter(row) for row in rows}
+        return {policy: found.get(policy, LimitMeter(0, 0, 0)) for policy in policies}
+
+    async def total(self, policy: str, day: datetime.date) -> LimitMeter:
+        return (await self.totals([policy], day))[policy]
 
     async def days(self, policy: str, *, limit: int) -> list[tuple[datetime.date, LimitMeter]]:
         async with self._pool.connection() as connection:

@@ -111,14 +111,16 @@ async def test_policy_is_created_read_listed_changed_and_deleted(service: Servic
     assert await service.send("GET", path, key=key) == (200, made)
     other = await make(service, key=key)
     status, listed = await service.send("GET", "/gas/policies?limit=1", key=key)
-    assert (status, listed) == (200, {"policies": [other], "page": 1, "total": 2})
+    spend = {"reserved_usd": "0", "spent_usd": "0", "operations": 0, "left_usd": None, "reset": "never"}
+    assert (status, listed) == (200, {"policies": [{**other, "spend": spend}], "page": 1, "total": 2})
 
     change = {"status": "paused", "name": "New", "rules": {"max_gas_usd": "0.75", "rate_limit": None}}
     status, changed = await service.send("PATCH", path, change, key=key)
     assert status == 200
     assert (changed["status"], changed["name"]) == ("paused", "New")
     assert changed["rules"] == {"max_gas_usd": "0.75", "reset": "weekly"}
-    assert (await service.send("GET", "/gas/policies?status=paused", key=key))[1]["policies"] == [changed]
+    (paused,) = (await service.send("GET", "/gas/policies?status=paused", key=key))[1]["policies"]
+    assert paused == {**changed, "spend": {**spend, "reset": "weekly"}}
 
     assert await service.send("DELETE", path, key=key) == (200, {"id": made["id"], "deleted": True})
     for method in ("GET", "DELETE"):

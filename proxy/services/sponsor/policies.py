@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +111,10 @@ class PolicyService:
             users=users,
             user_count=count,
         )
+
+    async def totals(self, found: Sequence[Policy]) -> dict[str, LimitMeter]:
+        """The totals of each policy, by its id."""
+        return await self._ledger.totals([each.id for each in found], datetime.datetime.now(datetime.UTC).date())
 
     # For decisions
 

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+import orjson
 from aiohttp import web
 
 from proxy.data_files import GUIDE
 from proxy.errors import Unavailable
 from proxy.services.readiness import Readiness
+from proxy.web.dashboard.request_forms import request_forms
 from proxy.web.dashboard.static_files import shipped_files
 from proxy.web.docs.guide_files import GuideFiles
 from proxy.web.docs.published_spec import PublishedSpec
@@ -38,6 +40,8 @@ class Pages:
         self._guide = GuideFiles(GUIDE)
         self._dashboard = shipped_files()
         self._spec = PackedFile.of("openapi.json", published.raw)
+        forms = orjson.dumps(request_forms(published.document))
+        self._forms = PackedFile.of("request-forms.json", forms)
         self._index = PackedFile.of("llms.txt", published.index().encode())
         self._files = page_files()
 
@@ -51,6 +55,7 @@ class Pages:
             web.get("/docs/", self.docs),
             *self._guide.routes(),
             web.get("/docs/{name}", self.docs),
+            web.get("/dashboard/request-forms.json", self.forms),
             *self._dashboard.routes(),
         ]
 
@@ -67,6 +72,9 @@ class Pages:
 
     async def openapi(self, request: web.Request) -> web.Response:
         return self._spec.reply(request, {})
+
+    async def forms(self, request: web.Request) -> web.Response:
+        return self._forms.reply(request, {})
 
     async def index(self, request: web.Request) -> web.Response:
         return self._index.reply(request, _HEADERS)

@@ -11,7 +11,7 @@ from proxy.chains.families import family_of
 from proxy.core.iso_time import iso_of_unix, iso_seconds
 from proxy.errors import InvalidRequest
 from proxy.services.gas import GasPrices
-from proxy.services.sponsor.policies import LimitMeter, Policy, PolicyService, PolicySpend, UserMeter
+from proxy.services.sponsor.policies import LimitMeter, Policy, PolicyService, PolicySpend, UserMeter, read_rules
 from proxy.services.sponsor.refusals import RefusalLog, RefusedOperation
 from proxy.services.sponsor.sponsorship import SponsorService, Sponsorship
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
@@ -72,7 +72,9 @@ class GasHandlers:
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
         found, total = await self._policies.page(request.key, request.page, status=request.query["status"])
-        return request.listed("policies", [_shown(request, each) for each in found], total)
+        totals = await self._policies.totals(found)
+        listed = [{**_shown(request, each), "spend": _total(each, totals[each.id])} for each in found]
+        return request.listed("policies", listed, total)
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
         return _shown(request, await self._own(request))
@@ -94,9 +96,7 @@ class GasHandlers:
         spend = await self._policies.spend(found, request.page)
         return {
             "policy_id": found.id,
-            **_amounts(spend.total),
-            "left_usd": _left(spend.rules.max_total, spend.total.used),
-            "reset": spend.rules.reset,
+            **_total(found, spend.total),
             "resets_at": _resets_at(spend),
             "days": [{"day": day.isoformat(), **_amounts(meter)} for day, meter in spend.days],
             "users": [_user(spend, each) for each in spend.users],
@@ -182,6 +182,11 @@ def _amounts(meter: LimitMeter) -> dict[str, Any]:
         "spent_usd": policy.usd(meter.spent),
         "operations": meter.operations,
     }
+
+
+def _total(found: Policy, meter: LimitMeter) -> dict[str, Any]:
+    rules = read_rules(found.rules)
+    return {**_amounts(meter), "left_usd": _left(rules.max_total, meter.used), "reset": rules.reset}
 
 
 def _left(most: int | None, used: int) -> str | None:

@@ -49,11 +49,11 @@ returning r.id, r.state, r.entry_point, r.sender, r.nonce, r.since_block,
         union select r.op_hash where r.op_hash is not null
     ) as hashes;
 
--- read_total
--- Amount that counts towards the policy's limit today, and lifetime totals.
-select m.reserved, m.spent, m.operations, gas_used(p.id, '', p.reset, $2) as used
+-- read_totals
+-- Amounts that count towards the policies' limits today, and lifetime totals.
+select p.id, m.reserved, m.spent, m.operations, gas_used(p.id, '', p.reset, $2) as used
 from gas_policies p left join gas_meters m on m.policy_id = p.id and m.sender = '' and m.day = '-infinity'
-where p.id = $1;
+where p.id = any($1::text[]);
 
 -- list_days
 select day, reserved, spent, operations from gas_meters

@@ -74,9 +74,9 @@ class ApiClient {
   }
 }
 
-async function send(url, options) {
+async function send(url, options, cache = "no-store") {
   try {
-    return await fetch(url, { ...options, credentials: "same-origin", cache: "no-store" });
+    return await fetch(url, { ...options, credentials: "same-origin", cache });
   } catch {
     throw new ApiError(0, "Cannot reach the service. It may be restarting; try again in a moment.", null);
   }
@@ -91,13 +91,13 @@ export function query(values) {
   return set.length ? `?${new URLSearchParams(set)}` : "";
 }
 
-let spec = null;
+let loading = null;
 
-/* The OpenAPI document, loaded once. */
-export function apiSpec() {
-  spec ??= send(`${BASE}/openapi.json`, {}).then((reply) => reply.json()).catch((failure) => {
-    spec = null;
+/* The operations that take an API key, [{id, tag, method, path, summary, fields, body}…], loaded once. */
+export function requestForms() {
+  loading ??= send("/dashboard/request-forms.json", {}, "default").then((reply) => reply.json()).catch((failure) => {
+    loading = null;
     throw failure;
   });
-  return spec;
+  return loading;
 }

@@ -1,13 +1,13 @@
 /* The explorer sends any REST operation or JSON-RPC method with the user's own API key. The key stays in this module's memory. */
 
-import { apiSpec } from "../api.js";
+import { requestForms } from "../api.js";
 import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { networkField, networks } from "../networks.js";
-import { card, codeBlock, empty, facts, heading, note, segmentedControl } from "../components.js";
+import { card, codeBlock, empty, facts, heading, note, segmentedControl, toast } from "../components.js";
 import * as format from "../format.js";
 import { highlighted } from "./json.js";
-import { operations, requestForm } from "./operations.js";
+import { requestForm } from "./operations.js";
 import { NAMES, SNIPPETS } from "./snippets.js";
 
 // Characters of a reply body. More would slow the page down.
@@ -15,9 +15,8 @@ const MAX_SHOWN = 200_000;
 const state = { key: "", kind: "rpc", language: "curl" };
 
 export async function show() {
-  const [spec, available] = await Promise.all([apiSpec(), networks()]);
-  const view = new Explorer(spec, available);
-  view.setKind(state.kind);
+  const view = new Explorer(await networks());
+  await view.setKind(state.kind);
   return view.node;
 }
 
@@ -27,8 +26,7 @@ class Explorer {
   #snippet = codeBlock("Snippet", "");
   #request = null;
 
-  constructor(spec, available) {
-    this.spec = spec;
+  constructor(available) {
     this.networks = available;
     const key = forms.text("API key", { value: state.key, class: "mono masked", placeholder: "svc_live_…", autocomplete: "off",
       hint: "Kept in this tab's memory only. Never stored.", oninput: () => { state.key = key.read(); } });
@@ -39,7 +37,7 @@ class Explorer {
     this.node = el("div", null, heading("Explorer", { lead: "Send requests and copy them as code." }),
       el("div.grid.loose", null,
         el("section.card", { "aria-label": "Request" }, el("div.spread", null, el("h2", null, "Request"),
-          segmentedControl("Request type", { rpc: "JSON-RPC", rest: "REST" }, state.kind, (kind) => this.setKind(kind))), form),
+          segmentedControl("Request type", { rpc: "JSON-RPC", rest: "REST" }, state.kind, (kind) => this.setKind(kind).catch((failure) => toast(failure.message, "bad")))), form),
         el("section.card", { "aria-label": "Reply" }, el("h2", null, "Reply"), this.#reply)),
       card(null, el("div.spread", null, el("h2", null, "Code"), segmentedControl("Language", NAMES, state.language, (language) => {
         state.language = language;
@@ -47,9 +45,11 @@ class Explorer {
       })), this.#snippet.node));
   }
 
-  setKind(kind) {
+  async setKind(kind) {
     state.kind = kind;
-    this.current = kind === "rpc" ? this.#rpcForm() : this.#restForm();
+    const form = kind === "rpc" ? this.#rpcForm() : this.#restForm(await requestForms());
+    if (state.kind !== kind) return;
+    this.current = form;
     setChildren(this.#fields, this.current.node);
     this.#updateSnippet();
   }
@@ -75,18 +75,17 @@ class Explorer {
     };
   }
 
-  #restForm() {
-    const all = operations(this.spec);
+  #restForm(all) {
     const grouped = {};
     for (const each of all) (grouped[each.tag] ??= {})[each.id] = `${each.method} ${each.path}`;
     const region = el("div");
     let inner = null;
-    const pick = forms.select("Operation", grouped, { onchange: () => {
-      inner = requestForm(this.spec, all.find(({ id }) => id === pick.read()));
+    const show = () => {
+      inner = requestForm(all.find(({ id }) => id === pick.read()));
       setChildren(region, inner.node);
-    } });
-    inner = requestForm(this.spec, all.find(({ id }) => id === pick.read()));
-    setChildren(region, inner.node);
+    };
+    const pick = forms.select("Operation", grouped, { onchange: show });
+    show();
     return { node: el("div", null, pick.node, region), read: () => inner.read() };
   }
 

@@ -16,8 +16,7 @@ export async function show([id]) {
   const filters = { page: 1 };
   const list = asyncRegion(async () => {
     const found = await account.get(`/gas/policies${query({ ...filters, limit: LIMIT })}`);
-    const spends = await Promise.all(found.policies.map((policy) => account.get(`/gas/policies/${policy.id}/spend${query({ limit: 1 })}`)));
-    return policiesTable(found, spends, (page) => {
+    return policiesTable(found, (page) => {
       filters.page = page;
       list.reload();
     });
@@ -27,10 +26,10 @@ export async function show([id]) {
     actions: button("Create policy", create, { kind: "main" }) }), card(null, list.node)];
 }
 
-function policiesTable({ policies, page, total }, spends, go) {
+function policiesTable({ policies, page, total }, go) {
   if (!policies.length) return empty("No gas policies yet", "A policy defines which operations you sponsor and how much they may cost.",
     button("Create policy", create, { kind: "main" }));
-  const rows = policies.map((policy, at) => ({ data: { ...policy, spend: spends[at] }, attributes: { "data-id": policy.id } }));
+  const rows = policies.map((policy) => ({ data: policy, attributes: { "data-id": policy.id } }));
   return [table("Gas policies", [
     { name: "Name", show: (policy) => el("a", { href: `#/policies/${policy.id}` }, policy.name) },
     { name: "Network", show: (policy) => policy.network },

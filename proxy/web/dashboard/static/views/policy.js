@@ -1,6 +1,6 @@
 /* One gas policy: its spend by day and by sender, its rules, and its recent refusals. */
 
-import { account, apiSpec, query } from "../api.js";
+import { account, query } from "../api.js";
 import { Chart } from "../chart.js";
 import { el, refreshChildren } from "../dom.js";
 import * as forms from "../forms.js";
@@ -11,7 +11,6 @@ import { rulesForm } from "./rules.js";
 
 const LIMIT = 20;
 const DAY_S = 86400;
-const REFUSALS = "account_list_gas_refusals";
 
 export async function showPolicy(id) {
   const view = new PolicyView(id);
@@ -87,11 +86,7 @@ class PolicyView {
     })] : empty("No sponsored operations yet"));
   }
 
-  /* Only if the service offers the operation. */
   async #showRefusals() {
-    const spec = await apiSpec();
-    const isOffered = Object.values(spec.paths).some((path) => path.get?.operationId === REFUSALS);
-    if (!isOffered) return;
     const { refusals } = await account.get(`${this.#path}/refusals${query({ limit: LIMIT })}`);
     refreshChildren(this.#refusals, card("Recent refusals", refusals.length ? table("Recent refusals", [
       { name: "Time", show: (each) => format.time(each.at) },
