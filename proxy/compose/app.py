@@ -175,6 +175,7 @@ class App:
             tally=self.tallies.of,
             shared_heads=windows.shared_heads,
             memory=self.memory,
+            held=self.held_replies,
             hosts=self.fleet.hosts if self.fleet else lambda: 1,
             leases=self.fleet.upstreams if self.fleet else None,
         )

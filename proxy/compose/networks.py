@@ -30,7 +30,7 @@ from proxy.turn_queue import TurnQueue
 from proxy.wire.address import UpstreamAddress, headers_of
 from proxy.wire.http_upstream import HttpUpstream
 from proxy.wire.private_words import private_words
-from proxy.wire.upstream import Upstream
+from proxy.wire.upstream import ReplyMemory, Upstream
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from proxy.wire.write_buffer import WriteBuffer
 
@@ -52,10 +52,12 @@ class NetworkBuilder:
         tally: Callable[[str, str], Tally],
         shared_heads: MutableSequence[int] | memoryview[int],
         memory: HostMemory | None = None,
+        held: ReplyMemory | None = None,
         hosts: Callable[[], int] = lambda: 1,
         leases: UpstreamLeases | None = None,
     ) -> None:
-        """`hosts`: how many hosts share the upstreams. `leases`: the upstreams' limits over all hosts."""
+        """`held`: memory for large replies. `hosts`: how many hosts share the upstreams. `leases`: the upstreams' limits over
+        all hosts."""
         self._settings = settings
         self._tables = tables
         self._write_buffer = write_buffer
@@ -63,6 +65,7 @@ class NetworkBuilder:
         self._tally = tally
         self._shared_heads = shared_heads
         self._memory = memory
+        self._held = held
         self._hosts = hosts
         self._leases = leases
 
@@ -163,6 +166,7 @@ class NetworkBuilder:
 
     def _upstream(self, network: Network, label: str, index: int, given: UpstreamSettings, kind: str) -> Upstream:
         upstream = self._built(self._health(network, label, index, given, kind), given)
+        upstream.memory = self._held
         upstream.private_words = private_words(given.url, headers_of(given), given.proxy)
         return upstream
 

@@ -3,7 +3,8 @@
 Calls go out in order and replies come back in order. Most connections carry one call at a time, some several (see `Upstream`).
 
 A reply larger than LARGE is offered to its sink in pieces as they arrive, so that 100 MB need not fit in memory. A sink that
-declines receives it whole, up to MAX_REPLY_BYTES.
+declines receives it whole, up to MAX_REPLY_BYTES. Whole replies of clients' calls count in the upstream's `memory`, the large
+ones before they are read if their length is known.
 """
 
 from __future__ import annotations
@@ -14,11 +15,24 @@ from typing import Final
 from proxy.core.encodings import GzipReader, TooMuchData, decompress
 from proxy.turn_queue import TurnQueue
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
-from proxy.wire.upstream import MAX_REPLY_BYTES, STALE, TOO_LARGE, Piece, ReplySink, Upstream, UpstreamConnection
+from proxy.wire.upstream import (
+    MAX_REPLY_BYTES,
+    NO_MEMORY,
+    STALE,
+    TOO_LARGE,
+    Piece,
+    ReplySink,
+    Upstream,
+    UpstreamConnection,
+)
 
 LARGE: Final = 65_536
 # A large reply is offered once this much of it has arrived: enough to recognise it.
 BEGINNING = 512
+# A reply that is received whole counts from this size on.
+COUNTED_FROM: Final = 1 << 20
+# Failures that are about one call. The others on its connection fail only because this side closes it.
+_OF_ONE_CALL: Final = (TOO_LARGE, NO_MEMORY)
 _END: Final = b"\r\n\r\n"
 _START = b"HTTP/1."
 # A placeholder for "no head known": received data is always shorter, so it never starts with this.
@@ -27,8 +41,9 @@ NEVER: Final = bytes(1 << 20)
 
 class HttpConnection(UpstreamConnection):
     __slots__ = (
-        "_chunks", "_collected", "_gzip", "_head", "_known", "_known_bytes", "_known_total", "_left", "_may_stream", "_part",
-        "_paused", "_paused_s", "_paused_since", "_reads_soon", "_size", "_streams", "_turns", "_usual",
+        "_chunks", "_collected", "_counted", "_counted_for", "_gzip", "_head", "_known", "_known_bytes", "_known_total",
+        "_left", "_may_stream", "_part", "_paused", "_paused_s", "_paused_since", "_reads_soon", "_size", "_streams", "_turns",
+        "_usual",
     )  # fmt: skip
 
     def __init__(self, upstream: Upstream, turns: TurnQueue) -> None:
@@ -48,6 +63,9 @@ class HttpConnection(UpstreamConnection):
         self._gzip: GzipReader | None = None
         self._collected: list[Piece] = []
         self._size = 0
+        # The bytes that are counted in the upstream's memory, and for which account.
+        self._counted = 0
+        self._counted_for = ""
         self._may_stream = False
         self._streams = False
         self._paused = False
@@ -93,7 +111,7 @@ class HttpConnection(UpstreamConnection):
             if is_much and not self._usual:
                 self._read_in_turn()
         except BadReply as exc:
-            self.fail(TOO_LARGE if str(exc) == TOO_LARGE else f"malformed reply: {exc}")
+            self.fail(str(exc) if str(exc) in _OF_ONE_CALL else f"malformed reply: {exc}")
 
     def eof_received(self) -> None:
         # At once, and not when the transport is closed: no call may be sent on a connection that is ending.
@@ -106,6 +124,7 @@ class HttpConnection(UpstreamConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        self._give_memory()
         self.upstream.lost(self)
         is_stale = self._known is not None and self._head is None and not self._part
         self._fail_all(STALE if is_stale else "connection lost")
@@ -177,16 +196,17 @@ class HttpConnection(UpstreamConnection):
 
     def abort(self) -> None:
         self.upstream.lost(self)
+        self._give_memory()
         if self.transport is not None:
             self.transport.abort()
 
     def fail(self, reason: str) -> None:
         # First, because a failed sink may retry at once, and must not get this connection.
         self.abort()
-        if reason == TOO_LARGE and self.sinks:
+        if reason in _OF_ONE_CALL and self.sinks:
             self._head = None
             self.sinks.popleft().on_fail(self.upstream, reason, sent=True)
-            reason = STALE  # The other calls fail only because this side closes the connection.
+            reason = STALE
         self._fail_all(reason)
 
     def _fail_all(self, reason: str) -> None:
@@ -317,13 +337,30 @@ class HttpConnection(UpstreamConnection):
         assert self._head is not None
         self._collected.append(piece)
         self._size += len(piece)
-        if self._may_stream and self._size >= BEGINNING and max(self._size, self._head.length) > LARGE:
-            self._offer(self._head)
-        if self._size > MAX_REPLY_BYTES and not self._streams:
+        is_offered = self._may_stream and self._size >= BEGINNING and max(self._size, self._head.length) > LARGE
+        if is_offered and self._offer(self._head):
+            return
+        if self._size > MAX_REPLY_BYTES:
             raise BadReply(TOO_LARGE)
+        if max(self._size, self._head.length) > COUNTED_FROM:
+            self._count(max(self._size, self._head.length))
 
-    def _offer(self, head: ReplyHead) -> None:
-        """Offer a large reply to its sink. Called once per reply."""
+    def _count(self, size: int) -> None:
+        """Count a reply that is received whole, of which so much has come or will. Replies to our own calls are not counted."""
+        client, memory = self.sinks[0].client, self.upstream.memory
+        if memory is None or not client or size <= self._counted:
+            return
+        if not memory.take(self._counted_for or client, size - self._counted):
+            raise BadReply(NO_MEMORY)
+        self._counted, self._counted_for = size, self._counted_for or client
+
+    def _give_memory(self) -> None:
+        if self._counted and self.upstream.memory is not None:
+            self.upstream.memory.give_back(self._counted_for, self._counted)
+            self._counted, self._counted_for = 0, ""
+
+    def _offer(self, head: ReplyHead) -> bool:
+        """Offer a large reply to its sink. Called once per reply. Returns whether the sink takes it in pieces."""
         self._may_stream = False
         self.idle_since = self.upstream.now
         beginning = self._collected[0] if len(self._collected) == 1 else b"".join(self._collected)
@@ -333,6 +370,7 @@ class HttpConnection(UpstreamConnection):
         self._collected = [] if self._streams else [beginning]
         if head.length > MAX_REPLY_BYTES and not self._streams:
             raise BadReply(TOO_LARGE)
+        return self._streams
 
     def _finish_body(self) -> None:
         head, collected = self._head, self._collected
@@ -349,7 +387,10 @@ class HttpConnection(UpstreamConnection):
             self._streams = False
             sink.on_end(self)
         else:
-            sink.on_reply(self, head.decoded or head, b"".join(collected))
+            body = b"".join(collected)
+            collected.clear()
+            self._give_memory()  # The sink counts what it holds.
+            sink.on_reply(self, head.decoded or head, body)
 
 
 def _decoded(body: bytes) -> bytes:

@@ -27,6 +27,8 @@ STALE = "connection closed between calls"
 OUT_OF_STEP = "malformed reply before"
 # The reply exceeds MAX_REPLY_BYTES. The client may have requested it on purpose.
 TOO_LARGE = "too large"
+# There is no memory for the reply: its account makes too many calls with large results.
+NO_MEMORY = "no memory for the reply"
 # The call was not sent because all connections are busy: that is our load, not the upstream's failure.
 CROWDED = "all connections are busy"
 
@@ -45,6 +47,13 @@ class ReplySink(Protocol):
     def on_end(self, connection: UpstreamConnection) -> None: ...
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None: ...
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
+
+
+class ReplyMemory(Protocol):
+    """Bounds the memory of replies, by account."""
+
+    def take(self, account: str, size: int) -> bool: ...
+    def give_back(self, account: str, size: int) -> None: ...
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -107,13 +116,15 @@ class Upstream:
     pipelining) increase throughput by half on an upstream of your own, but a slow call delays those behind it.
     """
 
-    __slots__ = ("batches", "depth", "health", "idle", "label", "now", "private_words", "rests", "shed")
+    __slots__ = ("batches", "depth", "health", "idle", "label", "memory", "now", "private_words", "rests", "shed")
 
     def __init__(self, health: UpstreamHealth, *, depth: int, batch: int) -> None:
         self.health = health
         self.label = health.label
         # The words of its address and headers, which its errors may contain and clients must not see.
         self.private_words: tuple[str, ...] = ()
+        # Memory for large replies that are received whole. Without it, only the size of each is bounded.
+        self.memory: ReplyMemory | None = None
         self.depth = depth
         self.batches = BatchSizes(batch)
         self.idle: list[UpstreamConnection] = []

@@ -49,7 +49,7 @@ class WriteBuffer:
         if len(queue) >= MOST_QUEUED:
             self.flush()
 
-    def write_at_once(self, owner: BufferOwner, *parts: bytes) -> None:
+    def write_at_once(self, owner: BufferOwner, *parts: bytes | memoryview) -> None:
         """Write large data in parts, without joining them."""
         self.flush()
         if owner.transport is not None:

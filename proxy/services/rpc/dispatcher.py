@@ -24,6 +24,7 @@ from proxy.errors import DeadlinePassed, Fault, InternalError, Unavailable, Upst
 from proxy.services.rpc.error_replies import error_for_caller, judge_error
 from proxy.services.rpc.flights import MAX_TRIES, Flight, FlightHandler
 from proxy.services.rpc.hedging import is_late, upstream_that_is_back
+from proxy.services.rpc.held_replies import NO_ROOM
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.result_checks import is_doubtful, may_lack_blocks
@@ -31,7 +32,7 @@ from proxy.services.rpc.streamed_results import begin_stream, break_stream, end_
 from proxy.services.rpc.upstream_choice import choose_upstream, lacks_block, needs_block
 from proxy.services.rpc.waiters import Waiter
 from proxy.wire.http1 import ReplyHead
-from proxy.wire.upstream import CROWDED, OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
+from proxy.wire.upstream import CROWDED, NO_MEMORY, OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
 _monotonic = time.monotonic
 
@@ -265,6 +266,9 @@ class Dispatcher(FlightHandler):
         if reason == CROWDED:
             self._after_refusal(flight, now)
             return
+        if reason == NO_MEMORY:
+            self._after_no_memory(flight, now)
+            return
         if blame and reason == TOO_LARGE:
             flight.suspect(upstream)
         elif blame and reason != OUT_OF_STEP:  # The call with that reply was counted.
@@ -287,8 +291,17 @@ class Dispatcher(FlightHandler):
             return
         self._give_up(flight, Unavailable(self._message("the upstreams are overloaded; try again shortly")))
 
+    def _after_no_memory(self, flight: Flight, now: float) -> None:
+        """The account that made the call holds too many large replies. Nothing speaks against the upstream."""
+        if flight.is_under_way() or flight.handed_over:
+            return
+        if flight.joined_by:
+            self._send_for_another(flight, now)
+        else:
+            self.land_error(flight, NO_ROOM)
+
     def _send_for_another(self, flight: Flight, now: float) -> None:
-        """The account that made the call has too many of them. Others that joined it wait for it in their own turn."""
+        """The account that made the call has too many of them. Others that joined it get it in their own turn."""
         flight.client, flight.joined_by = flight.joined_by, ""
         flight.tried = 0
         self.launch(flight, now)

@@ -1,8 +1,9 @@
 """Memory for replies that cannot be passed on at once.
 
 Results are streamed where possible. A result is held while it waits for the items before it in a batch, while it becomes a
-WebSocket message, and while its client reads slowly and the upstream connection is needed for others. Two bounds: one for all
-replies of the worker, and half of it for each account.
+WebSocket message, while its client reads slowly and the upstream connection is needed for others, and while it is received
+or sent whole because several callers wait for it. Two bounds: one for all replies of the worker, and half of it for each
+account.
 
 A result of known length takes its room before it is read: many half-read results would fill it, and none could be completed. If
 there is no room, it waits unread at its upstream until others were sent, in the order of the account's calls. A result that is
@@ -13,12 +14,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Final
+
+import msgspec
 
 from proxy import telemetry
 from proxy.core import jsonrpc
 
 # A request or message that holds less is not counted: this is the usual case, and must cost nothing.
-FREE_BYTES = 1 << 20
+FREE_BYTES: Final = 1 << 20
 
 NO_ROOM = jsonrpc.error(
     jsonrpc.LIMIT_EXCEEDED, "too many large results wait for this account: make fewer calls at a time"
@@ -32,6 +36,8 @@ class HeldReplies:
         self.per_reply = per_reply
         self.total = 0
         self._by_account: dict[str, int] = {}
+        # How many calls send one result, by account and the result's identity.
+        self._shared: dict[tuple[str, int], int] = {}
         # Results that wait for room, by account. Each is called to take its room, and returns whether it has.
         self._waiting: dict[str, deque[Callable[[], bool]]] = {}
 
@@ -65,6 +71,23 @@ class HeldReplies:
             del self._by_account[account]
         if self._waiting:
             self._wake()
+
+    def take_shared(self, account: str, result: bytes | msgspec.Raw) -> bool:
+        """Count a result that several calls of the account may have: once for all of them."""
+        place = account, id(result)
+        users = self._shared.get(place, 0)
+        if not users and not self.take(account, len(result)):
+            return False
+        self._shared[place] = users + 1
+        return True
+
+    def give_shared(self, account: str, result: bytes | msgspec.Raw) -> None:
+        place = account, id(result)
+        users = self._shared.pop(place) - 1
+        if users:
+            self._shared[place] = users
+        else:
+            self.give_back(account, len(result))
 
     def may_wait(self, size: int) -> bool:
         """Whether there can ever be room for this many bytes."""

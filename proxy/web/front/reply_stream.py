@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import final
 
+import msgspec
+
 from proxy.services.rpc.held_replies import HeldReplies
 from proxy.web.front.stream_form import StreamForm
 from proxy.wire.upstream import Piece, UpstreamConnection
@@ -18,7 +20,17 @@ from proxy.wire.upstream import Piece, UpstreamConnection
 class ReplyStream:
     """The pieces of one client connection's replies. One reply is sent at a time, so one stream is reused for all of them."""
 
-    __slots__ = ("_account", "_form", "_held", "_held_bytes", "_holds", "_source", "stalled_since", "transport")
+    __slots__ = (
+        "_account",
+        "_form",
+        "_held",
+        "_held_bytes",
+        "_holds",
+        "_source",
+        "_whole",
+        "stalled_since",
+        "transport",
+    )
 
     def __init__(self, held: HeldReplies) -> None:
         self._held = held
@@ -32,6 +44,8 @@ class ReplyStream:
         self._holds = False
         self._held_bytes = 0
         self._account = ""
+        # A large result that is sent whole, and that other callers may wait for too.
+        self._whole: bytes | msgspec.Raw | None = None
 
     def __repr__(self) -> str:
         state = "stalled" if self.stalled_since else "idle" if self._source is None else "sending"
@@ -48,6 +62,23 @@ class ReplyStream:
     def begin(self, account: str, encoding: int, *, chunked: bool) -> None:
         self._account = account
         self._form.begin(encoding, chunked=chunked)
+
+    def hold(self, account: str, size: int) -> bool:
+        """Hold a reply of this size until the client has read most of it. False if there is no room."""
+        self._account = account
+        return self._hold(size)
+
+    def hold_whole(self, account: str, result: bytes | msgspec.Raw) -> bool:
+        """The same for a result that other callers may wait for too: it is held once for all of the account."""
+        if not self._held.take_shared(account, result):
+            return False
+        self._account, self._whole = account, result
+        return True
+
+    def sent_whole(self) -> None:
+        """The transport has taken a reply that is held."""
+        if not self.stalled_since:
+            self._release()
 
     def take_from(self, source: UpstreamConnection | None) -> None:
         """The pieces come from this upstream connection from now on; None if they are in memory."""
@@ -122,6 +153,9 @@ class ReplyStream:
         if self._held_bytes:
             self._held.give_back(self._account, self._held_bytes)
             self._held_bytes = 0
+        if self._whole is not None:
+            self._held.give_shared(self._account, self._whole)
+            self._whole = None
 
     def _abort(self) -> None:
         if self.transport is not None:

@@ -20,6 +20,7 @@ from proxy.core.jsonrpc import MalformedCall
 from proxy.errors import Fault, InternalError
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.rpc_service import BatchUnderWay, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
@@ -117,6 +118,9 @@ class ReplyWriter:
         if size >= context.compress_from and head.encoding:
             self._write_encoded(head.encoding, result)
             return
+        if size > FREE_BYTES:
+            self._write_whole(result)
+            return
         limit, remaining, reset = context.rate_lines(head.key, now)
         state = head.route.state
         block = self.block if self.flight is None else self.flight.block
@@ -148,6 +152,15 @@ class ReplyWriter:
             account.unsampled -= 1
         self._finish(b"".join(reply))
 
+    def _write_whole(self, result: bytes | msgspec.Raw) -> None:
+        """Send a large result that was not streamed: a cached one, or one that several callers wait for. It is not copied, and
+        counts until the client has read most of it."""
+        if not self.stream.hold_whole(self.client, result):
+            self._finish_body(jsonrpc.error_reply(self.id, NO_ROOM))
+            return
+        start = jsonrpc.result_start(self.id)
+        self._finish_large(self._ok(len(start) + len(result) + 1) + start, memoryview(result), b"}")
+
     def on_error(self, error: bytes) -> None:
         self._count("errors")
         if not self.id:
@@ -159,6 +172,9 @@ class ReplyWriter:
     def _write_encoded(self, encoding: int, result: bytes | msgspec.Raw) -> None:
         """Send a large result compressed. A cached one was compressed for an earlier caller, or is now for the next ones."""
         start = jsonrpc.result_start(self.id)
+        if len(result) > FREE_BYTES and not self.stream.hold(self.client, len(result)):
+            self._finish_body(jsonrpc.error_reply(self.id, NO_ROOM))
+            return
         # A reply that is not cached has no bytes of its own: it is a part of the upstream's.
         if self.cache == "hit" and len(start) <= MAX_PREFIX and len(result) < OFF_LOOP:
             body = self._context.encoded.get(bytes(result), encoding).between(start, b"}")
@@ -300,8 +316,13 @@ class ReplyWriter:
     def _finish(self, reply: bytes) -> None:
         if len(reply) < DEFER_BELOW:
             self._context.write_buffer.write(self, reply)
+            self._done()
         else:
-            self._context.write_buffer.write_at_once(self, reply)
+            self._finish_large(reply)
+
+    def _finish_large(self, *parts: Piece) -> None:
+        self._context.write_buffer.write_at_once(self, *parts)
+        self.stream.sent_whole()
         self._done()
 
     def _done(self) -> None:

@@ -19,7 +19,7 @@ from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import PendingReply, RpcError
-from proxy.services.rpc.held_replies import ReplyShare
+from proxy.services.rpc.held_replies import NO_ROOM, ReplyShare
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
 from proxy.services.rpc.method_policy import ANY_SCOPE
 from proxy.services.rpc.networks import Route
@@ -62,10 +62,14 @@ class HeldReply(HeldResultWaiter, PendingReply):
         return self._share
 
     def on_held(self, held: HeldResult) -> None:
-        self.on_result(b"".join(held.pieces).rstrip(b" \t\r\n").removesuffix(b"}"))
+        PendingReply.on_result(self, b"".join(held.pieces).rstrip(b" \t\r\n").removesuffix(b"}"))
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
-        PendingReply.on_result(self, result)
+        """A result that was not streamed: a small or cached one, or one that several callers wait for."""
+        if self.future.done() or self._share.take(len(result)):
+            PendingReply.on_result(self, result)
+        else:
+            self.on_error(NO_ROOM)
 
     def on_error(self, error: bytes) -> None:
         PendingReply.on_error(self, error)
@@ -83,8 +87,10 @@ class HeldResponse(web.Response):
         weakref.finalize(self, share.give_all)
 
     async def write_eof(self, data: bytes = b"") -> None:
-        await super().write_eof(data)
-        self._share.give_all()
+        try:
+            await super().write_eof(data)
+        finally:  # The client may have left.
+            self._share.give_all()
 
 
 class RpcHandler:
@@ -187,6 +193,9 @@ class RpcHandler:
             self._rpc.refund(key, fault, 1, pending.units)
             pending.units = 0
             pending.count(key.sheet, "faults", time.monotonic() - began)
+            raise
+        except asyncio.CancelledError:
+            share.give_all()
             raise
         finally:
             if pending.flight is not None:

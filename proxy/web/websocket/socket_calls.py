@@ -18,7 +18,7 @@ from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault, InternalError, InvalidRequest
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch, rpc_error_of
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.held_replies import ReplyShare
+from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.rpc_service import BatchUnderWay
@@ -269,11 +269,24 @@ class SocketCall(HeldResultWaiter):
         self._size = len(result)
         id_ = self.id and self._reply_id()
         output = self._owner.output
+        if id_ and len(result) > FREE_BYTES:
+            self._send_whole(result)
+            return
         if id_ and len(result) >= output.compress_from:
             output.send(output.message(b"".join((jsonrpc.HEAD, id_, b',"result":', result, b"}"))))
         elif id_:
             head = frame_head(len(id_) + len(result) + _AROUND_A_RESULT)
             output.send(b"".join((head, jsonrpc.HEAD, id_, b',"result":', result, b"}")))
+        self._end("results")
+
+    def _send_whole(self, result: bytes | msgspec.Raw) -> None:
+        """Send a large result that was not streamed: a cached one, or one that several callers wait for."""
+        share, start = self.new_share(), jsonrpc.result_start(self.id)
+        if not share.take(len(result)):
+            self.on_error(NO_ROOM)
+            return
+        head = frame_head(len(start) + len(result) + 1)
+        self._owner.output.send_large([head, start, memoryview(result), b"}"], share)
         self._end("results")
 
     def on_error(self, error: bytes) -> None:
