@@ -53,7 +53,13 @@ class LruCache(MutableMapping[K, V], Generic[K, V]):
         self._entries[key] = value
         self.weight += weight
         while self.weight > self._limit:
-            del self[next(iter(self._entries))]
+            self.evict()
+
+    def evict(self) -> K:
+        """Remove the least recently used entry. Returns its key."""
+        key = next(iter(self._entries))
+        del self[key]
+        return key
 
     def __delitem__(self, key: K) -> None:
         self.weight -= self._weigh(key, self._entries.pop(key))

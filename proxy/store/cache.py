@@ -1,19 +1,21 @@
 """Data that is expensive to find: tokens, metadata, prices. In bounded memory, or on Redis or Valkey if one is configured.
 
-Names start with the network, so no entry is ever returned for another network. Concurrent requests for the same entry share
-one lookup.
+In memory each account has its share. Names start with the network, so no entry is ever returned for another network. Concurrent
+requests for the same entry share one lookup.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from proxy.core.caching import place_of_owner
 from proxy.core.lru_cache import LruCache
 from proxy.errors import RateLimited, Unavailable
 from proxy.tasks import client_of_task, min_block_of_task
@@ -32,6 +34,8 @@ READ_AWAY_S = 5.0
 QUESTIONS = 8
 # Memory overhead of an entry in bytes, on top of its key and value.
 ENTRY = 250
+# The part of an equal share that is left to an owner with more: less than all, so that not each entry needs another search.
+EVENED_PART = 7 / 8
 
 _AWAY = (OSError, TimeoutError)
 
@@ -51,32 +55,67 @@ def _redis(url: str, namespace: str) -> CacheBackend:
     return RedisBackend(url, namespace, connections=QUESTIONS, timeout_s=WRITE_S)
 
 
+# A value and when it expires.
+_Expiring = tuple[bytes, float]
+
+
 class BoundedMemory:
-    """A memory backend with a size limit. The least recently used entries are evicted first.
+    """A memory backend with a size limit. An entry belongs to the account whose request put it first. The least recently used
+    entries of the account that has most are evicted, so an account with very many entries evicts its own. Accounts are counted
+    as in `core/caching.py`.
 
     Expired entries are skipped on reading. There are no expiry timers: 500 of them cost more than the entries themselves.
     """
 
     def __init__(self, limit: int) -> None:
-        self._entries: LruCache[str, tuple[bytes, float]] = LruCache(limit, _size)
+        self._limit = limit
+        self.used = 0
+        # The place of each entry's owner, and the entries by place.
+        self._places: dict[str, int] = {}
+        self._by_place: dict[int, LruCache[str, _Expiring]] = {}
+
+    def __repr__(self) -> str:
+        return f"<BoundedMemory {self.used} of {self._limit} bytes, {len(self._by_place)} owners>"
 
     async def multi_get(self, names: Sequence[str]) -> list[bytes | None]:
-        now, entries = time.monotonic(), self._entries
-        return [entry[0] if (entry := entries.get(name)) is not None and entry[1] > now else None for name in names]
+        now = time.monotonic()
+        return [entry[0] if (entry := self._find(name)) is not None and entry[1] > now else None for name in names]
+
+    def _find(self, name: str) -> _Expiring | None:
+        place = self._places.get(name)
+        return None if place is None else self._by_place[place][name]
 
     async def multi_set(self, pairs: Sequence[tuple[str, bytes]], *, ttl_s: float) -> None:
-        ends, entries = time.monotonic() + ttl_s, self._entries
+        ends, owner = time.monotonic() + ttl_s, place_of_owner(client_of_task.get())
         for name, value in pairs:
-            entries[name] = value, ends
+            if _size(name, (value, ends)) <= self._limit:
+                self._put(self._places.setdefault(name, owner), name, (value, ends))
+        while self.used > self._limit:
+            self._evict()
+
+    def _put(self, place: int, name: str, entry: _Expiring) -> None:
+        entries = self._by_place.get(place)
+        if entries is None:
+            entries = self._by_place[place] = LruCache(sys.maxsize, _size)
+        before = entries.weight
+        entries[name] = entry
+        self.used += entries.weight - before
+
+    def _evict(self) -> None:
+        """Evict entries of the owner that has most, down to a little less than an equal share."""
+        place, entries = max(self._by_place.items(), key=lambda each: each[1].weight)
+        share = self._limit / len(self._by_place) * EVENED_PART
+        before = entries.weight
+        while entries and self.used - before + entries.weight > self._limit and entries.weight > share:
+            del self._places[entries.evict()]
+        self.used += entries.weight - before
+        if not entries:
+            del self._by_place[place]
 
     async def close(self) -> None: ...
 
-    @property
-    def used(self) -> int:
-        return self._entries.weight
 
-
-def _size(key: str, entry: tuple[bytes, float]) -> int:
+def _size(key: str, entry: _Expiring) -> int:
     return len(key) + len(entry[0]) + ENTRY
 
 

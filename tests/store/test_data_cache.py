@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from proxy.core.caching import place_of_owner
 from proxy.errors import Unavailable
 from proxy.store.cache import ENTRY, LARGEST, BoundedMemory, DataCache
 from proxy.tasks import client_of_task
@@ -203,6 +205,40 @@ async def test_memory_is_bounded_and_evicts_the_least_recently_used_first() -> N
     assert 90 <= len(there) <= 105
 
 
+def accounts(count: int) -> list[str]:
+    """Accounts that are counted apart."""
+    by_place = {place_of_owner(name): name for name in map(str, range(100))}
+    return list(by_place.values())[:count]
+
+
+async def test_account_with_very_many_entries_evicts_its_own() -> None:
+    kept = DataCache(bytes=1000 * (ENTRY + 20))
+    good, other, attacker = accounts(3)
+    for account, count in ((good, 300), (other, 100), (attacker, 5000), (good, 100), (attacker, 5000)):
+        client_of_task.set(account)
+        for n in range(count):
+            await kept.put("n", account, {str(n): n}, ttl_s=3600)
+    for account, count in ((good, 300), (other, 100)):
+        assert await kept.get("n", account, [str(n) for n in range(count)]) == list(range(count))
+    memory = kept._cache
+    assert isinstance(memory, BoundedMemory)
+    assert 0.9 * memory._limit < memory.used <= memory._limit
+
+
+async def test_accounts_that_all_want_more_have_equal_shares() -> None:
+    kept = DataCache(bytes=1000 * (ENTRY + 20))
+    rng, found = random.Random(1), accounts(4)
+    for n in range(10_000):
+        client_of_task.set(rng.choice((found[0], found[0], *found)))
+        await kept.put("n", client_of_task.get(), {str(n): n}, ttl_s=3600)
+    memory = kept._cache
+    assert isinstance(memory, BoundedMemory)
+    weights = [entries.weight for entries in memory._by_place.values()]
+    assert sum(weights) == memory.used <= memory._limit
+    assert len(memory._places) == sum(map(len, memory._by_place.values()))
+    assert min(weights) > max(weights) / 2
+
+
 async def test_memory_counts_a_replaced_value_once() -> None:
     kept = DataCache(bytes=PLENTY)
     for _ in range(3):
@@ -210,7 +246,7 @@ async def test_memory_counts_a_replaced_value_once() -> None:
     memory = kept._cache
     assert isinstance(memory, BoundedMemory)
     assert 1000 < memory.used < 1100 + 2 * ENTRY
-    assert len(memory._entries) == 2
+    assert len(memory._places) == 2
 
 
 async def test_value_larger_than_the_limit_is_not_cached() -> None:
