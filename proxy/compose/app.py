@@ -243,6 +243,7 @@ class App:
             self.write_buffer,
             server=self.settings.server,
             held=self.held_replies,
+            turns=self.turns,
             log=self.access,
             requests=self.requests,
             shows_upstream=self.settings.rpc.show_upstream,

@@ -35,6 +35,8 @@ COUNTED_FROM: Final = 1 << 20
 _OF_ONE_CALL: Final = (TOO_LARGE, NO_MEMORY)
 _END: Final = b"\r\n\r\n"
 _START = b"HTTP/1."
+# One buffer for all connections: a slice is copied before the next is read.
+_SLICE: Final = memoryview(bytearray(LARGE))
 # A placeholder for "no head known": received data is always shorter, so it never starts with this.
 NEVER: Final = bytes(1 << 20)
 
@@ -42,8 +44,8 @@ NEVER: Final = bytes(1 << 20)
 class HttpConnection(UpstreamConnection):
     __slots__ = (
         "_chunks", "_collected", "_counted", "_counted_for", "_gzip", "_head", "_known", "_known_bytes", "_known_total",
-        "_left", "_may_stream", "_part", "_paused", "_paused_s", "_paused_since", "_reads_soon", "_size", "_streams", "_turns",
-        "_usual",
+        "_left", "_may_stream", "_part", "_paused", "_paused_s", "_paused_since", "_reads_soon", "_size", "_slices", "_streams",
+        "_turns", "_usual",
     )  # fmt: skip
 
     def __init__(self, upstream: Upstream, turns: TurnQueue) -> None:
@@ -69,8 +71,9 @@ class HttpConnection(UpstreamConnection):
         self._may_stream = False
         self._streams = False
         self._paused = False
-        # Whether reading waits for the client's turn.
+        # Whether reading waits for the client's turn, and the protocol that receives the rest of a large reply.
         self._reads_soon = False
+        self._slices: SlicedReading | None = None
         # When the reader of this reply paused it last, and for how long it did before that.
         self._paused_since = 0.0
         self._paused_s = 0.0
@@ -101,14 +104,14 @@ class HttpConnection(UpstreamConnection):
                 upstream.release(self, sink)
             sink.on_reply(self, self._known, data[len(self._known_bytes) :])  # type: ignore[arg-type]
             return
-        is_much = len(data) > LARGE
+        is_much = len(data) > LARGE or self._slices is not None
         try:
             if self._head is not None:
                 data = bytes(self._continue_body(data))
             if data:
                 self._read_replies(data)
             self._usual = self._is_between_replies()
-            if is_much and not self._usual:
+            if is_much:
                 self._read_in_turn()
         except BadReply as exc:
             self.fail(str(exc) if str(exc) in _OF_ONE_CALL else f"malformed reply: {exc}")
@@ -154,11 +157,28 @@ class HttpConnection(UpstreamConnection):
 
     def _read_in_turn(self) -> None:
         """Leave the rest of a large reply until others had their turns. The transport would read up to 8 MB at once."""
-        if self.transport is not None and not self._reads_soon and self.sinks:
-            self._reads_soon = True
+        if self.transport is None or self._reads_soon:
+            return
+        if self._usual or not self.sinks:
+            self._end_slices()
+            return
+        self._reads_soon = True
+        if not self._paused:
+            self.transport.pause_reading()
+        if self._slices is None:
+            self._slices = SlicedReading(self)
+            self.transport.set_protocol(self._slices)
+        self._turns.add(self.sinks[0].client, self._read_on)
+
+    def _end_slices(self) -> None:
+        """The large reply has ended. The transport takes up another protocol's way of reading when it begins to read."""
+        if self._slices is not None and self.transport is not None:
+            self._slices = None
             if not self._paused:
                 self.transport.pause_reading()
-            self._turns.add(self.sinks[0].client, self._read_on)
+            self.transport.set_protocol(self)
+            if not self._paused:
+                self.transport.resume_reading()
 
     def _read_on(self) -> bool:
         self._reads_soon = False
@@ -391,6 +411,36 @@ class HttpConnection(UpstreamConnection):
             collected.clear()
             self._give_memory()  # The sink counts what it holds.
             sink.on_reply(self, head.decoded or head, body)
+
+
+class SlicedReading(asyncio.BufferedProtocol):
+    """Receives the rest of a large reply in slices: larger ones would delay others, and their memory comes from the kernel each
+    time."""
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection = connection
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _SLICE
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._connection.data_received(bytes(_SLICE[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Called by a transport that has no buffered protocols, as for TLS."""
+        self._connection.data_received(data)
+
+    def eof_received(self) -> None:
+        self._connection.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
 
 
 def _decoded(body: bytes) -> bytes:

@@ -19,6 +19,7 @@ from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import ServerSettings
 from proxy.telemetry import AccessLines
+from proxy.turn_queue import TurnQueue
 from proxy.web.front.reply_lines import DIGITS
 from proxy.web.front.request_heads import RequestHead, RequestHeadReader
 from proxy.web.reply import fixed_headers, header_lines
@@ -41,6 +42,7 @@ class FrontContext:
         *,
         server: ServerSettings,
         held: HeldReplies,
+        turns: TurnQueue,
         log: AccessLines | None,
         requests: RequestLog,
         shows_upstream: bool = False,
@@ -58,6 +60,7 @@ class FrontContext:
         self.max_head = server.max_head_bytes
         self.max_requests = server.keepalive_requests
         self.held = held
+        self.turns = turns
         self.log, self.requests = log, requests
         self.slow_s = requests.slow_s
         self.windows = admission.windows

@@ -45,14 +45,17 @@ from proxy.wire.write_buffer import DEFER_BELOW
 
 # A body from this size on is compressed in a thread: on the loop, it would delay other clients by half a millisecond and more.
 OFF_LOOP: Final = 262_144
+# Parts of a batch's reply that are sent in one turn of the loop: the kernel may take megabytes at once, and others would wait.
+TURN_BYTES: Final = 65_536
 _monotonic: Final = time.monotonic
 
 
 @final
 class ReplyWriter:
     __slots__ = (
-        "_context", "_on_free", "_reader", "_streamed", "batch", "began", "block", "busy", "cache", "flight", "head",
-        "id", "left", "notes", "paused_reading", "policy", "stream", "transport", "units", "was_refused",
+        "_awaits_turn", "_context", "_on_free", "_reader", "_sent_in_turn", "_streamed", "batch", "began", "block", "busy",
+        "cache", "flight", "head", "id", "left", "notes", "paused_reading", "policy", "stream", "transport", "units",
+        "was_refused",
     )  # fmt: skip
 
     def __init__(self, context: FrontContext, reader: RequestReader, on_free: Callable[[], None]) -> None:
@@ -79,8 +82,10 @@ class ReplyWriter:
         self.block = 0
         self.flight: Flight | None = None
         self.batch: BatchUnderWay | None = None
-        # The batch whose reply is being sent in parts.
+        # The batch whose reply is being sent in parts, the bytes of them in this turn, and whether more wait for the next turn.
         self._streamed: CallBatch | None = None
+        self._sent_in_turn = 0
+        self._awaits_turn = False
         self.stream = ReplyStream(context.held)
         # For the record of the request.
         self.notes = RequestNotes(context.requests)
@@ -244,6 +249,16 @@ class ReplyWriter:
 
     def on_batch_part(self, part: Piece) -> None:
         self.stream.send(part)
+        self._sent_in_turn += len(part)
+        if self._sent_in_turn > TURN_BYTES and not self._awaits_turn:
+            self._awaits_turn = True
+            self._context.turns.add(self.client, self._next_turn)
+
+    def _next_turn(self) -> bool:
+        self._awaits_turn, self._sent_in_turn = False, 0
+        if self._streamed is not None and not self.stream.stalled_since:
+            self._streamed.flush()
+        return True
 
     def on_batch_source(self, connection: UpstreamConnection | None) -> None:
         self.stream.take_from(connection)
@@ -301,7 +316,8 @@ class ReplyWriter:
 
     @property
     def is_stalled(self) -> bool:
-        return self.stream.stalled_since > 0.0
+        """Whether held parts have to wait: for the client, which does not read, or for its next turn."""
+        return self.stream.stalled_since > 0.0 or self._awaits_turn
 
     def resume(self) -> None:
         """The client reads again."""
