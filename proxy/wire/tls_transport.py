@@ -29,6 +29,7 @@ class TlsTransport(asyncio.Transport):
 
     __slots__ = (
         "_closing", "_incoming", "_lower", "_object", "_on_handshake", "_outgoing", "_protocol", "is_open", "on_session",
+        "take_turn",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +59,8 @@ class TlsTransport(asyncio.Transport):
         self.is_open = False
         # Called once, with a session that a later connection may resume.
         self.on_session: Callable[[ssl.SSLSession], None] | None = None
+        # Queues each step of the handshake, if it has to wait for its turn.
+        self.take_turn: Callable[[Callable[[], bool]], None] | None = None
 
     def __repr__(self) -> str:
         state = "closing" if self._closing else "open" if self.is_open else "handshake"
@@ -74,7 +77,11 @@ class TlsTransport(asyncio.Transport):
         if self.is_open:
             self._read()
         elif not self._closing:
-            self._shake_hands()
+            if self.take_turn is None:
+                self._shake_hands()
+            elif self._lower is not None:
+                self._lower.pause_reading()
+                self.take_turn(self._shake_hands_in_turn)
 
     def eof_received(self) -> bool:
         """The peer has closed without the alert that ends a TLS stream: what it sent may be cut off (RFC 8446, 6.1)."""
@@ -98,6 +105,12 @@ class TlsTransport(asyncio.Transport):
             self._protocol.resume_writing()
 
     # The handshake
+
+    def _shake_hands_in_turn(self) -> bool:
+        if not self._closing:
+            self.resume_reading()
+            self._shake_hands()
+        return False
 
     def _shake_hands(self) -> None:
         try:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import select
 import shutil
+import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -230,6 +233,28 @@ async def test_handshake_has_the_deadline_of_a_request_head(leaf: Leaf) -> None:
             assert await reader.read() == b""
         writer.close()
         await until(lambda: not worker.app.limiter.connections)
+
+
+@on_uvloop
+async def test_handshakes_of_one_address_take_turns_with_those_of_others(leaf: Leaf) -> None:
+    hello, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(hello, outgoing, server_hostname="localhost")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    greeting = outgoing.read()
+    async with serving(leaf) as worker:
+        with contextlib.ExitStack() as stack:
+            place = "127.0.0.1", worker.port
+            sources = ["127.0.0.1"] * 20 + ["127.0.0.2"]
+            sockets = [socket.create_connection(place, source_address=(source, 0)) for source in sources]
+            *flood, other = map(stack.enter_context, sockets)
+            await until(lambda: len(worker.app.limiter.connections) == len(sockets))
+            # All greetings are there before the loop reads the first one.
+            for each in sockets:
+                each.sendall(greeting)
+            await until(lambda: select.select([other], [], [], 0)[0], every_s=0.0)
+            assert len(select.select(flood, [], [], 0)[0]) < 10
+            await until(lambda: len(select.select(flood, [], [], 0)[0]) == 20)
 
 
 @on_uvloop

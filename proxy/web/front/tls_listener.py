@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from functools import partial
 
 from proxy import telemetry
 from proxy.settings import Certificates, TlsSettings
@@ -82,6 +83,8 @@ class PendingHandshake(asyncio.Protocol):
         self._since = self._limiter.now()
         self._front = self._limiter()
         self._tls = TlsTransport(self._context, self._front, self._on_handshake)
+        # A handshake costs as much as many calls: those of one address take turns with everything else.
+        self._tls.take_turn = partial(self._limiter.turns.add, self._address)
         transport.set_protocol(self._tls)  # type: ignore[arg-type]
         self._limiter.timed.add(self)
         self._limiter.add(self, self._address)
