@@ -43,9 +43,12 @@ from proxy.store.request_store import RequestStore
 log = logging.getLogger("penstock.requests")
 
 FLUSH_S = 1.0
-# Records that wait in a worker, in all and of one account: about 8 MB.
+# Records that wait in a worker, in all: about 8 MB.
 MOST_WAITING = 8192
+# Records of one account in this worker: so many at once, and then so many a second. A client that is refused a thousand times
+# a second must not fill the disk.
 MOST_OF_ACCOUNT = 512
+MORE_PER_S = 10
 # Interval between removals of old days.
 KEEP_EVERY_S = 600.0
 
@@ -58,7 +61,9 @@ class RequestLog:
         self.is_on = keep_days > 0
         self.slow_s = slow_s if self.is_on else math.inf
         self._waiting: list[RequestRecord] = []
+        # What each account has used of its allowance, and since when.
         self._of_account: Counter[str] = Counter()
+        self._since = time.monotonic()
 
     def __repr__(self) -> str:
         return f"<RequestLog {len(self._waiting)} waiting>"
@@ -201,17 +206,22 @@ class RequestLog:
                 self._forget()
 
     async def flush(self) -> None:
+        self._allow_more(time.monotonic())
         if not self._waiting:
             return
         records = [*self._waiting]
         await self._store.write(records)
         del self._waiting[: len(records)]
-        self._of_account = Counter(record.account for record in self._waiting)
+
+    def _allow_more(self, now: float) -> None:
+        more = int((now - self._since) * MORE_PER_S)
+        if more:
+            self._since += more / MORE_PER_S
+            self._of_account = Counter({name: used - more for name, used in self._of_account.items() if used > more})
 
     def _forget(self) -> None:
         telemetry.request_records_dropped_total.inc(len(self._waiting))
         self._waiting.clear()
-        self._of_account.clear()
 
     async def keep(self) -> None:
         """Supervised loop: remove days past their retention."""

@@ -186,13 +186,20 @@ async def test_params_are_recorded_only_if_the_account_wants_that(records: Recor
 async def test_records_beyond_the_bound_are_dropped(records: Records, more: dict[str, str]) -> None:
     requests = records.harness.worker.app.requests
     records.harness.worker.add_key("other")
-    for _ in range(request_log.MOST_OF_ACCOUNT + 5):
-        requests._of_account["acc_1"] += 1
+    # More than the account is allowed again while the test runs.
+    requests._of_account["acc_1"] = request_log.MOST_OF_ACCOUNT + 1000 * request_log.MORE_PER_S
+    await requests.flush()
     dropped = await records.harness.call(*BALANCE, X_Explain="1", **more)
     kept = await records.harness.call(*BALANCE, key="other", X_Explain="1", **more)
     assert len(requests._waiting) == 1
     assert (await records.get(f"/requests/{dropped.headers['x-request-id']}")).status == 404
     assert (await records.get(f"/requests/{kept.headers['x-request-id']}", key="other")).status == 200
+    used = requests._of_account["acc_1"]
+    requests._allow_more(requests._since + 2.01)
+    assert used - requests._of_account["acc_1"] == 2 * request_log.MORE_PER_S
+    requests._allow_more(requests._since + 10_000.0)
+    again = await records.harness.call(*BALANCE, X_Explain="1", **more)
+    assert (await records.get(f"/requests/{again.headers['x-request-id']}")).status == 200
 
 
 def test_messages_of_a_socket_have_their_own_records(database: str) -> None:
