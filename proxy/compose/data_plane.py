@@ -38,7 +38,8 @@ class DataPlane:
         self._tasks = tasks
         self.networks = builder.networks()
         self._shared = self._shared_replies(settings)
-        forwarder = Forwarder(FilterIds(settings.keys.pepper), Verifier(tasks))
+        self.verifier = Verifier(tasks)
+        forwarder = Forwarder(FilterIds(settings.keys.pepper), self.verifier)
         self.rpc = RpcService(
             admission,
             tables.prices,

@@ -21,7 +21,7 @@ import msgspec
 from proxy import telemetry
 from proxy.chains.family import Refuted, Unprovable
 from proxy.core.verification import PROOF_QUORUM, Ballot, Verification, digest_of, digest_of_error
-from proxy.errors import Fault, InternalError, InvalidRequest, NotVerified, Unavailable
+from proxy.errors import Fault, InternalError, InvalidRequest, NotVerified, RateLimited, Unavailable
 from proxy.services.rpc.calls import RpcError, call_upstream
 from proxy.services.rpc.flights import Caller, next_id
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -34,8 +34,9 @@ log = logging.getLogger("penstock.verifier")
 T = TypeVar("T")
 # Upstreams that may be asked to confirm a block.
 MOST_CONFIRMING = 4
-# Calls that are being verified or wait for it, in all; those of one account that run at a time; and how long one may take.
-MOST_KNOWN, MOST_OF_ACCOUNT = 4_096, 8
+# Calls that are being verified or wait for it, in all and of one account; those of one account that run at a time; and how
+# long one may take, with its wait.
+MOST_KNOWN, MOST_KNOWN_OF_ACCOUNT, MOST_OF_ACCOUNT = 4_096, 256, 8
 LONGEST_S = 30.0
 # Larger results are not compared. Those above SMALL are read in the thread.
 MOST_COMPARED, SMALL = 4 << 20, 1 << 14
@@ -55,13 +56,20 @@ class Verifier:
         self._known: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<Verifier {self._tasks!r}>"
+        return f"<Verifier {self._known.total()} calls of {len(self._known)} accounts>"
+
+    def known(self, client: str) -> int:
+        """The calls of an account that are being verified, or wait for it."""
+        return self._known[client]
 
     def start(self, call: VerifiableCall, route: Route, how: Verification, *, client: str, least_head: int = 0) -> None:
         """Answer the caller later, with a verified reply or a fault. Only upstreams that have reached this head are asked."""
         caller, policy, params = call
         answer = VerifiedAnswer(caller, how)
         verified = VerifiedCall(route, policy, params, client, least_head)
+        if self._known[client] >= MOST_KNOWN_OF_ACCOUNT:
+            answer.fault(RateLimited("too many calls of this account are being verified at a time", retry_after_s=1))
+            return
         if self._known.total() >= MOST_KNOWN:
             answer.fault(Unavailable("too many calls are being verified: try again shortly"))
             return
@@ -72,21 +80,20 @@ class Verifier:
         """Verify a call in its account's turn."""
         turn = self._turns.setdefault(client, asyncio.Semaphore(MOST_OF_ACCOUNT))
         try:
-            async with turn:
-                with below(current_span.get(), "verification") as span:
-                    call.trace = None if span is None else CallTrace(span)
-                    await _answer(answer, call, how)
-                    if span is not None:
-                        span.set({"penstock.verify": str(how), "penstock.outcome": answer.outcome})
+            with below(current_span.get(), "verification") as span:
+                call.trace = None if span is None else CallTrace(span)
+                await _answer(answer, call, how, turn)
+                if span is not None:
+                    span.set({"penstock.verify": str(how), "penstock.outcome": answer.outcome})
         finally:
             self._known[client] -= 1
             if not self._known[client]:
                 del self._known[client], self._turns[client]
 
 
-async def _answer(answer: VerifiedAnswer, call: VerifiedCall, how: Verification) -> None:
+async def _answer(answer: VerifiedAnswer, call: VerifiedCall, how: Verification, turn: asyncio.Semaphore) -> None:
     try:
-        async with asyncio.timeout(LONGEST_S):
+        async with asyncio.timeout(LONGEST_S), turn:
             if how.kind == "proof":
                 answer.result(await call.proven())
             else:
