@@ -7,7 +7,7 @@ surfaces and has no effect on the others.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
@@ -255,8 +255,8 @@ def aged(body: bytes, tip: int, blocks: int) -> bytes:
     return body.replace(b'"latest"', b'"%b"' % hex(max(0, tip - blocks)).encode())
 
 
-def spoiled(plan: FaultPlan, body: bytes, reply: bytes) -> bytes:
-    """The reply to a JSON-RPC request, as the plan wants it."""
+def spoiled(plan: FaultPlan, body: bytes, reply: bytes, heads: Collection[str] = ()) -> bytes:
+    """The reply to a JSON-RPC request, as the plan wants it. `heads`: methods whose result is the number of the head."""
     if (not plan.empty and not plan.stale) or len(body) > MOST_REQUEST or len(reply) > MOST_REPLY:
         return reply
     try:
@@ -266,14 +266,14 @@ def spoiled(plan: FaultPlan, body: bytes, reply: bytes) -> bytes:
     methods = {str(call.get("id")): call.get("method") for call in _listed(calls) if isinstance(call, dict)}
     for each in _listed(replies):
         if isinstance(each, dict) and "result" in each:
-            each["result"] = _changed(plan, methods.get(str(each.get("id"))), each["result"])
+            each["result"] = _changed(plan, each["result"], is_head=methods.get(str(each.get("id"))) in heads)
     return orjson.dumps(replies)
 
 
-def _changed(plan: FaultPlan, method: object, result: Any) -> Any:
+def _changed(plan: FaultPlan, result: Any, *, is_head: bool) -> Any:
     if plan.empty:
         return [] if isinstance(result, list) else None
-    if method == "eth_blockNumber" and isinstance(result, str):
+    if is_head and isinstance(result, str):
         return hex(max(0, int(result, 16) - plan.stale))
     return result
 

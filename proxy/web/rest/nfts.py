@@ -55,7 +55,7 @@ class NftHandlers:
 def _with_nfts(request: RestRequest) -> Network:
     network = request.network()
     if "nfts" not in family_of(network).features:
-        raise NotFound(f"NFTs are not read on {network.id}")
+        raise NotFound(f"NFTs are not supported on {network.id}")
     return network
 
 
