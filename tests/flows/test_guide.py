@@ -73,6 +73,8 @@ async def test_page_runs(bundled: Service, server: Server, tmp_path: Path, page:
     ready = bundled.ready
     environ = {
         "API_KEY": bundled.keys["enterprise"],
+        "TEST_KEY": bundled.keys["test"],
+        "PRIVATE_KEY": ready["funded_account"]["private_key"],
         "ADMIN_TOKEN": ready["admin_token"],
         "DATABASE_URL": server.url(name),
         "EMPTY_DATABASE_URL": server.url(empty),
