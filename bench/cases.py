@@ -15,7 +15,7 @@ from bench.loaders import MARKER, Generator, Target
 Kind = Literal[
     "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
     "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults", "overload",
-    "attacks", "cpu",
+    "attacks", "cpu", "records", "verify",
 ]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
@@ -35,6 +35,8 @@ MAX_GROWTH_MIB = 256
 FEW_ADDRESSES = "a thousand addresses"
 # Penstock's own p99 while every upstream is healthy.
 ALL_HEALTHY = "all healthy"
+# The same call without verification.
+NOT_VERIFIED = "not verified"
 # aiohttp's client posting the same bodies: no database, no signatures.
 BARE_CLIENT = "bare client"
 HUGE = 2 * 1024 * 1024
@@ -348,6 +350,25 @@ CASES = (
         unit="ms",
         candidates=ALONE,
         aims=(at_most(250.0),),
+    ),
+    Case(
+        "records",
+        "what deciding about a record, and the record itself, add to a call",
+        kind="records",
+        unit="µs CPU/call",
+        candidates=ALONE,
+        aims=(at_most(0.15, "not recorded"), at_most(0.15, "not recorded, inline"), at_most(5.0, "recorded")),
+    ),
+    Case(
+        "verify",
+        "verified replies of a real chain, compared with the same call unverified",
+        kind="verify",
+        unit="µs CPU/call",
+        candidates=ALONE,
+        aims=(
+            Aim(3.0, at_most=True, over=NOT_VERIFIED, figure="quorum"),
+            Aim(60.0, at_most=True, over=NOT_VERIFIED, figure="proof"),
+        ),
     ),
     Case(
         "overload",

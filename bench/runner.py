@@ -19,9 +19,11 @@ from bench import (
     machine,
     matching,
     memory,
+    records,
     sockets,
     sponsor,
     usage,
+    verified,
 )
 from bench.cases import (
     ALL_HEALTHY,
@@ -31,6 +33,7 @@ from bench.cases import (
     LIMITED_MS,
     NO_ATTACK,
     NO_SOCKETS,
+    NOT_VERIFIED,
     ONE_BY_ONE,
     ONE_IN_A_TURN,
     OVERLOAD,
@@ -107,6 +110,10 @@ class Runner:
                 self._run_overload(case)
             case "attacks":
                 self._run_attacks(case)
+            case "records":
+                self._run_records(case)
+            case "verify":
+                self._run_verify(case)
             case "filters":
                 self._show_rows(case, {"penstock": Row([filters.milliseconds() for _ in range(self.rounds)])})
 
@@ -361,6 +368,25 @@ class Runner:
             "penstock": Row([tail.failing for tail in tails], note=note),
         }
         self._show_rows(case, rows)
+
+    # --- records and verification -------------------------------------------------------------------------------------
+
+    def _run_records(self, case: Case) -> None:
+        found = [records.costs() for _ in range(self.rounds)]
+        for name in found[0]:
+            rows = {"penstock": Row([each[name] for each in found])}
+            aims = tuple(aim for aim in case.aims if aim.figure == name)
+            self._show(Figure(case, f"{case.name}/{name}", f"{case.title}: {name}", case.unit, rows, aims))
+
+    def _run_verify(self, case: Case) -> None:
+        self.fleet.keep_only(set())
+        found = verified.costs(self.rounds)
+        for name in found[0]:
+            for aim in case.aims:
+                kinds = {NOT_VERIFIED: NOT_VERIFIED, "penstock": aim.figure}
+                rows = {row: Row([each[name][kind] for each in found]) for row, kind in kinds.items()}
+                title = f"{case.title}: {name}, {aim.figure}"
+                self._show(Figure(case, f"{case.name}/{name}-{aim.figure}", title, case.unit, rows, (aim,)))
 
     # --- sponsorship --------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,101 @@
+"""Records of requests: the CPU time that the decision and the record add to a call, in this process.
+
+The hot path decides inline for calls that are not recorded (`web/front/reply_writer.py`); other paths ask the log. Both are
+measured here as plain Python, compiled they take less. Writing happens in the background.
+"""
+
+import math
+import time
+from collections.abc import Callable
+
+from proxy.core.access import ALL_SCOPES, Account, Key
+from proxy.core.directives import Directives
+from proxy.core.limits import BucketRates
+from proxy.services.request_log import MOST_OF_ACCOUNT, RequestLog
+from proxy.store.pool import Pool
+from proxy.store.request_store import RequestStore
+
+NOT_RECORDED = "not recorded"
+INLINE = "not recorded, inline"
+RECORDED = "recorded"
+CALLS = 200_000
+EXPLAINED = Directives(explain=1)
+
+
+def costs() -> dict[str, float]:
+    """CPU microseconds per call."""
+    log, key = _log(), _key()
+    return {
+        INLINE: _cpu_us(lambda: _inline(key.account, 0.0, log.slow_s), CALLS),
+        NOT_RECORDED: _cpu_us(lambda: log.reason(key.account, 0.001, None, failed=False), CALLS),
+        RECORDED: _recorded_us(key),
+    }
+
+
+def _recorded_us(key: Key) -> float:
+    """As many as an account may have waiting, several times: more would be dropped."""
+    rounds = 20
+    return sum(_cpu_us(_recorder(_log(), key), MOST_OF_ACCOUNT) for _ in range(rounds)) / rounds
+
+
+def _recorder(log: RequestLog, key: Key) -> Callable[[], None]:
+    def record() -> None:
+        reason = log.reason(key.account, 0.001, EXPLAINED, failed=False)
+        assert reason is not None
+        log.note(
+            "req_0123456789abcdef",
+            key,
+            reason,
+            surface="http",
+            network="ethereum/mainnet",
+            method="eth_getBalance",
+            status=200,
+            took_s=0.001,
+            attempts=(("ethereum/mainnet#1", 0.0, 0.001, "answered"),),
+            block=20_000_000,
+            units=10,
+            cache="miss",
+            bytes=60,
+        )
+
+    return record
+
+
+def _inline(account: Account, took_s: float, slow_s: float) -> None:
+    if account.unsampled <= 1 or took_s > slow_s:
+        raise AssertionError
+    account.unsampled -= 1
+
+
+def _cpu_us(work: Callable[[], object], times: int) -> float:
+    """The time of the work, without that of calling nothing as often."""
+    spent = []
+    for each in (_nothing, work):
+        began = time.process_time()
+        for _ in range(times):
+            each()
+        spent.append(time.process_time() - began)
+    return max(0.0, spent[1] - spent[0]) / times * 1e6
+
+
+def _nothing() -> None: ...
+
+
+def _log() -> RequestLog:
+    return RequestLog(RequestStore(Pool("", size=1, acquire_timeout_s=1.0)), slow_s=1.0, keep_days=3)
+
+
+def _key() -> Key:
+    account = Account(id="acct_1", plan="growth", day_limit=0, sample_every=1 << 40)
+    account.unsampled = account.sample_every
+    return Key(
+        id="key_1",
+        lineage="key_1",
+        digest=b"",
+        live=True,
+        scopes=ALL_SCOPES,
+        account=account,
+        rate=BucketRates(0, 1, 1),
+        disabled=False,
+        dies_at=math.inf,
+    )
