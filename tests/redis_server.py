@@ -43,11 +43,16 @@ def _install() -> None:
     )
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 class RedisServer:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *options: str) -> None:
         self._directory = directory
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port: int = free.getsockname()[1]
+        self._options = options
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -55,11 +60,15 @@ class RedisServer:
         return f"redis://127.0.0.1:{self.port}/0"
 
     async def start(self) -> None:
-        self._process = subprocess.Popen(
-            [PROGRAM, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._directory)],
-            stdout=subprocess.DEVNULL,
-        )
+        await self.launch()
         await until(lambda: self.command("PING") == b"+PONG\r\n")
+
+    async def launch(self) -> None:
+        """Start the process. It may not accept connections yet."""
+        common = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._directory)]
+        self._process = await asyncio.to_thread(
+            subprocess.Popen, [PROGRAM, *common, *self._options], stdout=subprocess.DEVNULL
+        )
 
     def command(self, *words: str) -> bytes:
         """The server's reply; empty if there is none."""
@@ -90,8 +99,8 @@ class RedisServer:
 
 
 @asynccontextmanager
-async def redis_server(directory: Path) -> AsyncIterator[RedisServer]:
-    server = RedisServer(directory)
+async def redis_server(directory: Path, *options: str) -> AsyncIterator[RedisServer]:
+    server = RedisServer(directory, *options)
     await server.start()
     try:
         yield server

@@ -35,10 +35,12 @@ class ValkeyAddress:
         """Without the credentials."""
         return f"<ValkeyAddress {', '.join(f'{host}:{port}' for host, port in self.servers)}>"
 
+    def auth(self) -> tuple[str, ...]:
+        return ("AUTH", self.username or "default", self.password) if self.password else ()
+
     def login(self) -> list[tuple[str, ...]]:
         """The commands that a new connection starts with."""
-        auth = ("AUTH", self.username or "default", self.password) if self.password else ()
-        words: list[tuple[str, ...]] = [("HELLO", "3", *auth)]
+        words: list[tuple[str, ...]] = [("HELLO", "3", *self.auth())]
         if self.database:
             words.append(("SELECT", str(self.database)))
         return words
@@ -58,6 +60,11 @@ def address_of(url: str) -> ValkeyAddress:
         database=int(path) if path.isdecimal() else 0,
         sentinel=parse_qs(parts.query).get("sentinel", [""])[0],
     )
+
+
+def is_misplaced(error: str) -> bool:
+    """Whether a server cannot serve us any more: it is not the one that has the keys, is a replica, or lost the functions."""
+    return error.startswith(("MOVED", "READONLY", "CLUSTERDOWN", "MASTERDOWN", "ERR Function not found"))
 
 
 def moved_to(error: str) -> HostPort | None:

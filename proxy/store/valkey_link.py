@@ -20,7 +20,7 @@ from typing import Any
 
 import hiredis
 
-from proxy.store.valkey_address import HostPort, ValkeyAddress, moved_to
+from proxy.store.valkey_address import TAG, HostPort, ValkeyAddress, is_misplaced, moved_to
 
 log = logging.getLogger("penstock.valkey")
 
@@ -179,15 +179,13 @@ class ValkeyLink:
         if not self._address.sentinel:
             return self._servers[0]
         host, port = self._servers[0]
-        reader, writer = await asyncio.open_connection(host, port)
+        reader, writer = await asyncio.open_connection(host, port, ssl=self._tls)
+        asks = ("SENTINEL", "get-master-addr-by-name", self._address.sentinel)
+        # A Sentinel without a password refuses the login, which does not matter.
+        commands = [asks] if not self._address.password else [self._address.auth(), asks]
         try:
-            writer.write(_packed(("SENTINEL", "get-master-addr-by-name", self._address.sentinel)))
-            answer = hiredis.Reader()
-            while (found := answer.gets()) is False:
-                data = await reader.read(4096)
-                if not data:
-                    raise OSError("the Sentinel closed the connection")
-                answer.feed(data)
+            writer.write(b"".join(map(_packed, commands)))
+            found = (await _replies(reader, len(commands)))[-1]
         finally:
             writer.close()
         if not isinstance(found, list):
@@ -197,7 +195,8 @@ class ValkeyLink:
     async def _log_in(self) -> None:
         words = [*self._address.login(), ("CLIENT", "SETNAME", CLIENT_NAME)]
         if self._functions:
-            words.append(("FUNCTION", "LOAD", "REPLACE", self._functions))
+            # A node of a Cluster that does not have our keys says so at once.
+            words += [("FUNCTION", "LOAD", "REPLACE", self._functions), ("EXISTS", TAG)]
         futures = [self._loop.create_future() for _ in words]
         for each, future in zip(words, futures, strict=True):
             self._write(each, partial(_settle, future))
@@ -210,9 +209,11 @@ class ValkeyLink:
                 raise self._refused(str(reply))
 
     def _refused(self, error: str) -> OSError:
-        """A node of a Cluster or a replica: another server has to be asked."""
-        if (other := moved_to(error)) is not None and other not in self._servers:
-            self._servers.append(other)
+        """A node of a Cluster or a replica: another server has to be asked, the one that the error names next."""
+        if (other := moved_to(error)) is not None:
+            if other in self._servers:
+                self._servers.remove(other)
+            self._servers.insert(1, other)
         log.warning("valkey refused a connection", extra={"reason": error.split(" ")[0]})
         return OSError(error)
 
@@ -263,6 +264,8 @@ class ValkeyLink:
             sent_at, on_reply = self._under_way.popleft()
             self.round_trip_s += FOLLOW * (now - sent_at - self.round_trip_s)
             on_reply(reply)
+            if isinstance(reply, hiredis.ReplyError) and self.is_up and is_misplaced(str(reply)):
+                self.reload(str(reply))
 
     def _on_push(self, parts: list[Any]) -> None:
         if parts[0] == b"message" and (listener := self._channels.get(parts[1])) is not None:
@@ -271,6 +274,19 @@ class ValkeyLink:
     def disconnected(self, connection: LinkConnection) -> None:
         if connection is self._connection:
             self._drop("the connection was closed")
+
+
+async def _replies(reader: asyncio.StreamReader, count: int) -> list[Any]:
+    parser = hiredis.Reader()
+    found: list[Any] = []
+    while len(found) < count:
+        data = await reader.read(4096)
+        if not data:
+            raise OSError("the Sentinel closed the connection")
+        parser.feed(data)
+        while (reply := parser.gets()) is not False:
+            found.append(reply)
+    return found
 
 
 def _packed(words: Sequence[str | bytes]) -> bytes:

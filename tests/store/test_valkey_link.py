@@ -16,7 +16,7 @@ from proxy.store import valkey_link
 from proxy.store.valkey_address import address_of, moved_to
 from proxy.store.valkey_link import ValkeyLink
 from proxy.tasks import Tasks
-from tests.redis_server import RedisServer, redis_server, require_redis
+from tests.redis_server import RedisServer, free_port, redis_server, require_redis
 from tests.service import until
 
 
@@ -121,7 +121,7 @@ async def test_sentinel_names_the_server(tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def sentinel(directory: Path, redis: RedisServer) -> AsyncIterator[int]:
-    port = RedisServer(directory).port
+    port = free_port()
     config = directory / "sentinel.conf"
     config.write_text(f"port {port}\nbind 127.0.0.1\nsentinel monitor main 127.0.0.1 {redis.port} 1\n")
     process = await asyncio.to_thread(
