@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench import attacks, baselines, loaders, machine, plot, report, service, summary
 from bench.bodies import BIG
-from bench.cases import CASES, FAR_MS, HUGE, LIMITED_AT_ONCE, LIMITED_MS, Case
+from bench.cases import CASES, FAR_MS, HUGE, LATE_EVERY, LIMITED_AT_ONCE, LIMITED_MS, Case
 from bench.fleet import Fleet, parse_target
 from bench.loaders import Stub, Target
 from bench.processes import StartFailed
@@ -119,6 +119,8 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
         "tls-large": baselines.TlsStub("tls-large", size=BIG),
         "huge": Stub("huge", size=HUGE),
         "far": Stub("far", size=SMALL_RESULT, delay_us=FAR_MS * 1000),
+        "late": Stub("late", size=SMALL_RESULT, delay_us=FAR_MS * 1000, late_every=LATE_EVERY),
+        "late-too": Stub("late-too", size=SMALL_RESULT, delay_us=FAR_MS * 1000, late_every=LATE_EVERY),
         "limited": Stub("limited", size=SMALL_RESULT, delay_us=LIMITED_MS * 1000, at_once=LIMITED_AT_ONCE),
     }
     settings: Mapping[str, service.Value] = dict(options.set)

@@ -7,6 +7,7 @@ is cached or joined.
 from bench.loaders import MARKER
 
 BATCH = 20
+LARGE_BATCH = 100
 BIG = 100 * 1024
 
 OWN_ID = f'"id":{MARKER}'  # every reply must carry the id of its request
@@ -55,9 +56,13 @@ def big_reply() -> str:
     return _call("eth_call", f'{{"to":{_address(MARKER)},"data":"0x70a08231"}},"latest"')
 
 
-def batch() -> str:
+def code(size: int) -> str:
+    """A call with a result of this size."""
+    return _call("eth_getCode", f'"0x{MARKER.rjust(24, "0")}{size:016x}","latest"')
+
+
+def batch(size: int = BATCH) -> str:
     calls = [
-        _call("eth_getBalance", _address(f"{MARKER}{i:02d}") + ',"latest"', id_=f"{MARKER}{i:02d}")
-        for i in range(BATCH)
+        _call("eth_getBalance", _address(f"{MARKER}{i:02d}") + ',"latest"', id_=f"{MARKER}{i:02d}") for i in range(size)
     ]
     return "[" + ",".join(calls) + "]"

@@ -15,7 +15,7 @@ from bench.loaders import MARKER, Generator, Target
 Kind = Literal[
     "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
     "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults", "overload",
-    "attacks", "cpu", "records", "verify",
+    "attacks", "cpu", "mixed", "hedge", "records", "verify",
 ]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
@@ -31,6 +31,8 @@ NO_ATTACK = "without the attack"
 # The most that a worker may grow under any attack: 128 MiB of held replies (`server.max_held_bytes`), and as much again for the
 # buffers of connections and the allocator.
 MAX_GROWTH_MIB = 256
+# Penstock's own p99 of small calls without the large ones.
+SMALL_ONLY = "small calls only"
 # The same block matched against few watched addresses.
 FEW_ADDRESSES = "a thousand addresses"
 # Penstock's own p99 while every upstream is healthy.
@@ -42,6 +44,9 @@ BARE_CLIENT = "bare client"
 HUGE = 2 * 1024 * 1024
 # The round trip to a remote upstream.
 FAR_MS = 40
+# One in so many replies of that upstream is ten times as late. With exactly one in a hundred, chance would decide on which
+# side of them the p99 is.
+LATE_EVERY = 80
 GZIP = {"Accept-Encoding": "gzip"}
 # The stub of limited capacity: the time that each call takes, and how many it works on at a time.
 LIMITED_MS = 100
@@ -217,6 +222,26 @@ CASES = (
         aims=(Aim(0.95),),
     ),
     Case(
+        "mixed",
+        "p99 of small calls beside a tenth as many replies of 100 KB, some of 5 MB, and batches of 100",
+        kind="mixed",
+        unit="µs (p99)",
+        candidates=("nginx", "penstock"),
+        connections=16,
+        aims=(Aim(2.0, at_most=True, over=SMALL_ONLY),),
+    ),
+    Case(
+        "hedge",
+        f"hedging: two upstreams {FAR_MS} ms away, 1 reply in {LATE_EVERY} ten times as late",
+        kind="hedge",
+        unit="",
+        candidates=("nginx", "penstock"),
+        stub="late",
+        profile="hedged",
+        connections=128,
+        aims=(Aim(0.5, at_most=True, figure="p99"), at_most(5.0, figure="extra")),
+    ),
+    Case(
         "bundler",
         "bundler read, compared with a small call on the RPC path of the same service",
         body=bodies.receipt,
@@ -237,10 +262,7 @@ CASES = (
     Case(
         "hit-number",
         "cache hit of a block by its number (baselines forward the call)",
-        kind="rate",
-        unit="calls/s",
         body=bodies.old_block_by_number,
-        expect=OWN_ID,
         candidates=("nginx", "penstock"),
         profile="cached",
         cache="hit",

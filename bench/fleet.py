@@ -98,14 +98,15 @@ class Fleet:
         return target
 
     def _start_service(self, member: Member, cpus: tuple[int, ...], workdir: Path) -> Target:
-        settings = service.settings_for(service.PROFILES[member.profile], self.settings)
+        profile = service.PROFILES[member.profile]
+        settings = service.settings_for(profile, self.settings)
         if reason := service.missing():
             raise StartFailed(reason)
         running = service.Service(workdir)
-        upstream_url, others = self.stubs[member.stub].url, self.layout.load
+        urls, others = [self.stubs[name].url for name in (member.stub, *profile.stubs)], self.layout.load
         try:
             base_url, key, other_key = running.start(
-                upstream_url, workers=member.workers, settings=settings, cpu=cpus, others=others
+                urls, workers=member.workers, settings=settings, cpu=cpus, others=others
             )
         except StartFailed as error:
             running.stop()

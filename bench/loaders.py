@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +18,7 @@ HERE = Path(__file__).parent
 BUILD = HERE.parent / ".penstock" / "bench"
 MARKER = "@" * 12  # replaced in every request by a unique number; 12 digits are enough for any run
 
+SETTLE_S = 0.5  # loads that run beside another one have begun by then
 NUMBERS_PER_RUN = 10_000_000  # each measurement gets its own range of numbers, so that no call repeats by accident
 
 Generator = Literal["load", "wrk"]
@@ -92,8 +95,8 @@ def build(name: str) -> Path:
 class Stub:
     """A running stub upstream."""
 
-    def __init__(self, name: str, *, size: int, delay_us: int = 0, at_once: int = 0) -> None:
-        self.name, self.size, self.delay_us, self.at_once = name, size, delay_us, at_once
+    def __init__(self, name: str, *, size: int, delay_us: int = 0, at_once: int = 0, late_every: int = 0) -> None:
+        self.name, self.size, self.delay_us, self.at_once, self.late_every = name, size, delay_us, at_once, late_every
         self.port = 0
         self._child: processes.Child | None = None
 
@@ -107,11 +110,17 @@ class Stub:
     def start(self, cpu: int, *, port: int, workdir: Path) -> None:
         self.port = port or processes.free_port()
         flags = ["--port", str(self.port), "--size", str(self.size), "--delay-us", str(self.delay_us)]
-        flags += ["--at-once", str(self.at_once)]
+        flags += ["--at-once", str(self.at_once), "--late-every", str(self.late_every)]
         self._child = processes.start(
             f"stub-{self.name}", [str(build("stub")), *flags], cpus=[cpu], log=workdir / f"stub-{self.name}.log"
         )
         processes.wait_until_listening(self._child, self.port)
+
+    def calls(self) -> int:
+        """How many requests it has received, answered or not, if it delays them."""
+        body = b'{"jsonrpc":"2.0","id":1,"method":"stub_calls","params":[]}'
+        with urllib.request.urlopen(self.url, data=body, timeout=10) as reply:
+            return int(json.load(reply)["result"])
 
     def pin(self, cpu: int) -> None:
         if self._child:
@@ -155,7 +164,31 @@ def _busy(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -
     return [(b[0] - a[0]) / max(1, b[1] - a[1]) for a, b in zip(before, after, strict=True)]
 
 
+@contextmanager
+def beside(loads: Sequence[Load], target: Target, cpu: int, *, workdir: Path) -> Iterator[None]:
+    """Run other loads at the same time, in the scheduler's idle class: they never delay the load that is measured."""
+    children = []
+    try:
+        for number, load in enumerate(loads):
+            request = workdir / f"request-beside-{number}"
+            request.write_bytes(load.template)
+            argv = ["chrt", "--idle", "0", *_load_argv(load, target, cpu, request)]
+            children.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        time.sleep(SETTLE_S)
+        yield
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
 def _run_load(load: Load, target: Target, cpu: int, request: Path) -> dict[str, float]:
+    seen = _run(_load_argv(load, target, cpu, request), timeout_s=load.seconds + 30)
+    late = seen["late"] if seen["late"] > load.connections else 0  # the last few are only still in flight
+    return {**seen, "late": late, "faults": seen["non_200"] + seen["mismatched"] + seen["errors"]}
+
+
+def _load_argv(load: Load, target: Target, cpu: int, request: Path) -> list[str]:
     flags = {
         "host": target.host,
         "port": target.port,
@@ -174,9 +207,7 @@ def _run_load(load: Load, target: Target, cpu: int, request: Path) -> dict[str, 
         argv += ["--expect", load.expect]
     if load.refusals:
         argv.append("--refusals")
-    seen = _run(argv, timeout_s=load.seconds + 30)
-    late = seen["late"] if seen["late"] > load.connections else 0  # the last few are only still in flight
-    return {**seen, "late": late, "faults": seen["non_200"] + seen["mismatched"] + seen["errors"]}
+    return argv
 
 
 def _run_wrk(load: Load, target: Target, cpu: int, request: Path) -> dict[str, float]:

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -12,6 +12,7 @@ from bench import (
     admission,
     attacks,
     balances,
+    bodies,
     delivery,
     faults,
     filters,
@@ -20,6 +21,7 @@ from bench import (
     matching,
     memory,
     records,
+    service,
     sockets,
     sponsor,
     usage,
@@ -37,11 +39,12 @@ from bench.cases import (
     ONE_BY_ONE,
     ONE_IN_A_TURN,
     OVERLOAD,
+    SMALL_ONLY,
     Case,
 )
 from bench.figures import Figure, Row
 from bench.fleet import Fleet, probe
-from bench.loaders import Generator, Load, Sample, Target, measure
+from bench.loaders import Generator, Load, Sample, Target, beside, measure
 from bench.processes import StartFailed
 
 CACHED_REPLIES = 1_000_000
@@ -49,6 +52,11 @@ CACHED_REPLIES = 1_000_000
 TAIL_ROUNDS = 3
 OVERLOAD_S = 5.0  # long enough for queues to fill
 ALONE_S = 10.0  # calls without an attack: enough for a p99
+# Beside that many small calls per second: one in ten calls has a reply of 100 KB, one in a hundred one of 5 MB.
+MIXED_RATE = 900.0
+LARGEST = 5 * 1024 * 1024
+LARGE_BATCHES_RATE = 5.0
+HEDGE_RATE, HEDGE_S = 500.0, 6.0  # enough late replies for a p99
 BESIDE_RATE = 1_000  # calls per second while heads are sent to all sockets
 
 
@@ -108,6 +116,10 @@ class Runner:
                 self._run_faults(case)
             case "overload":
                 self._run_overload(case)
+            case "mixed":
+                self._run_mixed(case)
+            case "hedge":
+                self._run_hedge(case)
             case "attacks":
                 self._run_attacks(case)
             case "records":
@@ -225,6 +237,59 @@ class Runner:
             rows = {candidate: Row([read(each) for each in row.samples]) for candidate, row in taken.items()}
             aims = tuple(aim for aim in case.aims if aim.figure == name)
             self._show(Figure(case, f"{case.name}/{name}", f"{case.title}: {name}", unit, rows, aims, method))
+
+    # --- mixed load and late replies ----------------------------------------------------------------------------------
+
+    def _run_mixed(self, case: Case) -> None:
+        """The p99 of small calls, alone and beside large replies and batches of the same account."""
+        targets = self._ready(case)
+        take = partial(self._sample, case, rate=MIXED_RATE)
+
+        def take_mixed(target: Target) -> Sample:
+            with beside(self._large_loads(case, target), target, self.layout.load, workdir=self.workdir):
+                return take(target)
+
+        rounds = TAIL_ROUNDS * self.rounds
+        alone = self._interleave(targets, take, case, "alone", rounds=rounds)
+        rows = self._interleave(targets, take_mixed, case, "mixed", rounds=rounds)
+        if "penstock" in alone:
+            rows[SMALL_ONLY] = alone["penstock"]
+        for row in rows.values():
+            row.values = [_p99(sample) for sample in row.samples]
+        method = f"{MIXED_RATE:,.0f} small calls/s; the others have the time that load and stub leave of their core"
+        self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims, method))
+
+    def _large_loads(self, case: Case, target: Target) -> list[Load]:
+        seconds = self.seconds + OVERLOAD_S
+        wanted: tuple[tuple[Callable[[], str], float], ...] = (
+            (partial(bodies.code, bodies.BIG), MIXED_RATE / 10),
+            (partial(bodies.code, LARGEST), MIXED_RATE / 90),
+            (partial(bodies.batch, bodies.LARGE_BATCH), LARGE_BATCHES_RATE),
+        )
+        return [Load(replace(case, body=body).template(target), "", 8, seconds, rate) for body, rate in wanted]
+
+    def _run_hedge(self, case: Case) -> None:
+        """What a second call to another upstream saves, and how many more calls the upstreams get."""
+        stubs = [self.fleet.stubs[name] for name in (case.stub, *service.PROFILES[case.profile].stubs)]
+        extra: dict[Target, list[float]] = {}
+
+        def take(target: Target) -> Sample:
+            before = sum(stub.calls() for stub in stubs)
+            load = Load(case.template(target), case.expect, case.connections, HEDGE_S, HEDGE_RATE, warmup_s=1.0)
+            sample = measure("load", load, target, self.layout, workdir=self.workdir)
+            sent = HEDGE_RATE * (HEDGE_S + load.warmup_s)
+            extra.setdefault(target, []).append(100 * (sum(stub.calls() for stub in stubs) - before - sent) / sent)
+            return sample
+
+        targets = self._ready(case)
+        rows = self._interleave(targets, take, case, "open loop")
+        for row in rows.values():
+            row.values = [_p99(sample) / 1000 for sample in row.samples]
+        method = f"open loop at {HEDGE_RATE:,.0f} calls/s over {case.connections} connections; nginx does not hedge"
+        parts = {"p99": ("ms", rows), "extra": ("% more calls", {name: Row(extra[targets[name]]) for name in rows})}
+        for name, (unit, found) in parts.items():
+            aims = tuple(aim for aim in case.aims if aim.figure == name)
+            self._show(Figure(case, f"{case.name}/{name}", f"{case.title}: {name}", unit, found, aims, method))
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -577,7 +642,7 @@ def _p99(sample: Sample) -> float:
 
 
 def _describe(case: Case, sample: Sample) -> str:
-    if case.kind == "latency":
+    if case.kind in ("latency", "mixed", "hedge"):
         figure = f"p50 {sample.p50_us:,.0f} µs, p99 {sample.p99_us:,.0f} µs"
     else:
         unit = "calls/s" if case.kind == "workers" else case.unit

@@ -33,6 +33,7 @@ class Profile:
     name: str
     wants: Mapping[str, Value] = field(default_factory=dict)
     needs: Mapping[str, Value] = field(default_factory=dict)
+    stubs: tuple[str, ...] = ()  # further upstreams beside the case's stub
     block_time_ms: int = 0  # the dev chain also mines a block at this interval; 0: never
 
 
@@ -49,6 +50,7 @@ PROFILES = {
             wants={**QUIET, "cache.enabled": False, "cache.coalesce": False},
             needs={"rpc.depth": 16},
         ),
+        Profile("hedged", wants={**QUIET, "cache.enabled": False, "cache.coalesce": False}, stubs=("late-too",)),
         Profile("cached", wants=QUIET, needs={"cache.enabled": True}),
         Profile("joined", wants={**QUIET, "cache.enabled": False}, needs={"cache.coalesce": True}),
         Profile("idle", wants={**QUIET, "server.max_connections": 20000, "server.connections_per_address": 20000}),
@@ -80,16 +82,18 @@ class Service:
         return f"Service({self.child!r})"
 
     def start(
-        self, upstream_url: str, *, workers: int = 1, settings: Mapping[str, Value], cpu: Sequence[int], others: int
+        self,
+        upstream_urls: Sequence[str],
+        *,
+        workers: int = 1,
+        settings: Mapping[str, Value],
+        cpu: Sequence[int],
+        others: int,
     ) -> tuple[str, str, str]:
         """Start the workers on `cpu` and move database and dev chain to core `others`, where they delay nothing else."""
         self.workdir.mkdir(parents=True)
         ready, own = self.workdir / "ready.json", self.workdir / "own.toml"
-        own.write_text(
-            f'[[bundlers]]\nnetwork = "ethereum/mainnet"\nurl = "{upstream_url}"\nca = "{tls_files.CERT}"\n'
-            f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "{upstream_url}"\nca = "{tls_files.CERT}"\n'
-            f"connections = {UPSTREAM_CONNECTIONS}\n"
-        )
+        own.write_text(_links(upstream_urls))
         tls_files.make()
         port = processes.free_port()
         argv = [
@@ -138,6 +142,13 @@ class Service:
             machine.pin(pid, cpu if pid in workers else [others])
             if pid not in workers:
                 machine.be_idle(pid)
+
+
+def _links(urls: Sequence[str]) -> str:
+    """The settings of the upstreams, and of a bundler at the first of them."""
+    network = f'network = "ethereum/mainnet"\nca = "{tls_files.CERT}"\n'
+    upstreams = [f'[[upstreams]]\n{network}url = "{url}"\nconnections = {UPSTREAM_CONNECTIONS}\n' for url in urls]
+    return "".join((f'[[bundlers]]\n{network}url = "{urls[0]}"\n', *upstreams))
 
 
 def to_environment(settings: Mapping[str, Value]) -> dict[str, str]:

@@ -36,7 +36,7 @@
 #define READ_BYTES (1 << 20)   /* one read buffer for all connections, large enough for big replies */
 #define HEAD_MAX 16384         /* a longer reply head or chunk line is an error */
 #define EXPECT_MAX 256
-#define MARKERS_MAX 64
+#define MARKERS_MAX 256
 #define FAULTS_MAX 10000       /* stop loading a server that fails every request */
 
 enum phase { HEAD, BODY, CHUNK_SIZE, CHUNK_DATA, CHUNK_END, TRAILER };

@@ -5,7 +5,9 @@
  * values: there is a block every 12 seconds since 1970, and block n's hash contains n, so all stubs serve one chain.
  * eth_getCode returns as many bytes as the last 16 digits of its address say, without delaying other connections.
  * Every other method returns a hex string of --size bytes. --delay-us delays each reply. With --at-once N it works on so many
- * requests at a time, each for the delay; the others wait their turn, and a client that leaves changes nothing.
+ * requests at a time, each for the delay; the others wait their turn, and a client that leaves changes nothing. With
+ * --late-every N, each Nth request takes ten times the delay. stub_calls returns how many requests were delayed so far,
+ * answered or not.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -49,11 +51,15 @@ struct call { struct text id, method, params; };
 
 struct delayed { struct delayed *next; int64_t due; struct conn *conn; size_t n; char body[]; };
 
-static struct { int port, cpu; size_t size; long delay_us; int at_once; } opt = {.cpu = -1, .size = 66};
+struct line { struct delayed *first, **last; };      /* delayed replies, in the order in which they are due */
+
+#define LATE 10
+static struct { int port, cpu; size_t size; long delay_us; int at_once, late_every; } opt = {.cpu = -1, .size = 66};
 static char *result; static size_t result_n;
 static char filler[65536];
 static int ep, listener;
-static struct delayed *first, **last = &first;
+static struct line usual = {NULL, &usual.first}, late = {NULL, &late.first};
+static uint64_t requests;                           /* delayed so far */
 static int64_t *busy_until; static int turn;        /* with --at-once: when each place is free, in order */
 
 static void fail(const char *what) {
@@ -181,6 +187,7 @@ static size_t answer(char *o, const struct call *call) {
     if (is(call->method, "\"web3_clientVersion\"")) return (size_t)sprintf(o, "\"stub/1.0\"");
     if (is(call->method, "\"eth_getBlockByNumber\"")) return answer_by_number(o, call->params);
     if (is(call->method, "\"eth_getBlockByHash\"")) return answer_by_hash(o, call->params);
+    if (is(call->method, "\"stub_calls\"")) return (size_t)sprintf(o, "%lu", requests);
     memcpy(o, result, result_n);
     return result_n;
 }
@@ -332,20 +339,22 @@ static int64_t begins(void) {
 static void delay(struct conn *c, const char *body, size_t n) {
     struct delayed *d = malloc(sizeof *d + n);
     if (!d) fail("malloc");
-    *d = (struct delayed){.due = begins() + opt.delay_us * 1000, .conn = c, .n = n};
+    requests++;
+    struct line *line = opt.late_every && requests % (uint64_t)opt.late_every == 0 ? &late : &usual;
+    *d = (struct delayed){.due = begins() + opt.delay_us * 1000 * (line == &late ? LATE : 1), .conn = c, .n = n};
     if (busy_until) { busy_until[turn] = d->due; turn = (turn + 1) % opt.at_once; }
     memcpy(d->body, body, n);
     c->queued++;
-    *last = d;
-    last = &d->next;
+    *line->last = d;
+    line->last = &d->next;
 }
 
-static void answer_due(void) {
-    for (int64_t t = now(); first && first->due <= t;) {
-        struct delayed *d = first;
+static void answer_due(struct line *line) {
+    for (int64_t t = now(); line->first && line->first->due <= t;) {
+        struct delayed *d = line->first;
         struct conn *c = d->conn;
-        first = d->next;
-        if (!first) last = &first;
+        line->first = d->next;
+        if (!line->first) line->last = &line->first;
         c->queued--;
         if (c->fd < 0) release(c);
         else { respond(c, d->body, d->n); if (flush(c)) drop(c); }
@@ -403,6 +412,8 @@ static void accept_all(void) {
 }
 
 static int wait_for(struct epoll_event *events, int n) {
+    struct delayed *first = usual.first;
+    if (!first || (late.first && late.first->due < first->due)) first = late.first;
     if (!first) return epoll_wait(ep, events, n, -1);
     int64_t left = first->due - now();
     if (left < 0) left = 0;
@@ -421,14 +432,15 @@ static int wait_for(struct epoll_event *events, int n) {
 static void options(int argc, char **argv) {
     static const struct option names[] = {
         {"port", 1, 0, 'p'}, {"size", 1, 0, 's'}, {"delay-us", 1, 0, 'd'}, {"cpu", 1, 0, 'u'},
-        {"at-once", 1, 0, 'a'}, {0, 0, 0, 0}};
+        {"at-once", 1, 0, 'a'}, {"late-every", 1, 0, 'l'}, {0, 0, 0, 0}};
     for (int o; (o = getopt_long(argc, argv, "", names, NULL)) != -1;) switch (o) {
         case 'p': opt.port = atoi(optarg); break;
         case 's': opt.size = strtoull(optarg, NULL, 10); break;
         case 'd': opt.delay_us = atol(optarg); break;
         case 'u': opt.cpu = atoi(optarg); break;
         case 'a': opt.at_once = atoi(optarg); break;
-        default: fputs("stub [--port N] [--size BYTES] [--delay-us N] [--at-once N] [--cpu N]\n", stderr); exit(2);
+        case 'l': opt.late_every = atoi(optarg); break;
+        default: fputs("stub [--port N] [--size BYTES] [--delay-us N] [--at-once N] [--late-every N] [--cpu N]\n", stderr); exit(2);
     }
     if (opt.size < 2) opt.size = 2;
     if (opt.at_once > 0 && !(busy_until = calloc((size_t)opt.at_once, sizeof *busy_until))) fail("calloc");
@@ -475,6 +487,7 @@ int main(int argc, char **argv) {
             else if (events[i].events & EPOLLOUT) { if (flush(c)) drop(c); }
             else readable(c);
         }
-        if (first) answer_due();
+        answer_due(&usual);
+        answer_due(&late);
     }
 }
