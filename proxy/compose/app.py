@@ -230,7 +230,9 @@ class App:
         self.sockets = self._sockets()
         resolver = NetworkResolver(self._tables.chains, self.networks, self.admission)
         served = [route.network for route in self.networks.routes.values()]
-        self.web.add_routes(Pages(PublishedSpec(self.api_spec, self._tables, served), self.readiness).routes())
+        published = PublishedSpec(self.api_spec, self._tables, served)
+        pages = Pages(published, self.readiness, sends_mail=bool(self.settings.mail.host))
+        self.web.add_routes(pages.routes())
         self.web.add_routes(routes.of_spec(self.api_spec, self._handlers(gate, resolver)))
         self.web.add_routes([web.get(SOCKET_PATH, Handshake(gate, resolver, self.sockets).answer, allow_head=False)])
 

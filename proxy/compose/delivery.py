@@ -63,7 +63,7 @@ class DeliveryFeature:
             tracer=self.tracer,
             owns=self._members.owns if self._members else _owns_all,
         )
-        self.mails = Mails(MailStore(pool), Mailer(settings.mail))
+        self.mails = Mails(MailStore(pool), Mailer(settings.mail), dashboard_url=settings.dashboard.url)
 
     def __repr__(self) -> str:
         return f"<DeliveryFeature {self.deliverer!r} {self.mails!r}>"

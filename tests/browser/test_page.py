@@ -204,6 +204,39 @@ async def test_every_view_fits_on_a_phone(phone: Visitor) -> None:
         assert wide[0] <= wide[1], view
 
 
+# Visible controls that are lower than a finger needs.
+LOW = """() => [...document.querySelectorAll('button, a[href], select, input:not([type=checkbox]), summary')].filter((node) =>
+    node.checkVisibility() && node.getBoundingClientRect().height < 43.5 && !node.closest('p, .note, .hint, .skip'))
+    .map((node) => node.outerHTML.slice(0, 120))"""
+
+
+async def test_targets_on_a_phone_are_44_pixels_high(phone: Visitor) -> None:
+    for view in ("overview", "errors", "requests", "webhooks", "policies", "keys"):
+        await phone.open(view)
+        assert await phone.page.evaluate(LOW) == [], view
+
+
+async def test_ids_have_a_button_that_copies_them(holder: Visitor) -> None:
+    policy = await create_policy(holder, "Copied")
+    await holder.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    await holder.button(f"Copy {policy}").click()
+    await expect(holder.button(f"Copy {policy}")).to_have_text("Copied")
+    assert await holder.page.evaluate("navigator.clipboard.readText()") == policy
+
+
+async def test_mail_link_is_offered_only_with_a_mail_server(site: Site, page: Page) -> None:
+    options = site.url + "/options.json"
+    assert (await (await page.request.get(options)).json()) == {"mail": False}
+    async with page.expect_response(options):
+        await page.goto(site.url)
+    await page.get_by_role("heading", name="Sign in", exact=True).wait_for()
+    link = page.get_by_role("button", name="Email me a sign-in link")
+    await expect(link).to_be_hidden()
+    await page.route(options, lambda route: route.fulfill(json={"mail": True}))
+    await page.reload()
+    await expect(link).to_be_visible()
+
+
 async def test_menu_on_a_phone_opens_the_views(phone: Visitor) -> None:
     await phone.open("overview")
     menu = phone.button("Menu")
@@ -281,7 +314,7 @@ async def test_key_is_created_with_the_keyboard_alone(holder: Visitor) -> None:
     await holder.button("Create key").first.focus()
     await page.keyboard.press("Enter")
     await holder.dialog.wait_for()
-    await holder.dialog.get_by_label("Name").focus()
+    await expect(holder.dialog.get_by_label("Name")).to_be_focused()
     await page.keyboard.type("by keyboard")
     await page.keyboard.press("Enter")
     await holder.dialog.get_by_label("API key", exact=True).wait_for()

@@ -98,17 +98,21 @@ async def test_pause_sends_exactly_one_mail_with_many_failures_and_senders(
 async def test_disabled_webhook_sends_a_mail(harness: DeliveryHarness, mail_server: MailServer) -> None:
     hook = await harness.webhook("/x")
     harness.inbox.answer("/x", 410)
-    mails = Mails(MailStore(harness.pool), mail_server.mailer(), check_s=0.05)
+    url = "https://penstock.example"
+    mails = Mails(MailStore(harness.pool), mail_server.mailer(), dashboard_url=url, check_s=0.05)
     async with harness.delivering():
         await harness.events(hook)
         await until(lambda: harness.are_all(hook, "failed"))
     await mails.send_due()
     (mail,) = mail_server.mails
     assert mail["Subject"] == f"Webhook {hook.id} is disabled"
-    plain = mail.get_body(("plain",))
+    plain, rich = mail.get_body(("plain",)), mail.get_body(("html",))
     assert plain is not None
-    for part in (hook.id, "status 410", "Disabled: 20", f"POST /v1/webhooks/{hook.id}/resume"):
+    assert rich is not None
+    link = f"{url}/dashboard#/webhooks/{hook.id}"
+    for part in (hook.id, "status 410", "Disabled: 20", f"POST /v1/webhooks/{hook.id}/resume", link):
         assert part in plain.get_content()
+    assert f'<a href="{link}">' in rich.get_content()
 
 
 async def test_mail_that_is_not_accepted_is_retried(harness: DeliveryHarness, mail_server: MailServer) -> None:

@@ -87,7 +87,7 @@ CALLS_UPSTREAM = {
 # Pages without authentication, which the API spec does not describe.
 PUBLIC = {"/healthz", "/readyz", "/llms.txt", "/docs", "/docs/", "/docs/{name}", f"{BASE}/openapi.json"}
 PUBLIC |= {"/docs/guide", "/docs/guide/{name}", "/", "/dashboard", "/dashboard/", "/dashboard/{digest}/{name}"}
-PUBLIC |= {"/dashboard/request-forms.json"}
+PUBLIC |= {"/dashboard/request-forms.json", "/dashboard/options.json"}
 # A GET that is upgraded to a WebSocket. OpenAPI cannot describe the messages, so the introduction does.
 SOCKET = f"{BASE}/ws/{{chain}}/{{network}}"
 

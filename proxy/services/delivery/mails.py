@@ -28,8 +28,16 @@ CHECK_S, SOON_S = 5.0, 0.05
 
 class Mails:
     def __init__(
-        self, store: MailStore, mailer: Mailer, *, retry_s: tuple[float, ...] = RETRY_S, check_s: float = CHECK_S
+        self,
+        store: MailStore,
+        mailer: Mailer,
+        *,
+        dashboard_url: str = "",
+        retry_s: tuple[float, ...] = RETRY_S,
+        check_s: float = CHECK_S,
     ) -> None:
+        """`dashboard_url`: the public URL that links in mails start with; without one they have no links."""
+        self._dashboard = dashboard_url.rstrip("/") + "/dashboard" if dashboard_url else ""
         self._store = store
         self._mailer = mailer
         self._retry_s = retry_s
@@ -69,7 +77,7 @@ class Mails:
             await self._send(mail)
 
     async def _send(self, mail: QueuedMail) -> None:
-        outgoing = _WRITERS[mail.kind](mail)
+        outgoing = _WRITERS[mail.kind](mail, self._dashboard)
         try:
             await self._mailer.send(outgoing, at=time.time())
         except Undelivered as exc:
@@ -89,8 +97,10 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def webhook_stopped(mail: QueuedMail) -> OutgoingMail:
-    """A webhook was paused because all retries of a delivery failed, or disabled because its receiver replied 410."""
+def webhook_stopped(mail: QueuedMail, dashboard: str) -> OutgoingMail:
+    """A webhook was paused because all retries of a delivery failed, or disabled because its receiver replied 410.
+
+    `dashboard`: its URL, or empty."""
     about = mail.about
     # Mails queued by earlier versions have no cause: they are about pauses.
     state, story = _gone(about) if about.get("cause") == "gone" else _exhausted(about)
@@ -102,6 +112,8 @@ def webhook_stopped(mail: QueuedMail) -> OutgoingMail:
         "Attempts": about["attempts"],
         state.capitalize(): mail.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
     }
+    if dashboard:
+        facts["Deliveries"] = f"{dashboard}#/webhooks/{about['webhook']}"
     why, consequence = story
     opening = [f"Hello {mail.name},", why]
     closing = [
@@ -145,12 +157,18 @@ def _text(opening: Sequence[str], facts: Mapping[str, Any], closing: Sequence[st
 
 def _html(opening: Sequence[str], facts: Mapping[str, Any], closing: Sequence[str]) -> str:
     rows = "".join(
-        f"<tr><td><b>{escape(name)}</b></td><td>{escape(str(value))}</td></tr>" for name, value in facts.items()
+        f"<tr><td><b>{escape(name)}</b></td><td>{_cell(name, value)}</td></tr>" for name, value in facts.items()
     )
     return (
         '<!doctype html><html><body style="font-family: sans-serif">'
         f"{_paragraphs(opening)}<table cellpadding=4>{rows}</table>{_paragraphs(closing)}</body></html>"
     )
+
+
+def _cell(name: str, value: Any) -> str:
+    """The link to the dashboard as a link; anything else, such as the receiver's URL, as text."""
+    text = escape(str(value))
+    return f'<a href="{text}">{text}</a>' if name == "Deliveries" else text
 
 
 def _paragraphs(texts: Sequence[str]) -> str:
@@ -166,4 +184,4 @@ _REASONS = {
     "refused": "its address was not allowed",
     "invalid": "its reply was not valid HTTP",
 }
-_WRITERS: dict[str, Callable[[QueuedMail], OutgoingMail]] = {"webhook_paused": webhook_stopped}
+_WRITERS: dict[str, Callable[[QueuedMail, str], OutgoingMail]] = {"webhook_paused": webhook_stopped}

@@ -13,6 +13,7 @@ from proxy.data_files import GUIDE
 from proxy.errors import Unavailable
 from proxy.services.readiness import Readiness
 from proxy.web.dashboard.request_forms import request_forms
+from proxy.web.dashboard.static_files import ROOT as DASHBOARD_FILES
 from proxy.web.dashboard.static_files import shipped_files
 from proxy.web.docs.guide_files import GuideFiles
 from proxy.web.docs.published_spec import PublishedSpec
@@ -31,17 +32,19 @@ _HEADERS = {
 
 @cache
 def page_files() -> Mapping[str, PackedFile]:
-    return {path.name: PackedFile.of(path.name, path.read_bytes()) for path in PAGES.iterdir()}
+    found = {path.name: PackedFile.of(path.name, path.read_bytes()) for path in PAGES.iterdir()}
+    return {**found, "logo.svg": PackedFile.of("logo.svg", (DASHBOARD_FILES / "icon.svg").read_bytes())}
 
 
 class Pages:
-    def __init__(self, published: PublishedSpec, readiness: Readiness) -> None:
+    def __init__(self, published: PublishedSpec, readiness: Readiness, *, sends_mail: bool) -> None:
         self._readiness = readiness
         self._guide = GuideFiles(GUIDE)
         self._dashboard = shipped_files()
         self._spec = PackedFile.of("openapi.json", published.raw)
         forms = orjson.dumps(request_forms(published.document))
         self._forms = PackedFile.of("request-forms.json", forms)
+        self._options = PackedFile.of("options.json", orjson.dumps({"mail": sends_mail}))
         self._index = PackedFile.of("llms.txt", published.index().encode())
         self._files = page_files()
 
@@ -56,6 +59,7 @@ class Pages:
             *self._guide.routes(),
             web.get("/docs/{name}", self.docs),
             web.get("/dashboard/request-forms.json", self.forms),
+            web.get("/dashboard/options.json", self.options),
             *self._dashboard.routes(),
         ]
 
@@ -75,6 +79,10 @@ class Pages:
 
     async def forms(self, request: web.Request) -> web.Response:
         return self._forms.reply(request, {})
+
+    async def options(self, request: web.Request) -> web.Response:
+        """What the sign-in page may offer."""
+        return self._options.reply(request, {})
 
     async def index(self, request: web.Request) -> web.Response:
         return self._index.reply(request, _HEADERS)

@@ -91,6 +91,9 @@ export function query(values) {
   return set.length ? `?${new URLSearchParams(set)}` : "";
 }
 
+/* What this service offers before signing in: {mail}. */
+export const serviceOptions = async () => (await send("/dashboard/options.json", {}, "default")).json();
+
 let loading = null;
 
 /* The operations that take an API key, [{id, tag, method, path, summary, fields, body}…], loaded once. */

@@ -45,14 +45,17 @@ export async function copyText(text) {
   }
 }
 
-export function copyButton(text, label = "Copy") {
+export function copyButton(text, label = "Copy", attributes = {}) {
   const node = button(label, async () => {
     await copyText(typeof text === "function" ? text() : text);
     node.textContent = "Copied";
     setTimeout(() => { node.textContent = label; }, 1500);
-  }, { kind: "small", "aria-live": "polite" });
+  }, { kind: "small", "aria-live": "polite", ...attributes });
   return node;
 }
+
+/* An id with a button that copies it. */
+export const idField = (text) => el("span.id", null, el("code", null, text), copyButton(text, "Copy", { "aria-label": `Copy ${text}` }));
 
 export function secretField(text, label) {
   const shown = el("code.secret", { tabindex: "0", "aria-label": label }, text);
@@ -172,7 +175,7 @@ export function toast(text, tone = "good") {
 
 /* --- dialogs --- */
 
-/* A modal dialog. The browser traps the focus, restores it afterwards, and closes the dialog on Escape. */
+/* A modal dialog. The browser traps the focus, restores it afterwards, and closes the dialog on Escape. The first field is focused. */
 export function dialog(title, build) {
   const node = el("dialog", { "aria-labelledby": "dialog-title" });
   const close = () => node.close();
@@ -182,6 +185,7 @@ export function dialog(title, build) {
   node.addEventListener("close", () => node.remove());
   document.body.append(node);
   node.showModal();
+  node.querySelector("form :is(input, select, textarea)")?.focus();
   return node;
 }
 

@@ -3,7 +3,7 @@
 import { account, query } from "../api.js";
 import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, asyncRegion, badge, card, empty, facts, heading, pager, table, toast } from "../components.js";
+import { asyncButton, asyncRegion, badge, card, empty, facts, heading, idField, pager, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { secondFactorCard } from "./second-factor.js";
 
@@ -32,7 +32,7 @@ export async function show() {
 
 const accountCard = (holder) => card("Details", facts([
   ["Name", holder.name],
-  ["Account ID", el("code", null, holder.id)],
+  ["Account ID", idField(holder.id)],
   ["Created", format.date(holder.created_at)],
 ]));
 

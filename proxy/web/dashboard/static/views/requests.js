@@ -3,7 +3,7 @@
 import { account, admin, query } from "../api.js";
 import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncRegion, badge, button, card, codeBlock, empty, facts, heading, pager, poll, segmentedControl, table, toast } from "../components.js";
+import { asyncRegion, badge, button, card, codeBlock, empty, facts, heading, idField, pager, poll, segmentedControl, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { place, setParams } from "../location.js";
 import { curl } from "./snippets.js";
@@ -89,7 +89,7 @@ function requestsTable({ requests, page, total }, filters, reload, base) {
 
 async function showRequest(client, id, base) {
   const found = await client.get(`/requests/${encodeURIComponent(id)}`);
-  return [heading(found.method || "Request", { lead: found.id, actions: el("a.button", { href: base }, "All requests") }),
+  return [heading(found.method || "Request", { lead: idField(found.id), actions: el("a.button", { href: base }, "All requests") }),
     card("Summary", facts(summaryOf(found))), card("Upstreams", attemptsTable(found.attempts)),
     found.error && card("Error", el("p", null, `Cause: ${found.blame}`), el("pre", null, found.error)),
     found.network && codeBlock("Repeat it", repeatOf(found)).node];
@@ -104,8 +104,8 @@ const summaryOf = (found) => [
   ["Cache", found.cache ?? format.NONE],
   ["State at block", format.number(found.block)],
   ["Reply size", `${format.number(found.bytes)} bytes`],
-  ["Key", el("code", null, found.key_id)],
-  ["Account", el("code", null, found.account_id)],
+  ["Key", idField(found.key_id)],
+  ["Account", idField(found.account_id)],
   ["Recorded because", format.label(found.recorded)],
 ];
 

@@ -1,11 +1,19 @@
 /* Sign-in panels: by password, by emailed link, with an admin token. */
 
-import { account, admin } from "../api.js";
+import { account, admin, serviceOptions } from "../api.js";
 import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { button, card, note } from "../components.js";
 
 const alternative = (label, next) => button(label, next, { kind: "link" });
+
+/* Offered only where the service can send mails. */
+function mailAlternative(label, open) {
+  const node = alternative(label, () => open("email"));
+  node.hidden = true;
+  serviceOptions().then(({ mail }) => { node.hidden = !mail; }, () => {});
+  return node;
+}
 
 export function show(main, { panel, token, onSignedIn, brand }) {
   const open = (name) => {
@@ -47,7 +55,7 @@ function passwordPanel({ open, onSignedIn }) {
         onSignedIn();
       },
     }),
-    el("div.alternatives", null, alternative("Email me a sign-in link", () => open("email")),
+    el("div.alternatives", null, mailAlternative("Email me a sign-in link", open),
       alternative("Sign in as an operator", () => open("operator")))];
 }
 
@@ -80,7 +88,7 @@ function linkPanel({ open, onSignedIn, token }) {
         onSignedIn();
       },
     }),
-    el("div.alternatives", null, alternative("Request a new link", () => open("email")))];
+    el("div.alternatives", null, mailAlternative("Request a new link", open))];
 }
 
 /* Like a sign-in link, the button redeems it. */

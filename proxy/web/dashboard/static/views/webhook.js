@@ -3,7 +3,7 @@
 import { account, query } from "../api.js";
 import { el, refreshChildren, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, note, pager, poll, secretField, table, toast } from "../components.js";
+import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, note, pager, poll, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { filterForm } from "./filters.js";
 import { healthOf, isSuccess, lastFailureOf, outcomeOf, resultOf, statusBadge } from "./health.js";
@@ -52,7 +52,7 @@ class WebhookView {
       hook.status !== "active" && note(statusText(hook), "wait"),
       hook.status === "active" && hook.health.failing && note("None of the last attempts was delivered. Open a delivery to see the replies of your endpoint."),
       card(null, facts([["Status", statusBadge(hook)], ["Event", el("code", null, hook.event_type)], ["Network", hook.chain],
-        ["Webhook ID", el("code", null, hook.id)], ["Delivered", healthOf(hook)], ["Last failure", lastFailureOf(hook)],
+        ["Webhook ID", idField(hook.id)], ["Delivered", healthOf(hook)], ["Last failure", lastFailureOf(hook)],
         ["Created", format.time(hook.created_at)], ["Updated", format.time(hook.updated_at)],
         ...(hook.fault ? [["Faults", el("code", null, hook.fault)]] : [])]),
       el("details.more", null, el("summary", null, "Filter"), codeBlock("config", JSON.stringify(hook.config, null, 2)).node)));
