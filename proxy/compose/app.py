@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import time
-from pathlib import Path
 
 from aiohttp import web
 
@@ -23,14 +21,15 @@ from proxy.compose.gas import GasFeature
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import SmartWalletFeature
 from proxy.compose.webhooks import WebhookFeature
+from proxy.compose.worker_loops import sweep, update_date, write_counts
 from proxy.errors import Unavailable
 from proxy.services.accounts.socket_caps import SocketCaps
 from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
-from proxy.services.fleet import UpstreamWatch
 from proxy.services.process_reports import ProcessReports
 from proxy.services.readiness import Readiness
 from proxy.services.request_log import RequestLog
 from proxy.services.rpc.held_replies import HeldReplies
+from proxy.services.rpc.networks import Networks
 from proxy.settings import SCHEMAS, Certificates, Settings, Tables
 from proxy.store import host_memory
 from proxy.store.fleet import FleetStore
@@ -73,9 +72,6 @@ log = logging.getLogger("penstock.worker")
 
 # How long a worker waits for Postgres before it starts with its predecessor's keys. Reading 100,000 keys takes a second.
 LOAD_S = 5.0
-# How often the deadlines and hedges of calls are checked.
-SWEEP_S = 0.02
-TALLY_S = 1.0
 # Part of the memory for cached replies that their compressed forms may take in addition.
 ENCODED_PART = 8
 # The connection limiter has waited for requests in flight already: a handler that still runs has no client left.
@@ -119,12 +115,8 @@ class App:
         self.memory = memory or HostMemory(host_memory.create())
         self._build_database()
         self.fleet = self._fleet(windows)
-        self.report = ProcessReports(
-            FleetStore(self.pool),
-            "gateway",
-            instance=host_id(),
-            valkey=self.fleet.report if self.fleet else None,
-        )
+        valkey = self.fleet.report if self.fleet else None
+        self.report = ProcessReports(FleetStore(self.pool), "gateway", instance=host_id(), valkey=valkey)
         self._build_accounts(windows)
         self.held_replies = HeldReplies(settings.server.max_held_bytes, settings.rpc.max_batch_reply_bytes)
         builder = self._network_builder(windows)
@@ -363,6 +355,10 @@ class App:
             log.warning("Postgres does not answer: started with the keys that the previous worker had")
         await self.dashboard.cordons.load_copy()
 
+    @property
+    def _groups(self) -> tuple[Networks, Networks]:
+        return self.networks, self.smart_wallets.bundlers
+
     def _follow(self) -> None:
         """Start the loops that follow the database."""
         self.tasks.start("notices", self.notices.run)
@@ -370,7 +366,7 @@ class App:
         self.tasks.start("readiness", self.readiness.watch)
         self.tasks.start("replica", self.reads.watch)
         self.tasks.start("process report", self.report.run)
-        self.tasks.start("tally", self._tally)
+        self.tasks.start("tally", lambda: write_counts(self._groups, self.usage, self.tallies))
         self.tasks.start("requests", self.requests.run)
         self.tasks.start("old requests", self.requests.keep)
         self.dashboard.start(self.notices)
@@ -390,11 +386,11 @@ class App:
         self.plane.serve()
         self.smart_wallets.serve()
         self.tasks.start("connections", self.limiter.sweep)
-        self.tasks.start("date", self._update_date)
+        self.tasks.start("date", lambda: update_date(self.front))
         self.tasks.start("sockets", self.sockets.watch)
         if self.access is not None:
             self.tasks.start("access log", self.access.run)
-        self.tasks.start("sweep", self._sweep)
+        self.tasks.start("sweep", lambda: sweep(self._groups))
         self._server = await self.accept_from(listener)
 
     async def accept_from(self, listener: socket.socket) -> asyncio.Server:
@@ -405,31 +401,6 @@ class App:
         if self._tls is not None:
             self._tls.renew(certificates)
             log.info("certificates renewed", extra={"names": self._tls.names})
-
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            self.networks.sweep()
-            self.smart_wallets.bundlers.sweep()
-
-    async def _update_date(self) -> None:
-        """Update the Date header at the start of every second."""
-        while True:
-            self.front.tick()
-            await asyncio.sleep(1.0 - time.time() % 1.0)
-
-    async def _tally(self) -> None:
-        """Write the counts once a second to the file that the supervisor reads."""
-        directory = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-        watch = UpstreamWatch((self.networks, self.smart_wallets.bundlers))
-        while directory:
-            await asyncio.sleep(TALLY_S)
-            self.usage.gather()
-            watch.observe()
-            self.tallies.write(Path(directory) / f"calls-{os.getpid()}.json", self._counts())
-
-    def _counts(self) -> list[tuple[str, str, int, int, int]]:
-        return [*self.networks.counts(), *self.smart_wallets.bundlers.counts()]
 
     def leave(self) -> None:
         """Report to load balancers that this worker is about to stop. It still serves."""

@@ -21,7 +21,7 @@ from proxy.core import dialect, jsonrpc
 from proxy.core.directives import Directives
 from proxy.core.retry_budget import RetryBudget
 from proxy.errors import DeadlinePassed, Fault, InternalError, Unavailable, UpstreamTimeout
-from proxy.services.rpc.error_replies import error_for_caller, judge_error
+from proxy.services.rpc.error_replies import count_invalid_reply, error_for_caller, judge_error
 from proxy.services.rpc.flights import MAX_TRIES, Flight, FlightHandler
 from proxy.services.rpc.hedging import is_late, upstream_that_is_back
 from proxy.services.rpc.held_replies import NO_ROOM
@@ -201,26 +201,11 @@ class Dispatcher(FlightHandler):
                 raise ValueError("compressed")
             reply = jsonrpc.read_reply(body, flight.id)
         except ValueError as exc:
-            self._count_invalid(flight, connection, head, now, is_foreign=isinstance(exc, jsonrpc.ForeignReply))
+            count_invalid_reply(flight, connection, head, now, is_foreign=isinstance(exc, jsonrpc.ForeignReply))
             flight.note(upstream, began, now, f"invalid reply, HTTP status {head.status}")
             self._after_failure(flight, now, "an upstream sent an invalid reply", sent=True)
             return
         self.receive(flight, reply, upstream, now, now - began)
-
-    def _count_invalid(
-        self, flight: Flight, connection: UpstreamConnection, head: ReplyHead, now: float, *, is_foreign: bool
-    ) -> None:
-        upstream = connection.upstream
-        if head.status < 400:
-            # Only a foreign id means that replies are out of step. The next call on the connection may be another client's:
-            # it must not fail because of a reply that this one provoked.
-            if is_foreign or not connection.sinks:
-                connection.fail(OUT_OF_STEP)
-            upstream.health.failed(now, by_call=True)
-        else:  # A gateway before the upstream sent an HTTP error: the next reply still belongs to the next call.
-            flight.suspect(upstream)
-            if not flight.policy.may_repeat:
-                upstream.health.write_failed(now)
 
     def receive(
         self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float, took_s: float

@@ -20,7 +20,7 @@ from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import ServerSettings
 from proxy.telemetry import AccessLines
 from proxy.turn_queue import TurnQueue
-from proxy.web.front.reply_lines import DIGITS
+from proxy.web.front.reply_lines import DIGITS, LOG_LINE
 from proxy.web.front.request_heads import RequestHead, RequestHeadReader
 from proxy.web.reply import fixed_headers, header_lines
 from proxy.web.request_ids import stem
@@ -53,14 +53,11 @@ class FrontContext:
         self.compress_from = server.compress_from or NEVER
         self.encoded = EncodedResults(encoded_bytes)
         self.heads = heads
-        self.rpc = rpc
-        self.forwarder = rpc.forwarder
+        self.rpc, self.forwarder = rpc, rpc.forwarder
         self.write_buffer = write_buffer
         self.loop = asyncio.get_running_loop()
-        self.max_head = server.max_head_bytes
-        self.max_requests = server.keepalive_requests
-        self.held = held
-        self.turns = turns
+        self.max_head, self.max_requests = server.max_head_bytes, server.keepalive_requests
+        self.held, self.turns = held, turns
         self.log, self.requests = log, requests
         self.slow_s = requests.slow_s
         self.windows = admission.windows
@@ -120,6 +117,28 @@ class FrontContext:
         peer = transport.get_extra_info("peername") if transport is not None else None
         headers = self._admission.headers_without_key(peer[0] if peer else "")
         return b"\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
+
+    def log_call(
+        self, head: RequestHead, method: str, status: int, request_id: bytes, took_s: float, *, units: int, cache: str
+    ) -> None:
+        """Add a request's line to the access log, if there is one."""
+        if self.log is None:
+            return
+        network, key = head.route.network.id.encode(), head.key.id.encode()
+        self.log.add(
+            LOG_LINE
+            % (
+                self.log_time,
+                request_id,
+                network,
+                method.encode(),
+                status,
+                took_s * 1000,
+                key,
+                units,
+                cache.encode(),
+            )
+        )
 
     def compress_apart(self, encoding: int, body: bytes, on_done: Callable[[bytes], None]) -> None:
         """Compress a very large body in a thread, so that other clients do not wait for it."""

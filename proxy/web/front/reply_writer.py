@@ -28,9 +28,7 @@ from proxy.web.front.front_context import NEVER, FrontContext
 from proxy.web.front.reply_lines import (
     CACHE,
     CLOSE,
-    LOG_LINE,
     REPLY_LENGTHS,
-    UNITS,
     fault_bytes,
     length_line,
     reply_length,
@@ -129,7 +127,6 @@ class ReplyWriter:
         limit, remaining, reset = context.rate_lines(head.key, now)
         state = head.route.state
         block = self.block if self.flight is None else self.flight.block
-        units = self.units
         request_id = head.request_id or context.request_id()
         reply = (
             context.ok_stamp,
@@ -137,7 +134,7 @@ class ReplyWriter:
             limit,
             remaining,
             reset,
-            UNITS[units] if units < 256 else units_line(units),
+            units_line(self.units),
             CACHE[self.cache],
             state.block_line if block == state.tip else state.line_of(block),
             self._extra_lines() if context.adds_lines or self.left <= 1 else b"",
@@ -438,23 +435,10 @@ class ReplyWriter:
 
     def _log(self, status: int, request_id: bytes, now: float) -> None:
         """Add the request's line to the access log."""
-        log, head = self._context.log, self.head
-        if log is None or head is None:
-            return
-        log.add(
-            LOG_LINE
-            % (
-                self._context.log_time,
-                request_id,
-                head.route.network.id.encode(),
-                self.policy.method.name.encode() if self.policy else b"",
-                status,
-                (now - self.began) * 1000,
-                head.key.id.encode(),
-                self.units,
-                self.cache.encode(),
-            )
-        )
+        if self._context.log is not None and self.head is not None:
+            method = self.policy.method.name if self.policy else ""
+            took_s = now - self.began
+            self._context.log_call(self.head, method, status, request_id, took_s, units=self.units, cache=self.cache)
 
 
 def _ignore() -> None:

@@ -205,12 +205,16 @@ class RpcHandler:
         pending.count(key.sheet, outcome, took_s)
         if span is not None and pending.policy is not None:
             telemetry.exemplars.note(pending.policy.tally.labels, took_s, span.trace_id)
+        self._describe(request, pending)
+        return (reply if call[2] else b""), share
+
+    def _describe(self, request: web.Request, pending: HeldReply) -> None:
+        """Note what the headers of the reply say."""
         request[UNITS] = pending.units
         request[CACHE] = pending.cache
         request[BLOCK] = pending.reached
         if self._shows_upstream and pending.flight is not None:
             request[UPSTREAM] = pending.flight.answered_label
-        return (reply if call[2] else b""), share
 
     async def _batch(
         self, request: web.Request, route: Route, key: Key, body: bytes, *, directives: Directives | None
