@@ -15,6 +15,7 @@ from typing import Final
 from proxy.core.encodings import GzipReader, TooMuchData, decompress
 from proxy.turn_queue import TurnQueue
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
+from proxy.wire.sliced_reading import SlicedReading
 from proxy.wire.upstream import (
     MAX_REPLY_BYTES,
     NO_MEMORY,
@@ -35,8 +36,6 @@ COUNTED_FROM: Final = 1 << 20
 _OF_ONE_CALL: Final = (TOO_LARGE, NO_MEMORY)
 _END: Final = b"\r\n\r\n"
 _START = b"HTTP/1."
-# One buffer for all connections: a slice is copied before the next is read.
-_SLICE: Final = memoryview(bytearray(LARGE))
 # A placeholder for "no head known": received data is always shorter, so it never starts with this.
 NEVER: Final = bytes(1 << 20)
 
@@ -411,36 +410,6 @@ class HttpConnection(UpstreamConnection):
             collected.clear()
             self._give_memory()  # The sink counts what it holds.
             sink.on_reply(self, head.decoded or head, body)
-
-
-class SlicedReading(asyncio.BufferedProtocol):
-    """Receives the rest of a large reply in slices: larger ones would delay others, and their memory comes from the kernel each
-    time."""
-
-    def __init__(self, connection: HttpConnection) -> None:
-        self._connection = connection
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return _SLICE
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._connection.data_received(bytes(_SLICE[:nbytes]))
-
-    def data_received(self, data: bytes) -> None:
-        """Called by a transport that has no buffered protocols, as for TLS."""
-        self._connection.data_received(data)
-
-    def eof_received(self) -> None:
-        self._connection.eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._connection.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self._connection.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._connection.resume_writing()
 
 
 def _decoded(body: bytes) -> bytes:

@@ -1,0 +1,41 @@
+"""Reading the rest of a large reply in slices of a fixed size."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from proxy.wire.upstream import UpstreamConnection
+
+# One buffer for all connections: a slice is copied before the next is read.
+_SLICE: Final = memoryview(bytearray(65_536))
+
+
+class SlicedReading(asyncio.BufferedProtocol):
+    """Receives the rest of a large reply in slices: larger ones would delay others, and their memory comes from the kernel each
+    time."""
+
+    def __init__(self, connection: UpstreamConnection) -> None:
+        self._connection = connection
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return _SLICE
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._connection.data_received(bytes(_SLICE[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        """Called by a transport that has no buffered protocols, as for TLS."""
+        self._connection.data_received(data)
+
+    def eof_received(self) -> None:
+        self._connection.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
