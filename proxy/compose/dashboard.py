@@ -17,6 +17,7 @@ from proxy.services.accounts.second_factor import SecondFactor
 from proxy.services.accounts.sign_in import SignIn
 from proxy.services.fleet import Cordons, FleetView
 from proxy.services.rpc.networks import Networks
+from proxy.services.upstream_history import UpstreamHistory
 from proxy.settings import Settings, Tables
 from proxy.store.actions import ActionStore
 from proxy.store.fleet import FleetStore
@@ -26,6 +27,7 @@ from proxy.store.pool import Pool
 from proxy.store.second_factors import SecondFactorStore
 from proxy.store.secrets import vault_of
 from proxy.store.sessions import SessionStore
+from proxy.store.upstream_samples import UpstreamSamples
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
 from proxy.web.api_spec import ApiSpec
@@ -34,6 +36,7 @@ from proxy.web.dashboard.admin import AdminHandlers
 from proxy.web.dashboard.network_list import network_list
 from proxy.web.dashboard.session_endpoint import SessionEndpoints, SessionHandler
 from proxy.web.dashboard.sign_in import SignInHandlers
+from proxy.web.dashboard.upstream_charts import UpstreamChartHandlers
 from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestHandler
@@ -81,6 +84,8 @@ class DashboardFeature:
             report_s=settings.dashboard.report_s,
         )
 
+        self.history = UpstreamHistory(UpstreamSamples(pool), self.fleet.read, report_s=settings.dashboard.report_s)
+
     def __repr__(self) -> str:
         return f"<DashboardFeature {self.fleet!r}>"
 
@@ -111,6 +116,7 @@ class DashboardFeature:
             **endpoints.wrapped(
                 AdminHandlers(self.accounts, self.removal, self._usage, self.fleet, self.sign_in, plans).handlers()
             ),
+            **endpoints.wrapped(UpstreamChartHandlers(self.history).handlers()),
             **endpoints.wrapped(operator),
             **endpoints.mirrored(rest, resolver),
         }
@@ -122,6 +128,7 @@ class DashboardFeature:
         self._tasks.start("old actions", self.actions.keep)
         self._tasks.start("cordons", self.cordons.follow)
         self._tasks.start("fleet", self.fleet.run)
+        self._tasks.start("upstream history", self.history.run)
 
     def listens_on(self, scheme: str, host: str, port: int) -> None:
         """Derive the dashboard's URL from the listening address, if the settings have none.

@@ -134,6 +134,10 @@ class KeyStore:
             rows = await connection.fetch(sql.accounts.page_accounts, search, day, page.limit, page.offset)
         return [_shown(row) for row in rows], total
 
+    async def names(self, account_ids: Sequence[str]) -> dict[str, str]:
+        async with self._pool.connection() as connection:
+            return {row["id"]: row["name"] for row in await connection.fetch(sql.accounts.list_names, account_ids)}
+
     async def usage_of_today(self, account_id: str) -> int:
         day = datetime.datetime.now(datetime.UTC).date()
         async with self._pool.connection() as connection:

@@ -1195,6 +1195,23 @@ end $$;
 create trigger cordons_notice after insert or update or delete on cordons
 for each statement execute function notice_cordons();
 
+-- The health of upstreams over time, as all workers saw it, for three days.
+create table upstream_samples (
+    upstream text not null,
+    at timestamptz not null,
+    network text not null,
+    label text not null,
+    state text not null,
+    breaker text not null,
+    lag_blocks bigint,
+    error_rate double precision,
+    p50_ms double precision,
+    p99_ms double precision,
+    primary key (upstream, at)
+);
+
+create index upstream_samples_by_time on upstream_samples (at);
+
 -- Records of requests, one partition for each UTC day. `attempts` is JSON; `params` is null unless the account records them.
 create table requests (
     at timestamptz not null,

@@ -269,6 +269,8 @@ async def test_cordoned_upstream_gets_no_calls(operator: Visitor) -> None:
 
     await until(has_moved)
     assert (await calls(20)) == (0, 20)
+    changes = page.get_by_role("table", name="State changes")
+    await expect(changes.locator("tbody tr").filter(has_text="ethereum/sepolia").first).to_contain_text("Cordoned")
     await row.get_by_role("button", name="Uncordon").click()
     await expect(row).to_contain_text("Up")
 
@@ -276,6 +278,29 @@ async def test_cordoned_upstream_gets_no_calls(operator: Visitor) -> None:
         return (await calls(8))[0] > 0
 
     await until(is_back)
+
+
+async def test_history_of_an_upstream_is_drawn(operator: Visitor) -> None:
+    page = operator.page
+    await page.locator('[data-network="ethereum/sepolia"] tbody tr').first.get_by_role("link").click()
+    await page.locator("main h1").filter(has_text="ethereum/sepolia").wait_for()
+    for chart in ("Latency: p50", "Error rate: failed", "Lag: behind", "Circuit breaker: not closed"):
+        await expect(page.get_by_role("img", name=chart).locator("canvas")).to_be_visible()
+    await operator.button("3 h").click()
+    await expect(page).to_have_url(re.compile("range=3h"))
+
+
+async def test_operator_finds_an_account_by_its_key_and_by_name(operator: Visitor) -> None:
+    page, service = operator.page, operator.site.service
+    account = await service.new_account()
+    key = await service.cli_json("keys", "create", "--account", account["id"])
+    await operator.open("operator/accounts")
+    await page.get_by_label("Search").fill(key["id"])
+    await expect(page.get_by_role("table", name="Accounts").locator("tbody tr")).to_have_count(1)
+    await expect(page.locator(f'[data-id="{account["id"]}"]')).to_be_visible()
+    await service.rpc("eth_chainId", key="growth", network="ethereum/sepolia")
+    await operator.open("operator/usage?range=live")
+    await expect(page.get_by_role("table", name="Usage by account")).to_contain_text("Development (growth)")
 
 
 async def test_operator_creates_an_account_whose_holder_signs_in_by_link(operator: Visitor) -> None:

@@ -170,6 +170,10 @@ class AccountService:
             {**row, "used_today": self._used(row, row["asked_today"], leased=row["leased_today"])} for row in rows
         ], total
 
+    async def names(self, account_ids: Sequence[str]) -> dict[str, str]:
+        """The names of accounts, by id."""
+        return await self._keys.names(account_ids)
+
     async def create(self, *, name: str, email: str, plan: str, own: LimitChange) -> KeyRow:
         return await self._keys.create_account(name=name, email=email, plan=plan, own=own)
 

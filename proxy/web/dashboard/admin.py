@@ -139,7 +139,8 @@ class AdminHandlers:
     async def usage(self, request: SessionRequest) -> dict[str, Any]:
         wanted = charts.wanted_of(request.query, request.query["account"])
         lines = await self._usage.chart(wanted)
-        return await asyncio.to_thread(charts.chart_of, wanted, lines, {})
+        labels = await self._accounts.names([line.name for line in lines]) if wanted.by == "account" else {}
+        return await asyncio.to_thread(charts.chart_of, wanted, lines, labels)
 
     async def live(self, _request: SessionRequest) -> dict[str, Any]:
         views, networks = await self._fleet.read()

@@ -69,10 +69,11 @@ returning *;
 
 -- count_accounts
 select count(*) from accounts a
-where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0;
+where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0
+    or exists (select from keys k where k.account_id = a.id and (starts_with(k.id, $1) or position(lower($1) in lower(k.hint)) > 0));
 
 -- page_accounts
--- Accounts whose id, name or email address contains the text, newest first, with today's requests and leased quota.
+-- Accounts whose id, name, email address or key matches the text, newest first, with today's requests and leased quota.
 select a.*, (
     select count(*) from keys k
     where k.account_id = a.id and k.status = 'active' and (k.expires_at is null or k.expires_at > now())
@@ -83,7 +84,11 @@ left join quota_days q on q.account_id = a.id and q.day = $2
 left join usage_series s on s.account_id = a.id and s.key_id = '' and s.network = '' and s.method = ''
 left join usage u on u.step = 'day' and u.series = s.id and u.at = $2::date::timestamp at time zone 'UTC'
 where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0
+    or exists (select from keys k where k.account_id = a.id and (starts_with(k.id, $1) or position(lower($1) in lower(k.hint)) > 0))
 order by a.created_at desc, a.id limit $3 offset $4;
+
+-- list_names
+select id, name from accounts where id = any($1::text[]);
 
 -- read_usage_of_day
 select coalesce((select used from quota_days where account_id = $1 and day = $2), 0);

@@ -54,3 +54,32 @@ from deliveries where state in ('due', 'over_quota', 'parked');
 
 -- count_webhooks
 select status, count(*) as webhooks from webhooks where status <> 'deleted' group by status order by status;
+
+-- has_samples
+select exists (select from upstream_samples where at >= $1::timestamptz);
+
+-- add_samples
+-- The first worker that writes a moment wins.
+insert into upstream_samples (at, upstream, network, label, state, breaker, lag_blocks, error_rate, p50_ms, p99_ms)
+select $1::timestamptz, * from unnest(
+    $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::double precision[], $9::double precision[],
+    $10::double precision[]
+) on conflict do nothing;
+
+-- delete_old_samples
+delete from upstream_samples where at < now() - interval '3 days';
+
+-- read_samples
+-- The samples of an upstream, in steps of so many seconds.
+select date_bin(make_interval(secs => $4::double precision), at, $2::timestamptz) as at, avg(p50_ms) as p50_ms, max(p99_ms) as p99_ms,
+    avg(error_rate) as error_rate, max(lag_blocks) as lag_blocks,
+    avg(case when breaker = 'closed' then 0.0 else 1.0 end)::double precision as breaker_open, max(label) as label, max(network) as network
+from upstream_samples where upstream = $1 and at >= $2 and at < $3::timestamptz
+group by 1 order by 1;
+
+-- list_changes
+-- Changes of state in the last day, newest first.
+select upstream, network, label, at, before, state from (
+    select upstream, network, label, at, state, lag(state) over (partition by upstream order by at) as before
+    from upstream_samples where at > now() - interval '1 day'
+) sampled where before <> state order by at desc, upstream limit $1;

@@ -5,19 +5,24 @@ import { bar, el, refreshChildren, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { asyncButton, badge, button, card, dialog, empty, heading, poll, table, toast } from "../components.js";
 import * as format from "../format.js";
+import { changesCard, showUpstream } from "./upstream.js";
 
 const REFRESH_S = 2;
 
-export async function showUpstreams() {
+export const showUpstreams = ([id]) => (id ? showUpstream(id) : showList());
+
+async function showList() {
   const region = el("div");
+  const changed = el("div");
   const lead = el("span");
   const load = async () => {
-    const { workers, networks } = await admin.get("/networks");
+    const [{ workers, networks }, { changes }] = await Promise.all([admin.get("/networks"), admin.get("/upstream-changes")]);
+    refreshChildren(changed, changesCard(changes));
     setChildren(lead, `Live health reported by ${format.number(workers)} ${workers === 1 ? "worker" : "workers"}.`);
     refreshChildren(region, networks.length ? networks.map((network) => networkCard(network, load))
       : empty("No upstreams configured", "Add [[upstreams]] entries with network and url to the settings."));
   };
-  const node = el("div", null, heading("Upstreams", { lead }), region);
+  const node = el("div", null, heading("Upstreams", { lead }), region, changed);
   await load();
   poll(node, REFRESH_S, load);
   return node;
@@ -28,7 +33,7 @@ function networkCard({ network, tip, upstreams }, load) {
   return el("section.card", { "data-network": network }, el("div.spread", null, el("h2", null, network),
     el("span.hint", null, tip ? `Block ${format.number(tip)}` : "No block yet")),
   table(`Upstreams of ${network}`, [
-    { name: "Upstream", show: (each) => [each.label, el("span.below", null, each.kind === "bundler" ? "Bundler" : each.id)] },
+    { name: "Upstream", show: (each) => [el("a", { href: `#/operator/upstreams/${encodeURIComponent(each.id)}` }, each.label), el("span.below", null, each.kind === "bundler" ? "Bundler" : each.id)] },
     { name: "State", show: stateOf },
     { name: "Circuit breaker", show: (each) => badge(each.breaker, each.breaker === "closed" ? "good" : each.breaker === "open" ? "bad" : "wait") },
     { name: "Lag", kind: "num", show: (each) => (each.lag_blocks === null ? format.NONE : `${format.number(each.lag_blocks)} blocks`) },

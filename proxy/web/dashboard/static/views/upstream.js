@@ -1,0 +1,58 @@
+/* One upstream over time, for operators: latency, errors, lag and circuit breaker. */
+
+import { admin, query } from "../api.js";
+import { Chart } from "../chart.js";
+import { el } from "../dom.js";
+import { badge, card, empty, heading, note, poll, table } from "../components.js";
+import * as format from "../format.js";
+import { linkTo, place, setParams } from "../location.js";
+import { rangeBetween, rangeControl, rangeIn, rangeParams, spanOf } from "../ranges.js";
+
+const REFRESH_S = 15;
+const LEAD = "As seen by all workers. Samples are kept for three days.";
+
+export async function showUpstream(id) {
+  let range = rangeIn(place().params);
+  const title = el("span", null, id);
+  const problem = el("div");
+  const choose = (next) => {
+    range = next;
+    control.show(next);
+    setParams(rangeParams(next));
+    load().catch((failure) => problem.replaceChildren(note(failure.message)));
+  };
+  const control = rangeControl(range, choose);
+  const chart = (name, formatted) => new Chart(name, { format: formatted, syncKey: "upstream", onSelect: (from, to) => choose(rangeBetween(from, to)) });
+  const [latency, errors, lag, breaker] = [chart("Latency", format.millis), chart("Error rate", format.percent), chart("Lag", format.compact),
+    chart("Circuit breaker", format.percent)];
+  const nothing = empty("No samples in this period", "The first ones appear within a minute of the start.");
+  const grid = el("div.grid", null, [latency, errors, lag, breaker].map(({ node }) => node));
+  const load = async () => {
+    const { from, to } = spanOf(range);
+    const found = await admin.get(`/upstreams/${encodeURIComponent(id)}/history${query({ from, to })}`);
+    const line = (label, colour, values, shown, soft) => ({ label, colour, values, soft, total: shown(values.at(-1)) });
+    title.textContent = found.label ? `${found.label} · ${found.network}` : id;
+    problem.replaceChildren();
+    nothing.hidden = found.times.length > 0;
+    grid.hidden = !found.times.length;
+    latency.draw(found.times, [line("p50", "series-0", found.p50_ms, format.millis), line("p99", "series-1", found.p99_ms, format.millis, true)], { step: found.step_s });
+    errors.draw(found.times, [line("failed", "series-4", found.error_rate, format.percent)], { unit: "of calls", step: found.step_s });
+    lag.draw(found.times, [line("behind", "series-3", found.lag_blocks, format.compact)], { unit: "blocks", step: found.step_s });
+    breaker.draw(found.times, [line("not closed", "series-5", found.breaker_open, format.percent)], { unit: "of the time", step: found.step_s });
+  };
+  const node = el("div", null, el("a.crumb", { href: "#/operator/upstreams" }, "← Upstreams"),
+    heading(title, { lead: LEAD, actions: control.node }), problem, grid, nothing);
+  await load();
+  poll(node, REFRESH_S, load);
+  return node;
+}
+
+/* The log of state changes of all upstreams. */
+export function changesCard(changes) {
+  return card("State changes", changes.length ? table("State changes", [
+    { name: "Time", show: (each) => format.time(each.at) },
+    { name: "Upstream", show: (each) => [el("a", { href: linkTo(`operator/upstreams/${encodeURIComponent(each.id)}`) }, each.label), el("span.below", null, each.network)] },
+    { name: "Before", show: (each) => badge(each.before) },
+    { name: "Now", show: (each) => badge(each.state) },
+  ], changes) : empty("No changes in the last day"));
+}
