@@ -87,7 +87,7 @@ compile: .venv/.test
 
 bench: .venv/.test $(CHAIN) $(LIBRARIES)
 	@$(PY) -m proxy compile || true
-	$(PY) -m bench $(ARGS)
+	$(PY) -m bench $(if $(PEERS),--peers) $(ARGS)
 
 .venv/.made:
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or newer with venv, and none was found on PATH (on Debian: apt-get install python3-venv)"; exit 1; }

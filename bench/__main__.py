@@ -9,11 +9,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench import attacks, baselines, loaders, machine, plot, report, service, summary
+from bench import attacks, baselines, loaders, machine, peers, plot, report, service, summary
 from bench.bodies import BIG
 from bench.cases import CASES, FAR_MS, HUGE, LATE_EVERY, LIMITED_AT_ONCE, LIMITED_MS, Case
 from bench.fleet import Fleet, parse_target
-from bench.loaders import Stub, Target
+from bench.loaders import DeadStub, Stub, Target
 from bench.processes import StartFailed
 from bench.runner import Runner
 
@@ -59,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=URL",
         help="another gateway on 127.0.0.1 that forwards to the small stub (see --stub-port)",
+    )
+    parser.add_argument(
+        "--peers", action="store_true", help=f"also run these, if they are on PATH: {', '.join(peers.PEERS)}"
     )
     parser.add_argument("--stub-port", type=int, default=0, metavar="PORT", help="the small stub's port (default: any)")
     parser.add_argument(
@@ -121,6 +124,8 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
         "far": Stub("far", size=SMALL_RESULT, delay_us=FAR_MS * 1000),
         "late": Stub("late", size=SMALL_RESULT, delay_us=FAR_MS * 1000, late_every=LATE_EVERY),
         "late-too": Stub("late-too", size=SMALL_RESULT, delay_us=FAR_MS * 1000, late_every=LATE_EVERY),
+        "small-too": Stub("small-too", size=SMALL_RESULT),
+        "dead": DeadStub("dead", size=SMALL_RESULT),
         "limited": Stub("limited", size=SMALL_RESULT, delay_us=LIMITED_MS * 1000, at_once=LIMITED_AT_ONCE),
     }
     settings: Mapping[str, service.Value] = dict(options.set)
@@ -131,7 +136,8 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
         try:
             for name, stub in stubs.items():
                 stub.start(layout.stub, port=options.stub_port if name == "small" else 0, workdir=workdir)
-            yield Runner(fleet, layout, pair, options.rounds, options.seconds, workdir, options.attack)
+            gateways = tuple(peers.PEERS) if options.peers else ()
+            yield Runner(fleet, layout, pair, options.rounds, options.seconds, workdir, options.attack, gateways)
         finally:
             fleet.stop()
             for stub in stubs.values():

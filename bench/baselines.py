@@ -35,6 +35,8 @@ class Start:
     upstream_port: int
     workdir: Path
     workers: int = 1
+    urls: tuple[str, ...] = ()  # of all its upstreams, for gateways that take several
+    caches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Baseline:
     missing: Callable[[], str | None]  # reason why it cannot run here, or None
     command: Callable[[Start], list[str]]
     scheme: Literal["http", "https"] = "http"
+    path: str = PATH
 
 
 class Running:
@@ -56,15 +59,24 @@ class Running:
     def __repr__(self) -> str:
         return f"Running({self.baseline.name}, {self.child!r})"
 
-    def start(self, upstream_port: int, *, cpus: Sequence[int], workdir: Path, workers: int = 1) -> Target:
+    def start(
+        self,
+        upstream_port: int,
+        *,
+        cpus: Sequence[int],
+        workdir: Path,
+        workers: int = 1,
+        urls: tuple[str, ...] = (),
+        caches: bool = False,
+    ) -> Target:
         if reason := self.baseline.missing():
             raise processes.StartFailed(reason)
         workdir.mkdir(parents=True)
         port = processes.free_port()
-        argv = self.baseline.command(Start(port, upstream_port, workdir, workers))
+        argv = self.baseline.command(Start(port, upstream_port, workdir, workers, urls, caches))
         self.child = processes.start(self.baseline.name, argv, cpus=cpus, log=workdir / "log")
         processes.wait_until_listening(self.child, port)
-        return Target("127.0.0.1", port, PATH, KEY, scheme=self.baseline.scheme)
+        return Target("127.0.0.1", port, self.baseline.path, KEY, scheme=self.baseline.scheme)
 
     def stop(self) -> None:
         if self.child:

@@ -96,6 +96,7 @@ class Case:
     generators: tuple[Generator, ...] = ("load",)
     headers: Mapping[str, str] | None = None
     cache: str = ""  # required value of Penstock's X-Cache header, if the case depends on it
+    has_peers: bool = False  # other gateways take part, with --peers
     stem: str = RPC  # the Penstock path that is measured; the RPC path can then be a candidate too
 
     def template(self, target: Target) -> bytes:
@@ -117,6 +118,7 @@ CASES = (
         "small",
         "small call, all features on, cache off, one call per upstream connection",
         generators=("load", "wrk"),
+        has_peers=True,
         aims=(Aim(1.0, without_pgo=0.95), Aim(1.7, over="nginx+lua")),
     ),
     Case(
@@ -145,6 +147,7 @@ CASES = (
         body=bodies.batch,
         expect=f'"id":{MARKER}{BATCH - 1:02d}',
         calls_per_request=BATCH,
+        has_peers=True,
         aims=(Aim(2.0, over=ONE_BY_ONE),),
     ),
     Case(
@@ -154,6 +157,7 @@ CASES = (
         unit="MB/s",
         body=bodies.big_reply,
         stub="large",
+        has_peers=True,
         aims=(Aim(0.95),),
     ),
     Case(
@@ -163,6 +167,7 @@ CASES = (
         unit="µs CPU/call",
         candidates=("nginx+upstream-tls", "penstock"),
         stub="tls",
+        has_peers=True,
         aims=(Aim(1.05, at_most=True, over="nginx+upstream-tls"),),
     ),
     Case(
@@ -222,6 +227,14 @@ CASES = (
         aims=(Aim(0.95),),
     ),
     Case(
+        "one-dead",
+        "small call, one upstream of three refuses connections",
+        candidates=ALONE,
+        profile="one-dead",
+        has_peers=True,
+        aims=(),
+    ),
+    Case(
         "mixed",
         "p99 of small calls beside a tenth as many replies of 100 KB, some of 5 MB, and batches of 100",
         kind="mixed",
@@ -257,6 +270,7 @@ CASES = (
         profile="cached",
         generators=("load", "wrk"),
         cache="hit",
+        has_peers=True,
         aims=(Aim(1.5),),
     ),
     Case(
@@ -286,6 +300,7 @@ CASES = (
         unit="µs",
         candidates=("direct", "nginx", "nginx+lua", "haproxy", "relay", "penstock"),
         connections=16,
+        has_peers=True,
         aims=(Aim(1.6, at_most=True, figure="p50"), Aim(1.5, at_most=True, figure="p99")),
     ),
     Case(
@@ -305,6 +320,7 @@ CASES = (
         candidates=("nginx", "plain", "penstock"),
         profile="idle",
         connections=10_000,
+        has_peers=True,
         aims=(at_most(10.0),),
     ),
     Case(

@@ -15,6 +15,7 @@ from bench import baselines, machine, service, tls_files
 from bench.baselines import BASELINES, KEY, PATH
 from bench.cases import OWN_RPC, RPC, Case
 from bench.loaders import MARKER, Stub, Target
+from bench.peers import PEERS
 from bench.processes import StartFailed
 
 
@@ -51,7 +52,7 @@ class Fleet:
             return Member("penstock", case.stub, case.profile, workers)
         if name == "penstock":
             return Member(name, case.stub, case.profile, workers, case.stem)
-        return Member(name, case.stub, "", workers)
+        return Member(name, case.stub, case.profile if name in PEERS else "", workers)
 
     def target(self, member: Member, cpus: tuple[int, ...]) -> Target:
         """Return the address of a member, starting it if needed; raise StartFailed with the reason if it fails."""
@@ -83,10 +84,17 @@ class Fleet:
         self.keep_only(set())
 
     def _start(self, member: Member, cpus: tuple[int, ...], workdir: Path) -> Target:
-        running = baselines.Running(BASELINES[member.name])
-        port = self.stubs[member.stub].port
+        running = baselines.Running({**BASELINES, **PEERS}[member.name])
+        profile = service.PROFILES.get(member.profile, service.Profile(""))
         try:
-            target = running.start(port, cpus=cpus, workdir=workdir, workers=member.workers)
+            target = running.start(
+                self.stubs[member.stub].port,
+                cpus=cpus,
+                workdir=workdir,
+                workers=member.workers,
+                urls=self._urls(member.stub, profile),
+                caches=bool(profile.needs.get("cache.enabled")),
+            )
         except StartFailed as error:
             running.stop()
             self._broken[member.name, member.profile] = str(error)
@@ -97,13 +105,16 @@ class Fleet:
         self._running[member] = (running, target)
         return target
 
+    def _urls(self, stub: str, profile: service.Profile) -> tuple[str, ...]:
+        return tuple(self.stubs[name].url for name in (stub, *profile.stubs))
+
     def _start_service(self, member: Member, cpus: tuple[int, ...], workdir: Path) -> Target:
         profile = service.PROFILES[member.profile]
         settings = service.settings_for(profile, self.settings)
         if reason := service.missing():
             raise StartFailed(reason)
         running = service.Service(workdir)
-        urls, others = [self.stubs[name].url for name in (member.stub, *profile.stubs)], self.layout.load
+        urls, others = self._urls(member.stub, profile), self.layout.load
         try:
             base_url, key, other_key = running.start(
                 urls, workers=member.workers, settings=settings, cpu=cpus, others=others

@@ -131,6 +131,13 @@ class Stub:
             self._child.stop()
 
 
+class DeadStub(Stub):
+    """An address that refuses connections."""
+
+    def start(self, cpu: int, *, port: int, workdir: Path) -> None:
+        self.port = processes.free_port()
+
+
 def measure(generator: Generator, load: Load, target: Target, layout: machine.Layout, *, workdir: Path) -> Sample:
     """Load one candidate and record the CPU use of its processes and of both cores."""
     request = workdir / "request"

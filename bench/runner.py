@@ -75,6 +75,7 @@ class Runner:
     seconds: float
     workdir: Path
     attacks: Sequence[str] = ()  # those to run; all if there are none
+    peers: Sequence[str] = ()  # other gateways, which the bench starts
     skips: list[Skip] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     _admission: dict[str, float] | None = None
@@ -602,6 +603,7 @@ class Runner:
         names = list(case.candidates)
         if case.stub == "small" and case.kind in ("rate", "latency"):
             names += list(self.fleet.peers)  # a peer's upstream is fixed: the small stub
+        names += self.peers if case.has_peers else ()
         self.fleet.keep_only({self.fleet.member(name, case) for name in names})
         found = {name: self._try(case, name, cpus=self.layout.service) for name in names}
         return {name: target for name, target in found.items() if target is not None}

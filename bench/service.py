@@ -51,6 +51,11 @@ PROFILES = {
             needs={"rpc.depth": 16},
         ),
         Profile("hedged", wants={**QUIET, "cache.enabled": False, "cache.coalesce": False}, stubs=("late-too",)),
+        Profile(
+            "one-dead",
+            wants={**QUIET, "cache.enabled": False, "cache.coalesce": False, "rpc.depth": 1},
+            stubs=("small-too", "dead"),
+        ),
         Profile("cached", wants=QUIET, needs={"cache.enabled": True}),
         Profile("joined", wants={**QUIET, "cache.enabled": False}, needs={"cache.coalesce": True}),
         Profile("idle", wants={**QUIET, "server.max_connections": 20000, "server.connections_per_address": 20000}),
