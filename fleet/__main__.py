@@ -11,7 +11,8 @@ import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from fleet.one_machine import FleetOnOneMachine
+from fleet.figures import FleetFigures
+from fleet.one_machine import COUNTS, FleetOnOneMachine
 from fleet.traffic import FleetTraffic
 from proxy.errors import StartError
 from proxy.tasks import Tasks, unless_stopped
@@ -26,46 +27,60 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m fleet", description=__doc__)
     parser.add_argument("--chaos", type=float, metavar="SECONDS", help="break parts at random, then print the ledger")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 10**6), help="repeats the order of the breaks")
+    parser.add_argument(
+        "--kills", type=int, metavar="NUMBER", help="with --chaos: break the parts in turn, at most so often"
+    )
+    parser.add_argument(
+        "--figures", type=float, metavar="SECONDS", help="measure, for so long each, and print the figures"
+    )
+    parser.add_argument("--gateways", type=int, default=COUNTS["gateway"], help="how many gateways to run")
     args = parser.parse_args()
     try:
-        return asyncio.run(run(args.chaos, args.seed))
+        return asyncio.run(run(args))
     except StartError as exc:
         print("\n".join(exc.faults), file=sys.stderr)
         return 1
 
 
-async def run(chaos_s: float | None, seed: int) -> int:
+async def run(args: argparse.Namespace) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with tempfile.TemporaryDirectory(prefix="penstock-fleet-") as home:
         Path(home).chmod(0o711)
         async with AsyncExitStack() as stack:
-            fleet = FleetOnOneMachine(Path(home))
+            fleet = FleetOnOneMachine(Path(home), counts={**COUNTS, "gateway": args.gateways})
             print("starting …", flush=True)
-            return await unless_stopped(stop, _show(fleet, stack, stop, chaos_s, seed)) or 0
+            return await unless_stopped(stop, _show(fleet, stack, stop, args)) or 0
 
 
-async def _show(
-    fleet: FleetOnOneMachine, stack: AsyncExitStack, stop: asyncio.Event, chaos_s: float | None, seed: int
-) -> int:
+async def _show(fleet: FleetOnOneMachine, stack: AsyncExitStack, stop: asyncio.Event, args: argparse.Namespace) -> int:
     await fleet.start(stack)
     traffic = await fleet.run_traffic(stack)
     tasks = Tasks()
     tasks.start("table", lambda: _tables(fleet))
     try:
-        if chaos_s is None:
+        if args.figures is not None:
+            async for line in FleetFigures(fleet).measure(args.figures):
+                print(line, flush=True)
+        if args.chaos is not None:
+            return await _break(fleet, traffic, args)
+        if args.figures is None:
             await stop.wait()
-            return 0
-        return await _break(fleet, traffic, chaos_s, seed)
+        return 0
     finally:
         await tasks.close()
 
 
-async def _break(fleet: FleetOnOneMachine, traffic: FleetTraffic, seconds: float, seed: int) -> int:
-    await fleet.break_for(seconds, traffic, random.Random(seed))
+async def _break(fleet: FleetOnOneMachine, traffic: FleetTraffic, args: argparse.Namespace) -> int:
+    rng = random.Random(args.seed)
+    until_s = fleet.elapsed_s + args.chaos
+    if args.kills:
+        await fleet.break_in_turn(args.kills, until_s, traffic, rng)
+    else:
+        await fleet.break_for(until_s, traffic, rng)
     await fleet.settle(traffic)
-    print("\n".join([f"\nseed {seed}", *fleet.ledger.lines()]), flush=True)
+    print("\n".join([f"\nseed {args.seed}", *fleet.ledger.lines()]), flush=True)
     return 0 if fleet.ledger.is_clean else 1
 
 

@@ -54,9 +54,9 @@ class FleetOnOneMachine:
     async def start(self, stack: AsyncExitStack) -> None:
         stack.push_async_callback(self.database.stop)
         await self.database.start()
-        (upstream,) = await stack.enter_async_context(scripted(1, self.chain, ChainUpstream))  # type: ignore[arg-type]
+        (self.upstream,) = await stack.enter_async_context(scripted(1, self.chain, ChainUpstream))  # type: ignore[arg-type]
         self.key = await self._prepared()
-        self.parts = self._parts(upstream.url)
+        self.parts = self._parts(self.upstream.url)
         for part in self.parts:
             stack.push_async_callback(part.child.stop)
         stack.push_async_callback(self._tasks.close)
@@ -109,6 +109,14 @@ class FleetOnOneMachine:
         while self.elapsed_s < seconds:
             await asyncio.sleep(rng.uniform(*PAUSE_S))
             await self.break_one(rng.choice(VICTIMS), traffic, rng)
+
+    async def break_in_turn(self, kills: int, within_s: float, traffic: FleetTraffic, rng: random.Random) -> None:
+        """Break a part of each kind in turn, so many times or for so long."""
+        for number in range(kills):
+            if self.elapsed_s > within_s:
+                return
+            await asyncio.sleep(1.0)
+            await self.break_one(VICTIMS[number % len(VICTIMS)], traffic, rng)
 
     async def break_one(self, kind: str, traffic: FleetTraffic, rng: random.Random) -> None:
         part = None if kind == "postgres" else rng.choice([part for part in self.parts if part.kind == kind])
