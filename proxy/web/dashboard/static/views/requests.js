@@ -16,6 +16,8 @@ const FIELDS = {
   network: (value) => forms.text("Network", { value, maxlength: "100", placeholder: "ethereum/mainnet" }),
   status: (value) => forms.count("Status", { value, min: "100", max: "599", placeholder: "503" }),
 };
+// Surfaces whose records are single JSON-RPC calls, which can be repeated.
+const CALLS = new Set(["http", "item", "socket"]);
 const CHIPS = ["key", "code", "account", "since", "until"];
 const LEAD = "Failed and slow requests are always recorded, others by a sample, or with the header X-Explain: 1.";
 
@@ -92,7 +94,7 @@ async function showRequest(client, id, base) {
   return [heading(found.method || "Request", { lead: idField(found.id), actions: el("a.button", { href: base }, "All requests") }),
     card("Summary", facts(summaryOf(found))), card("Upstreams", attemptsTable(found.attempts)),
     found.error && card("Error", el("p", null, `Cause: ${found.blame}`), el("pre", null, found.error)),
-    found.network && codeBlock("Repeat it", repeatOf(found)).node];
+    CALLS.has(found.surface) && found.network && codeBlock("Repeat it", repeatOf(found)).node];
 }
 
 const summaryOf = (found) => [
