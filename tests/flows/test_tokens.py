@@ -156,6 +156,15 @@ async def test_read_after_a_transfer_waits_for_the_index(service: Service, chain
         assert [(t["symbol"], t["balance"]) for t in found["tokens"]] == [("PEN", str(7 * count))]
 
 
+async def test_index_that_does_not_reach_the_block_is_a_503(service: Service) -> None:
+    path = f"/tokens/dev/balances/{await richest(service)}?min_block=1000000000&min_block_wait=0.2"
+    async with service.session.get(f"{service.base}{path}", headers={"X-API-Key": service.keys["enterprise"]}) as reply:
+        body = await reply.json()
+        assert reply.status == 503, body
+        assert int(reply.headers["Retry-After"]) >= 1
+        assert int(reply.headers["X-Block-Number"]) == body["error"]["details"]["block"] < 1_000_000_000
+
+
 async def test_address_is_accepted_in_any_case_and_shown_with_its_checksum(service: Service) -> None:
     holder = await richest(service)
     for text in (holder, holder.lower(), "0x" + holder[2:].upper()):
