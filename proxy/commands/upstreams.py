@@ -17,7 +17,7 @@ from proxy.store.fleet import FleetStore
 
 COLUMNS = (
     *("label", "kind", "state", "head", "lag_blocks", "latency_ms", "p99_ms", "error_rate"),
-    *("in_flight", "answered", "failed", "cordon"),
+    *("in_flight", "answered", "failed", "contradicted", "cordon"),
 )
 
 

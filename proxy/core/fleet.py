@@ -59,6 +59,8 @@ def seen(health: UpstreamHealth, now: float) -> dict[str, Any]:
         "in_flight": health.inflight,
         "answered": health.good,
         "failed": health.bad,
+        "contradicted": health.contradicted_replies,
+        "contradiction": health.last_contradiction,
         "took": health.latencies.counts,
     }
 
@@ -78,6 +80,8 @@ class UpstreamView:
     in_flight: int = 0
     answered: int = 0
     failed: int = 0
+    contradicted: int = 0
+    contradiction: str = ""
     took: list[int] = field(default_factory=lambda: [0] * BUCKETS)
     _failing: float = 0.0
     _latency_s: float = 0.0
@@ -92,6 +96,9 @@ class UpstreamView:
         self.in_flight += view["in_flight"]
         self.answered += view["answered"]
         self.failed += view["failed"]
+        # Processes of a version before this one do not report them.
+        self.contradicted += view.get("contradicted", 0)
+        self.contradiction = view.get("contradiction") or self.contradiction
         self.took = [have + more for have, more in zip(self.took, view["took"], strict=True)]
         # A worker without calls has no data, but counts if no worker has any.
         weight = sum(view["took"]) + 0.01
@@ -117,6 +124,8 @@ class UpstreamView:
             "in_flight": self.in_flight,
             "answered": self.answered,
             "failed": self.failed,
+            "contradicted": self.contradicted,
+            "contradiction": self.contradiction or None,
         }
 
 

@@ -91,6 +91,9 @@ class UpstreamHealth:
     contradictions = 0
     contradicted_at = 0.0
     distrusted_until = 0.0
+    # All of them since the start, and what the last one was.
+    contradicted_replies = 0
+    last_contradiction = ""
 
     def __init__(
         self,
@@ -223,8 +226,10 @@ class UpstreamHealth:
         self.refresh(now)
         return True
 
-    def contradicted(self, now: float) -> None:
+    def contradicted(self, now: float, what: str = "") -> None:
         """A reply was wrong beyond doubt. An upstream that keeps lying takes no calls for a while."""
+        self.contradicted_replies += 1
+        self.last_contradiction = what
         if now - self.contradicted_at > DISTRUSTED_S:
             self.contradictions = 0
         self.contradictions += 1

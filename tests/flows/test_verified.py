@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import orjson
 import pytest
 
 from proxy.core.access import Limits
+from proxy.core.fleet import seen
 from proxy.core.verification import digest_of
 from tests.http_client import Reply
 from tests.lying_upstream import LyingUpstream, changed, lying_upstreams, truth
@@ -153,6 +155,10 @@ async def test_minority_does_not_get_through_and_is_distrusted(harness: Verified
         reply = await harness.verified("eth_getBalance", params, QUORUM)
         assert reply.json["result"] == true
     await until(lambda: harness.distrusted() == ["distrusted"])
+    shown = [seen(each.health, 0.0) for each in harness.route.upstreams]
+    assert [each["contradicted"] > 0 for each in shown] == [False, True, False]
+    digests = (digest_of(b'"0x7"'), digest_of(orjson.dumps(true)))
+    assert all(str(digest) in shown[1]["contradiction"] for digest in digests)
     # Two are left: they can still agree, but not three.
     assert (await harness.verified("eth_getBalance", params, {"X_Verify": "quorum 3/3"})).status == 503
     assert (await harness.verified("eth_getBalance", params, {"X_Verify": "quorum 2/2"})).json["result"] == true

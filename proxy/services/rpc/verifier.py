@@ -38,6 +38,8 @@ MOST_CONFIRMING = 4
 # long one may take, with its wait.
 MOST_KNOWN, MOST_KNOWN_OF_ACCOUNT, MOST_OF_ACCOUNT = 4_096, 256, 8
 LONGEST_S = 30.0
+# Characters of a contradiction that operators see.
+MOST_SHOWN = 300
 # Larger results are not compared. Those above SMALL are read in the thread.
 MOST_COMPARED, SMALL = 4 << 20, 1 << 14
 # Checks take turns in one thread of their own: more would starve the loop, and the default ones compress replies of others.
@@ -280,7 +282,8 @@ class VerifiedCall:
     def _blame(self, upstream: Upstream, **found: str) -> None:
         log.warning("upstream contradicted", extra={"upstream": upstream.label, "method": self._method, **found})
         telemetry.contradictions_total.labels(upstream.label).inc()
-        upstream.health.contradicted(time.monotonic())
+        shown = ", ".join(f"{name} {text}" for name, text in found.items())
+        upstream.health.contradicted(time.monotonic(), f"{self._method}: {shown}"[:MOST_SHOWN])
 
     # Upstreams
 

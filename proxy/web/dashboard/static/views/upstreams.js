@@ -46,7 +46,8 @@ function networkCard({ network, tip, upstreams }, load) {
 }
 
 const stateOf = (each) => el("div", null, badge(each.state), each.cordon && el("span.below", null,
-  [each.cordon.reason, `by ${each.cordon.by} ${format.ago(each.cordon.at)}`].filter(Boolean).join(", ")));
+  [each.cordon.reason, `by ${each.cordon.by} ${format.ago(each.cordon.at)}`].filter(Boolean).join(", ")),
+each.contradicted > 0 && el("span.below", { title: each.contradiction ?? "" }, `${format.number(each.contradicted)} wrong replies`));
 
 function actionOf(each, load) {
   if (!each.cordoned) return button("Cordon", () => cordon(each, load), { kind: "small", "aria-label": `Cordon ${each.label}` });
