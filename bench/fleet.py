@@ -117,7 +117,12 @@ class Fleet:
         urls, others = self._urls(member.stub, profile), self.layout.load
         try:
             base_url, key, other_key = running.start(
-                urls, workers=member.workers, settings=settings, cpu=cpus, others=others
+                urls,
+                connections=profile.connections,
+                workers=member.workers,
+                settings=settings,
+                cpu=cpus,
+                others=others,
             )
         except StartFailed as error:
             running.stop()

@@ -34,6 +34,7 @@ class Profile:
     wants: Mapping[str, Value] = field(default_factory=dict)
     needs: Mapping[str, Value] = field(default_factory=dict)
     stubs: tuple[str, ...] = ()  # further upstreams beside the case's stub
+    connections: int = UPSTREAM_CONNECTIONS  # to each upstream; 0: the default of the settings
     block_time_ms: int = 0  # the dev chain also mines a block at this interval; 0: never
 
 
@@ -49,6 +50,12 @@ PROFILES = {
             "in-flight",
             wants={**QUIET, "cache.enabled": False, "cache.coalesce": False},
             needs={"rpc.depth": 16},
+        ),
+        # Overload shows only where an upstream gets fewer calls than there are clients.
+        Profile(
+            "usual-limit",
+            wants={**QUIET, "cache.enabled": False, "cache.coalesce": False, "rpc.depth": 1},
+            connections=0,
         ),
         Profile("hedged", wants={**QUIET, "cache.enabled": False, "cache.coalesce": False}, stubs=("late-too",)),
         Profile(
@@ -90,6 +97,7 @@ class Service:
         self,
         upstream_urls: Sequence[str],
         *,
+        connections: int,
         workers: int = 1,
         settings: Mapping[str, Value],
         cpu: Sequence[int],
@@ -98,7 +106,7 @@ class Service:
         """Start the workers on `cpu` and move database and dev chain to core `others`, where they delay nothing else."""
         self.workdir.mkdir(parents=True)
         ready, own = self.workdir / "ready.json", self.workdir / "own.toml"
-        own.write_text(_links(upstream_urls))
+        own.write_text(_links(upstream_urls, connections))
         tls_files.make()
         port = processes.free_port()
         argv = [
@@ -149,10 +157,11 @@ class Service:
                 machine.be_idle(pid)
 
 
-def _links(urls: Sequence[str]) -> str:
+def _links(urls: Sequence[str], connections: int) -> str:
     """The settings of the upstreams, and of a bundler at the first of them."""
     network = f'network = "ethereum/mainnet"\nca = "{tls_files.CERT}"\n'
-    upstreams = [f'[[upstreams]]\n{network}url = "{url}"\nconnections = {UPSTREAM_CONNECTIONS}\n' for url in urls]
+    limit = f"connections = {connections}\n" if connections else ""
+    upstreams = [f'[[upstreams]]\n{network}url = "{url}"\n{limit}' for url in urls]
     return "".join((f'[[bundlers]]\n{network}url = "{urls[0]}"\n', *upstreams))
 
 
