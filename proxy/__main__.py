@@ -29,6 +29,7 @@ COMMANDS = {
     "admin": "admin",
     "operations": "operations",
     "explain": "explain",
+    "logs": "tail",
     "index": "index",
     "chains": "chains",
     "upstreams": "upstreams",

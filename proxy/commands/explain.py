@@ -35,11 +35,11 @@ async def _explain(args: argparse.Namespace) -> int:
         await pool.close()
     if record is None:
         raise NotFound(f"there is no record of the request {args.id}: it was not recorded, or is too old")
-    print(json.dumps(_members(record), indent=2) if args.json else "\n".join(_lines(record)))
+    print(json.dumps(members(record), indent=2) if args.json else "\n".join(_lines(record)))
     return 0
 
 
-def _members(record: RequestRecord) -> dict[str, Any]:
+def members(record: RequestRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}
 
 

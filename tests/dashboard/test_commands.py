@@ -125,6 +125,14 @@ async def test_request_is_explained_from_the_command_line(service: DashboardServ
     assert "error (chain)" in text
     assert (await run_json(service, "explain", request_id))["id"] == request_id
     assert (await run(service, "explain", "absent")).returncode == 1
+    tail = (await run(service, "logs", "tail", "--once", "--failed", "--key", made["id"])).stdout
+    (line,) = tail.splitlines()
+    assert request_id in line
+    assert "other" in line.split()
+    (shown,) = (
+        await run(service, "logs", "tail", "--once", "--failed", "--json", "--key", made["id"])
+    ).stdout.splitlines()
+    assert orjson.loads(shown)["id"] == request_id
     listed = (await holder.get("/account/requests?reason=failed")).data
     assert [each["id"] for each in listed["requests"]] == [request_id]
     changed = await holder.request("PATCH", "/account", {"record_params": True})
