@@ -44,8 +44,8 @@ class ReplyStream:
         self._holds = False
         self._held_bytes = 0
         self._account = ""
-        # A large result that is sent whole, and that other callers may wait for too.
-        self._whole: bytes | msgspec.Raw | None = None
+        # A large result that is sent whole, bytes or msgspec.Raw, and that other callers may wait for too.
+        self._whole: object = None
 
     def __repr__(self) -> str:
         state = "stalled" if self.stalled_since else "idle" if self._source is None else "sending"
@@ -154,7 +154,7 @@ class ReplyStream:
             self._held.give_back(self._account, self._held_bytes)
             self._held_bytes = 0
         if self._whole is not None:
-            self._held.give_shared(self._account, self._whole)
+            self._held.give_shared(self._account, self._whole)  # type: ignore[arg-type]
             self._whole = None
 
     def _abort(self) -> None:
