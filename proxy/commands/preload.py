@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
+import sys
 from typing import Any
 
 
@@ -21,4 +23,9 @@ def run(args: argparse.Namespace) -> int:
 
     preload(args.modules)
     words = ForkServer(socket.socket(fileno=args.control_fd), args.fds).run()
-    return 0 if words is None else main(words)
+    if words is None:
+        return 0
+    code = main(words)
+    sys.stderr.flush()
+    # The end of the interpreter would write to all shared memory, and wait for threads that look up slow hosts.
+    os._exit(code)
