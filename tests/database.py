@@ -35,7 +35,8 @@ class Server:
 
     async def create(self, template: str = "template0") -> str:
         name = f"test_{next(_serial)}"
-        await self.admin.execute(f"create database {name} template {template}")
+        # Copying files takes a third of the time that writing them to the log does.
+        await self.admin.execute(f"create database {name} template {template} strategy file_copy")
         return name
 
     async def drop(self, name: str) -> None:
