@@ -23,6 +23,7 @@ import aiohttp
 import orjson
 
 from proxy.__main__ import main
+from proxy.dev.child import die_with_parent
 
 # The output streams belong to the process, so only one thread at a time may redirect them.
 _output_lock = threading.Lock()
@@ -266,7 +267,13 @@ def launch(
         env={**os.environ, RUN: str(data), **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        preexec_fn=end_with_the_tests,
     )
+
+
+def end_with_the_tests() -> None:
+    """For a process that a test starts: an aborted run must leave nothing behind."""
+    die_with_parent(signal.SIGTERM)
 
 
 def node_session() -> aiohttp.ClientSession:

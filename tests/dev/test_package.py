@@ -24,7 +24,7 @@ import pytest
 
 from proxy import __version__
 from proxy.data_files import CONFIG
-from tests.service import ROOT, finished, until
+from tests.service import ROOT, end_with_the_tests, finished, until
 
 SHIPPED = {"config": {".toml", ".json", ".mjs", ".cjs"}, "schemas": {".json", ".sql", ".mjs", ".py", ".go"}}
 # Sources of the contracts, whose artifacts are shipped, and a schema that only the tests compare with.
@@ -52,6 +52,7 @@ class Package:
             env={"PATH": os.environ["PATH"], "HOME": str(cwd), **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            preexec_fn=end_with_the_tests,
         )
 
 

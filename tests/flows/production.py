@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 
-from tests.service import ROOT, until, workers_of
+from tests.service import ROOT, end_with_the_tests, until, workers_of
 
 PEPPER = "canary-pepper-0123456789-0123456789"
 READY_S = 120.0
@@ -84,6 +84,7 @@ def launch(
             env={name: value for name, value in os.environ.items() if name != "DATABASE_URL"},
             stdout=output,
             stderr=output,
+            preexec_fn=end_with_the_tests,
         )
     return Production(process, log_file, config)
 
