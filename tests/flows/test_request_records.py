@@ -99,6 +99,7 @@ async def test_retries_and_their_reasons_are_recorded(records: Records, more: di
     assert reply.status == 500
     record = await records.of(reply)
     assert (record["recorded"], record["blame"], record["units"]) == ("failed", "upstream", 0)
+    assert record["price"] == int((await records.harness.call(*BALANCE, **more)).headers["x-compute-units"])
     assert [(each["kind"], each["outcome"]) for each in record["attempts"]] == [
         ("first", "invalid reply, HTTP status 500"),
         ("retry", "invalid reply, HTTP status 500"),

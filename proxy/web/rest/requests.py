@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,13 @@ from proxy.web.timestamps import moment_of, time_of
 
 
 class RequestRecordHandlers:
-    def __init__(self, requests: RequestLog, *, shows_upstream: bool) -> None:
-        """`shows_upstream`: whether accounts see the labels of upstreams. Operators always do."""
+    def __init__(
+        self, requests: RequestLog, *, shows_upstream: bool, price_of: Callable[[str, str], int | None]
+    ) -> None:
+        """`shows_upstream`: whether accounts see the labels of upstreams. Operators always do. `price_of`: the price of a
+        method on a network, or of an operation."""
         self._requests = requests
+        self._price_of = price_of
         self._shows_upstream = shows_upstream
 
     def handlers(self) -> dict[str, RestHandler]:
@@ -49,13 +53,16 @@ class RequestRecordHandlers:
     async def list_all(self, request: SessionRequest) -> dict[str, Any]:
         page: Page = request.page
         found, total = await self._requests.page(_filter(request.query), request.query["account"], page)
-        return {"requests": [shown_record(each) for each in found], "page": page.number, "total": total}
+        return {"requests": [self._priced(each) for each in found], "page": page.number, "total": total}
 
     async def read_any(self, request: SessionRequest) -> dict[str, Any]:
-        return shown_record(await self._requests.read(request.path["id"], None))
+        return self._priced(await self._requests.read(request.path["id"], None))
+
+    def _priced(self, record: RequestRecord) -> dict[str, Any]:
+        return {**shown_record(record), "price": self._price_of(record.network, record.method)}
 
     def _shown(self, record: RequestRecord) -> dict[str, Any]:
-        shown = shown_record(record)
+        shown = self._priced(record)
         if not self._shows_upstream:
             names = {
                 label: f"upstream {place}"

@@ -102,6 +102,7 @@ const summaryOf = (found) => [
   ["Status", String(found.status)],
   ["Network", found.network ?? format.NONE],
   ["Duration", format.millis(found.ms)],
+  ["Price", found.price === null ? format.NONE : `${format.number(found.price)} units`],
   ["Units charged", format.number(found.units)],
   ["Cache", found.cache ?? format.NONE],
   ["State at block", format.number(found.block)],
