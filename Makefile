@@ -32,7 +32,7 @@ CHART := deploy/helm/penstock
 RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace penstock
 IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
-.PHONY: help run docs test quick lint pure unit source browser web3-tests geth compile compiled bench fleet image image-test chart k8s-test lock clean
+.PHONY: help run docs test quick lint pure unit source browser web3-tests geth compile compiled bench fleet wheel wheel-test image image-test compose-test chart k8s-test lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -165,6 +165,11 @@ image:
 # As root: the test mounts the image.
 image-test: .venv/.test
 	IMAGE_TEST=$(IMAGE) $(PY) -m pytest -q -s tests/flows/test_image.py
+
+# Needs Docker with compose, and buildah for images of Postgres, Valkey and Prometheus that come from no registry.
+compose-test: .venv/.test
+	tests/compose/load $(IMAGE)
+	COMPOSE_TEST=1 $(PY) -m pytest -q tests/flows/test_compose.py
 
 chart:
 	@command -v helm >/dev/null || { echo "needs helm: run go install helm.sh/helm/v3/cmd/helm@v3.22.0"; exit 1; }

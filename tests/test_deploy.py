@@ -51,6 +51,8 @@ def test_compose_has_every_part() -> None:
     assert SERVICES.keys() - OURS.keys() == {"postgres", "valkey", "valkey-limits", "prometheus", "grafana"}
     assert SERVICES["gateway"]["deploy"]["replicas"] == 2
     assert OURS["gateway"]["image"] == f"${{PENSTOCK_IMAGE:-localhost/penstock:{__version__}}}"
+    for file in (DEPLOY / "README.md", DEPLOY / "image" / "Dockerfile", ROOT / "docs" / "kubernetes.md"):
+        assert {*re.findall(r"localhost/penstock:(\S+)", file.read_text())} == {__version__}, file.name
 
 
 @pytest.mark.parametrize("name", sorted(OURS))
