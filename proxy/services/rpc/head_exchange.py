@@ -19,8 +19,10 @@ from proxy.tasks import Tasks
 # The number is the version of the message.
 CHANNEL = f"{TAG}:heads:1"
 HEAD = "penstock_head_1"
-# A reply waits this long for its message to be published.
+# A reply waits this long for its message to be published, and a moment more: the answer may have arrived while this process
+# was stopped.
 WRITE_S = 0.005
+MOMENT_S = 0.001
 # A head that no host has renewed is forgotten: all hosts were down.
 KEPT_MS = 60_000
 
@@ -52,15 +54,22 @@ class HeadExchange:
         self._link.send(("FCALL", HEAD, "1", _key(network), CHANNEL, message, str(KEPT_MS)), _ignore)
 
     def wrote(self, network: str, then: Callable[[], None]) -> None:
-        """Publish that a write was sent, and call `then` when Valkey has the message, or after a moment."""
+        """Publish that a write was sent, and call `then` when other hosts have got the message, or after a moment.
+
+        Valkey answers the publisher before it sends the message to the others: only the answer to a command that follows shows
+        that all were sent."""
         waiting = [then]
 
         def go_on(_: Any = None) -> None:
             if waiting:
                 waiting.pop()()
 
-        if self._link.send(("PUBLISH", CHANNEL, f"{self._host} {WROTE} {network} 0 0"), go_on):
-            self._loop.call_later(WRITE_S, go_on)
+        def published(_: Any) -> None:
+            if waiting and not self._link.send(("PING",), go_on):
+                go_on()
+
+        if self._link.send(("PUBLISH", CHANNEL, f"{self._host} {WROTE} {network} 0 0"), published):
+            self._loop.call_later(WRITE_S, lambda: self._loop.call_later(MOMENT_S, go_on))
         else:
             go_on()
 
