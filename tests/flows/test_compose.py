@@ -108,6 +108,9 @@ async def test_follower_knows_the_head(output: str) -> None:
 
 
 async def test_no_part_is_away(here: Path, output: str) -> None:
-    for port in GATEWAYS:
-        assert await got(f"http://127.0.0.1:{port}/readyz") == {"status": "ready", "degraded": []}
+    async def are_whole() -> bool:
+        found = [await got(f"http://127.0.0.1:{port}/readyz") for port in GATEWAYS]
+        return found == [{"status": "ready", "degraded": []}] * len(GATEWAYS)
+
+    await until(are_whole)
     assert "valkey refused" not in docker(here, "logs", "gateway")
