@@ -28,19 +28,19 @@ async def test_wrong_password_shows_an_error_and_keeps_the_input(site: Site, pag
 async def test_root_redirects_to_the_dashboard_and_sign_out_ends_the_session(site: Site, page: Page) -> None:
     visitor = Visitor(site, page)
     await page.goto(site.url.removesuffix("dashboard"))
-    await page.get_by_label("Email").wait_for()
+    await page.get_by_label("Email", exact=True).wait_for()
     await visitor.sign_in()
     before = await page.context.cookies()
     # The session and the device.
     assert [(each["httpOnly"], each["sameSite"]) for each in before] == [(True, "Strict")] * 2
     assert await page.evaluate("document.cookie") == ""
     await visitor.button("Sign out").click()
-    await page.get_by_label("Email").wait_for()
+    await page.get_by_label("Email", exact=True).wait_for()
     # A kept copy of the old cookie no longer works.
     kept: list[Any] = [*before]
     await page.context.add_cookies(kept)
     await page.reload()
-    await page.get_by_label("Email").wait_for()
+    await page.get_by_label("Email", exact=True).wait_for()
     visitor.assert_no_faults()
 
 
@@ -187,7 +187,7 @@ async def test_holder_turns_two_factor_sign_in_on_and_signs_in_with_a_code(site:
 
     account = (await page.locator("main dd code").first.inner_text()).strip()
     await fresh_holder.button("Sign out").click()
-    await page.get_by_label("Email").wait_for()
+    await page.get_by_label("Email", exact=True).wait_for()
     await page.goto((await site.service.cli_json("accounts", "link", account))["url"])
     await fresh_holder.button("Sign in").click()
     await expect(page.get_by_label("Code", exact=True)).to_be_focused()
