@@ -20,7 +20,7 @@ const GROUPS = [
   ["API", ["overview", "requests", "webhooks", "policies", "explorer"]],
   ["Settings", ["keys", "account"]],
 ];
-const OPERATOR_PAGES = { upstreams: "Upstreams", accounts: "Accounts", usage: "Usage", requests: "Requests", fleet: "Fleet", queues: "Queues" };
+const OPERATOR_PAGES = { upstreams: "Upstreams", accounts: "Accounts", usage: "Usage", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues" };
 const OPERATOR_FLAG = "penstock.operator";
 const EXPIRED_FLAG = "penstock.expired";
 const shell = document.getElementById("shell");

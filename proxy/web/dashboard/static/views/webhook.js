@@ -18,7 +18,7 @@ const WATCH_S = 60;
 export async function showWebhook(id) {
   const view = new WebhookView(id);
   await view.load();
-  poll(view.node, 3, () => view.log.reload());
+  poll(view.node, 3, () => view.refresh());
   return view.node;
 }
 
@@ -48,7 +48,7 @@ class WebhookView {
 
   async load() {
     const hook = await account.get(this.#path);
-    setChildren(this.#head, heading(hook.url, { actions: this.#actions(hook) }),
+    refreshChildren(this.#head, heading(hook.url, { actions: this.#actions(hook) }),
       hook.status !== "active" && note(statusText(hook), "wait"),
       hook.status === "active" && hook.health.failing && note("None of the last attempts was delivered. Open a delivery to see the replies of your endpoint."),
       card(null, facts([["Status", statusBadge(hook)], ["Event", el("code", null, hook.event_type)], ["Network", hook.chain],
@@ -57,6 +57,12 @@ class WebhookView {
         ...(hook.fault ? [["Faults", el("code", null, hook.fault)]] : [])]),
       el("details.more", null, el("summary", null, "Filter"), codeBlock("config", JSON.stringify(hook.config, null, 2)).node)));
     return hook;
+  }
+
+  /* The head stays as it is while a part of it is open. */
+  async refresh() {
+    if (!this.#head.querySelector("details[open]")) await this.load();
+    await this.log.reload();
   }
 
   #actions(hook) {
