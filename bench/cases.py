@@ -44,7 +44,7 @@ BARE_CLIENT = "bare client"
 HUGE = 2 * 1024 * 1024
 # The round trip to a remote upstream.
 FAR_MS = 40
-# One in so many replies of that upstream is ten times as late. With exactly one in a hundred, chance would decide on which
+# One in this many replies of that upstream is ten times as late. With exactly one in a hundred, chance would decide on which
 # side of them the p99 is.
 LATE_EVERY = 80
 GZIP = {"Accept-Encoding": "gzip"}

@@ -212,7 +212,7 @@ def beyond(times: list[float], rate: float) -> float:
 
 
 def figures(found: dict[str, Any], limit: int) -> dict[str, float]:
-    """Of all keys with this limit together. *Over* is that of the worst key."""
+    """The figures of all keys with this limit together. *Over* is that of the worst key."""
     keys = [decisions_of(found, key) for key, each in enumerate(LIMITS) if each == limit]
     every = [each for key in keys for each in key]
     admitted = sum(each[2] for each in every)

@@ -270,7 +270,7 @@ class Runner:
         return [Load(replace(case, body=body).template(target), "", 8, seconds, rate) for body, rate in wanted]
 
     def _run_hedge(self, case: Case) -> None:
-        """What a second call to another upstream saves, and how many more calls the upstreams get."""
+        """The time that a second call to another upstream saves, and how many more calls the upstreams get."""
         stubs = [self.fleet.stubs[name] for name in (case.stub, *service.PROFILES[case.profile].stubs)]
         extra: dict[Target, list[float]] = {}
 

@@ -28,10 +28,10 @@ def main() -> int:
     parser.add_argument("--chaos", type=float, metavar="SECONDS", help="break parts at random, then print the ledger")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 10**6), help="repeats the order of the breaks")
     parser.add_argument(
-        "--kills", type=int, metavar="NUMBER", help="with --chaos: break the parts in turn, at most so often"
+        "--kills", type=int, metavar="NUMBER", help="with --chaos: break the parts in turn, at most this many times"
     )
     parser.add_argument(
-        "--figures", type=float, metavar="SECONDS", help="measure, for so long each, and print the figures"
+        "--figures", type=float, metavar="SECONDS", help="measure each figure for this long, and print all of them"
     )
     parser.add_argument("--gateways", type=int, default=COUNTS["gateway"], help="how many gateways to run")
     args = parser.parse_args()

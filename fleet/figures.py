@@ -18,7 +18,7 @@ import asyncpg
 from fleet.one_machine import FleetOnOneMachine
 from fleet.programs import NETWORK, FleetPart
 
-# A block every so often while heads are compared: the network's own pace would show few of them.
+# Seconds between blocks while heads are compared: at the network's own pace there would be few to compare.
 BLOCK_S = 0.25
 WRITES = 200
 ADDRESS = "0x" + "ab" * 20
@@ -40,7 +40,7 @@ class FleetFigures:
         yield await self.work(seconds)
         yield await self.rolling_update()
 
-    # What clients see
+    # Seen by clients
 
     async def backwards(self, seconds: float, name: str, ports: list[int]) -> str:
         """Read the head on these ports in turn, one read after the other."""
@@ -116,7 +116,7 @@ class FleetFigures:
             mining.cancel()
             await asyncio.gather(mining, return_exceptions=True)
 
-    # What the parts have to do
+    # The load of the parts
 
     async def work(self, seconds: float) -> str:
         """Connections and usage rows of Postgres, and commands of Valkey, while the callers run."""

@@ -111,7 +111,7 @@ class FleetOnOneMachine:
             await self.break_one(rng.choice(VICTIMS), traffic, rng)
 
     async def break_in_turn(self, kills: int, within_s: float, traffic: FleetTraffic, rng: random.Random) -> None:
-        """Break a part of each kind in turn, so many times or for so long."""
+        """Break a part of each kind in turn, this many times or until the time is over."""
         for number in range(kills):
             if self.elapsed_s > within_s:
                 return

@@ -19,7 +19,7 @@ from proxy.store.request_store import RequestStore
 EVERY_S = 1.0
 # Records of the first read, and of each later one: more in a few seconds are too many to read.
 FIRST, AT_ONCE = 20, 500
-# Records are found by the time of their requests, and written up to so much later.
+# Records are found by the time of their requests, and written up to this much later.
 LATE_S = 5.0
 
 

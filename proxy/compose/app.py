@@ -245,7 +245,7 @@ class App:
         )
 
     def _price_of(self, network: str, method: str) -> int | None:
-        """The units of a method on a network, or of an operation. None if it has no price of its own."""
+        """The units of a method on a network, or of an operation. None if it has no price."""
         route = self.networks.routes.get(network)
         policy = None if route is None else route.policies.get(method)
         return self._tables.prices.rest.get(method) if policy is None else policy.units

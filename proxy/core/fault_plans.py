@@ -39,7 +39,7 @@ _UNITS = {"B": 1, "KB": 1000, "MB": 1_000_000}
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """What happens to a request. Each default means that nothing does."""
+    """The faults of a request, socket or webhook. Each default means none."""
 
     latency_ms: int = 0
     status: int = 0

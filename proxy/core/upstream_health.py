@@ -33,7 +33,7 @@ FAILING_SHARE = 0.5
 ENOUGH_CALLS = 10
 # Writes that may fail in a row before others are preferred: each one is a client's transaction.
 WRITE_FAILURES_IN_A_ROW = 3
-# A call is late after so many times the usual latency, within these bounds.
+# A call is late after this many times the usual latency, within these bounds.
 LATE = 2.0
 SOONEST_LATE_S = 0.05
 LATEST_LATE_S = 1.0

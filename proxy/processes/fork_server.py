@@ -29,7 +29,7 @@ READY, RETIRE, FAILED = b"ready", b"retire", b"failed: "
 MAX_MESSAGE = 1 << 16
 # Standard input, output and, if the supervisor has a log file, standard error of a process.
 MAX_STREAMS = 3
-# Where prometheus-client creates a file for each process.
+# Names the directory in which prometheus-client creates a file for each process.
 METRICS = "PROMETHEUS_MULTIPROC_DIR"
 # The places of `arg_start` and `arg_end` in /proc/self/stat, after the name of the program.
 ARGUMENTS = slice(45, 47)

@@ -1,4 +1,4 @@
-"""Starts the supervisor's processes: as forks of the fork server, or each as an interpreter of its own.
+"""Starts the supervisor's processes: as forks of the fork server, or each as a separate interpreter.
 
 A process starts in milliseconds as a fork, in about a second otherwise. The second way is left where the kernel has no pidfds
 (before Linux 5.3, and in some containers), and if the fork server does not start.
@@ -27,7 +27,7 @@ ATTEMPTS = 2
 
 
 class ExecutedProcess:
-    """A process with an interpreter of its own."""
+    """A process that runs a separate interpreter."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None

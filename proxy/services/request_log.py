@@ -45,8 +45,8 @@ log = logging.getLogger("penstock.requests")
 FLUSH_S = 1.0
 # Records that wait in a worker, in all: about 8 MB.
 MOST_WAITING = 8192
-# Records of one account in this worker: so many at once, and then so many a second. A client that is refused a thousand times
-# a second must not fill the disk.
+# Records of one account in this worker: this many at once, and then this many a second. A client that is refused a
+# thousand times a second must not fill the disk.
 MOST_OF_ACCOUNT = 512
 MORE_PER_S = 10
 # Interval between removals of old days.
@@ -61,7 +61,7 @@ class RequestLog:
         self.is_on = keep_days > 0
         self.slow_s = slow_s if self.is_on else math.inf
         self._waiting: list[RequestRecord] = []
-        # What each account has used of its allowance, and since when.
+        # The records that each account has used of its allowance, and since when.
         self._of_account: Counter[str] = Counter()
         self._since = time.monotonic()
 

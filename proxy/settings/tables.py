@@ -90,7 +90,7 @@ def load_tables(config: Path = CONFIG, *, own: str = "") -> Tables:
 
 @cache
 def shipped_tables() -> Tables:
-    """The tables of a service without a directory of its own, read once."""
+    """The tables of a service without its own directory, read once."""
     return load_tables()
 
 

@@ -16,7 +16,7 @@ from proxy.store.leased_windows import AHEAD_ROUND_TRIPS, AHEAD_S, LeasedWindows
 from proxy.store.valkey_link import LATE_S, ValkeyLink
 
 LEASE = "penstock_lease_1"
-# No call waits for leases longer than 100 ms: this, and what the event loop takes until it notices.
+# Calls give up waiting for a lease after this time, so that the wait stays near 100 ms. A busy event loop notices later.
 LATEST_S = 0.09
 # Spent tokens are reported this soon: until then Valkey holds them back from the others.
 REPORT_S = 0.05

@@ -68,7 +68,7 @@ LEAST_DRY_S: Final = 0.01
 RETURN_S: Final = 0.35
 RETURN_SCARCE_S: Final = 0.1
 SCARCE_S: Final = 0.15
-# A host uses so much of its part while Valkey is away: hosts with a smaller part than 1/N may use more than theirs.
+# A host uses this share of its part while Valkey is away: hosts with a smaller part than 1/N may use more than theirs.
 KEPT_SHARE: Final = 0.95
 # An ask without a reply is forgotten after this time, if its worker has died.
 ASK_LIVES_S: Final = 0.1
@@ -304,8 +304,8 @@ class LeasedWindows(Windows):
         return 1.0 - math.exp(-min(passed, 10.0) / DEMAND_S) if passed > 0.0 else 0.0
 
     def _spent(self, at: int, old: int, held: float, base: int) -> tuple[float, float]:
-        """What was spent since the last report, of the older slot and of the newer one; counted from now on. A debt is spent
-        when tokens for it are granted."""
+        """The tokens spent since the last report, of the older slot and of the newer one. The next report counts from here. A
+        debt is spent when tokens for it are granted."""
         cells = self._cells
         held = max(0.0, held)
         spent = max(0.0, cells[at + base] - held)
@@ -391,7 +391,7 @@ class LeasedWindows(Windows):
         return bool(self._cells[at + ANSWERED_AT] - self._cells[at + FLEET_EDGE] < SCARCE_S)
 
     def return_s(self, slot: int) -> float:
-        """After so long without use, tokens are returned."""
+        """How long tokens stay unused before they are returned."""
         return RETURN_SCARCE_S if self._is_scarce(slot * CELLS) else RETURN_S
 
     def is_leased(self, slot: int, now: float) -> bool:

@@ -1,7 +1,7 @@
 """JSON-RPC results that can never change, shared by all workers and hosts through Valkey or Redis.
 
 No call waits for long: a lookup that takes longer than a fast upstream is abandoned, and after a failure lookups stop for a
-while. Writes have a connection of their own and go through a bounded queue; results that do not fit it are dropped. Results
+while. Writes have a separate connection and go through a bounded queue; results that do not fit it are dropped. Results
 that turned out to be wrong are deleted, as soon as the server can be reached.
 """
 

@@ -365,7 +365,7 @@ class HttpConnection(UpstreamConnection):
             self._count(max(self._size, self._head.length))
 
     def _count(self, size: int) -> None:
-        """Count a reply that is received whole, of which so much has come or will. Replies to our own calls are not counted."""
+        """Count a reply that is received whole. `size`: its bytes so far, or in all. Replies to our own calls do not count."""
         client, memory = self.sinks[0].client, self.upstream.memory
         if memory is None or not client or size <= self._counted:
             return

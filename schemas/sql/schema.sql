@@ -145,7 +145,7 @@ create table recent_blocks (
 );
 
 -- Sums of transfers. Negative if the index starts after the first transfer, or if the contract breaks the standard.
--- Rows at zero stay, because a contract can pay interest without an event. Each network has tables of its own.
+-- Rows at zero stay, because a contract can pay interest without an event. Each network has separate tables.
 create table token_holdings (
     network smallint not null,
     holder bytea not null,
@@ -972,7 +972,7 @@ create table account_passwords (
     changed_at timestamptz not null default now()
 );
 
--- Sign-in with a code of an authenticator app beside the password or link.
+-- Sign-in with a code from an authenticator app, in addition to the password or link.
 create table account_second_factors (
     account_id text primary key references accounts (id),
     -- The app's secret, encrypted.
@@ -1040,7 +1040,7 @@ create index account_actions_by_age on account_actions (at);
 create table email_changes (
     account_id text primary key references accounts (id),
     email text not null,
-    -- Of the link's token.
+    -- Digest of the link's token.
     digest bytea not null unique,
     expires_at timestamptz not null
 );

@@ -79,7 +79,7 @@ async def gated_worker(*, has_length: bool = True, **sections: Any) -> AsyncIter
 
 
 async def joined(worker: Worker, waiters: int) -> None:
-    """Return when so many callers wait for large results."""
+    """Return when this many callers wait for large results."""
     flights = worker.app.networks.routes[LIVE].state.flights
     await until(lambda: sum(len(flight.waiters) for flight in flights.values()) == waiters)
 

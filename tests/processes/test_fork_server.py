@@ -1,4 +1,4 @@
-"""The fork server: its processes are like those with interpreters of their own, and none outlives the supervisor."""
+"""The fork server: its processes are like those that run separate interpreters, and none outlives the supervisor."""
 
 from __future__ import annotations
 

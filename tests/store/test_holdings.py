@@ -133,7 +133,7 @@ async def _plan(connection: DatabaseConnection, query: str, arguments: tuple[obj
 
 
 async def test_networks_from_before_the_split_keep_their_table(empty_database: str, tmp_path: Path) -> None:
-    """Rows written before the migration are read as before, and a network that comes later gets tables of its own."""
+    """Rows written before the migration are read as before, and a network that comes later gets separate tables."""
     split = next(number for number, path in enumerate(migrate.files()) if path.stem.endswith("holdings_by_network"))
     for path in migrate.files()[:split]:
         (tmp_path / path.name).write_text(path.read_text("utf-8"))

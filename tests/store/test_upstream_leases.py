@@ -34,7 +34,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def hosts(room: Path, count: int) -> AsyncIterator[list[LeasedRate]]:
-    """The limit of one upstream, on so many hosts."""
+    """The limit of one upstream, on this many hosts."""
     async with redis_server(room) as redis:
         found = [
             (UpstreamLimits(redis.url, HostMemory(host_memory.create()), no_database()), Tasks()) for _ in range(count)

@@ -122,7 +122,7 @@ class HeldReplies:
 
 
 class ReplyShare:
-    """What one request or message holds."""
+    """The bytes that one request or message holds."""
 
     __slots__ = ("_account", "_counted", "_held", "_replies")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.web.api_spec import METHODS
 
-# JSON-RPC has a form of its own, and these tags take a session instead of a key.
+# JSON-RPC has a separate form, and these tags take a session instead of a key.
 _LEFT_OUT = "rpc_call"
 _SESSION_TAGS = {"Account", "Operator"}
 _SENTENCE = re.compile(r"(?<=\.)\s")

@@ -44,7 +44,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
 }
-# Of all other files, which load nothing themselves. There are many: each header would be a good part of the transfer.
+# Headers of all other files, which load nothing themselves. The files are many and small, so each header counts.
 FILE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
     **{name: HEADERS[name] for name in ("X-Content-Type-Options", "Referrer-Policy", "Cross-Origin-Resource-Policy")},

@@ -81,7 +81,7 @@ class Pages:
         return self._forms.reply(request, {})
 
     async def options(self, request: web.Request) -> web.Response:
-        """What the sign-in page may offer."""
+        """Return the options that the sign-in page may offer."""
         return self._options.reply(request, {})
 
     async def index(self, request: web.Request) -> web.Response:

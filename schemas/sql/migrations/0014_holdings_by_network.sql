@@ -1,4 +1,4 @@
--- Holdings in tables of their own for each network, each in eight parts by holder: vacuum and indexes stay small, and one
+-- Separate tables for the holdings of each network, each in eight parts by holder: vacuum and indexes stay small, and one
 -- network's writes do not slow another's reads.
 -- contract: 1.0.0 goes on with the new tables, which have the old names, columns and keys when this transaction ends.
 

@@ -1,4 +1,4 @@
--- Sign-in with a code of an authenticator app beside the password or link.
+-- Sign-in with a code from an authenticator app, in addition to the password or link.
 
 create table account_second_factors (
     account_id text primary key references accounts (id),

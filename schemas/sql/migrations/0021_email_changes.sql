@@ -3,7 +3,7 @@
 create table email_changes (
     account_id text primary key references accounts (id),
     email text not null,
-    -- Of the link's token.
+    -- Digest of the link's token.
     digest bytea not null unique,
     expires_at timestamptz not null
 );

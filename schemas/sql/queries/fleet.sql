@@ -70,7 +70,7 @@ select $1::timestamptz, * from unnest(
 delete from upstream_samples where at < now() - interval '3 days';
 
 -- read_samples
--- The samples of an upstream, in steps of so many seconds.
+-- The samples of an upstream, in steps of $4 seconds.
 select date_bin(make_interval(secs => $4::double precision), at, $2::timestamptz) as at, avg(p50_ms) as p50_ms, max(p99_ms) as p99_ms,
     avg(error_rate) as error_rate, max(lag_blocks) as lag_blocks,
     avg(case when breaker = 'closed' then 0.0 else 1.0 end)::double precision as breaker_open, max(label) as label, max(network) as network

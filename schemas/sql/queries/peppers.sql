@@ -40,7 +40,7 @@ from unnest($1::text[], $2::bytea[]) as v (id, digest), peppers p
 where k.id = v.id and k.digest <> v.digest and p.check_value = $3;
 
 -- list_sealed_secrets
--- Of webhooks, and of the second factors of accounts.
+-- Secrets of webhooks, and of the second factors of accounts.
 select id, secret, old_secret from (
     select id, secret, old_secret from webhooks where status <> 'deleted' and id > $1
     union all

@@ -91,7 +91,7 @@ export function query(values) {
   return set.length ? `?${new URLSearchParams(set)}` : "";
 }
 
-/* What this service offers before signing in: {mail}. */
+/* The sign-in options of this service: {mail}. */
 export const serviceOptions = async () => (await send("/dashboard/options.json", {}, "default")).json();
 
 let loading = null;
