@@ -182,7 +182,7 @@ async def test_holder_turns_two_factor_sign_in_on_and_signs_in_with_a_code(site:
     await fresh_holder.button("Turn on").click()
     await expect(dialog.get_by_role("listitem")).to_have_count(10)
     await page.keyboard.press("Escape")
-    await fresh_holder.button("I have kept them").click()
+    await fresh_holder.button("I have saved them").click()
     await expect(fresh_holder.button("Turn off")).to_be_visible()
 
     account = (await page.locator("main dd code").first.inner_text()).strip()

@@ -1,4 +1,4 @@
-"""Two-factor sign-in: a code of an authenticator app, or a recovery code, beside the password or the link.
+"""Two-factor sign-in: a code from an authenticator app, or a recovery code, in addition to the password or link.
 
 Turning it on takes two steps, so that a holder whose app did not read the secret is not locked out. A code works once. Attempts
 are counted by sign-in, before anything is checked.
@@ -44,10 +44,10 @@ class SecondFactor:
         return AppSecret(one_time_codes.shown_secret(secret), app_link(secret, issuer=ISSUER, name=email))
 
     async def confirm(self, account: str, code: str) -> list[str]:
-        """Turn it on by a first code, and return the recovery codes."""
+        """Turn it on with a first code, and return the recovery codes."""
         found = await self._store.read(account)
         if found is None or found[1]:
-            raise InvalidRequest("there is nothing to confirm: begin to set up an app first")
+            raise InvalidRequest("there is nothing to confirm: set up an authenticator app first")
         step = one_time_codes.step_of(found[0], _typed(code), time.time())
         recovery = [_recovery_code() for _ in range(RECOVERY_CODES)]
         if step is None or not await self._store.confirm(account, step, recovery):
@@ -60,7 +60,7 @@ class SecondFactor:
         if found is None or not found[1]:
             return
         if not code:
-            raise Unauthorized("enter a code of your authenticator app", details={"second_factor": "required"})
+            raise Unauthorized("enter a code from your authenticator app", details={"second_factor": "required"})
         if not await self._accepts(account, found[0], _typed(code)):
             raise Unauthorized(_WRONG, details={"second_factor": "wrong"})
 

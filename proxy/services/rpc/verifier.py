@@ -70,7 +70,7 @@ class Verifier:
         answer = VerifiedAnswer(caller, how)
         verified = VerifiedCall(route, policy, params, client, least_head)
         if self._known[client] >= MOST_KNOWN_OF_ACCOUNT:
-            answer.fault(RateLimited("too many calls of this account are being verified at a time", retry_after_s=1))
+            answer.fault(RateLimited("this account verifies too many calls: make fewer at a time", retry_after_s=1))
             return
         if self._known.total() >= MOST_KNOWN:
             answer.fault(Unavailable("too many calls are being verified: try again shortly"))

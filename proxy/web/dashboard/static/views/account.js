@@ -1,4 +1,4 @@
-/* Account settings: plan and what is used of it, password, sessions, the log of changes, and deleting the account. */
+/* Account settings: plan and usage, password, sessions, the log of changes, and deleting the account. */
 
 import { account, query } from "../api.js";
 import { el, setChildren } from "../dom.js";
@@ -13,11 +13,11 @@ const ACTORS = { holder: "You", key: "API key", operator: "Operator" };
 // Operations whose ids do not read as what happened.
 const ACTIONS = {
   account_sign_in: "Signed in with a password", account_redeem_link: "Signed in by link", account_sign_out: "Signed out",
-  account_set_password: "Changed the password", change_email: "Began to change the email address",
-  confirm_email: "Changed the email address", begin_second_factor: "Began to set up two-factor sign-in",
+  account_set_password: "Changed the password", change_email: "Requested a new email address",
+  confirm_email: "Changed the email address", begin_second_factor: "Started to set up two-factor sign-in",
   confirm_second_factor: "Turned two-factor sign-in on", remove_second_factor: "Turned two-factor sign-in off", update_own_account: "Changed the settings",
-  end_session: "Signed a session out", end_other_sessions: "Signed out everywhere else",
-  admin_update_account: "Changed the account", admin_make_link: "Made a sign-in link",
+  end_session: "Ended a session", end_other_sessions: "Signed out everywhere else",
+  admin_update_account: "Changed the account", admin_make_link: "Created a sign-in link",
 };
 const PAST = { create: "Created", update: "Changed", revoke: "Revoked", rotate: "Rotated", delete: "Deleted", resume: "Resumed", redeliver: "Redelivered", test: "Tested" };
 const LIMIT = 25;
@@ -50,7 +50,7 @@ function planCard({ account: holder, limits, today, used, plans }) {
     { name: "Limit", show: (name) => LABELS[name] ?? format.label(name) },
     { name: "Used", kind: "num", show: (name) => (spent[name] === undefined ? format.NONE : format.compact(spent[name])) },
     ...columns,
-  ], names), el("p.hint", null, "Daily limits start again at midnight UTC."));
+  ], names), el("p.hint", null, "Daily limits reset at midnight UTC."));
 }
 
 function passwordCard(holder) {

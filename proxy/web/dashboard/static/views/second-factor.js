@@ -5,7 +5,7 @@ import { el, qrCode } from "../dom.js";
 import * as forms from "../forms.js";
 import { asyncButton, badge, button, card, copyButton, dialog, secretField } from "../components.js";
 
-const EXPLANATION = "Sign-in asks for a code of an authenticator app beside the password or the link.";
+const EXPLANATION = "Sign-in asks for a code from an authenticator app in addition to the password or link.";
 
 /* `changed` is called when it was turned on or off. */
 export function secondFactorCard(holder, changed) {
@@ -40,9 +40,9 @@ function setUp({ secret, qr_code: squares }, changed) {
 function showRecovery(codes, changed) {
   const node = dialog("Recovery codes", (close) => [
     el("p", null, "Two-factor sign-in is on. If you lose your phone, each of these codes signs you in once. They are not shown again: "
-      + "keep them in a safe place."),
+      + "save them in a safe place."),
     el("ul.codes", null, codes.map((code) => el("li", null, el("code", null, code.replace(/(.{4})(?!$)/g, "$1-"))))),
-    el("div.actions", null, copyButton(codes.join("\n"), "Copy all"), button("I have kept them", close, { kind: "main" })),
+    el("div.actions", null, copyButton(codes.join("\n"), "Copy all"), button("I have saved them", close, { kind: "main" })),
   ]);
   node.addEventListener("cancel", (event) => event.preventDefault());
   node.addEventListener("close", changed);
