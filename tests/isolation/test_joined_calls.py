@@ -18,8 +18,7 @@ from tests.web.test_front_backpressure import MB, slow_client
 from tests.web.worker import LIVE, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import Exchange, Scripted, head_of, stub
 
-# An account may hold half of it: two results of SIZE, and not three.
-SHORT: dict[str, Any] = {"server": {"max_held_bytes": 28 * MB}}
+# An account may hold half of what the worker may: two results of SIZE, and not three.
 SHARE = 14 * MB
 # More than the kernel buffers for a client that does not read.
 SIZE = 6_000_000
@@ -67,11 +66,13 @@ def code_call(number: int) -> bytes:
 
 
 @asynccontextmanager
-async def gated_worker(*, has_length: bool = True, **sections: Any) -> AsyncIterator[tuple[Worker, GatedUpstream]]:
+async def gated_worker(
+    *, has_length: bool = True, held: int = 2 * SHARE, **sections: Any
+) -> AsyncIterator[tuple[Worker, GatedUpstream]]:
     upstream = GatedUpstream(has_length=has_length)
     async with (
         Scripted(upstream) as server,
-        running_worker({LIVE: [{"url": server.url}]}, **SHORT, **sections) as worker,
+        running_worker({LIVE: [{"url": server.url}]}, server={"max_held_bytes": held}, **sections) as worker,
     ):
         worker.add_key("attacker")
         yield worker, upstream
@@ -84,9 +85,9 @@ async def joined(worker: Worker, waiters: int) -> None:
     await until(lambda: sum(len(flight.waiters) for flight in flights.values()) == waiters)
 
 
-async def ask(worker: Worker, stack: AsyncExitStack, number: int, key: str = "attacker") -> HttpClient:
+async def ask(worker: Worker, stack: AsyncExitStack, number: int, key: str = "attacker", **headers: str) -> HttpClient:
     client = await stack.enter_async_context(await worker.connect())
-    await client.write(worker.post(code_call(number), key=key))
+    await client.write(worker.post(code_call(number), key=key, **headers))
     return client
 
 
@@ -135,6 +136,40 @@ async def test_caller_of_another_account_gets_the_result_although_the_first_has_
         await until(lambda: upstream.halves == 4)
         upstream.last.set()
         assert outcomes([await each.reply() for each in (*full, mixed[1])]) == [SIZE + 2] * 5
+
+
+@on_uvloop
+async def test_third_account_gets_the_result_although_the_two_before_have_no_room() -> None:
+    # Two results fill an account's half, and five fit into the whole.
+    async with gated_worker(held=32 * MB) as (worker, upstream), AsyncExitStack() as stack:
+        worker.add_key("accomplice")
+        held = worker.app.held_replies
+        pairs = [(key, n) for key, numbers in (("attacker", (1, 2)), ("accomplice", (4, 5))) for n in numbers * 2]
+        full = [await ask(worker, stack, n, key) for key, n in pairs]
+        await joined(worker, 8)
+        upstream.open(1, 2, 4, 5)
+        await until(lambda: held.total > SIZE * 4)
+        mixed = [await ask(worker, stack, 3, key) for key in ("attacker", "main", "accomplice")]
+        await joined(worker, 11)
+        upstream.open(3)
+        await until(lambda: upstream.halves == 5)
+        upstream.last.set()
+        assert outcomes([await each.reply() for each in (*full, mixed[1])]) == [SIZE + 2] * 9
+
+
+@on_uvloop
+async def test_result_that_compresses_well_gives_its_memory_back() -> None:
+    """The reply is small, and the connection stays open."""
+    async with gated_worker() as (worker, upstream), AsyncExitStack() as stack:
+        pair = [await ask(worker, stack, 1, "attacker", Accept_Encoding="zstd") for _ in range(2)]
+        await joined(worker, 2)
+        upstream.open(1)
+        upstream.last.set()
+        for each in pair:
+            reply = await each.reply()
+            assert reply.headers["content-encoding"] == "zstd"
+            assert len(reply.body) < 4_000
+        await until(lambda: not worker.app.held_replies.total)
 
 
 @pytest.mark.parametrize("client", ["front", "page", "socket"])

@@ -287,7 +287,7 @@ class Dispatcher(FlightHandler):
 
     def _send_for_another(self, flight: Flight, now: float) -> None:
         """The account that made the call has too many of them. Others that joined it get it in their own turn."""
-        flight.client, flight.joined_by = flight.joined_by, ""
+        flight.client, flight.joined_by = flight.joined_by[0], flight.joined_by[1:]
         flight.tried = 0
         self.launch(flight, now)
 

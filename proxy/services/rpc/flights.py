@@ -52,8 +52,8 @@ class FlightHandler:
 class Flight:
     # The account that made the call; empty for our own calls.
     client = ""
-    # Another account that waits for the same result; empty if there is none.
-    joined_by = ""
+    # Other accounts that wait for the same result.
+    joined_by: tuple[str, ...] = ()
     # The cache key of its result, if the result may be cached or shared.
     slot: bytes | None = None
     # The head that an upstream must have reached to receive the call.
@@ -251,8 +251,8 @@ class Flight:
     def join(self, waiter: Waiter, client: str) -> None:
         """Another caller makes the same call."""
         self.waiters.append(waiter)
-        if client != self.client:
-            self.joined_by = client
+        if client != self.client and client not in self.joined_by:
+            self.joined_by += (client,)
 
     def leave(self, waiter: Waiter) -> None:
         """The waiter no longer wants the result. A read without waiters is given up; a write goes on to its end."""

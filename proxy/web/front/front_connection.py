@@ -100,9 +100,9 @@ class FrontConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         replies = self._replies
+        self._limiter.remove(self, self._address)
         replies.close()
         self._give_room()
-        self._limiter.remove(self, self._address)
         self._reader.forget_known()
         if replies.flight is not None:
             replies.flight.leave(replies)

@@ -193,11 +193,12 @@ class ReplyWriter:
             packed = encodings.compress(encoding, body)
             self._finish(self._ok(len(packed), encoding) + packed)
         else:
-            # Its parts are known only now, and the call itself is over.
+            # Its parts are known only now, and the call itself is over. A reply that has become small is sent like a large one,
+            # because memory may be held for it.
             head = self._ok_lines(encoding)
             self.flight = None
             self._context.compress_apart(
-                encoding, body, lambda packed: self._finish(head + length_line(len(packed)) + packed)
+                encoding, body, lambda packed: self._finish_large(head + length_line(len(packed)) + packed)
             )
 
     def _encoding_for(self, size: int) -> int:
