@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from proxy.errors import Unavailable
 from proxy.store import peppers, sql
 from proxy.store.pool import Pool
-from proxy.store.secrets import Vault
+from proxy.store.secrets import SealBroken, Vault
+
+log = logging.getLogger("penstock.sessions")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFactor:
+    """An encrypted secret, and whether sign-in asks for its codes."""
+
+    sealed: bytes
+    is_on: bool
 
 
 class SecondFactorStore:
@@ -25,15 +38,22 @@ class SecondFactorStore:
             stored = await peppers.for_every_host(connection, sealed, rotated)
             return await connection.fetchval(sql.second_factors.begin, account, stored) is not None
 
-    async def read(self, account: str) -> tuple[bytes, bool] | None:
-        """Return the secret, and whether sign-in asks for its codes."""
+    async def read(self, account: str) -> StoredFactor | None:
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(sql.second_factors.read, account)
-        return None if row is None else (self._vault.open(account, row["sealed"]), row["is_on"])
+        return None if row is None else StoredFactor(row["sealed"], is_on=row["is_on"])
 
-    async def confirm(self, account: str, step: int, recovery: Sequence[str]) -> bool:
+    def secret_of(self, account: str, factor: StoredFactor) -> bytes:
+        try:
+            return self._vault.open(account, factor.sealed)
+        except SealBroken as exc:
+            log.error("second factor cannot be decrypted", extra={"account": account, "reason": str(exc)})
+            raise Unavailable("the second factor of this account cannot be checked: ask the operators") from None
+
+    async def confirm(self, account: str, factor: StoredFactor, step: int, recovery: Sequence[str]) -> bool:
+        """Turn this factor on. False if another one was stored meanwhile."""
         digests = [_digest(account, code) for code in recovery]
-        return await self._did(sql.second_factors.confirm, account, step, digests)
+        return await self._did(sql.second_factors.confirm, account, step, digests, factor.sealed)
 
     async def use_step(self, account: str, step: int) -> bool:
         return await self._did(sql.second_factors.use_step, account, step)

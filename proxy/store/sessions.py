@@ -80,12 +80,13 @@ class SessionStore:
         return _holder(row)
 
     async def set_password(self, account_id: str, password_hash: str, *, but: str | None = None) -> None:
-        """Set the password, end all sessions except `but`, and invalidate pending links."""
+        """Set the password, end all sessions except `but`, and invalidate pending links and a pending change of the address."""
         kept = [] if but is None else self.digests("session", but)
         async with self._pool.connection() as connection, connection.transaction():
             await connection.execute(sql.sessions.set_password, account_id, password_hash)
             await connection.execute(sql.sessions.end_account_sessions, account_id, kept)
             await connection.execute(sql.sessions.end_account_links, account_id)
+            await connection.execute(sql.sessions.end_email_change, account_id)
 
     # Sessions
 
@@ -124,8 +125,10 @@ class SessionStore:
             raise NotFound(f"there is no session {session_id}")
 
     async def end_others(self, account_id: str, token: str) -> None:
-        async with self._pool.connection() as connection:
+        """End all other sessions, and a pending change of the address, which one of them may have begun."""
+        async with self._pool.connection() as connection, connection.transaction():
             await connection.execute(sql.sessions.end_account_sessions, account_id, self.digests("session", token))
+            await connection.execute(sql.sessions.end_email_change, account_id)
 
     async def read(self, token: str, *, idle_s: float) -> Session | None:
         """Return the session if it is valid. Its last use is recorded from time to time."""

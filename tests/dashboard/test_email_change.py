@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from proxy.errors import InvalidRequest, Unauthorized
+from proxy.errors import InvalidRequest, RateLimited, Unauthorized
 from proxy.services.accounts.email_change import EmailChange
 from proxy.services.accounts.sign_in import SignedIn, SignIn, SignInPlace, hash_password
 from proxy.store.keys import KeyStore
@@ -66,10 +66,10 @@ async def test_address_changes_when_the_link_is_opened_and_both_addresses_get_ma
     assert (await office.store.read_holder(office.holder.session.id)).email == OLD
     link = (await office.sign_in.link(office.holder.session.id))[0].partition("#token=")[2]
 
-    assert await office.change.confirm(found[1]) == (office.holder.session.id, NEW)
+    assert await office.change.confirm(found[1], at=HERE) == (office.holder.session.id, NEW)
     assert NEW in await office.mail_to(OLD, "Your email address was changed")
     with pytest.raises(Unauthorized):
-        await office.change.confirm(found[1])
+        await office.change.confirm(found[1], at=HERE)
     with pytest.raises(Unauthorized):
         await office.sign_in.by_link(link, password=None, code=None, at=HERE)
     with pytest.raises(Unauthorized):
@@ -84,7 +84,7 @@ async def test_address_of_another_account_is_not_taken(office: Office) -> None:
     await office.change.begin(office.holder, email=NEW, current=PASSWORD)
     text = await office.mail_to(NEW, "Confirm your email address")
     with pytest.raises(InvalidRequest):
-        await office.change.confirm(text.partition("#email=")[2].split()[0])
+        await office.change.confirm(text.partition("#email=")[2].split()[0], at=HERE)
     assert (await office.store.read_holder(office.holder.session.id)).email == OLD
 
 
@@ -94,7 +94,7 @@ async def test_wrong_password_sends_nothing(office: Office) -> None:
     assert not office.mails.mails
     for token in ("", "x" * 43, "\0"):
         with pytest.raises(Unauthorized):
-            await office.change.confirm(token)
+            await office.change.confirm(token, at=HERE)
 
 
 async def test_without_a_mail_server_the_operators_are_named(service: DashboardService) -> None:
@@ -102,3 +102,21 @@ async def test_without_a_mail_server_the_operators_are_named(service: DashboardS
     reply = await holder.post("/account/email", {"email": NEW, "current_password": PASSWORD})
     assert "ask its operators" in reply.fault(400)
     (await holder.post("/account/email/confirm", {"token": "x" * 43})).fault(401)
+
+
+async def test_new_password_ends_a_pending_change(office: Office) -> None:
+    await office.change.begin(office.holder, email=NEW, current=PASSWORD)
+    token = (await office.mail_to(NEW, "Confirm your email address")).partition("#email=")[2].split()[0]
+    await office.sign_in.change_password(office.holder, current=PASSWORD, new="another long password")
+    with pytest.raises(Unauthorized):
+        await office.change.confirm(token, at=HERE)
+
+
+async def test_account_without_a_password_cannot_send_mails_without_end(office: Office) -> None:
+    account = await office.keys.create_account(name="b", email="link@example.com", plan="free")
+    link = (await office.sign_in.link(account["id"]))[0].partition("#token=")[2]
+    holder = await office.sign_in.by_link(link, password=None, code=None, at=HERE)
+    for _ in range(SETTINGS.tries):
+        await office.change.begin(holder, email=NEW, current=None)
+    with pytest.raises(RateLimited):
+        await office.change.begin(holder, email=NEW, current=None)

@@ -28,7 +28,7 @@ class App:
 async def protected(service: DashboardService) -> tuple[Client, App, list[str]]:
     """A holder with two-factor sign-in, the app and the recovery codes."""
     holder = await service.holder()
-    begun = (await holder.post("/account/second-factor")).data
+    begun = (await holder.post("/account/second-factor", {"current_password": PASSWORD})).data
     assert len(begun["qr_code"]) == len(begun["qr_code"][0]) > 20
     app = App(base64.b32decode(begun["secret"]))
     reply = await holder.post("/account/second-factor/confirm", {"code": app.code()})
@@ -64,20 +64,28 @@ async def test_sign_in_asks_for_a_code_that_works_once(service: DashboardService
 async def test_it_is_off_until_a_code_confirms_it(service: DashboardService) -> None:
     holder = await service.holder()
     (await holder.post("/account/second-factor/confirm", {"code": "000000"})).fault(400)
-    await holder.post("/account/second-factor")
+    await holder.post("/account/second-factor", {"current_password": PASSWORD})
     (await holder.post("/account/second-factor/confirm", {"code": "nothing"})).fault(400)
     assert (await sign_in(service, holder)).status == 200
     (await holder.post("/account/second-factor/remove", {"code": "000000"})).fault(400)
+
+
+async def test_setting_up_takes_the_password(service: DashboardService) -> None:
+    holder = await service.holder()
+    for body in ({}, {"current_password": "not the password"}):
+        assert (await holder.post("/account/second-factor", body)).fault(400) == "current_password: is wrong"
 
 
 async def test_other_sessions_end_when_it_is_turned_on(service: DashboardService) -> None:
     account = await service.account()
     other = await service.holder(account)
     holder = await service.holder(account)
-    app = App(base64.b32decode((await holder.post("/account/second-factor")).data["secret"]))
+    app = App(
+        base64.b32decode((await holder.post("/account/second-factor", {"current_password": PASSWORD})).data["secret"])
+    )
     assert (await holder.post("/account/second-factor/confirm", {"code": app.code()})).status == 200
     (await other.get("/account/session")).fault(401)
-    (await holder.post("/account/second-factor")).fault(400)
+    (await holder.post("/account/second-factor", {"current_password": PASSWORD})).fault(400)
 
 
 async def test_recovery_code_replaces_the_app_once(service: DashboardService) -> None:

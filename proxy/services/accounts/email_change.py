@@ -11,7 +11,7 @@ import time
 
 from proxy.core import sessions
 from proxy.errors import InvalidRequest, Unauthorized, Unavailable
-from proxy.services.accounts.sign_in import SignedIn, SignIn, new_token
+from proxy.services.accounts.sign_in import SignedIn, SignIn, SignInPlace, new_token
 from proxy.settings import DashboardSettings
 from proxy.store.keys import KeyStore
 from proxy.store.sessions import SessionStore
@@ -59,9 +59,10 @@ class EmailChange:
             f"The link works once and expires in {minutes} minutes. If you did not request it, ignore this mail.\n",
         )
 
-    async def confirm(self, token: str) -> tuple[str, str]:
+    async def confirm(self, token: str, *, at: SignInPlace) -> tuple[str, str]:
         """Change the address by a link; return the account and its new address. Pending sign-in links, which went to the old
         address, end."""
+        await self._sign_in.count_link(at)
         found = await self._store.take_email_change(token) if sessions.is_token(token) else None
         if found is None:
             raise Unauthorized(_WRONG_LINK)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from proxy.core import one_time_codes
 from proxy.errors import InvalidRequest, Unauthorized
-from proxy.store.second_factors import SecondFactorStore
+from proxy.store.second_factors import SecondFactorStore, StoredFactor
 
 ISSUER = "Penstock"
 RECOVERY_CODES = 10
@@ -46,36 +46,36 @@ class SecondFactor:
     async def confirm(self, account: str, code: str) -> list[str]:
         """Turn it on with a first code, and return the recovery codes."""
         found = await self._store.read(account)
-        if found is None or found[1]:
+        if found is None or found.is_on:
             raise InvalidRequest("there is nothing to confirm: set up an authenticator app first")
-        step = one_time_codes.step_of(found[0], _typed(code), time.time())
+        step = one_time_codes.step_of(self._store.secret_of(account, found), _typed(code), time.time())
         recovery = [_recovery_code() for _ in range(RECOVERY_CODES)]
-        if step is None or not await self._store.confirm(account, step, recovery):
+        if step is None or not await self._store.confirm(account, found, step, recovery):
             raise InvalidRequest(f"code: {_WRONG}")
         return recovery
 
     async def require(self, account: str, code: str | None) -> None:
         """Raise Unauthorized unless the code is right, or the account has no second factor."""
         found = await self._store.read(account)
-        if found is None or not found[1]:
+        if found is None or not found.is_on:
             return
         if not code:
             raise Unauthorized("enter a code from your authenticator app", details={"second_factor": "required"})
-        if not await self._accepts(account, found[0], _typed(code)):
+        if not await self._accepts(account, found, _typed(code)):
             raise Unauthorized(_WRONG, details={"second_factor": "wrong"})
 
     async def turn_off(self, account: str, code: str) -> None:
         found = await self._store.read(account)
-        if found is None or not found[1]:
+        if found is None or not found.is_on:
             raise InvalidRequest("two-factor sign-in is not on")
-        if not await self._accepts(account, found[0], _typed(code)):
+        if not await self._accepts(account, found, _typed(code)):
             raise InvalidRequest(f"code: {_WRONG}")
         await self._store.remove(account)
 
-    async def _accepts(self, account: str, secret: bytes, code: str) -> bool:
+    async def _accepts(self, account: str, factor: StoredFactor, code: str) -> bool:
         if len(code) != one_time_codes.DIGITS:
             return await self._store.use_recovery(account, code)
-        step = one_time_codes.step_of(secret, code, time.time())
+        step = one_time_codes.step_of(self._store.secret_of(account, factor), code, time.time())
         return step is not None and await self._store.use_step(account, step)
 
 

@@ -261,7 +261,8 @@ class SignIn:
 
     # The second factor. Codes are counted like passwords: a stolen session must not be able to guess one.
 
-    async def begin_factor(self, by: SignedIn) -> AppSecret:
+    async def begin_factor(self, by: SignedIn, current: str | None) -> AppSecret:
+        await self.prove(by, current)
         return await self._factor.begin(by.session.id, by.session.email)
 
     async def confirm_factor(self, by: SignedIn, code: str) -> list[str]:
@@ -298,11 +299,11 @@ class SignIn:
 
     async def prove(self, by: SignedIn, current: str | None) -> None:
         """Raise InvalidRequest unless this is the password of the session's account, or it has none."""
+        # Only the holder's own sessions get here: strangers cannot use up this count. It also bounds mails to new addresses.
+        await self._count(SignInPlace(""), by.session.email, kind="change")
         holder = await self._store.read_holder(by.session.id)
         if not holder.hash:
             return
-        # Only the holder's own sessions get here: strangers cannot use up this count.
-        await self._count(SignInPlace(""), by.session.email, kind="change")
         if not await self._in_thread(lambda: verify_password(holder.hash, current or ""), is_known=True):
             raise InvalidRequest("current_password: is wrong")
 
@@ -316,6 +317,10 @@ class SignIn:
             await asyncio.sleep(KEEP_EVERY_S)
 
     # Shared steps
+
+    async def count_link(self, at: SignInPlace) -> None:
+        """Count the use of a mailed link by its client's address."""
+        await self._count(at)
 
     async def _count(self, at: SignInPlace, email: str = "", *, kind: str = "try") -> bool:
         """Count an attempt, by client address and by email. Links are counted apart, so wrong passwords cannot block them, and

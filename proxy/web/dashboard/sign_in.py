@@ -88,12 +88,12 @@ class SignInHandlers:
         return RestReply({"sent": True}, status=202)
 
     async def confirm_email(self, request: SessionRequest) -> dict[str, Any]:
-        account, email = await self._emails.confirm(request.body["token"])
+        account, email = await self._emails.confirm(request.body["token"], at=request.place)
         await self._actions.record(account, Actor("holder"), "confirm_email", address=request.address)
         return {"email": email}
 
     async def begin_factor(self, request: SessionRequest) -> dict[str, Any]:
-        secret = await self._sign_in.begin_factor(request.signed_in)
+        secret = await self._sign_in.begin_factor(request.signed_in, request.body.get("current_password"))
         return {"secret": secret.text, "uri": secret.uri, "qr_code": _squares(secret.uri)}
 
     async def confirm_factor(self, request: SessionRequest) -> dict[str, Any]:

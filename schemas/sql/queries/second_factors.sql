@@ -9,7 +9,7 @@ select sealed, confirmed_at is not null as is_on from account_second_factors whe
 
 -- confirm
 update account_second_factors set confirmed_at = now(), last_step = $2, recovery = $3
-where account_id = $1 and confirmed_at is null and last_step < $2 returning account_id;
+where account_id = $1 and confirmed_at is null and last_step < $2 and sealed = $4 returning account_id;
 
 -- use_step
 -- Returns no row if this code or a later one was used.

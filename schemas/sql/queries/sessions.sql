@@ -136,6 +136,9 @@ delete from sessions where account_id = $1 and 'sess_' || encode(substring(diges
 insert into email_changes (account_id, email, digest, expires_at) values ($1, $2, $3, now() + make_interval(secs => $4))
 on conflict (account_id) do update set email = excluded.email, digest = excluded.digest, expires_at = excluded.expires_at;
 
+-- end_email_change
+delete from email_changes where account_id = $1;
+
 -- take_email_change
 -- A link works once: the row is deleted.
 delete from email_changes c using accounts a

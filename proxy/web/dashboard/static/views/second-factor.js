@@ -3,7 +3,7 @@
 import { account } from "../api.js";
 import { el, qrCode } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, badge, button, card, copyButton, dialog, secretField } from "../components.js";
+import { badge, button, card, copyButton, dialog, secretField } from "../components.js";
 
 const EXPLANATION = "Sign-in asks for a code from an authenticator app in addition to the password or link.";
 
@@ -14,10 +14,27 @@ export function secondFactorCard(holder, changed) {
       el("div.actions", null, button("Turn off", () => turnOff(changed))));
   }
   return card("Two-factor sign-in", el("p", null, EXPLANATION),
-    el("div.actions", null, asyncButton("Set up", async () => setUp(await account.post("/second-factor"), changed))));
+    el("div.actions", null, button("Set up", () => begin(holder, changed))));
 }
 
 const codeField = (hint) => forms.text("Code", { autocomplete: "one-time-code", required: true, maxlength: "40", hint });
+
+/* Asks for the password first, if there is one: a stolen session must not be able to lock the holder out. */
+async function begin(holder, changed) {
+  if (!holder.has_password) return setUp(await account.post("/second-factor", {}), changed);
+  return dialog("Set up two-factor sign-in", (close) => {
+    const current = forms.password("Password", { autocomplete: "current-password", required: true });
+    return forms.form([current.node], {
+      label: "Continue",
+      cancel: close,
+      send: async () => {
+        const secret = await account.post("/second-factor", { current_password: current.read() });
+        close();
+        setUp(secret, changed);
+      },
+    });
+  });
+}
 
 function setUp({ secret, qr_code: squares }, changed) {
   dialog("Set up two-factor sign-in", (close) => {
