@@ -95,7 +95,7 @@ class AccountHandlers:
 
     async def list_actions(self, request: SessionRequest) -> dict[str, Any]:
         rows, total = await self._actions.page(request.who.id, request.page)
-        shown = [{**row, "at": time_of(row["at"])} for row in rows]
+        shown = [_shown_action(row) for row in rows]
         return {"actions": shown, "page": request.page.number, "limit": request.page.limit, "total": total}
 
     async def _today(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -182,6 +182,11 @@ async def live_of(usage: UsageService, account: str | None) -> dict[str, Any]:
     times = times_of(int(first.timestamp()), int(now.timestamp()) + 1, "minute")
     line = lines[0] if lines else ChartLine("")
     return {"at": time_of(now), "flush_s": usage.flush_s, "times": times, "minutes": charts.columns_of(line, times)}
+
+
+def _shown_action(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The address of an operator is not shown to the account."""
+    return {**row, "at": time_of(row["at"]), "address": "" if row["by"] == "operator" else row["address"]}
 
 
 def shown_key(row: Mapping[str, Any]) -> dict[str, Any]:

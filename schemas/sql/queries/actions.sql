@@ -4,7 +4,7 @@ insert into account_actions (account_id, by, name, action, subject, address)
 select $1, $2, $3, $4, $5, $6
 where (
     select count(*) from (
-        select from account_actions where account_id = $1 and at > now() - interval '1 hour' limit $7
+        select from account_actions where account_id = $1 and by = $2 and at > now() - interval '1 hour' limit $7
     ) recent
 ) < $7;
 
