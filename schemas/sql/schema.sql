@@ -172,8 +172,10 @@ create index nft_holdings_at_zero on nft_holdings (network) where amount = 0;
 create index nft_holders_of_token on nft_holdings (network, contract, token_id) where standard = 1155;
 
 -- Add the tables for the holdings of a network when its row is added. The parts are attached when they are complete, which
--- does not block reads. The owner's rights are enough, so that the service itself need not be allowed to create tables.
-create function holdings_add_network() returns trigger language plpgsql security definer set search_path from current as $$
+-- blocks no reads, or only for a moment those of networks in the default table. The owner's rights are enough, so that the
+-- service itself need not be allowed to create tables.
+create function holdings_add_network() returns trigger language plpgsql security definer set search_path from current
+set lock_timeout = '2s' as $$
 declare
     parent text;
     part text;

@@ -60,8 +60,10 @@ begin
 end $$;
 
 -- Add the tables for the holdings of a network when its row is added. The parts are attached when they are complete, which
--- does not block reads. The owner's rights are enough, so that the service itself need not be allowed to create tables.
-create function holdings_add_network() returns trigger language plpgsql security definer set search_path from current as $$
+-- blocks no reads, or only for a moment those of networks in the default table. The owner's rights are enough, so that the
+-- service itself need not be allowed to create tables.
+create function holdings_add_network() returns trigger language plpgsql security definer set search_path from current
+set lock_timeout = '2s' as $$
 declare
     parent text;
     part text;
