@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -98,12 +99,12 @@ class ForkServer:
         return None if self._ends_at == float("inf") else max(0.0, self._ends_at - time.monotonic()) * 1000 + 1
 
     def _on_message(self) -> list[str] | None:
-        data, streams, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, MAX_STREAMS)
+        data, streams = self._received()
         if not data:
             self._on_lost_supervisor()
         elif data == RETIRE:
             self._retire()
-            self._control.send(RETIRE)
+            self._answer(RETIRE)
         else:
             request = msgspec.json.decode(data, type=ForkRequest)
             if self._fork(request, streams):
@@ -129,7 +130,7 @@ class ForkServer:
         try:
             pid = os.fork()
         except OSError as exc:  # the limit on processes, or no memory
-            self._control.send(FAILED + (exc.strerror or str(exc)).encode())
+            self._answer(FAILED + (exc.strerror or str(exc)).encode())
             return False
         if not pid:
             self._become(request, streams)
@@ -137,8 +138,21 @@ class ForkServer:
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = pid, request.grace_s
         self._poll.register(pidfd, select.POLLIN)
-        socket.send_fds(self._control, [str(pid).encode()], [pidfd])
+        self._answer(str(pid).encode(), pidfd)
         return False
+
+    def _received(self) -> tuple[bytes, list[int]]:
+        """The next message; an empty one if the supervisor has ended, also if it left an answer unread."""
+        try:
+            data, streams, _, _ = socket.recv_fds(self._control, MAX_MESSAGE, MAX_STREAMS)
+        except ConnectionError:
+            return b"", []
+        return data, streams
+
+    def _answer(self, message: bytes, *fds: int) -> None:
+        """The next read shows if the supervisor has ended."""
+        with suppress(ConnectionError):
+            socket.send_fds(self._control, [message], fds)
 
     def _become(self, request: ForkRequest, streams: Sequence[int]) -> None:
         """Keep only what the new process would have if it had been started on its own."""
