@@ -281,7 +281,7 @@ class SocketCall(HeldResultWaiter):
 
     def _send_whole(self, result: bytes | msgspec.Raw) -> None:
         """Send a large result that was not streamed: a cached one, or one that several callers wait for."""
-        share, start = self.new_share(), jsonrpc.result_start(self.id)
+        share, start = self.new_share(), jsonrpc.result_start(self._reply_id())
         if not share.take(len(result)):
             self.on_error(NO_ROOM)
             return
