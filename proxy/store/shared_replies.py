@@ -8,6 +8,7 @@ that turned out to be wrong are deleted, as soon as the server can be reached.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,8 @@ from proxy.store.valkey_address import address_of
 from proxy.store.valkey_link import ValkeyLink
 from proxy.tasks import Tasks
 
+log = logging.getLogger("penstock.cache")
+
 # A slower lookup than this gains nothing over calling an upstream.
 LOOK_S = 0.05
 WRITE_S = 1.0
@@ -28,6 +31,8 @@ AWAY_S = 1.0
 # The most queued writes, and the most in one turn. Their bytes too: a server that is slow or away must not fill our memory.
 QUEUE, QUEUE_BYTES = 1024, 16 << 20
 AT_ONCE, BYTES_AT_ONCE = 64, 1 << 20
+# Names of wrong results that wait to be deleted while the server is away.
+MOST_UNWANTED = 65_536
 # Larger replies are not cached: transferring them costs more than it saves.
 LARGEST = 1 << 20
 # The replies never change; they expire so that unused ones do not fill the server.
@@ -96,7 +101,10 @@ class SharedReplies:
 
     def forget(self, names: Iterable[str]) -> None:
         """Delete results that turned out to be wrong, also those that are still queued."""
-        self._unwanted.update(names)
+        if len(self._unwanted) < MOST_UNWANTED:
+            self._unwanted.update(names)
+        else:
+            log.error("wrong replies stay in Valkey until they expire: it is away and too many wait to be deleted")
         self._queue = deque(pair for pair in self._queue if pair[0] not in self._unwanted)
         self._queued_bytes = sum(len(result) for _, result in self._queue)
         self._has_work.set()

@@ -311,9 +311,15 @@ class Deliverer:
 
     async def _take_back(self, result: AttemptResult) -> None:
         claimed, at = result.claimed, datetime.datetime.fromtimestamp(self._now(), datetime.UTC)
-        injected = webhook_faults.reorganised(
-            claimed.event_id, claimed.type, claimed.webhook_id, claimed.body, at=iso_millis(at)
-        )
+        try:
+            injected = webhook_faults.reorganised(
+                claimed.event_id, claimed.type, claimed.webhook_id, claimed.body, at=iso_millis(at)
+            )
+        except (KeyError, ValueError):
+            # A body of an unknown form must not hold up the results of other webhooks.
+            log.exception("fault plan not applied", extra={"event": claimed.event_id})
+            await self._store.finish([result])
+            return
         await self._store.finish_injecting(result, injected)
 
     async def _change_webhook(self, result: AttemptResult) -> None:
