@@ -36,6 +36,7 @@ OPERATIONS: dict[str, Any] = {
     "account_read_gas_spend": None,
     "account_list_gas_refusals": None,
     "account_read_request": None,
+    "end_session": None,
 }
 
 
@@ -62,10 +63,12 @@ async def test_resource_of_another_account_is_not_found(service: DashboardServic
     event = (await owner.post(f"/account/webhooks/{resources['/account/webhooks']['id']}/test", {})).data["event_id"]
     resources["/account/requests"] = {"id": event}
     before = {path: (await owner.get(f"{path}/{each['id']}")).data for path, each in resources.items()}
+    session = (await owner.get("/account/sessions")).data["sessions"][0]["id"]
     for name, body in OPERATIONS.items():
         operation = API_SPEC.operations[name]
         kind = operation.path.partition("/{")[0]
-        path = operation.path.replace("{id}", resources[kind]["id"]).replace("{event_id}", event)
+        ids = {"id": resources[kind]["id"] if kind in resources else "", "event_id": event, "session_id": session}
+        path = operation.path.format_map(ids)
         reply = await other.request(operation.method, path, body)
         assert reply.status == 404, (name, reply)
     assert {path: (await owner.get(f"{path}/{each['id']}")).data for path, each in resources.items()} == before

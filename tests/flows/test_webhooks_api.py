@@ -85,7 +85,7 @@ async def test_webhooks_are_listed_by_page_and_status(service: Service) -> None:
     conforms(reply, "WebhookList")
     assert (reply["total"], reply["page"]) == (3, 1)
     assert [each["id"] for each in reply["webhooks"]] == [made[2]["id"], made[1]["id"]]
-    assert set(reply["webhooks"][0]) == {"id", "url", "chain", "event_type", "status", "created_at"}
+    assert set(reply["webhooks"][0]) == {"id", "url", "chain", "event_type", "status", "created_at", "health"}
     _, paused = await service.send("GET", "/webhooks?status=paused", key=key)
     assert [each["id"] for each in paused["webhooks"]] == [made[1]["id"]]
     _, disabled = await service.send("GET", "/webhooks?status=disabled", key=key)

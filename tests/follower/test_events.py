@@ -348,9 +348,13 @@ async def test_event_waits_for_the_receipt_of_its_own_block(harness: EventHarnes
         await enricher.enrich()
         assert await harness.bodies() == []
     answers["eth_getTransactionReceipt"] = lambda _: own
-    enricher.start_over()
-    await enricher.enrich()
-    (body,) = await harness.bodies()
+
+    async def completed() -> list[dict[str, Any]]:
+        enricher.start_over()
+        await enricher.enrich()
+        return await harness.bodies()
+
+    (body,) = await until(completed)
     assert (body["data"]["status"], body["data"]["gas_used"]) == ("failed", 21_000)
 
 
