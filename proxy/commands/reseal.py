@@ -60,12 +60,12 @@ async def run(args: argparse.Namespace) -> int:
 
 async def _reseal(connection: DatabaseConnection, found: Settings) -> None:
     done, broken = await peppers.reseal(connection, vault_of(found))
-    print(f"signing secrets encrypted with the current key: {done}")
+    print(f"secrets encrypted with the current key: {done}")
     if broken:
         raise StartError(
             [
-                f"the signing secrets of {len(broken)} webhooks cannot be decrypted ({', '.join(broken[:5])}): rotate their "
-                "secrets or delete them, then run this command again"
+                f"{len(broken)} secrets cannot be decrypted ({', '.join(broken[:5])}): rotate those of webhooks, turn the "
+                "second factors of accounts off (`accounts second-factor-off`), then run this command again"
             ]
         )
 

@@ -6,12 +6,13 @@ import asyncio
 
 import pytest
 
-from proxy.errors import StartError
+from proxy.errors import StartError, Unavailable
 from proxy.store import peppers, sql
 from proxy.store.fleet import FleetStore
 from proxy.store.keys import KeyStore
 from proxy.store.peppers import judge
 from proxy.store.pool import Pool
+from proxy.store.second_factors import SecondFactorStore
 from proxy.store.secrets import SealBroken, Vault, check_value
 from proxy.store.sessions import SessionStore
 from proxy.store.webhooks import NewWebhook, WebhookStore
@@ -265,3 +266,29 @@ async def _waits_for_a_lock(pool: Pool) -> bool:
     async with pool.connection(within_s=5.0) as connection:
         query = "select exists (select from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database())"
         return bool(await connection.fetchval(query))
+
+
+async def test_second_factors_outlive_a_rotation(pool: Pool) -> None:
+    """One from before, and one that a host with the new settings stores meanwhile, which one with the old settings can read."""
+    keys = KeyStore(pool, pepper=OLD, plans={"free": 10})
+    before, during = [(await keys.create_account(name="a", email=f"{n}@b", plan="free"))["id"] for n in range(2)]
+    old = SecondFactorStore(pool, Vault(OLD))
+    new = SecondFactorStore(pool, Vault(NEW, OLD, previous_pepper=OLD))
+    last = SecondFactorStore(pool, Vault(NEW))
+
+    async def secret(store: SecondFactorStore, account: str) -> bytes:
+        found = await store.read(account)
+        assert found is not None
+        return store.secret_of(account, found)
+
+    async with pool.connection() as connection:
+        await peppers.admit(connection, OLD, "", {})
+        await old.begin(before, b"first")
+        await peppers.admit(connection, NEW, OLD, {})
+        await new.begin(during, b"second")
+        for host in (old, new):
+            assert [await secret(host, each) for each in (before, during)] == [b"first", b"second"]
+        with pytest.raises(Unavailable):
+            await secret(last, before)
+        await peppers.finish(connection, NEW, Vault(NEW, OLD))
+    assert [await secret(last, each) for each in (before, during)] == [b"first", b"second"]
