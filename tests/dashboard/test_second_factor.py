@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import time
 from dataclasses import dataclass
@@ -59,6 +60,13 @@ async def test_sign_in_asks_for_a_code_that_works_once(service: DashboardService
         "/account/sign-in", {"email": holder.account["email"], "password": "not the password", "code": code}
     )
     assert refusal(wrong) is None
+
+
+async def test_code_used_twice_at_the_same_moment_signs_in_once(service: DashboardService) -> None:
+    holder, app, recovery = await protected(service)
+    for code in (app.code(), recovery[0]):
+        replies = await asyncio.gather(*(sign_in(service, holder, code=code) for _ in range(3)))
+        assert sorted(reply.status for reply in replies) == [200, 401, 401]
 
 
 async def test_it_is_off_until_a_code_confirms_it(service: DashboardService) -> None:
