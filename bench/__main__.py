@@ -11,7 +11,17 @@ from pathlib import Path
 
 from bench import attacks, baselines, loaders, machine, peers, plot, report, service, summary
 from bench.bodies import BIG
-from bench.cases import CASES, FAR_MS, HUGE, LATE_EVERY, LIMITED_AT_ONCE, LIMITED_MS, Case
+from bench.cases import (
+    CASES,
+    FAR_MS,
+    HUGE,
+    LATE_EVERY,
+    LIMITED_AT_ONCE,
+    LIMITED_MS,
+    OTHER_CHECKOUT,
+    Case,
+    against,
+)
 from bench.fleet import Fleet, parse_target
 from bench.loaders import DeadStub, Stub, Target
 from bench.processes import StartFailed
@@ -27,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(f"{case.name:<10} {case.title}" for case in CASES))
         return 0
-    chosen = [case for case in CASES if not options.cases or case.name in options.cases]
+    chosen = _chosen(options)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all children are stopped
     if not options.no_install and (outcome := baselines.install()):
         print(outcome)
@@ -46,6 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _chosen(options: argparse.Namespace) -> list[Case]:
+    chosen = [case for case in CASES if not options.cases or case.name in options.cases]
+    return [against(case) for case in chosen if case.is_comparable] if options.against else chosen
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("cases", nargs="*", type=_case, metavar="CASE", help="cases to run (default: all; see --list)")
@@ -62,6 +77,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--peers", action="store_true", help=f"also run these, if they are on PATH: {', '.join(peers.PEERS)}"
+    )
+    parser.add_argument(
+        "--against",
+        type=_checkout,
+        metavar="DIR",
+        help="compare the CPU time per call with another checkout, which is compiled like this one; no other candidates",
     )
     parser.add_argument("--stub-port", type=int, default=0, metavar="PORT", help="the small stub's port (default: any)")
     parser.add_argument(
@@ -104,6 +125,12 @@ def _peer(text: str) -> tuple[str, Target]:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def _checkout(text: str) -> Path:
+    if reason := service.missing(root := Path(text).resolve()):
+        raise argparse.ArgumentTypeError(reason)
+    return root
+
+
 def _setting(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or "." not in name:
@@ -132,7 +159,15 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True) as made:
         workdir = Path(made)
         os.chmod(workdir, 0o755)  # when root starts the embedded database, it runs as another user
-        fleet = Fleet(layout=layout, stubs=stubs, peers=dict(options.peer), settings=settings, workdir=workdir)
+        checkouts = {"penstock": service.ROOT} | ({OTHER_CHECKOUT: options.against} if options.against else {})
+        fleet = Fleet(
+            layout=layout,
+            stubs=stubs,
+            peers=dict(options.peer),
+            checkouts=checkouts,
+            settings=settings,
+            workdir=workdir,
+        )
         try:
             for name, stub in stubs.items():
                 stub.start(layout.stub, port=options.stub_port if name == "small" else 0, workdir=workdir)

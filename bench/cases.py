@@ -5,7 +5,7 @@ if calls must differ (so that none is cached or joined), and in a header if requ
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench import bodies
@@ -55,6 +55,9 @@ OVERLOAD = 4
 RPC = "rpc"
 # Penstock's RPC path, as a baseline for a case about another path.
 OWN_RPC = "penstock /rpc"
+# Another checkout of Penstock in the same run, and how much more CPU time a call may take than there.
+OTHER_CHECKOUT = "other checkout"
+NOISE = 1.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,11 @@ class Case:
     has_peers: bool = False  # other gateways take part, with --peers
     stem: str = RPC  # the Penstock path that is measured; the RPC path can then be a candidate too
 
+    @property
+    def is_comparable(self) -> bool:
+        """Whether it measures calls, so that their CPU time can be compared with that of another checkout."""
+        return self.kind in ("rate", "bytes", "cpu")
+
     def template(self, target: Target) -> bytes:
         """Return the request bytes for one candidate, with its host, path and key."""
         body = self.body() if self.stem == RPC or f"/{self.stem}/" in target.path else bodies.small()
@@ -111,6 +119,12 @@ class Case:
         }
         lines = [f"POST {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return ("\r\n".join(lines) + "\r\n\r\n" + body).encode()
+
+
+def against(case: Case) -> Case:
+    """The same calls as a comparison of CPU time with another checkout."""
+    aims = (Aim(NOISE, at_most=True, over=OTHER_CHECKOUT),)
+    return replace(case, kind="cpu", unit="µs CPU/request", candidates=(OTHER_CHECKOUT, "penstock"), aims=aims)
 
 
 CASES = (

@@ -36,10 +36,12 @@ class Fleet:
         layout: machine.Layout,
         stubs: Mapping[str, Stub],
         peers: Mapping[str, Target],
+        checkouts: Mapping[str, Path],
         settings: Mapping[str, service.Value],
         workdir: Path,
     ) -> None:
         self.layout, self.stubs, self.peers, self.settings, self.workdir = layout, stubs, peers, settings, workdir
+        self.checkouts = checkouts  # of Penstock, by the name of the candidate
         self._running: dict[Member, tuple[baselines.Running | service.Service, Target]] = {}
         self._broken: dict[tuple[str, str], str] = {}  # by name and profile: failed starts are not retried
         self._serial = itertools.count()
@@ -50,7 +52,7 @@ class Fleet:
     def member(self, name: str, case: Case, *, workers: int = 1) -> Member:
         if name == OWN_RPC:
             return Member("penstock", case.stub, case.profile, workers)
-        if name == "penstock":
+        if name in self.checkouts:
             return Member(name, case.stub, case.profile, workers, case.stem)
         return Member(name, case.stub, case.profile if name in PEERS else "", workers)
 
@@ -70,7 +72,7 @@ class Fleet:
         workdir = self.workdir / f"{next(self._serial)}-{member.name}"
         return (
             self._start_service(member, cpus, workdir)
-            if member.name == "penstock"
+            if member.name in self.checkouts
             else self._start(member, cpus, workdir)
         )
 
@@ -110,10 +112,11 @@ class Fleet:
 
     def _start_service(self, member: Member, cpus: tuple[int, ...], workdir: Path) -> Target:
         profile = service.PROFILES[member.profile]
-        settings = service.settings_for(profile, self.settings)
-        if reason := service.missing():
+        root = self.checkouts[member.name]
+        settings = service.settings_for(profile, self.settings, root)
+        if reason := service.missing(root):
             raise StartFailed(reason)
-        running = service.Service(workdir)
+        running = service.Service(workdir, root)
         urls, others = self._urls(member.stub, profile), self.layout.load
         try:
             base_url, key, other_key = running.start(

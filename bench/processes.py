@@ -57,6 +57,7 @@ def start(
     cpus: Iterable[int],
     log: Path,
     env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> Child:
     """Start a program on the given cores, with its output in a log file."""
     wanted = set(cpus)
@@ -73,6 +74,7 @@ def start(
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(env or {})},
+                cwd=cwd,
                 start_new_session=True,
                 preexec_fn=prepare,
             )

@@ -83,11 +83,11 @@ PROFILES = {
 
 
 class Service:
-    """A running Penstock. `start` returns its base URL, a key whose limits are high enough for the bench, and one of another
-    account."""
+    """A Penstock that runs from the checkout `root`. `start` returns its base URL, a key whose limits are high enough for the
+    bench, and one of another account."""
 
-    def __init__(self, workdir: Path) -> None:
-        self.workdir = workdir
+    def __init__(self, workdir: Path, root: Path) -> None:
+        self.workdir, self.root = workdir, root
         self.child: processes.Child | None = None
 
     def __repr__(self) -> str:
@@ -114,8 +114,9 @@ class Service:
             *("--data", str(self.workdir / "data"), "--workers", str(workers)),
             *("--config", str(own)),
         ]
-        environment = {"PYTHONPATH": str(ROOT), **to_environment(settings)}
-        self.child = processes.start("penstock", argv, cpus=cpu, log=self.workdir / "log", env=environment)
+        environment = {"PYTHONPATH": str(self.root), **to_environment(settings)}
+        log = self.workdir / "log"
+        self.child = processes.start("penstock", argv, cpus=cpu, log=log, env=environment, cwd=self.root)
         found = self._wait_for(ready)
         self._pin(port, cpu, others)
         keys = found["keys"]
@@ -159,10 +160,14 @@ class Service:
 
 def _links(urls: Sequence[str], connections: int) -> str:
     """The settings of the upstreams, and of a bundler at the first of them."""
-    network = f'network = "ethereum/mainnet"\nca = "{tls_files.CERT}"\n'
     limit = f"connections = {connections}\n" if connections else ""
-    upstreams = [f'[[upstreams]]\n{network}url = "{url}"\n{limit}' for url in urls]
-    return "".join((f'[[bundlers]]\n{network}url = "{urls[0]}"\n', *upstreams))
+    upstreams = [f"[[upstreams]]\n{_link(url)}{limit}" for url in urls]
+    return "".join((f"[[bundlers]]\n{_link(urls[0])}", *upstreams))
+
+
+def _link(url: str) -> str:
+    authority = f'ca = "{tls_files.CERT}"\n' if url.startswith("https:") else ""
+    return f'network = "ethereum/mainnet"\nurl = "{url}"\n{authority}'
 
 
 def to_environment(settings: Mapping[str, Value]) -> dict[str, str]:
@@ -174,9 +179,9 @@ def to_environment(settings: Mapping[str, Value]) -> dict[str, str]:
     return {f"PENSTOCK_{name.upper().replace('.', '__')}": text(value) for name, value in settings.items()}
 
 
-def settings_for(profile: Profile, extra: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the profile's settings that this build has; raise StartFailed if a required one is missing."""
-    known = _known_settings()
+def settings_for(profile: Profile, extra: Mapping[str, Value], root: Path) -> dict[str, Value]:
+    """Return the profile's settings that the checkout has; raise StartFailed if a required one is missing."""
+    known = _known_settings(root)
     if lacking := [name for name in profile.needs if name not in known]:
         raise processes.StartFailed(f"this build has no setting {', '.join(lacking)}")
     chain = {"block_time_ms": profile.block_time_ms} if profile.block_time_ms else {}
@@ -184,8 +189,8 @@ def settings_for(profile: Profile, extra: Mapping[str, Value]) -> dict[str, Valu
     return {**wanted, **profile.needs, **chain, **extra}
 
 
-def _known_settings() -> set[str]:
-    path = ROOT / "config" / "default.toml"
+def _known_settings(root: Path) -> set[str]:
+    path = root / "config" / "default.toml"
     if not path.exists():
         return set()
     return set(_names(tomllib.loads(path.read_text())))
@@ -198,6 +203,6 @@ def _names(table: Mapping[str, object], prefix: str = "") -> Iterator[str]:
             yield from _names(value, f"{prefix}{name}.")
 
 
-def missing() -> str | None:
-    """Reason why Penstock cannot be started from this checkout, or None."""
-    return None if os.path.exists(ROOT / "proxy" / "__main__.py") else "this checkout has no proxy/__main__.py"
+def missing(root: Path) -> str | None:
+    """Reason why Penstock cannot be started from the checkout, or None."""
+    return None if os.path.exists(root / "proxy" / "__main__.py") else f"{root} has no proxy/__main__.py"
