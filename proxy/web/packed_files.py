@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import brotli
 import zstandard
 from aiohttp import web
 
@@ -25,8 +26,9 @@ IMMUTABLE = "public, max-age=31536000, immutable"
 REVALIDATED = "no-cache"
 
 
-# Files are compressed once, so the level is that of a small size, not of a fast start.
-GZIP_LEVEL, ZSTD_LEVEL = 9, 12
+# Files are compressed once, so the level is that of a small size. brotli's highest level saves another 9 %, and would delay the
+# start of a worker by more than a second.
+GZIP_LEVEL, ZSTD_LEVEL, BROTLI_LEVEL = 9, 12, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class PackedFile:
         packed = {
             encodings.GZIP: gzip.compress(plain, GZIP_LEVEL, mtime=0),
             encodings.ZSTD: zstandard.ZstdCompressor(level=ZSTD_LEVEL).compress(plain),
+            encodings.BROTLI: brotli.compress(plain, quality=BROTLI_LEVEL),
         }
         return cls(TYPES[Path(name).suffix], plain, packed, f'"{hashlib.sha256(plain).hexdigest()[:20]}"')
 
@@ -55,7 +58,7 @@ class PackedFile:
         if self.tag in request.headers.get("If-None-Match", ""):
             return web.Response(status=304, headers=sent)
         charset = None if self.kind == "application/json" else "utf-8"
-        encoding = encodings.accepted(request.headers.get("Accept-Encoding", ""))
+        encoding = encodings.accepted(request.headers.get("Accept-Encoding", ""), encodings.SMALLEST)
         if encoding != encodings.IDENTITY:
             sent["Content-Encoding"] = encodings.NAMES[encoding]
             return web.Response(body=self.packed[encoding], content_type=self.kind, charset=charset, headers=sent)

@@ -6,14 +6,17 @@ import gzip
 import random
 import zlib
 
+import brotli
 import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core.encodings import (
+    BROTLI,
     GZIP,
     IDENTITY,
+    SMALLEST,
     ZSTD,
     EncodedResult,
     EncodedResults,
@@ -30,6 +33,9 @@ def plain(encoding: int, data: bytes) -> bytes:
     """Read by implementations that are not the ones which wrote it, where there is one."""
     if encoding == GZIP:
         return gzip.decompress(data)
+    if encoding == BROTLI:
+        whole: bytes = brotli.decompress(data)
+        return whole
     reader = zstandard.ZstdDecompressor().decompressobj()
     found = reader.decompress(data)
     assert reader.eof
@@ -52,7 +58,10 @@ SAMPLES = (
     [
         ("", IDENTITY),
         ("identity", IDENTITY),
-        ("br", IDENTITY),
+        ("br", BROTLI),
+        ("br, gzip;q=0.9", BROTLI),
+        ("br;q=0", IDENTITY),
+        ("br;q=0.5, *", GZIP),
         ("gzip", GZIP),
         ("x-gzip", GZIP),
         ("gzip, deflate, br", GZIP),
@@ -61,7 +70,7 @@ SAMPLES = (
         ("gzip;q=0", IDENTITY),
         ("gzip;q=0, zstd;q=0", IDENTITY),
         ("*", GZIP),
-        ("gzip;q=0, *", IDENTITY),
+        ("gzip; q=0.000, *", IDENTITY),
         ("*;q=0", IDENTITY),
         ("zstd;q=1.0,gzip;q=1.0", ZSTD),
         ("gzip;q=nonsense", IDENTITY),
@@ -72,13 +81,29 @@ def test_encoding_follows_the_weights(header: str, encoding: int) -> None:
     assert accepted(header) == encoding
 
 
-@pytest.mark.parametrize("encoding", [GZIP, ZSTD])
+@pytest.mark.parametrize(
+    ("header", "encoding"),
+    [
+        ("gzip, deflate, br, zstd", BROTLI),
+        ("gzip, deflate", GZIP),
+        ("gzip, zstd", ZSTD),
+        ("gzip, br;q=0.5", GZIP),
+        ("", IDENTITY),
+    ],
+)
+def test_files_are_sent_in_the_smallest_encoding_of_those_liked_best(header: str, encoding: int) -> None:
+    assert accepted(header, SMALLEST) == encoding
+
+
+@pytest.mark.parametrize("encoding", [GZIP, ZSTD, BROTLI])
 @pytest.mark.parametrize("data", SAMPLES, ids=len)
 def test_whole_streamed_and_joined_replies_read_the_same(encoding: int, data: bytes) -> None:
     assert plain(encoding, compress(encoding, data)) == data
     stream = StreamCompressor(encoding)
     pieces = [stream.feed(data[at : at + 70_000]) for at in range(0, len(data), 70_000)]
     assert plain(encoding, b"".join(pieces) + stream.finish()) == data
+    if encoding == BROTLI:
+        return
     prefix, suffix = b'{"jsonrpc":"2.0","id":1,"result":', b"}"
     assert plain(encoding, EncodedResult(encoding, data).between(prefix, suffix)) == prefix + data + suffix
 

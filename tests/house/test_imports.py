@@ -69,7 +69,7 @@ PURE = {
     *("__future__", "abc", "base64", "bisect", "collections", "dataclasses", "datetime", "decimal", "email", "enum"),
     *("fractions", "functools", "hashlib", "heapq", "hmac", "ipaddress", "itertools", "json", "math", "operator", "re"),
     *("string", "struct", "types", "typing", "zlib", "msgspec", "orjson", "sha3", "ens_normalize", "isal", "zstandard"),
-    *("coincurve", "rlp", "trie"),
+    *("brotli", "coincurve", "rlp", "trie"),
 }
 IMPURE_CALLS = {"open", "print", "input", "exec", "eval", "compile", "__import__", "breakpoint"}
 # Methods of `datetime` that read the clock.

@@ -7,6 +7,7 @@ import zlib
 from typing import Any
 
 import aiohttp
+import brotli
 import httpx
 import orjson
 import pytest
@@ -40,6 +41,8 @@ def plain(reply: Reply) -> Any:
             return orjson.loads(gzip.decompress(reply.body))
         case "zstd":
             return orjson.loads(zstandard.ZstdDecompressor().decompressobj().decompress(reply.body))
+        case "br":
+            return orjson.loads(brotli.decompress(reply.body))
         case None:
             return reply.json
         case other:
@@ -49,7 +52,7 @@ def plain(reply: Reply) -> Any:
 @pytest.mark.parametrize("accepts", ["gzip", "zstd, gzip", "br", ""])
 def test_replies_of_every_size_are_whole_and_compressed_from_the_limit(accepts: str) -> None:
     headers = {"Accept-Encoding": accepts} if accepts else {}
-    expected = {"gzip": "gzip", "zstd, gzip": "zstd"}.get(accepts)
+    expected = {"gzip": "gzip", "zstd, gzip": "zstd", "br": "br"}.get(accepts)
 
     @on_uvloop
     async def run() -> None:
@@ -115,7 +118,7 @@ async def test_cached_reply_is_compressed_once_for_all_ids() -> None:
     script = stub({"eth_blockNumber": "0x10", "eth_chainId": "0x1", "eth_call": result})
     async with Scripted(script) as upstream, running_worker({LIVE: [upstream.url]}) as worker:
         await Tracker(worker.app.networks.routes[LIVE]).look()
-        for number, accepts in enumerate(("gzip", "gzip", "zstd", "gzip", "zstd", "")):
+        for number, accepts in enumerate(("gzip", "gzip", "zstd", "gzip", "zstd", "br", "")):
             call_id = orjson.dumps([7, "x" * 20, "y" * 200][number % 3])
             body = asked_for.replace(b'"id":1', b'"id":' + call_id)
             reply = await worker.send(body, **({"Accept-Encoding": accepts} if accepts else {}))
@@ -147,6 +150,7 @@ async def test_pages_and_calls_of_web_pages_are_compressed_but_not_with_a_sessio
         for options, encoding in (
             ({"Origin": "https://a.example.com", "Accept-Encoding": "gzip"}, "gzip"),
             ({"Origin": "https://a.example.com", "Accept-Encoding": "zstd"}, "zstd"),
+            ({"Origin": "https://a.example.com", "Accept-Encoding": "br"}, "br"),
             ({"Origin": "https://a.example.com"}, None),
             ({"Origin": "https://a.example.com", "Accept-Encoding": "gzip", "Cookie": "session=x"}, None),
         ):
@@ -245,4 +249,4 @@ async def test_bombs_and_broken_gzip_fail_the_call_only() -> None:
 
 
 def test_names_are_those_of_the_registry() -> None:
-    assert set(encodings.NAMES.values()) == {"gzip", "zstd"}
+    assert set(encodings.NAMES.values()) == {"gzip", "zstd", "br"}

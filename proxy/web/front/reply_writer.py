@@ -178,7 +178,8 @@ class ReplyWriter:
             self._finish_body(jsonrpc.error_reply(self.id, NO_ROOM))
             return
         # A reply that is not cached has no bytes of its own: it is a part of the upstream's.
-        if self.cache == "hit" and len(start) <= MAX_PREFIX and len(result) < OFF_LOOP:
+        is_kept = self.cache == "hit" and encoding != encodings.BROTLI
+        if is_kept and len(start) <= MAX_PREFIX and len(result) < OFF_LOOP:
             body = self._context.encoded.get(bytes(result), encoding).between(start, b"}")
             self._finish(self._ok(len(body), encoding) + body)
         else:
