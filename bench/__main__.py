@@ -152,6 +152,7 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
         "late": Stub("late", size=SMALL_RESULT, delay_us=FAR_MS * 1000, late_every=LATE_EVERY),
         "late-too": Stub("late-too", size=SMALL_RESULT, delay_us=FAR_MS * 1000, late_every=LATE_EVERY),
         "small-too": Stub("small-too", size=SMALL_RESULT),
+        "small-third": Stub("small-third", size=SMALL_RESULT),
         "dead": DeadStub("dead", size=SMALL_RESULT),
         "limited": Stub("limited", size=SMALL_RESULT, delay_us=LIMITED_MS * 1000, at_once=LIMITED_AT_ONCE),
     }

@@ -35,7 +35,7 @@ MAX_GROWTH_MIB = 256
 SMALL_ONLY = "small calls only"
 # The same block matched against few watched addresses.
 FEW_ADDRESSES = "a thousand addresses"
-# Penstock's own p99 while every upstream is healthy.
+# Penstock's own figure while every upstream is healthy.
 ALL_HEALTHY = "all healthy"
 # The same call without verification.
 NOT_VERIFIED = "not verified"
@@ -243,10 +243,10 @@ CASES = (
     Case(
         "one-dead",
         "small call, one upstream of three refuses connections",
-        candidates=ALONE,
+        candidates=("penstock", ALL_HEALTHY),
         profile="one-dead",
         has_peers=True,
-        aims=(),
+        aims=(Aim(0.95, over=ALL_HEALTHY),),
     ),
     Case(
         "mixed",

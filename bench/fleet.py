@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from bench import baselines, machine, service, tls_files
 from bench.baselines import BASELINES, KEY, PATH
-from bench.cases import OWN_RPC, RPC, Case
+from bench.cases import ALL_HEALTHY, OWN_RPC, RPC, Case
 from bench.loaders import MARKER, Stub, Target
 from bench.peers import PEERS
 from bench.processes import StartFailed
@@ -52,6 +52,8 @@ class Fleet:
     def member(self, name: str, case: Case, *, workers: int = 1) -> Member:
         if name == OWN_RPC:
             return Member("penstock", case.stub, case.profile, workers)
+        if name == ALL_HEALTHY:
+            return Member("penstock", case.stub, "three", workers)
         if name in self.checkouts:
             return Member(name, case.stub, case.profile, workers, case.stem)
         return Member(name, case.stub, case.profile if name in PEERS else "", workers)

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import socket
 import subprocess
 import time
 import urllib.request
@@ -132,10 +133,18 @@ class Stub:
 
 
 class DeadStub(Stub):
-    """An address that refuses connections."""
+    """An address that refuses connections: its port is taken, so that no other program gets it, and not listened on."""
+
+    _taken: socket.socket | None = None
 
     def start(self, cpu: int, *, port: int, workdir: Path) -> None:
-        self.port = processes.free_port()
+        self._taken = socket.socket()
+        self._taken.bind(("127.0.0.1", 0))
+        self.port = self._taken.getsockname()[1]
+
+    def stop(self) -> None:
+        if self._taken:
+            self._taken.close()
 
 
 def measure(generator: Generator, load: Load, target: Target, layout: machine.Layout, *, workdir: Path) -> Sample:

@@ -63,6 +63,11 @@ PROFILES = {
             wants={**QUIET, "cache.enabled": False, "cache.coalesce": False, "rpc.depth": 1},
             stubs=("small-too", "dead"),
         ),
+        Profile(
+            "three",
+            wants={**QUIET, "cache.enabled": False, "cache.coalesce": False, "rpc.depth": 1},
+            stubs=("small-too", "small-third"),
+        ),
         Profile("cached", wants=QUIET, needs={"cache.enabled": True}),
         Profile("joined", wants={**QUIET, "cache.enabled": False}, needs={"cache.coalesce": True}),
         Profile("idle", wants={**QUIET, "server.max_connections": 20000, "server.connections_per_address": 20000}),
