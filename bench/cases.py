@@ -15,7 +15,7 @@ from bench.loaders import MARKER, Generator, Target
 Kind = Literal[
     "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
     "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults", "overload",
-    "attacks", "cpu", "mixed", "hedge", "records", "verify",
+    "attacks", "cpu", "mixed", "hedge", "records", "verify", "packed",
 ]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
@@ -346,6 +346,14 @@ CASES = (
         candidates=ALONE,
         profile="cached-million",
         aims=(at_most(1.3),),
+    ),
+    Case(
+        "cached-logs",
+        "memory of 20,000 cached replies with ten logs each, relative to their size",
+        kind="packed",
+        unit="×",
+        candidates=ALONE,
+        aims=(at_most(0.4, "kept"), at_most(0.6, "served")),
     ),
     Case(
         "admission",

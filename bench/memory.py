@@ -1,6 +1,9 @@
 """Memory per idle connection, and memory of cached replies relative to their size."""
 
 import json
+import multiprocessing
+import os
+import random
 import socket
 import time
 from pathlib import Path
@@ -8,9 +11,15 @@ from pathlib import Path
 from bench import machine
 from bench.cases import Case
 from bench.loaders import MARKER, Load, Target, measure
+from proxy.core.caching import ReplyCache, key_of
+from proxy.core.encodings import GZIP, EncodedResults
 
 SETTLE_S = 1.0  # let allocators and timers settle before memory is read
 SPARE_FILES = 500  # descriptors reserved for everything except idle connections
+LOGS_REPLIES, LOGS_PER_REPLY = 20_000, 10
+CACHE_BYTES = 1 << 30
+# The part of the cache's memory that compressed forms may take, as in the service.
+ENCODED_BYTES = CACHE_BYTES // 8
 
 
 def connections_possible(wanted: int) -> int:
@@ -57,6 +66,54 @@ def growth_per_cached_byte(target: Target, case: Case, layout: machine.Layout, *
     if sample.requests < count:
         raise ConnectionError(f"only {sample.requests:,} of {count:,} calls got a reply")
     return (settled(pids) - before) / (count * _result_bytes(target, case))
+
+
+def growth_per_byte_of_logs() -> dict[str, float]:
+    """Memory growth divided by the bytes of the results: after they were cached, and after a new head and a client with gzip
+    asked for one in ten of them. In a process of its own, so that no memory was used before."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_cache_logs)
+
+
+def _cache_logs() -> dict[str, float]:
+    replies, encoded = ReplyCache(CACHE_BYTES), EncodedResults(ENCODED_BYTES)
+    draw = random.Random(1)
+    total, before = 0, settled([os.getpid()])
+    for number in range(LOGS_REPLIES):
+        result = _logs(draw)
+        total += len(result)
+        replies.put(_logs_key(number), result, "forever")
+    kept = settled([os.getpid()]) - before
+    replies.head_moved()
+    for number in range(0, LOGS_REPLIES, 10):
+        encoded.get(replies.get(_logs_key(number)) or b"", GZIP)
+    return {"kept": kept / total, "served": (settled([os.getpid()]) - before) / total}
+
+
+def _logs_key(number: int) -> bytes:
+    return key_of(b"eth_getLogs", b"[%d]" % number)
+
+
+def _logs(draw: random.Random) -> bytes:
+    """Transfers in one block, as eth_getLogs returns them."""
+    block, token = f"0x{draw.randbytes(32).hex()}", f"0x{draw.randbytes(20).hex()}"
+    transfer = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
+    logs = [
+        {
+            "address": token,
+            "topics": [transfer, *(f"0x{draw.randbytes(20).hex():0>64}" for _ in range(2))],
+            "data": f"0x{draw.randrange(10**21):064x}",
+            "blockNumber": "0x13a4f5c",
+            "transactionHash": f"0x{draw.randbytes(32).hex()}",
+            "transactionIndex": hex(at // 2),
+            "blockHash": block,
+            "logIndex": hex(at),
+            "removed": False,
+        }
+        for at in range(LOGS_PER_REPLY)
+    ]
+    return json.dumps(logs, separators=(",", ":")).encode()
 
 
 def _result_bytes(target: Target, case: Case) -> int:

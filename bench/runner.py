@@ -93,6 +93,8 @@ class Runner:
                 self._run_workers(case)
             case "idle" | "cached":
                 self._run_memory(case)
+            case "packed":
+                self._run_packed(case)
             case "admission":
                 self._run_admission(case)
             case "index":
@@ -352,6 +354,16 @@ class Runner:
         if case.kind == "idle":
             method += f"; {count:,} connections"
         self.figures.append(Figure(case, case.name, case.title, case.unit, rows, case.aims, method))
+
+    def _run_packed(self, case: Case) -> None:
+        titles = {
+            "kept": "never read again",
+            "served": "a tenth of them read since the last head, also in gzip",
+        }
+        for name, value in memory.growth_per_byte_of_logs().items():
+            aims = tuple(aim for aim in case.aims if aim.figure == name)
+            title = f"{case.title}: {titles[name]}"
+            self._show(Figure(case, f"{case.name}/{name}", title, case.unit, {"penstock": Row([value])}, aims))
 
     def _memory_of(self, case: Case, target: Target, count: int) -> float:
         if case.kind == "idle":

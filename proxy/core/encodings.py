@@ -55,6 +55,8 @@ _BROKEN: Final[type[Exception]] = isal_zlib.error  # type: ignore[assignment]
 _frames: Final = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=False, write_checksum=False)
 
 
+_packer: Final = zstandard.ZstdCompressor(level=_LEVEL)
+_unpacker: Final = zstandard.ZstdDecompressor()
 
 
 class TooMuchData(Exception):
@@ -103,6 +105,18 @@ def compress_apart(encoding: int, data: bytes) -> bytes:
     if encoding == ZSTD:
         return zstandard.ZstdCompressor(level=_LEVEL).compress(data)
     return compress(encoding, data)
+
+
+def pack(data: bytes) -> bytes:
+    """JSON in the form in which it takes the least memory."""
+    packed = _packer.compress(data)
+    # A copy, because the compressor's own bytes were cut from a block as large as the data, whose rest stays unused.
+    return memoryview(packed).tobytes() if len(packed) < len(data) else data
+
+
+def unpack(data: bytes) -> bytes:
+    """JSON that may have been packed. It never starts like compressed data."""
+    return _unpacker.decompress(data) if data.startswith(_ZSTD_MAGIC) else data
 
 
 def _brotli(data: bytes) -> bytes:

@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import astuple
 
-from proxy.core.caching import KEPT_OVERHEAD, RECENT_OVERHEAD, Lifetime, ReplyCache, key_of, place_of_owner
+from proxy.core.caching import (
+    KEPT_OVERHEAD,
+    PACKED_FROM,
+    PACKED_TO,
+    RECENT_OVERHEAD,
+    Lifetime,
+    ReplyCache,
+    key_of,
+    place_of_owner,
+)
 
 
 def key(n: int) -> bytes:
@@ -89,6 +98,28 @@ def test_view_of_a_larger_buffer_is_copied() -> None:
     replies = ReplyCache(1 << 20)
     replies.put(key(1), memoryview(b"xx-result-xx")[3:9], "forever")  # type: ignore[arg-type]
     assert type(replies.get(key(1))) is bytes
+
+
+@pytest.mark.parametrize("size", [PACKED_FROM - 1, PACKED_FROM, PACKED_TO, PACKED_TO + 1])
+@pytest.mark.parametrize("pattern", [b'{"removed":false},', random.Random(3).randbytes(PACKED_TO + 1)], ids=len)
+def test_results_of_every_size_are_read_as_they_were_put(pattern: bytes, size: int) -> None:
+    replies = ReplyCache(1 << 24)
+    result = (pattern * size)[:size] if len(pattern) < size else pattern[:size]
+    replies.put(key(1), result, "forever")
+    for _ in range(2):
+        assert replies.get(key(1)) == replies.get(key(1)) == result
+        replies.head_moved()
+
+
+def test_large_results_that_are_kept_take_a_part_of_their_size() -> None:
+    replies = ReplyCache(1 << 22)
+    results = [b'{"address":"0x%040x","removed":false},' % number * 500 for number in range(500)]
+    for number, result in enumerate(results):
+        replies.put(key(number), result, "forever")
+    assert replies.evictions == 0
+    assert replies.bytes_used < sum(map(len, results)) / 4
+    assert all(replies.get(key(number)) == result for number, result in enumerate(results))
+    assert replies.bytes_used <= replies.limit
 
 
 def test_memory_stays_within_the_limit_whatever_is_put() -> None:
