@@ -166,10 +166,10 @@ image:
 image-test: .venv/.test
 	IMAGE_TEST=$(IMAGE) $(PY) -m pytest -q -s tests/flows/test_image.py
 
-# Needs Docker with compose, and buildah for images of Postgres, Valkey and Prometheus that come from no registry.
+# After `make image`. Postgres, Valkey, Prometheus and Grafana are stand-ins of Debian's packages, which need no registry.
 compose-test: .venv/.test
-	tests/compose/load $(IMAGE)
-	COMPOSE_TEST=1 $(PY) -m pytest -q tests/flows/test_compose.py
+	@tests/compose/build
+	@COMPOSE_TEST=1 tests/compose/with-docker bash -c 'tests/compose/load $(IMAGE) && $(PY) -m pytest -q tests/flows/test_compose.py'
 
 chart:
 	@command -v helm >/dev/null || { echo "needs helm: run go install helm.sh/helm/v3/cmd/helm@v3.22.0"; exit 1; }

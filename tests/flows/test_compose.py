@@ -20,6 +20,7 @@ from tests.service import ROOT, until
 DEPLOY = ROOT / "deploy"
 GATEWAYS = (8545, 8546)
 PROMETHEUS = "http://127.0.0.1:9090/api/v1"
+GRAFANA = "http://127.0.0.1:3000/"
 # A user without rights, who owns the settings.
 USER = 1000
 
@@ -105,6 +106,17 @@ async def test_follower_knows_the_head(output: str) -> None:
         return [each["value"][1] for each in found["data"]["result"]] == ["16"]
 
     await until(knows_head, within_s=120.0)
+
+
+async def test_board_shows_traffic_upstreams_and_the_follower(output: str) -> None:
+    """The stand-in for Grafana finds board and data source by the files of provisioning, and runs every query."""
+    shown = ("penstock_calls_total", "penstock_upstream_up", "penstock_follower_head", "penstock_database_up")
+
+    async def are_shown() -> bool:
+        with_data = [query for query, outcome in (await got(GRAFANA)).items() if outcome == "data"]
+        return all(any(metric in query for query in with_data) for metric in shown)
+
+    await until(are_shown, within_s=120.0)
 
 
 async def test_no_part_is_away(here: Path, output: str) -> None:
