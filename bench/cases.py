@@ -15,7 +15,7 @@ from bench.loaders import MARKER, Generator, Target
 Kind = Literal[
     "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
     "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults", "overload",
-    "attacks", "cpu", "mixed", "hedge", "records", "verify", "packed",
+    "attacks", "cpu", "mixed", "hedge", "records", "verify", "packed", "spans",
 ]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
@@ -37,6 +37,8 @@ SMALL_ONLY = "small calls only"
 FEW_ADDRESSES = "a thousand addresses"
 # Penstock's own figure while every upstream is healthy.
 ALL_HEALTHY = "all healthy"
+# The same code without the lines for traces, or the same call with tracing off.
+NO_TRACES = "without traces"
 # The same call without verification.
 NOT_VERIFIED = "not verified"
 # aiohttp's client posting the same bodies: no database, no signatures.
@@ -418,6 +420,18 @@ CASES = (
         unit="µs CPU/call",
         candidates=ALONE,
         aims=(at_most(0.15, "not recorded"), at_most(0.15, "not recorded, inline"), at_most(5.0, "recorded")),
+    ),
+    Case(
+        "spans",
+        "what traces add, compared with the code without them or a call with tracing off",
+        kind="spans",
+        unit="µs CPU",
+        candidates=ALONE,
+        aims=(
+            Aim(1.05, at_most=True, over=NO_TRACES, figure="a head, off"),
+            Aim(1.3, at_most=True, over=NO_TRACES, figure="a head, on"),
+            Aim(12.0, at_most=True, over=NO_TRACES, figure="a sampled call"),
+        ),
     ),
     Case(
         "verify",

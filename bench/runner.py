@@ -23,6 +23,7 @@ from bench import (
     records,
     service,
     sockets,
+    spans,
     sponsor,
     usage,
     verified,
@@ -35,6 +36,7 @@ from bench.cases import (
     LIMITED_MS,
     NO_ATTACK,
     NO_SOCKETS,
+    NO_TRACES,
     NOT_VERIFIED,
     ONE_BY_ONE,
     ONE_IN_A_TURN,
@@ -127,6 +129,8 @@ class Runner:
                 self._run_attacks(case)
             case "records":
                 self._run_records(case)
+            case "spans":
+                self._run_spans(case)
             case "verify":
                 self._run_verify(case)
             case "filters":
@@ -455,6 +459,15 @@ class Runner:
             rows = {"penstock": Row([each[name] for each in found])}
             aims = tuple(aim for aim in case.aims if aim.figure == name)
             self._show(Figure(case, f"{case.name}/{name}", f"{case.title}: {name}", case.unit, rows, aims))
+
+    def _run_spans(self, case: Case) -> None:
+        self.fleet.keep_only(set())
+        stub = self.fleet.stubs["small"].url
+        found = spans.costs(self.rounds, upstream=stub, collector=f"{stub}/v1/traces")
+        for aim in case.aims:
+            rows = {row: Row([each[aim.figure][row] for each in found]) for row in (NO_TRACES, "penstock")}
+            title = f"{case.title}: {aim.figure}"
+            self._show(Figure(case, f"{case.name}/{aim.figure}", title, case.unit, rows, (aim,)))
 
     def _run_verify(self, case: Case) -> None:
         self.fleet.keep_only(set())
