@@ -105,6 +105,20 @@ async def test_new_account_sees_first_steps_until_its_first_request(fresh_holder
     await expect(page.get_by_role("heading", name="Breakdown")).to_be_visible()
 
 
+async def test_escape_does_not_lose_a_new_key(holder: Visitor) -> None:
+    await holder.open("keys")
+    await holder.button("Create key").first.click()
+    await holder.dialog.get_by_label("Name").fill("kept on screen")
+    await holder.button("Create key", holder.dialog).click()
+    shown = holder.dialog.get_by_label("API key", exact=True)
+    await shown.wait_for()
+    for _ in range(3):
+        await holder.page.keyboard.press("Escape")
+    await expect(shown).to_be_visible()
+    await holder.button("Done").click()
+    await expect(shown).to_have_count(0)
+
+
 async def test_key_is_disabled_only_after_a_question(holder: Visitor) -> None:
     await holder.create_key("to be disabled")
     row = holder.page.get_by_role("row", name="to be disabled")

@@ -189,6 +189,15 @@ export function dialog(title, build) {
   return node;
 }
 
+/* A dialog with a secret that is shown once: Escape does not close it. */
+export function secretDialog(title, build) {
+  const node = dialog(title, build);
+  node.addEventListener("cancel", (event) => event.preventDefault());
+  // A second Escape cannot be cancelled, so the key must not get that far.
+  node.addEventListener("keydown", (event) => event.key === "Escape" && event.preventDefault());
+  return node;
+}
+
 /* Confirms an irreversible action. The dialog stays open and shows the error if the action fails. */
 export function confirm(title, text, label, action) {
   dialog(title, (close) => {

@@ -4,7 +4,7 @@ import { account } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
 import { networks } from "../networks.js";
-import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, heading, pager, secretField, table, toast } from "../components.js";
+import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, heading, pager, secretDialog, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
 
 const SCOPES = {
@@ -170,7 +170,7 @@ const revoke = (key, reload) => confirm("Revoke key",
 /* Shows a new key, the only time it is visible. */
 async function reveal(created, title) {
   const match = (await networks()).find((each) => each.class === created.mode);
-  dialog(title, (close) => [
+  secretDialog(title, (close) => [
     el("p", null, "Copy this key now. You cannot see it again."),
     secretField(created.key, "API key"), match && codeBlock("Try it", tryIt(created.key, match)).node,
     el("div.actions", null, button("Done", close, { kind: "main" }))]);

@@ -3,7 +3,7 @@
 import { account } from "../api.js";
 import { el, qrCode } from "../dom.js";
 import * as forms from "../forms.js";
-import { badge, button, card, copyButton, dialog, secretField } from "../components.js";
+import { badge, button, card, copyButton, dialog, secretDialog, secretField } from "../components.js";
 
 const EXPLANATION = "Sign-in asks for a code from an authenticator app in addition to the password or link.";
 
@@ -53,15 +53,13 @@ function setUp({ secret, qr_code: squares }, changed) {
   });
 }
 
-/* The codes are shown once, so Escape must not close the dialog. */
 function showRecovery(codes, changed) {
-  const node = dialog("Recovery codes", (close) => [
+  const node = secretDialog("Recovery codes", (close) => [
     el("p", null, "Two-factor sign-in is on. If you lose your phone, each of these codes signs you in once. They are not shown again: "
       + "save them in a safe place."),
     el("ul.codes", null, codes.map((code) => el("li", null, el("code", null, code.replace(/(.{4})(?!$)/g, "$1-"))))),
     el("div.actions", null, copyButton(codes.join("\n"), "Copy all"), button("I have saved them", close, { kind: "main" })),
   ]);
-  node.addEventListener("cancel", (event) => event.preventDefault());
   node.addEventListener("close", changed);
 }
 

@@ -3,7 +3,7 @@
 import { account, query } from "../api.js";
 import { el, refreshChildren, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, note, pager, poll, secretField, table, toast } from "../components.js";
+import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, note, pager, poll, secretDialog, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { filterForm } from "./filters.js";
 import { healthOf, isSuccess, lastFailureOf, outcomeOf, resultOf, statusBadge } from "./health.js";
@@ -111,7 +111,7 @@ class WebhookView {
     confirm("Rotate secret", "Deliveries are signed with the new and the old secret for a day, so that you can update your receiver.",
       "Rotate secret", async () => {
         const rotated = await account.post(`${this.#path}/rotate`);
-        dialog("New signing secret", (close) => [el("p", null, "Copy this secret now. You cannot see it again."),
+        secretDialog("New signing secret", (close) => [el("p", null, "Copy this secret now. You cannot see it again."),
           secretField(rotated.signing_secret, "Signing secret"),
           el("p.hint", null, `The old secret is valid until ${format.time(rotated.previous_secret_valid_until)}.`),
           el("div.actions", null, button("Done", close, { kind: "main" }))]);

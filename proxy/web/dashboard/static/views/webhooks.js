@@ -4,7 +4,7 @@ import { account, query } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
 import { chainNameOf, networkField, networksWith } from "../networks.js";
-import { asyncRegion, button, card, dialog, empty, heading, pager, secretField, segmentedControl, table } from "../components.js";
+import { asyncRegion, button, card, dialog, empty, heading, pager, secretDialog, secretField, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
 import { filterForm, FILTERS } from "./filters.js";
 import { healthOf, lastFailureOf, statusBadge } from "./health.js";
@@ -72,7 +72,7 @@ async function create() {
 }
 
 function reveal(webhook) {
-  const node = dialog("Webhook created", (close) => [
+  const node = secretDialog("Webhook created", (close) => [
     el("p", null, "Verify deliveries with this signing secret. Copy it now. You cannot see it again."),
     secretField(webhook.signing_secret, "Signing secret"),
     el("div.actions", null, button("View webhook", close, { kind: "main" }))]);
