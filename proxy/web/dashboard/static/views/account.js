@@ -108,11 +108,11 @@ function sessionsCard() {
   const list = asyncRegion(async () => {
     const { sessions } = await account.get("/sessions");
     const end = (each) => asyncButton("Sign out", async () => {
-      await account.delete(`/sessions/${each.id}`);
+      await account.remove(`/sessions/${each.id}`);
       await list.reload();
     }, { kind: "small" });
     const others = asyncButton("Sign out everywhere else", async () => {
-      await account.delete("/sessions");
+      await account.remove("/sessions");
       await list.reload();
       toast("Signed out everywhere else");
     });
