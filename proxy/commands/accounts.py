@@ -15,6 +15,7 @@ from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.sign_in import hash_password, link_of, new_token
 from proxy.settings import Settings
 from proxy.store.keys import KeyStore, LimitChange
+from proxy.store.members import MemberStore
 from proxy.store.second_factors import SecondFactorStore
 from proxy.store.secrets import vault_of
 from proxy.store.sessions import SessionStore
@@ -32,6 +33,7 @@ COLUMNS = (
     "active_keys",
     "created_at",
 )
+MEMBER_COLUMNS = ("id", "email", "role", "has_second_factor", "joined_at", "seen_at")
 
 
 def add_limits(parser: argparse.ArgumentParser, *, day: bool) -> None:
@@ -96,6 +98,12 @@ def register(commands: Any) -> None:
     _with_id(
         context.add_action(actions, "link", "create a link that signs the holder in once", _link, context.session_store)
     )
+    _with_id(context.add_action(actions, "members", "list the people of an account", _members, member_store))
+    remove = context.add_action(
+        actions, "remove-member", "remove a member from an account and end their sessions", _remove_member, member_store
+    )
+    _with_id(remove)
+    remove.add_argument("member", help="the member's id, such as mem_0123…")
     about = "turn two-factor sign-in off, for a holder who has lost the app and the recovery codes"
     _with_id(context.add_action(actions, "second-factor-off", about, _second_factor_off, second_factors))
 
@@ -170,6 +178,21 @@ def _read_password(*, stdin: bool) -> str:
     if getpass("Repeat the password: ") != password:
         raise InvalidRequest("the two passwords differ; the old one was kept")
     return password
+
+
+@asynccontextmanager
+async def member_store(args: argparse.Namespace) -> AsyncIterator[MemberStore]:
+    async with context.opened(args) as (_, pool):
+        yield MemberStore(pool)
+
+
+async def _members(store: MemberStore, args: argparse.Namespace) -> None:
+    output.rows(await store.members(args.id), MEMBER_COLUMNS, as_json=args.json)
+
+
+async def _remove_member(store: MemberStore, args: argparse.Namespace) -> None:
+    email = await store.remove(args.id, args.id, args.member)
+    output.row({"id": args.member, "email": email, "removed": True}, as_json=args.json)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.compose.accounts import AccountsFeature
+from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.admission import Admission
@@ -15,6 +16,7 @@ from proxy.services.accounts.email_change import EmailChange
 from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.second_factor import SecondFactor
 from proxy.services.accounts.sign_in import SignIn
+from proxy.services.accounts.team import Team
 from proxy.services.fleet import Cordons, FleetView
 from proxy.services.rpc.networks import Networks
 from proxy.services.upstream_history import UpstreamHistory
@@ -22,6 +24,7 @@ from proxy.settings import Settings, Tables
 from proxy.store.actions import ActionStore
 from proxy.store.fleet import FleetStore
 from proxy.store.local_copy import CopyDirectory
+from proxy.store.members import MemberStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.second_factors import SecondFactorStore
@@ -34,6 +37,7 @@ from proxy.web.api_spec import ApiSpec
 from proxy.web.dashboard.account import AccountHandlers
 from proxy.web.dashboard.admin import AdminHandlers
 from proxy.web.dashboard.network_list import network_list
+from proxy.web.dashboard.people import PeopleHandlers
 from proxy.web.dashboard.session_endpoint import SessionEndpoints, SessionHandler
 from proxy.web.dashboard.sign_in import SignInHandlers
 from proxy.web.dashboard.upstream_charts import UpstreamChartHandlers
@@ -68,7 +72,9 @@ class DashboardFeature:
         factor = SecondFactor(SecondFactorStore(pool, vault_of(settings)))
         mailer = Mailer(settings.mail)
         self.sign_in = SignIn(store, factor, settings.dashboard, mailer, tasks)
-        self.emails = EmailChange(self.sign_in, store, accounts.keys, settings.dashboard, mailer, tasks)
+        mails = AccountMails(mailer, tasks)
+        self.emails = EmailChange(self.sign_in, store, accounts.keys, settings.dashboard, mails)
+        self.team = Team(MemberStore(pool), store, self.sign_in, mails, settings.dashboard)
         self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
         self.actions = ActionLog(ActionStore(pool))
@@ -104,12 +110,11 @@ class DashboardFeature:
         endpoints = SessionEndpoints(gate, admission, spec, self.sign_in, self.actions, self._settings.dashboard)
         plans = self._tables.plans
         networks = network_list(self._networks, self._tables.methods, self._settings.follower.follows)
+        session_s = self._settings.dashboard.session_s
+        signing = SignInHandlers(self.sign_in, self.emails, self.actions, session_s=session_s)
         return {
-            **endpoints.wrapped(
-                SignInHandlers(
-                    self.sign_in, self.emails, self.actions, session_s=self._settings.dashboard.session_s
-                ).handlers()
-            ),
+            **endpoints.wrapped(signing.handlers()),
+            **endpoints.wrapped(PeopleHandlers(self.team, self.accounts, signing).handlers()),
             **endpoints.wrapped(
                 AccountHandlers(self.accounts, self.removal, self._usage, self.actions, plans, networks).handlers()
             ),
@@ -125,6 +130,7 @@ class DashboardFeature:
         """Start the loops that use the database."""
         self.cordons.listen(notices)
         self._tasks.start("old sessions", self.sign_in.keep)
+        self._tasks.start("old members", self.team.keep)
         self._tasks.start("old actions", self.actions.keep)
         self._tasks.start("cordons", self.cordons.follow)
         self._tasks.start("fleet", self.fleet.run)

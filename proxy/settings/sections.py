@@ -129,6 +129,8 @@ class DashboardSettings:
     session_s: float
     idle_s: float
     link_s: float
+    invitation_s: float
+    members: int
     tries: int
     report_s: float
 

@@ -80,9 +80,9 @@ class KeyStore:
         self._check_plan(plan)
         own.check()
         limits = (own.requests_per_second, own.units_per_second, own.requests_per_day)
-        values = (new_id("acct"), _text(name, "name"), _email(email), plan, *limits)
+        values = (new_id("acct"), _text(name, "name"), email_address(email), plan, *limits)
         async with self._pool.connection() as connection, connection.transaction():
-            await _claim_email(connection, values[2])
+            await claim_email(connection, values[2])
             row = await connection.fetchrow(sql.accounts.create_account, *values)
         assert row is not None
         return _shown(row)
@@ -113,16 +113,23 @@ class KeyStore:
         own.check()
         limits = (own.requests_per_second, own.units_per_second, own.requests_per_day)
         new_name = None if name is None else _text(name, "name")
-        new_email = None if email is None else _email(email)
+        new_email = None if email is None else email_address(email)
         async with self._pool.connection() as connection, connection.transaction():
             if new_email is not None:
-                await _claim_email(connection, new_email, account_id)
+                await claim_email(connection, new_email, account_id)
             row = await connection.fetchrow(
                 sql.accounts.update_account, account_id, new_name, new_email, plan, *limits, disabled, record_params
             )
         if row is None:
             raise NotFound(f"there is no account {account_id}")
         return _shown(row)
+
+    async def change_email(self, person: str, email: str) -> None:
+        """Change the address of a person: an account's first owner or a member."""
+        address = email_address(email)
+        async with self._pool.connection() as connection, connection.transaction():
+            await claim_email(connection, address, person)
+            await connection.execute(sql.accounts.change_email, person, address)
 
     async def erase_account(self, account_id: str) -> KeyRow:
         return await self._row(sql.accounts.erase_account, account_id, absent=f"there is no account {account_id}")
@@ -297,11 +304,11 @@ class KeyStore:
         return rows[0]
 
 
-async def _claim_email(connection: DatabaseConnection, email: str, account_id: str | None = None) -> None:
+async def claim_email(connection: DatabaseConnection, email: str, person: str | None = None) -> None:
     """Reserve an email address until the end of the transaction. It signs in to one account, so it must be unique."""
     await connection.execute(sql.accounts.lock_emails)
-    if await connection.fetchval(sql.accounts.is_email_taken, email, account_id):
-        raise InvalidRequest(f"email: another account already uses {email}")
+    if await connection.fetchval(sql.accounts.is_email_taken, email, person):
+        raise InvalidRequest(f"email: {email} already signs in to another account: use a different address")
 
 
 def _shown(row: asyncpg.Record) -> KeyRow:
@@ -315,7 +322,7 @@ def _text(value: str, name: str) -> str:
     return value
 
 
-def _email(value: str) -> str:
+def email_address(value: str) -> str:
     value = _text(value, "email")
     local, _, host = value.partition("@")
     if not local or not host or " " in value:

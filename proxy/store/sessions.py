@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncpg
 
+from proxy.core.roles import Role
 from proxy.core.sessions import PLACE_S
 from proxy.errors import InvalidRequest, NotFound
 from proxy.store import sql
@@ -22,23 +23,40 @@ SessionRow = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class AccountHolder:
-    """The sign-in data of an account. `hash` is empty if it has no password."""
+    """The sign-in data of a person: an account's first owner, whose id is that of the account, or a member. `hash` is empty
+    without a password."""
 
     id: str
     email: str
     hash: str
 
 
+@dataclass(frozen=True, slots=True)
+class TakenEmailChange:
+    person_id: str
+    account_id: str
+    email: str
+    old_email: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A session of an account's holder or of an operator."""
+    """A session of a person in an account, or of an operator.
+
+    `id` and `name` are those of the account or the operator; `person`, `email` and `role` those of the person.
+    """
 
     id: str
     name: str
     is_operator: bool
     created_at: datetime.datetime
     expires_at: datetime.datetime
+    person: str = ""
     email: str = ""
+    role: Role = "visitor"
+    # The operator's name if the person is a visitor.
+    visitor: str = ""
+    account_email: str = ""
     plan: str = ""
     has_password: bool = False
     has_second_factor: bool = False
@@ -63,30 +81,30 @@ class SessionStore:
         data = f"{kind}\0{text}".encode("utf-8", "replace")
         return [hmac.digest(pepper, data, "sha256") for pepper in self._peppers]
 
-    def _digest_for_every_host(self, kind: str, text: str) -> bytes:
+    def digest_for_every_host(self, kind: str, text: str) -> bytes:
         """The digest of something short-lived: under the previous pepper while it is rotated, which every host has."""
         return self.digests(kind, text)[-1]
 
-    # Accounts
+    # People
 
     async def find_holder(self, email: str) -> AccountHolder | None:
         row = await self._row(sql.sessions.find_holder, email)
         return None if row is None else _holder(row)
 
-    async def read_holder(self, account_id: str) -> AccountHolder:
-        row = await self._row(sql.sessions.read_holder, account_id)
+    async def read_holder(self, person: str) -> AccountHolder:
+        row = await self._row(sql.sessions.read_holder, person)
         if row is None:
-            raise NotFound(f"there is no account {account_id}")
+            raise NotFound(f"there is no account {person}")
         return _holder(row)
 
-    async def set_password(self, account_id: str, password_hash: str, *, but: str | None = None) -> None:
+    async def set_password(self, person: str, password_hash: str, *, but: str | None = None) -> None:
         """Set the password, end all sessions except `but`, and invalidate pending links and a pending change of the address."""
         kept = [] if but is None else self.digests("session", but)
         async with self._pool.connection() as connection, connection.transaction():
-            await connection.execute(sql.sessions.set_password, account_id, password_hash)
-            await connection.execute(sql.sessions.end_account_sessions, account_id, kept)
-            await connection.execute(sql.sessions.end_account_links, account_id)
-            await connection.execute(sql.sessions.end_email_change, account_id)
+            await connection.execute(sql.sessions.set_password, person, password_hash)
+            await connection.execute(sql.sessions.end_account_sessions, person, kept)
+            await connection.execute(sql.sessions.end_account_links, person)
+            await connection.execute(sql.sessions.end_email_change, person)
 
     # Sessions
 
@@ -94,7 +112,7 @@ class SessionStore:
         self,
         token: str,
         *,
-        account: str | None = None,
+        person: str | None = None,
         operator: str | None = None,
         lasts_s: float,
         instead: str = "",
@@ -105,30 +123,28 @@ class SessionStore:
         async with self._pool.connection() as connection, connection.transaction():
             if instead:
                 await connection.execute(sql.sessions.end_session, self.digests("session", instead))
-            digest = self._digest_for_every_host("session", token)
-            await connection.execute(sql.sessions.begin_session, digest, account, operator, lasts_s, address, agent)
+            digest = self.digest_for_every_host("session", token)
+            await connection.execute(sql.sessions.begin_session, digest, person, operator, lasts_s, address, agent)
 
     async def end(self, token: str) -> None:
         async with self._pool.connection() as connection:
             await connection.execute(sql.sessions.end_session, self.digests("session", token))
 
-    async def list_of(self, account_id: str, token: str, *, idle_s: float) -> list[SessionRow]:
-        """Return the account's sessions. That of the token is marked as `is_current`."""
+    async def list_of(self, person: str, token: str, *, idle_s: float) -> list[SessionRow]:
+        """Return the person's sessions. That of the token is marked as `is_current`."""
         async with self._pool.connection() as connection:
             digests = self.digests("session", token)
-            return [
-                dict(row) for row in await connection.fetch(sql.sessions.list_sessions, account_id, digests, idle_s)
-            ]
+            return [dict(row) for row in await connection.fetch(sql.sessions.list_sessions, person, digests, idle_s)]
 
-    async def end_of(self, account_id: str, session_id: str) -> None:
-        if await self._row(sql.sessions.end_session_of_account, account_id, session_id) is None:
+    async def end_of(self, person: str, session_id: str) -> None:
+        if await self._row(sql.sessions.end_session_of_account, person, session_id) is None:
             raise NotFound(f"there is no session {session_id}")
 
-    async def end_others(self, account_id: str, token: str) -> None:
+    async def end_others(self, person: str, token: str) -> None:
         """End all other sessions, and a pending change of the address, which one of them may have begun."""
         async with self._pool.connection() as connection, connection.transaction():
-            await connection.execute(sql.sessions.end_account_sessions, account_id, self.digests("session", token))
-            await connection.execute(sql.sessions.end_email_change, account_id)
+            await connection.execute(sql.sessions.end_account_sessions, person, self.digests("session", token))
+            await connection.execute(sql.sessions.end_email_change, person)
 
     async def read(self, token: str, *, idle_s: float) -> Session | None:
         """Return the session if it is valid. Its last use is recorded from time to time."""
@@ -141,36 +157,36 @@ class SessionStore:
 
     # Links
 
-    async def add_link(self, token: str, account_id: str, *, lasts_s: float) -> datetime.datetime:
+    async def add_link(self, token: str, person: str, *, lasts_s: float) -> datetime.datetime:
         async with self._pool.connection() as connection:
-            digest = self._digest_for_every_host("link", token)
-            return await connection.fetchval(sql.sessions.add_link, digest, account_id, lasts_s)  # type: ignore[no-any-return]
+            digest = self.digest_for_every_host("link", token)
+            return await connection.fetchval(sql.sessions.add_link, digest, person, lasts_s)  # type: ignore[no-any-return]
 
     async def link_holder(self, token: str) -> tuple[str, str] | None:
-        """Return the account of a valid link and its email address. The link is not used up."""
+        """Return the person of a valid link and the email address. The link is not used up."""
         row = await self._row(sql.sessions.read_link, self.digests("link", token))
         return None if row is None else (row["id"], row["email"])
 
     async def take_link(self, token: str) -> str | None:
-        """Use up a link and return its account, or None if the link is not valid."""
+        """Use up a link and return its person, or None if the link is not valid."""
         async with self._pool.connection() as connection:
             return await connection.fetchval(sql.sessions.take_link, self.digests("link", token))  # type: ignore[no-any-return]
 
     # New email addresses
 
-    async def begin_email_change(self, account_id: str, email: str, token: str, *, lasts_s: float) -> None:
-        digest = self._digest_for_every_host("email", token)
+    async def begin_email_change(self, person: str, email: str, token: str, *, lasts_s: float) -> None:
+        digest = self.digest_for_every_host("email", token)
         async with self._pool.connection() as connection:
-            await connection.execute(sql.sessions.begin_email_change, account_id, email, digest, lasts_s)
+            await connection.execute(sql.sessions.begin_email_change, person, email, digest, lasts_s)
 
-    async def take_email_change(self, token: str) -> tuple[str, str, str] | None:
-        """Use up the link and return the account, its new address and its old one, or None if the link is not valid."""
+    async def take_email_change(self, token: str) -> TakenEmailChange | None:
+        """Use up the link. Returns None if it is not valid."""
         row = await self._row(sql.sessions.take_email_change, self.digests("email", token))
-        return None if row is None else (row["account_id"], row["email"], row["old_email"])
+        return None if row is None else TakenEmailChange(**row)
 
-    async def end_links(self, account_id: str) -> None:
+    async def end_links(self, person: str) -> None:
         async with self._pool.connection() as connection:
-            await connection.execute(sql.sessions.end_account_links, account_id)
+            await connection.execute(sql.sessions.end_account_links, person)
 
     # Sign-in attempts
 
@@ -237,11 +253,13 @@ class SessionStore:
         return None if row is None else (row["id"], row["name"])
 
     async def purge(self, *, idle_s: float) -> None:
-        """Delete expired sessions, links and attempt counters."""
+        """Delete expired sessions, links, invitations, visits and attempt counters."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.sessions.delete_expired_sessions, idle_s)
             await connection.execute(sql.sessions.delete_expired_links)
             await connection.execute(sql.sessions.delete_expired_email_changes)
+            await connection.execute(sql.members.delete_expired_invitations)
+            await connection.execute(sql.members.delete_expired_visits)
             await connection.execute(sql.sessions.delete_old_tries)
             await connection.execute(sql.sessions.delete_old_places, PLACE_S)
 
@@ -269,7 +287,11 @@ def _session(row: asyncpg.Record) -> Session:
         is_operator=False,
         created_at=row["created_at"],
         expires_at=row["expires_at"],
+        person=row["person_id"],
         email=row["email"],
+        role=row["role"],
+        visitor=row["visitor"],
+        account_email=row["account_email"],
         plan=row["plan"],
         has_password=row["has_password"],
         has_second_factor=row["has_second_factor"],

@@ -16,6 +16,7 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
+from proxy.core.roles import PERMISSIONS, Permission
 from proxy.core.sessions import SessionKind
 from proxy.errors import InvalidRequest
 from proxy.web.refusal_words import RefusalWords
@@ -61,6 +62,8 @@ class ApiOperation:
     # The scope that the key needs; empty if every key may use it. Operations for signed-in people have a session instead.
     scope: str
     session: SessionKind | None
+    # The permission that the role of a person in the account needs.
+    permission: Permission | None
     large_body: bool
     path_parameters: Mapping[str, Parameter]
     query: Mapping[str, Parameter]
@@ -151,6 +154,7 @@ def _mirrored(paths: Mapping[str, Any]) -> dict[str, Any]:
                 spec["operationId"] = f"account_{spec['operationId']}"
                 spec["tags"] = ["Account"]
                 spec["x-session"] = "account"
+                spec["x-permission"] = "view" if method == "get" else "manage"
                 spec["security"] = [{"AccountSession": []}]
                 below[method] = spec
     return found
@@ -170,12 +174,23 @@ def _operations(document: dict[str, Any]) -> Iterator[ApiOperation]:
                 path=path,
                 scope=spec.get("x-scope", ""),
                 session=spec.get("x-session"),
+                permission=_permission(spec),
                 large_body=spec.get("x-large-body", False),
                 path_parameters={p["name"]: _parameter(document, p, words) for p in parameters if p["in"] == "path"},
                 query={p["name"]: _parameter(document, p, words) for p in parameters if p["in"] == "query"},
                 body=_body(document, spec),
                 words=words,
             )
+
+
+def _permission(spec: Mapping[str, Any]) -> Permission | None:
+    """An operation of an account cannot leave it open who may use it."""
+    found: Permission | None = spec.get("x-permission")
+    if spec.get("x-session") == "account" and found not in PERMISSIONS["owner"]:
+        raise ValueError(
+            f"{spec['operationId']}: x-permission must be one of {', '.join(sorted(PERMISSIONS['owner']))}"
+        )
+    return found
 
 
 def _parameter(document: dict[str, Any], spec: dict[str, Any], words: RefusalWords) -> Parameter:

@@ -968,15 +968,18 @@ create index mails_due on mails (due_at) where ended_at is null;
 
 -- Sign-in and sessions
 
+-- In the tables of passwords, second factors, links and sessions, `account_id` is the id of a person: of an account, which is
+-- its first owner, of a member or of a visit. Processes of the version before find no account for the latter two.
+
 create table account_passwords (
-    account_id text primary key references accounts (id),
+    account_id text primary key,
     hash text not null,
     changed_at timestamptz not null default now()
 );
 
 -- Sign-in with a code from an authenticator app, in addition to the password or link.
 create table account_second_factors (
-    account_id text primary key references accounts (id),
+    account_id text primary key,
     -- The app's secret, encrypted.
     sealed bytea not null,
     -- Null until the holder has shown that the app has the secret. Sign-in asks for a code from then on.
@@ -1005,7 +1008,7 @@ create table admin_tokens (
 -- Sessions of account holders and operators. Only the digest of the cookie's token is stored.
 create table sessions (
     digest bytea primary key,
-    account_id text references accounts (id),
+    account_id text,
     admin_token_id text references admin_tokens (id),
     created_at timestamptz not null default now(),
     seen_at timestamptz not null default now(),
@@ -1018,6 +1021,59 @@ create table sessions (
 
 create index sessions_of_account on sessions (account_id) where account_id is not null;
 create index sessions_by_end on sessions (expires_at);
+
+-- People of an account
+
+create table members (
+    id text primary key,
+    account_id text not null references accounts (id),
+    email text not null,
+    role text not null check (role in ('owner', 'developer', 'read-only')),
+    joined_at timestamptz not null default now()
+);
+
+create index members_of_account on members (account_id, joined_at);
+-- An address signs in to one account.
+create unique index members_by_email on members (lower(email));
+
+-- Invitations that were not accepted yet. Accepting one deletes its row.
+create table invitations (
+    id text primary key,
+    account_id text not null references accounts (id),
+    email text not null,
+    role text not null check (role in ('owner', 'developer', 'read-only')),
+    -- The member who sent it, or the account if its first owner did. It ends with the member.
+    invited_by text not null,
+    -- Digest of the link's token.
+    digest bytea not null unique,
+    created_at timestamptz not null default now(),
+    expires_at timestamptz not null
+);
+
+-- A new invitation to an address replaces the one before.
+create unique index invitations_of_account on invitations (account_id, lower(email));
+create index invitations_by_end on invitations (expires_at);
+
+-- Operators who look at an account, each until the given time.
+create table account_visits (
+    id text primary key,
+    account_id text not null references accounts (id),
+    admin_token_id text not null references admin_tokens (id),
+    ends_at timestamptz not null
+);
+
+create index account_visits_by_end on account_visits (ends_at);
+
+-- Everyone who can be signed in to an account. The first owner is the account itself, by whose email address it is known.
+create view people as
+select a.id, a.id as account_id, a.email, 'owner' as role, '' as visitor, a.created_at as since, a.disabled
+from accounts a
+union all
+select m.id, m.account_id, m.email, m.role, '', m.joined_at, a.disabled from members m join accounts a on a.id = m.account_id
+union all
+select v.id, v.account_id, '', 'visitor', t.name, v.ends_at, a.disabled
+from account_visits v join accounts a on a.id = v.account_id join admin_tokens t on t.id = v.admin_token_id
+where v.ends_at > now() and t.revoked_at is null;
 
 -- Changes to an account and sign-ins, for its holder to look through. Deleted after a year.
 create table account_actions (
@@ -1040,7 +1096,7 @@ create index account_actions_by_age on account_actions (at);
 -- New email addresses that a link in a mail to them has to confirm.
 
 create table email_changes (
-    account_id text primary key references accounts (id),
+    account_id text primary key,
     email text not null,
     -- Digest of the link's token.
     digest bytea not null unique,
@@ -1050,7 +1106,7 @@ create table email_changes (
 -- One-time sign-in links. Using one deletes its row.
 create table sign_in_links (
     digest bytea primary key,
-    account_id text not null references accounts (id),
+    account_id text not null,
     created_at timestamptz not null default now(),
     expires_at timestamptz not null
 );

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.dashboard.service import API_SPEC, Client, DashboardService
+from tests.dashboard.test_members import address, invite, member_of
 from tests.database import connected
 
 WEBHOOK = {
@@ -37,6 +38,9 @@ OPERATIONS: dict[str, Any] = {
     "account_list_gas_refusals": None,
     "account_read_request": None,
     "end_session": None,
+    "update_member": {"role": "owner"},
+    "remove_member": None,
+    "revoke_invitation": None,
 }
 
 
@@ -64,10 +68,13 @@ async def test_resource_of_another_account_is_not_found(service: DashboardServic
     resources["/account/requests"] = {"id": event}
     before = {path: (await owner.get(f"{path}/{each['id']}")).data for path, each in resources.items()}
     session = (await owner.get("/account/sessions")).data["sessions"][0]["id"]
+    member = (await member_of(service, owner)).account["person"]["id"]
+    invitation = (await invite(owner, address())).data["id"]
+    people = {"session_id": session, "member_id": member, "invitation_id": invitation}
     for name, body in OPERATIONS.items():
         operation = API_SPEC.operations[name]
         kind = operation.path.partition("/{")[0]
-        ids = {"id": resources[kind]["id"] if kind in resources else "", "event_id": event, "session_id": session}
+        ids = {"id": resources[kind]["id"] if kind in resources else "", "event_id": event, **people}
         path = operation.path.format_map(ids)
         reply = await other.request(operation.method, path, body)
         assert reply.status == 404, (name, reply)

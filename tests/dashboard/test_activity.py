@@ -73,7 +73,8 @@ async def test_log_has_changes_of_the_holder_keys_and_operators(service: Dashboa
         ("holder", "account_sign_in", ""),
     ]
     names = [each["name"] for each in await actions_of(holder)]
-    assert names == ["operator", key_id, "", "", ""]
+    email = holder.account["email"]
+    assert names == ["operator", key_id, email, email, email]
     assert [each["action"] for each in await actions_of(stranger)] == ["account_sign_in"]
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from proxy.errors import InvalidRequest, RateLimited, Unauthorized
+from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.email_change import EmailChange
 from proxy.services.accounts.sign_in import SignedIn, SignIn, SignInPlace, hash_password
 from proxy.store.keys import KeyStore
@@ -53,7 +54,7 @@ async def office(pool: Pool, mail_server: MailServer) -> AsyncIterator[Office]:
     await store.set_password(account["id"], hash_password(PASSWORD))
     sign_in = sign_in_of(pool, mail_server, tasks)
     holder = await sign_in.by_password(OLD, PASSWORD, code=None, at=HERE)
-    change = EmailChange(sign_in, store, keys, SETTINGS, mail_server.mailer(), tasks)
+    change = EmailChange(sign_in, store, keys, SETTINGS, AccountMails(mail_server.mailer(), tasks))
     yield Office(change, sign_in, store, keys, holder, mail_server)
     await tasks.close()
 

@@ -104,7 +104,7 @@ async def test_sessions_links_and_tokens_outlive_a_rotation(pool: Pool) -> None:
     old, new = SessionStore(pool, pepper=OLD), SessionStore(pool, pepper=NEW, previous_pepper=OLD)
     account = await KeyStore(pool, pepper=OLD, plans={"free": 10}).create_account(name="a", email="a@b", plan="free")
     for token in ("kept", "ended", "other"):
-        await old.begin(token, account=account["id"], lasts_s=60.0)
+        await old.begin(token, person=account["id"], lasts_s=60.0)
     await old.add_link("link", account["id"], lasts_s=60.0)
     await old.add_token("ops", "admin-token")
     assert await new.take_link("link") == account["id"]
@@ -130,7 +130,7 @@ async def test_hosts_with_the_old_pepper_keep_working_during_a_rotation(pool: Po
         for host in (new, old, new, old):
             assert await host.find_token("moved") is not None
             assert await host.find_token("created") is not None
-        await new.begin("session", account=account["id"], lasts_s=60.0)
+        await new.begin("session", person=account["id"], lasts_s=60.0)
         await new.add_link("link", account["id"], lasts_s=60.0)
         assert await old.read("session", idle_s=60.0) is not None
         assert await old.take_link("link") == account["id"]

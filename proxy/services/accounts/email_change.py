@@ -1,24 +1,17 @@
-"""A new email address for an account: a link that is mailed to it confirms it, and the old address is informed.
+"""A new email address for a person: a link that is mailed to it confirms it, and the old address is informed.
 
 The reply to a request is the same whether or not another account has the address: only a person who reads its mail finds out.
 """
 
 from __future__ import annotations
 
-import logging
-import secrets
-import time
-
 from proxy.core import sessions
-from proxy.errors import InvalidRequest, Unauthorized, Unavailable
+from proxy.errors import InvalidRequest, Unauthorized
+from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.sign_in import SignedIn, SignIn, SignInPlace, new_token
 from proxy.settings import DashboardSettings
 from proxy.store.keys import KeyStore
 from proxy.store.sessions import SessionStore
-from proxy.tasks import Tasks
-from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
-
-log = logging.getLogger("penstock.sessions")
 
 _WRONG_LINK = "this link has been used or has expired: change the address again"
 
@@ -30,63 +23,46 @@ class EmailChange:
         store: SessionStore,
         keys: KeyStore,
         settings: DashboardSettings,
-        mailer: Mailer,
-        tasks: Tasks,
+        mails: AccountMails,
     ) -> None:
         self._sign_in = sign_in
         self._store = store
         self._keys = keys
         self._settings = settings
-        self._mailer = mailer
-        self._tasks = tasks
+        self._mails = mails
 
     def __repr__(self) -> str:
         return f"<EmailChange {self._store!r}>"
 
     async def begin(self, by: SignedIn, *, email: str, current: str | None) -> None:
         """Mail a link to the new address, in the background."""
-        if not self._mailer.is_configured:
+        if not self._mails.is_configured:
             raise InvalidRequest("the service sends no mail: ask its operators to change your email address")
         await self._sign_in.prove(by, current)
         token = new_token()
-        await self._store.begin_email_change(by.session.id, email.strip(), token, lasts_s=self._settings.link_s)
+        await self._store.begin_email_change(by.session.person, email.strip(), token, lasts_s=self._settings.link_s)
         url = f"{self._sign_in.url.rstrip('/')}/#email={token}"
         minutes = round(self._settings.link_s / 60)
-        self._send(
+        self._mails.send(
             email.strip(),
             "Confirm your email address",
-            f"Confirm that this is the new email address of your account:\n\n{url}\n\n"
+            f"Confirm that this is your new email address:\n\n{url}\n\n"
             f"The link works once and expires in {minutes} minutes. If you did not request it, ignore this mail.\n",
         )
 
     async def confirm(self, token: str, *, at: SignInPlace) -> tuple[str, str]:
-        """Change the address by a link; return the account and its new address. Pending sign-in links, which went to the old
+        """Change the address by a link; return the account and the new address. Pending sign-in links, which went to the old
         address, end."""
         await self._sign_in.count_link(at)
         found = await self._store.take_email_change(token) if sessions.is_token(token) else None
         if found is None:
             raise Unauthorized(_WRONG_LINK)
-        account, email, old_email = found
-        await self._keys.update_account(account, email=email)
-        await self._store.end_links(account)
-        self._send(
-            old_email,
+        await self._keys.change_email(found.person_id, found.email)
+        await self._store.end_links(found.person_id)
+        self._mails.send(
+            found.old_email,
             "Your email address was changed",
-            f"The email address of your account is now {email}.\n\n"
+            f"The email address with which you sign in is now {found.email}.\n\n"
             "If you did not change it, contact the operators of the service at once.\n",
         )
-        return account, email
-
-    def _send(self, to: str, subject: str, text: str) -> None:
-        mail = OutgoingMail(id=f"email-{secrets.token_hex(8)}", to=to, subject=subject, text=text)
-
-        async def send() -> None:
-            try:
-                await self._mailer.send(mail, at=time.time())
-            except (Unavailable, Undelivered) as exc:
-                log.warning("mail about an email address not sent", extra={"subject": subject, "reason": str(exc)})
-            except Exception:
-                # Do not let it propagate: a supervised task that raises is restarted, and this mail is sent at most once.
-                log.exception("mail about an email address not sent")
-
-        self._tasks.start(f"mail {mail.id}", send)
+        return found.account_id, found.email

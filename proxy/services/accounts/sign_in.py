@@ -193,7 +193,7 @@ class SignIn:
         account, email = holder
         await self._count(SignInPlace(""), email, kind="code")
         await self._factor.require(account, code)
-        hashed = None if password is None else await self._hash(password, email=email, is_known=True)
+        hashed = None if password is None else await self.hash(password, email=email)
         if await self._store.take_link(token) is None:
             raise Unauthorized(_WRONG_LINK)
         if hashed is not None:
@@ -217,17 +217,26 @@ class SignIn:
         places = dataclasses.replace(at, device=device).places
         await self._store.add_places(holder.email, places)
         await self._store.clear_tries(_KNOWN_TRY, [_subject(holder.email, place) for place in places])
-        return dataclasses.replace(await self._begin(at, account=holder.id), device=device)
+        return dataclasses.replace(await self._begin(at, person=holder.id), device=device)
 
-    async def _begin(self, at: SignInPlace, *, account: str | None = None, operator: str | None = None) -> SignedIn:
+    async def begin(self, person: str, at: SignInPlace) -> SignedIn:
+        """Begin the session of a person who has just joined an account."""
+        return await self._begin_holder(await self._store.read_holder(person), at)
+
+    async def begin_visit(self, visit: str, at: SignInPlace, *, lasts_s: float) -> SignedIn:
+        return await self._begin(at, person=visit, lasts_s=min(lasts_s, self._settings.session_s))
+
+    async def _begin(
+        self, at: SignInPlace, *, person: str | None = None, operator: str | None = None, lasts_s: float | None = None
+    ) -> SignedIn:
         """Start a session under a fresh token, so that a token planted in the browser is worthless (session fixation)."""
         token = new_token()
         instead = at.before if sessions.is_token(at.before) else ""
         await self._store.begin(
             token,
-            account=account,
+            person=person,
             operator=operator,
-            lasts_s=self._settings.session_s,
+            lasts_s=self._settings.session_s if lasts_s is None else lasts_s,
             instead=instead,
             address=at.address,
             agent=at.agent,
@@ -263,35 +272,35 @@ class SignIn:
 
     async def begin_factor(self, by: SignedIn, current: str | None) -> AppSecret:
         await self.prove(by, current)
-        return await self._factor.begin(by.session.id, by.session.email)
+        return await self._factor.begin(by.session.person, by.session.email)
 
     async def confirm_factor(self, by: SignedIn, code: str) -> list[str]:
         """Turn two-factor sign-in on and end all other sessions, which began without it."""
         await self._count(SignInPlace(""), by.session.email, kind="code")
-        recovery = await self._factor.confirm(by.session.id, code)
-        await self._store.end_others(by.session.id, by.token)
+        recovery = await self._factor.confirm(by.session.person, code)
+        await self._store.end_others(by.session.person, by.token)
         return recovery
 
     async def turn_factor_off(self, by: SignedIn, code: str) -> None:
         await self._count(SignInPlace(""), by.session.email, kind="code")
-        await self._factor.turn_off(by.session.id, code)
+        await self._factor.turn_off(by.session.person, code)
 
     # Sessions of the account
 
     async def sessions_of(self, by: SignedIn) -> list[dict[str, Any]]:
-        return await self._store.list_of(by.session.id, by.token, idle_s=self._settings.idle_s)
+        return await self._store.list_of(by.session.person, by.token, idle_s=self._settings.idle_s)
 
     async def end_session(self, by: SignedIn, session_id: str) -> None:
-        await self._store.end_of(by.session.id, session_id)
+        await self._store.end_of(by.session.person, session_id)
 
     async def end_other_sessions(self, by: SignedIn) -> None:
-        await self._store.end_others(by.session.id, by.token)
+        await self._store.end_others(by.session.person, by.token)
 
     async def change_password(self, by: SignedIn, *, current: str | None, new: str) -> Session:
         """Change the password and end all other sessions of the account."""
         await self.prove(by, current)
-        hashed = await self._hash(new, email=by.session.email, is_known=True)
-        await self._store.set_password(by.session.id, hashed, but=by.token)
+        hashed = await self.hash(new, email=by.session.email)
+        await self._store.set_password(by.session.person, hashed, but=by.token)
         session = await self._store.read(by.token, idle_s=self._settings.idle_s)
         if session is None:
             raise Unauthorized(_SIGNED_OUT)
@@ -301,7 +310,7 @@ class SignIn:
         """Raise InvalidRequest unless this is the password of the session's account, or it has none."""
         # Only the holder's own sessions get here: strangers cannot use up this count. It also bounds mails to new addresses.
         await self._count(SignInPlace(""), by.session.email, kind="change")
-        holder = await self._store.read_holder(by.session.id)
+        holder = await self._store.read_holder(by.session.person)
         if not holder.hash:
             return
         if not await self._in_thread(lambda: verify_password(holder.hash, current or ""), is_known=True):
@@ -330,23 +339,25 @@ class SignIn:
         known = await self._store.known_places(email, at.places) if email else []
         is_known_device = bool(known) and known[0].startswith("device ")
         if at.address and not is_known_device:
-            await self._take("address", access.place_of(at.address), most=2 * most, within_s=60.0)
+            await self.count("address", access.place_of(at.address), most=2 * most, within_s=60.0)
         if known:
-            await self._take(f"known {kind}", _subject(email, known[0]), most=most, within_s=EMAIL_WINDOW_S)
+            await self.count(f"known {kind}", _subject(email, known[0]), most=most, within_s=EMAIL_WINDOW_S)
         elif email:
-            await self._take(kind, email, most=most, within_s=EMAIL_WINDOW_S)
+            await self.count(kind, email, most=most, within_s=EMAIL_WINDOW_S)
         return bool(known)
 
-    async def _take(self, kind: str, subject: str, *, most: int, within_s: float) -> None:
+    async def count(self, kind: str, subject: str, *, most: int, within_s: float) -> None:
+        """Count an attempt of one kind, or raise RateLimited if there were `most` of them within the time."""
         if wait := await self._store.count_try(kind, subject, most=most, within_s=within_s):
-            raise RateLimited("too many sign-in attempts: wait a while", retry_after_s=math.ceil(wait))
+            raise RateLimited("too many attempts: wait a while", retry_after_s=math.ceil(wait))
 
-    async def _hash(self, password: str, *, email: str = "", is_known: bool = False) -> str:
-        return await self._in_thread(lambda: hash_password(password, email=email), is_known=is_known)
+    async def hash(self, password: str, *, email: str = "") -> str:
+        """The hash of a new password. Raises InvalidRequest if it is too weak."""
+        return await self._in_thread(lambda: hash_password(password, email=email), is_known=True)
 
     async def _dummy(self) -> str:
         if not self._dummy_hash:
-            self._dummy_hash = await self._hash(secrets.token_hex(16), is_known=True)
+            self._dummy_hash = await self.hash(secrets.token_hex(16))
         return self._dummy_hash
 
     async def _in_thread(self, work: Callable[[], _T], *, is_known: bool) -> _T:

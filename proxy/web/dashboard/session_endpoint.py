@@ -1,7 +1,8 @@
 """The common part of every operation for signed-in people: like `rest/endpoint.py`, with a session instead of a key.
 
-A request passes, in this order: the check for a foreign origin, the session, the CSRF token, then validation of the path, the
-query and the body against the API spec. Replies are never cached by browsers or intermediaries. They cost no units.
+A request passes, in this order: the check for a foreign origin, the session, the CSRF token, the role of the person, then
+validation of the path, the query and the body against the API spec. Replies are never cached by browsers or
+intermediaries. They cost no units.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from aiohttp import web
 
-from proxy.core import sessions
+from proxy.core import roles, sessions
 from proxy.core.access import ALL_SCOPES, Account, Key
 from proxy.core.display_text import cleaned
 from proxy.core.limits import BucketRates
@@ -68,6 +69,11 @@ class SessionRequest:
     @property
     def place(self) -> SignInPlace:
         return SignInPlace(self.address, self.device, before=self.token, agent=self.agent)
+
+    @property
+    def arrival(self) -> SignInPlace:
+        """The place, for a session beside the current one."""
+        return SignInPlace(self.address, agent=self.agent)
 
     @property
     def page(self) -> Page:
@@ -139,7 +145,7 @@ class SessionEndpoints:
                 given = await self._read(request, operation)
                 found = await handler(given)
                 if given.session is not None and is_change(operation.id, operation.method):
-                    await self._record(operation, given)
+                    await self._record(operation, given, found.subject if isinstance(found, RestReply) else "")
             except Fault as fault:
                 reply: web.StreamResponse = fault_reply(fault)
             else:
@@ -149,18 +155,18 @@ class SessionEndpoints:
 
         return handle
 
-    async def _record(self, operation: ApiOperation, request: SessionRequest) -> None:
-        """Record a change in the log of the account: the holder's own, or the one in an operator's path."""
+    async def _record(self, operation: ApiOperation, request: SessionRequest, subject: str) -> None:
+        """Record a change in the log of the account: the person's own, or the one in an operator's path."""
         named = dict(request.path)
         if not request.who.is_operator:
-            account, actor = request.who.id, Actor("holder")
+            account, actor = request.who.id, actor_of(request.who)
         elif operation.path.startswith("/admin/accounts/{id}"):
             account, actor = named.pop("id"), Actor("operator", request.who.name)
         else:
             return
         # An account that has just been deleted has no log any more.
         if operation.id not in _ERASES:
-            subject = next(iter(named.values()), "")
+            subject = subject or next(iter(named.values()), "")
             await self._actions.record(account, actor, operation.id, subject=subject, address=request.address)
 
     async def _read(self, request: web.Request, operation: ApiOperation) -> SessionRequest:
@@ -179,6 +185,8 @@ class SessionEndpoints:
             # Browsers send cookies by themselves, but never a bearer token: only a cookie needs the CSRF token.
             if changes and not bearer and not sessions.is_csrf(token, request.headers.get(CSRF, "")):
                 raise Forbidden(f"the header {CSRF} must be the session's csrf_token")
+            if operation.permission and (words := roles.refusal(session.role, operation.permission)):
+                raise Forbidden(words)
         path = operation.check_path(request.match_info)
         query = operation.check_query(request.query)
         body = operation.check_body(await self._gate.read_body(request)) if operation.body is not None else None
@@ -197,6 +205,11 @@ class SessionEndpoints:
         if bearer:
             return await self._sign_in.operator(bearer, refuse=refuse)
         return await self._sign_in.who(token, is_operator=operation.session == "admin", refuse=refuse)
+
+
+def actor_of(session: Session) -> Actor:
+    """The person of a session, as in the log of the account. Operators who visit it are known by their name."""
+    return Actor("operator", session.visitor) if session.visitor else Actor("holder", session.email)
 
 
 def _bearer(request: web.Request) -> str:

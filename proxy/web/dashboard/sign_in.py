@@ -9,11 +9,12 @@ import segno
 from multidict import CIMultiDict
 
 from proxy.core import sessions
+from proxy.core.roles import PERMISSIONS
 from proxy.core.sessions import PLACE_S
 from proxy.services.accounts.action_log import ActionLog, Actor
 from proxy.services.accounts.email_change import EmailChange
-from proxy.services.accounts.sign_in import Session, SignedIn, SignIn
-from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest, set_cookie
+from proxy.services.accounts.sign_in import SignedIn, SignIn
+from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest, actor_of, set_cookie
 from proxy.web.rest.endpoint import RestReply
 from proxy.web.timestamps import time_of
 
@@ -51,7 +52,7 @@ class SignInHandlers:
         found = await self._sign_in.by_password(
             body["email"], body["password"], code=body.get("code"), at=request.place
         )
-        return await self._signed_in(request, found, "account_sign_in")
+        return await self.signed_in(request, found, "account_sign_in")
 
     async def ask_link(self, request: SessionRequest) -> RestReply:
         await self._sign_in.ask_link(request.body["email"], at=request.place)
@@ -62,25 +63,25 @@ class SignInHandlers:
         found = await self._sign_in.by_link(
             body["token"], password=body.get("password"), code=body.get("code"), at=request.place
         )
-        return await self._signed_in(request, found, "account_redeem_link")
+        return await self.signed_in(request, found, "account_redeem_link")
 
     async def by_admin_token(self, request: SessionRequest) -> RestReply:
         found = await self._sign_in.by_admin_token(request.body["token"], at=request.place)
         return self._session_reply(request, found)
 
     async def read(self, request: SessionRequest) -> dict[str, Any]:
-        return _shown(request.signed_in)
+        return shown_session(request.signed_in)
 
     async def sign_out(self, request: SessionRequest) -> RestReply:
         await self._sign_in.sign_out(request.token)
-        return RestReply({"signed_out": True}, headers=self._cookie(request, request.who, ""))
+        return RestReply({"signed_out": True}, headers=self.cookie(request, SignedIn("", request.who)))
 
     async def set_password(self, request: SessionRequest) -> dict[str, Any]:
         body = request.body
         session = await self._sign_in.change_password(
             request.signed_in, current=body.get("current_password"), new=body["new_password"]
         )
-        return _shown(SignedIn(request.token, session))
+        return shown_session(SignedIn(request.token, session))
 
     async def change_email(self, request: SessionRequest) -> RestReply:
         body = request.body
@@ -89,7 +90,7 @@ class SignInHandlers:
 
     async def confirm_email(self, request: SessionRequest) -> dict[str, Any]:
         account, email = await self._emails.confirm(request.body["token"], at=request.place)
-        await self._actions.record(account, Actor("holder"), "confirm_email", address=request.address)
+        await self._actions.record(account, Actor("holder", email), "confirm_email", address=request.address)
         return {"email": email}
 
     async def begin_factor(self, request: SessionRequest) -> dict[str, Any]:
@@ -114,19 +115,21 @@ class SignInHandlers:
         await self._sign_in.end_other_sessions(request.signed_in)
         return {"signed_out": True}
 
-    async def _signed_in(self, request: SessionRequest, found: SignedIn, action: str) -> RestReply:
-        await self._actions.record(found.session.id, Actor("holder"), action, address=request.address)
+    async def signed_in(self, request: SessionRequest, found: SignedIn, action: str) -> RestReply:
+        """Record a sign-in, and reply with the cookies."""
+        await self._actions.record(found.session.id, actor_of(found.session), action, address=request.address)
         return self._session_reply(request, found)
 
     def _session_reply(self, request: SessionRequest, found: SignedIn) -> RestReply:
-        headers = CIMultiDict(self._cookie(request, found.session, found.token))
+        headers = CIMultiDict(self.cookie(request, found))
         if found.device:
             headers.extend(set_cookie("device", found.device, secure=request.secure, lasts_s=PLACE_S))
-        return RestReply(_shown(found), headers=headers)
+        return RestReply(shown_session(found), headers=headers)
 
-    def _cookie(self, request: SessionRequest, session: Session, token: str) -> dict[str, str]:
-        kind = "admin" if session.is_operator else "account"
-        return set_cookie(kind, token, secure=request.secure, lasts_s=self._session_s)
+    def cookie(self, request: SessionRequest, found: SignedIn) -> dict[str, str]:
+        """The cookie of a session; without a token it is removed."""
+        kind = "admin" if found.session.is_operator else "account"
+        return set_cookie(kind, found.token, secure=request.secure, lasts_s=self._session_s)
 
 
 def _squares(text: str) -> list[str]:
@@ -139,7 +142,7 @@ def _shown_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"id": row["id"], **times, "address": row["address"], "agent": row["agent"], "current": row["is_current"]}
 
 
-def _shown(found: SignedIn) -> dict[str, Any]:
+def shown_session(found: SignedIn) -> dict[str, Any]:
     session = found.session
     times = {
         # A session by bearer token has no cookie and needs no CSRF token.
@@ -152,10 +155,16 @@ def _shown(found: SignedIn) -> dict[str, Any]:
     account = {
         "id": session.id,
         "name": session.name,
-        "email": session.email,
+        "email": session.account_email,
         "plan": session.plan,
         "has_password": session.has_password,
         "has_second_factor": session.has_second_factor,
         "created_at": time_of(session.account_created_at),
     }
-    return {"account": account, **times}
+    person = {
+        "id": session.person,
+        "email": session.email,
+        "role": session.role,
+        "permissions": sorted(PERMISSIONS[session.role]),
+    }
+    return {"account": account, "person": person, **times}

@@ -91,12 +91,14 @@ class RestRequest:
 
 @dataclass(frozen=True, slots=True)
 class RestReply:
-    """The result of a handler that sets more than the data: a status, the cache outcome or headers."""
+    """The result of a handler that sets more than the data: a status, the cache outcome, headers, or the name of the subject in
+    the account's log if the path does not have it."""
 
     data: Any
     status: int = 200
     cache: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    subject: str = ""
 
 
 RestHandler = Callable[[RestRequest], Awaitable[Any]]

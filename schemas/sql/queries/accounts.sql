@@ -9,9 +9,10 @@ returning *;
 select pg_advisory_xact_lock(hashtextextended('e-mails of accounts', 0));
 
 -- is_email_taken
--- Whether another account has the email address. Accounts that shared one before this was checked may keep it.
+-- Whether another account or member has the email address. Accounts that shared one before this was checked may keep it.
 select exists (select from accounts where lower(email) = lower($1) and id is distinct from $2)
-    and not exists (select from accounts where lower(email) = lower($1) and id = $2);
+    and not exists (select from accounts where lower(email) = lower($1) and id = $2)
+    or exists (select from members where lower(email) = lower($1) and id is distinct from $2);
 
 -- list_accounts
 select a.*, (
@@ -40,6 +41,13 @@ update accounts set
 where id = $1
 returning *;
 
+-- change_email
+-- The address of a person: an account's first owner or a member.
+with member as (
+    update members set email = $2 where id = $1
+)
+update accounts set email = $2 where id = $1;
+
 -- erase_account
 -- End everything that acts for the account, and erase its personal data. The ledger of sponsored gas refers to the row.
 with keys_end as (
@@ -48,17 +56,23 @@ with keys_end as (
     update gas_policies set status = 'deleted', revision = revision + 1, updated_at = now()
     where account_id = $1 and status <> 'deleted'
 ), sessions_end as (
-    delete from sessions where account_id = $1
+    delete from sessions where account_id in (select id from people where account_id = $1)
 ), links_end as (
-    delete from sign_in_links where account_id = $1
+    delete from sign_in_links where account_id in (select id from people where account_id = $1)
 ), password_ends as (
-    delete from account_passwords where account_id = $1
+    delete from account_passwords where account_id in (select id from people where account_id = $1)
 ), mails_end as (
     delete from mails where account_id = $1
 ), email_change_ends as (
-    delete from email_changes where account_id = $1
+    delete from email_changes where account_id in (select id from people where account_id = $1)
 ), second_factor_ends as (
-    delete from account_second_factors where account_id = $1
+    delete from account_second_factors where account_id in (select id from people where account_id = $1)
+), members_end as (
+    delete from members where account_id = $1
+), invitations_end as (
+    delete from invitations where account_id = $1
+), visits_end as (
+    delete from account_visits where account_id = $1
 ), actions_end as (
     delete from account_actions where account_id = $1
 ), requests_end as (

@@ -1,11 +1,11 @@
 -- find_holder
--- The account that an email address signs in to: the oldest that is not disabled.
-select a.id, a.email, p.hash from accounts a left join account_passwords p on p.account_id = a.id
-where lower(a.email) = lower($1) and not a.disabled order by a.created_at, a.id limit 1;
+-- The person whom an email address signs in: the holder of the oldest account that is not disabled, or else a member.
+select p.id, p.email, w.hash from people p left join account_passwords w on w.account_id = p.id
+where lower(p.email) = lower($1) and p.email <> '' and not p.disabled order by p.id <> p.account_id, p.since, p.id limit 1;
 
 -- read_holder
-select a.id, a.email, p.hash from accounts a left join account_passwords p on p.account_id = a.id
-where a.id = $1;
+select p.id, p.email, w.hash from people p left join account_passwords w on w.account_id = p.id
+where p.id = $1;
 
 -- set_password
 insert into account_passwords (account_id, hash) values ($1, $2)
@@ -26,18 +26,19 @@ values ($1, $2, $3, now() + make_interval(secs => $4), $5, $6);
 delete from sessions where digest = any ($1::bytea[]);
 
 -- read_session
--- The session, unless it has expired, was idle for too long, or its account is disabled or its token revoked.
-select s.account_id, s.admin_token_id, s.created_at, s.expires_at, s.seen_at < now() - interval '30 seconds' as is_stale,
-    a.name as account_name, a.email, a.plan, a.created_at as account_created_at, p.account_id is not null as has_password,
-    f.confirmed_at is not null as has_second_factor,
-    t.name as token_name
+-- The session, unless it has expired, was idle for too long, its account is disabled, its token revoked, or its person is gone.
+select s.account_id as person_id, p.account_id, p.role, p.visitor, p.email, s.admin_token_id, s.created_at, s.expires_at,
+    s.seen_at < now() - interval '30 seconds' as is_stale,
+    a.name as account_name, a.email as account_email, a.plan, a.created_at as account_created_at,
+    w.account_id is not null as has_password, f.confirmed_at is not null as has_second_factor, t.name as token_name
 from sessions s
-left join accounts a on a.id = s.account_id
-left join account_passwords p on p.account_id = s.account_id
+left join people p on p.id = s.account_id
+left join accounts a on a.id = p.account_id
+left join account_passwords w on w.account_id = s.account_id
 left join account_second_factors f on f.account_id = s.account_id
 left join admin_tokens t on t.id = s.admin_token_id
 where s.digest = any ($1::bytea[]) and s.expires_at > now() and s.seen_at > now() - make_interval(secs => $2)
-    and a.disabled is not true and t.revoked_at is null;
+    and (not a.disabled or t.revoked_at is null and t.id is not null);
 
 -- touch_session
 update sessions set seen_at = now() where digest = any ($1::bytea[]);
@@ -46,13 +47,13 @@ update sessions set seen_at = now() where digest = any ($1::bytea[]);
 insert into sign_in_links (digest, account_id, expires_at) values ($1, $2, now() + make_interval(secs => $3)) returning expires_at;
 
 -- read_link
-select a.id, a.email from sign_in_links l join accounts a on a.id = l.account_id
+select p.id, p.email from sign_in_links l join people p on p.id = l.account_id
 where l.digest = any ($1::bytea[]) and l.expires_at > now();
 
 -- take_link
 -- A link works once: the row is deleted.
-delete from sign_in_links l using accounts a
-where l.digest = any ($1::bytea[]) and a.id = l.account_id and l.expires_at > now() and not a.disabled
+delete from sign_in_links l using people p
+where l.digest = any ($1::bytea[]) and p.id = l.account_id and l.expires_at > now() and not p.disabled
 returning l.account_id;
 
 -- count_try
@@ -141,9 +142,9 @@ delete from email_changes where account_id = $1;
 
 -- take_email_change
 -- A link works once: the row is deleted.
-delete from email_changes c using accounts a
-where c.digest = any ($1::bytea[]) and a.id = c.account_id and c.expires_at > now() and not a.disabled
-returning c.account_id, c.email, a.email as old_email;
+delete from email_changes c using people p
+where c.digest = any ($1::bytea[]) and p.id = c.account_id and c.expires_at > now() and not p.disabled
+returning p.id as person_id, p.account_id, c.email, p.email as old_email;
 
 -- delete_expired_email_changes
 delete from email_changes where expires_at < now();

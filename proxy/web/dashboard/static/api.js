@@ -22,6 +22,11 @@ class ApiClient {
     this.session = null;
   }
 
+  /* Whether the role of the signed-in person has a permission. */
+  can(permission) {
+    return this.session?.person?.permissions.includes(permission) ?? false;
+  }
+
   get isSignedIn() {
     return this.session !== null;
   }

@@ -3,7 +3,8 @@
 import { account, admin } from "./api.js";
 import { el, icon, setChildren } from "./dom.js";
 import { place } from "./location.js";
-import { button, loadError, skeleton, toast } from "./components.js";
+import { asyncButton, button, loadError, skeleton, toast } from "./components.js";
+import * as format from "./format.js";
 
 const VIEWS = {
   overview: { title: "Overview", client: "account", load: () => import("./views/overview.js") },
@@ -92,7 +93,7 @@ function navigation([name, page]) {
 function foot() {
   const who = account.session?.account;
   return el("div.foot", null,
-    who && el("p.identity", null, el("b", null, who.name), who.email),
+    who && el("p.identity", null, el("b", null, who.name), account.session.person.email || "Read-only visit"),
     admin.isSignedIn && el("p.identity", null, el("b", null, admin.session.operator.name), "Operator"),
     el("div.actions", null, themeButton(), button("Sign out", signOut, { kind: "small" }),
       el("a.button.small", { href: "/docs" }, "Docs")));
@@ -106,7 +107,20 @@ function drawShell(parts) {
   setChildren(side, el("div.bar-row", null, brand(account.isSignedIn ? "#/overview" : "#/operator"), menu), navigation(parts), foot());
   main = el("main", { id: "main", tabindex: "-1" });
   shell.className = "signed";
-  setChildren(shell, side, main);
+  setChildren(shell, side, el("div.page", null, visitBanner(), main));
+}
+
+/* An operator who looks at an account must not take it for their own. */
+function visitBanner() {
+  const { account: whose, person, expires_at: until } = account.session ?? {};
+  if (person?.role !== "visitor") return null;
+  const end = asyncButton("End visit", async () => {
+    await account.signOut();
+    history.replaceState(null, "", "#/operator/accounts");
+    location.reload();
+  }, { kind: "small" });
+  return el("aside.visit", { "aria-label": "Visit" },
+    el("p", null, "You are looking at the account ", el("b", null, whose.name), ` as an operator. You can change nothing. The visit ends at ${format.clockTime(until)}.`), end);
 }
 
 async function signOut() {
@@ -157,10 +171,10 @@ async function show() {
   }
 }
 
-/* The panel and the token of a link in a mail: #token=… signs in, #email=… confirms an address. */
+/* The panel and the token of a link in a mail: #token=… signs in, #email=… confirms an address, #invitation=… joins an account. */
 function mailedLink() {
   const given = new URLSearchParams(location.hash.slice(1));
-  return [["link", given.get("token")], ["confirm", given.get("email")]].find(([, token]) => token) ?? [];
+  return [["link", given.get("token")], ["confirm", given.get("email")], ["invitation", given.get("invitation")]].find(([, token]) => token) ?? [];
 }
 
 async function start() {

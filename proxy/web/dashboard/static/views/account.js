@@ -5,11 +5,12 @@ import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { asyncButton, asyncRegion, badge, card, empty, facts, heading, idField, pager, table, toast } from "../components.js";
 import * as format from "../format.js";
+import { membersCard } from "./members.js";
 import { secondFactorCard } from "./second-factor.js";
 
 // Names of plan limits that are not clear by themselves.
 const LABELS = { keys: "API keys", sample_every: "Good requests per record", policies: "Gas policies", sockets: "WebSockets", subscriptions: "Subscriptions per WebSocket" };
-const ACTORS = { holder: "You", key: "API key", operator: "Operator" };
+const ACTORS = { key: "API key", operator: "Operator" };
 // Operations whose ids do not read as what happened.
 const ACTIONS = {
   account_sign_in: "Signed in with a password", account_redeem_link: "Signed in by link", account_sign_out: "Signed out",
@@ -17,17 +18,20 @@ const ACTIONS = {
   confirm_email: "Changed the email address", begin_second_factor: "Started to set up two-factor sign-in",
   confirm_second_factor: "Turned two-factor sign-in on", remove_second_factor: "Turned two-factor sign-in off", update_own_account: "Changed the settings",
   end_session: "Ended a session", end_other_sessions: "Signed out everywhere else",
-  admin_update_account: "Changed the account", admin_make_link: "Created a sign-in link",
+  admin_update_account: "Changed the account", admin_make_link: "Created a sign-in link", admin_visit_account: "Looked at the account",
+  account_accept_invitation: "Joined the account", update_member: "Changed a role",
 };
-const PAST = { create: "Created", update: "Changed", revoke: "Revoked", rotate: "Rotated", delete: "Deleted", resume: "Resumed", redeliver: "Redelivered", test: "Tested" };
+const PAST = { create: "Created", update: "Changed", revoke: "Revoked", rotate: "Rotated", delete: "Deleted", resume: "Resumed", redeliver: "Redelivered", test: "Tested", invite: "Invited", remove: "Removed" };
 const LIMIT = 25;
 
 const limit = (value) => (value ? format.number(value) : "No limit");
 
 export async function show() {
   const overview = await account.get("");
-  return [heading("Account", { lead: overview.account.email }), accountCard(overview.account), planCard(overview), passwordCard(overview.account),
-    emailCard(overview.account), factorRegion(overview.account), sessionsCard(), actionsCard(), exportCard(overview), deletionCard(overview.account)];
+  const profile = () => [passwordCard(overview.account), emailCard(overview.account), factorRegion(overview.account), sessionsCard()];
+  return [heading("Account", { lead: overview.account.email }), accountCard(overview.account), planCard(overview), membersCard(),
+    account.can("profile") && profile(), actionsCard(overview.account),
+    account.can("administer") && [exportCard(overview), deletionCard(overview.account)]].flat();
 }
 
 const accountCard = (holder) => card("Details", facts([
@@ -133,7 +137,14 @@ function actionText(id) {
   return PAST[verb] ? `${PAST[verb]} ${rest.join(" ")}` : format.label(id);
 }
 
-function actionsCard() {
+/* A person by email address; older records of the first owner have none. */
+function actorOf({ by, name }, holder) {
+  if (by !== "holder") return [ACTORS[by], name && el("span.below", null, name)];
+  const email = name || holder.email;
+  return email === account.session.person.email ? "You" : email;
+}
+
+function actionsCard(holder) {
   let page = 1;
   const list = asyncRegion(async () => {
     const { actions, total } = await account.get(`/actions${query({ page, limit: LIMIT })}`);
@@ -144,7 +155,7 @@ function actionsCard() {
     };
     return [table("Activity", [
       { name: "Time", show: (each) => format.time(each.at) },
-      { name: "By", show: (each) => [ACTORS[each.by], each.name && el("span.below", null, each.name)] },
+      { name: "By", show: (each) => actorOf(each, holder) },
       { name: "Action", show: (each) => [actionText(each.action), each.subject && el("span.below", null, el("code", null, each.subject))] },
       { name: "Address", show: (each) => el("code", null, each.address || format.NONE) },
     ], actions), pager({ page, total, limit: LIMIT }, go)];

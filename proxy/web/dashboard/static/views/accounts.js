@@ -59,7 +59,25 @@ const actionsOf = (each, plans, reload) => [
       el("p", null, `Anyone with this link can sign in as ${each.name}. It works once and expires at ${format.clockTime(link.expires_at)}. Send it only to ${each.email}.`),
       secretField(link.url, "Sign-in link")]);
   }, { kind: "small", "aria-label": `Sign-in link for ${each.name}` }),
+  !each.disabled && button("View", () => visit(each), { kind: "small", "aria-label": `View the account of ${each.name}` }),
 ];
+
+/* Opens the account's dashboard without the right to change anything. */
+function visit(each) {
+  dialog("View account", (close) => [
+    el("p", null, `You see the dashboard of ${each.name} for 30 minutes and can change nothing. The account's activity has a record of it. `
+      + "If this browser is signed in to an account, the visit replaces that session."),
+    forms.form([], {
+      label: "View account",
+      cancel: close,
+      send: async () => {
+        await admin.post(`/accounts/${each.id}/visit`);
+        history.replaceState(null, "", "#/overview");
+        // Reloading clears what modules keep in memory about another account.
+        location.reload();
+      },
+    })]);
+}
 
 async function showKeys(each) {
   const { keys } = await admin.get(`/accounts/${each.id}/keys`);

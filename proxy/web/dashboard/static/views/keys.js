@@ -27,7 +27,7 @@ export async function show() {
     Object.assign(filters, { search: search.read().trim().toLowerCase(), page: 1 });
     list.reload();
   } });
-  const create = button("Create key", () => edit(null, list.reload), { kind: "main" });
+  const create = account.can("manage") && button("Create key", () => edit(null, list.reload), { kind: "main" });
   await list.ready;
   return [heading("API keys", { lead: "Send a key with every request. Keep keys on your servers, out of web pages and repositories.", actions: create }),
     card(null, search.node, list.node)];
@@ -46,7 +46,7 @@ function keysPage(keys, filters, reload) {
 
 function keysTable(keys, reload) {
   if (!keys.length) return empty("No API keys yet", "Create a key to make your first request.",
-    button("Create key", () => edit(null, reload), { kind: "main" }));
+    account.can("manage") && button("Create key", () => edit(null, reload), { kind: "main" }));
   const rows = keys.map((key) => ({ data: key, attributes: { class: key.status === "revoked" ? "dim" : undefined, "data-id": key.id } }));
   return table("API keys", columns(reload), rows);
 }
@@ -58,7 +58,7 @@ const columns = (reload) => [
   { name: "Limits", show: limitsOf },
   { name: "Last used", show: (key) => el("span", { title: format.time(key.last_used_at) }, format.ago(key.last_used_at)) },
   { name: "Status", show: statusOf },
-  { name: "Actions", kind: "row-actions", show: (key) => actionsOf(key, reload) },
+  account.can("manage") && { name: "Actions", kind: "row-actions", show: (key) => actionsOf(key, reload) },
 ];
 
 function scopesOf(key) {

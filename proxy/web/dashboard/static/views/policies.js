@@ -23,12 +23,12 @@ export async function show([id]) {
   });
   await list.ready;
   return [heading("Gas policies", { lead: "Sponsor gas for your users, within the limits you set.",
-    actions: button("Create policy", create, { kind: "main" }) }), card(null, list.node)];
+    actions: account.can("manage") && button("Create policy", create, { kind: "main" }) }), card(null, list.node)];
 }
 
 function policiesTable({ policies, page, total }, go) {
   if (!policies.length) return empty("No gas policies yet", "A policy defines which operations you sponsor and how much they may cost.",
-    button("Create policy", create, { kind: "main" }));
+    account.can("manage") && button("Create policy", create, { kind: "main" }));
   const rows = policies.map((policy) => ({ data: policy, attributes: { "data-id": policy.id } }));
   return [table("Gas policies", [
     { name: "Name", show: (policy) => el("a", { href: `#/policies/${policy.id}` }, policy.name) },

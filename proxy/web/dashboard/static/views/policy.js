@@ -50,7 +50,7 @@ class PolicyView {
       toast(isActive ? "Policy paused" : "Policy resumed");
       await this.load();
     }, { kind: isActive ? "" : "main" });
-    refreshChildren(this.#head, heading(policy.name, { actions: [toggle, button("Edit", () => this.#edit(policy)),
+    refreshChildren(this.#head, heading(policy.name, { actions: account.can("manage") && [toggle, button("Edit", () => this.#edit(policy)),
       button("Delete", () => this.#remove(policy), { kind: "danger" })] }),
     !isActive && note("This policy is paused. New operations are not sponsored; existing sponsorships stay valid.", "wait"),
     card(null, facts([["Status", badge(policy.status)], ["Network", policy.network], ["Spent", spendOf(policy.rules, spend)],

@@ -47,7 +47,7 @@ async function showList(client, base) {
   const parts = [heading("Requests", { lead: LEAD, actions: live }), card(null, searchForm(base),
     el("div.spread", null, segmentedControl("Recorded because", REASONS, filters.reason, (reason) => change({ reason })), chips),
     filterForm(filters, change), list.node)];
-  if (client === account) parts.push(await paramsCard());
+  if (client === account && account.can("administer")) parts.push(await paramsCard());
   await list.ready;
   return parts;
 }

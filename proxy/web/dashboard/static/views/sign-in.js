@@ -3,7 +3,7 @@
 import { account, admin, serviceOptions } from "../api.js";
 import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { button, card, note } from "../components.js";
+import { asyncRegion, button, card, note } from "../components.js";
 
 const alternative = (label, next) => button(label, next, { kind: "link" });
 
@@ -105,6 +105,26 @@ function confirmPanel({ token }) {
     el("div.alternatives", null, alternative("Go to the dashboard", () => location.reload()))];
 }
 
+/* Shows what the invitation is for. Like a sign-in link, the button redeems it. */
+function invitationPanel({ onSignedIn, token }) {
+  const region = asyncRegion(async () => {
+    const { account: name, email, role } = await account.post("/sign-in/invitation", { token });
+    const user = forms.text("Email", { type: "email", autocomplete: "username", value: email, readonly: true });
+    const password = forms.password("New password", { autocomplete: "new-password", required: true, minlength: "12", maxlength: "200",
+      hint: "At least 12 characters." });
+    return [el("p", null, `You are invited to the account ${name}, with the role ${role}. Choose a password to join.`),
+      forms.form([user.node, password.node], {
+        label: "Join",
+        send: async () => {
+          await account.signIn("/sign-in/invitation/accept", { token, password: password.read() });
+          onSignedIn();
+        },
+      })];
+  });
+  region.ready.then(() => region.node.querySelector("[type=password]")?.focus());
+  return [el("h1", null, "Join an account"), region.node];
+}
+
 function operatorPanel({ open, onSignedIn }) {
   const token = forms.password("Admin token", { autocomplete: "current-password", required: true, class: "mono",
     hint: "Create one on the server: python -m proxy admin token create --name you" });
@@ -120,4 +140,4 @@ function operatorPanel({ open, onSignedIn }) {
     el("div.alternatives", null, alternative("Sign in to an account", () => open("account")))];
 }
 
-const PANELS = { account: passwordPanel, email: emailPanel, link: linkPanel, confirm: confirmPanel, operator: operatorPanel };
+const PANELS = { account: passwordPanel, email: emailPanel, link: linkPanel, confirm: confirmPanel, invitation: invitationPanel, operator: operatorPanel };

@@ -40,8 +40,8 @@ class WebhookView {
     this.node = el("div", null, el("a.crumb", { href: "#/webhooks" }, "← Webhooks"), this.#head,
       el("section.card", { "aria-label": "Deliveries" },
         el("div.spread", null, el("h2", null, "Deliveries"), el("div.filter", null, filter.control,
-          button("Redeliver…", () => this.#redeliverSince(), { kind: "small" }),
-          asyncButton("Send test event", () => this.#sendTest(), { kind: "small", class: "small main" }))),
+          account.can("manage") && [button("Redeliver…", () => this.#redeliverSince(), { kind: "small" }),
+            asyncButton("Send test event", () => this.#sendTest(), { kind: "small", class: "small main" })])),
         this.#testResult, this.log.node));
     filter.control.setAttribute("aria-label", "Filter by status");
   }
@@ -72,7 +72,7 @@ class WebhookView {
       await this.load();
       await this.log.reload();
     }, options);
-    return [
+    return account.can("manage") && [
       hook.status === "active" || hook.status === "starting"
         ? action("Pause", () => account.patch(this.#path, { status: "paused" }), "Webhook paused")
         : action("Resume", () => account.post(`${this.#path}/resume`), "Webhook resumed", { kind: "main" }),
@@ -154,7 +154,7 @@ class WebhookView {
           delivery.next_attempt_at && ` · next ${format.ago(delivery.next_attempt_at)}`,
           delivery.block_number !== null && ` · block ${format.number(delivery.block_number)}`),
         attempts.length > 0 && attemptsTable(attempts), exchange,
-        el("div.actions", null, asyncButton("Redeliver", async () => {
+        account.can("manage") && el("div.actions", null, asyncButton("Redeliver", async () => {
           await account.post(`${this.#path}/deliveries/${encodeURIComponent(id)}/redeliver`);
           toast("Event queued for redelivery");
           await this.log.reload();

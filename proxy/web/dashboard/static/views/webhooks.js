@@ -22,7 +22,7 @@ export async function show([id]) {
   });
   await list.ready;
   return [heading("Webhooks", { lead: "Receive a signed POST request when something happens on chain.",
-    actions: button("Create webhook", create, { kind: "main" }) }),
+    actions: account.can("manage") && button("Create webhook", create, { kind: "main" }) }),
     card(null, el("div.spread", null, segmentedControl("Status", STATUS, filters.status, (status) => {
       Object.assign(filters, { status, page: 1 });
       list.reload();
@@ -32,7 +32,7 @@ export async function show([id]) {
 function webhooksTable({ webhooks, page, total }, filters, reload) {
   if (!webhooks.length && filters.status) return empty(`No ${filters.status} webhooks`);
   if (!webhooks.length) return empty("No webhooks yet", "Get notified within seconds about addresses, tokens, logs or blocks.",
-    button("Create webhook", create, { kind: "main" }));
+    account.can("manage") && button("Create webhook", create, { kind: "main" }));
   return [table("Webhooks", [
     { name: "Endpoint URL", show: (hook) => el("a", { href: `#/webhooks/${hook.id}` }, hook.url) },
     { name: "Event", show: (hook) => [el("code", null, hook.event_type), el("span.below", null, hook.chain)] },

@@ -1,0 +1,41 @@
+"""Mails to the people of an account that are sent once, in the background: they carry links that no database has."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+
+from proxy.errors import Unavailable
+from proxy.tasks import Tasks
+from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
+
+log = logging.getLogger("penstock.sessions")
+
+
+class AccountMails:
+    def __init__(self, mailer: Mailer, tasks: Tasks) -> None:
+        self._mailer = mailer
+        self._tasks = tasks
+
+    def __repr__(self) -> str:
+        return f"<AccountMails {self._mailer!r}>"
+
+    @property
+    def is_configured(self) -> bool:
+        return self._mailer.is_configured
+
+    def send(self, to: str, subject: str, text: str) -> None:
+        """Return at once: neither the time nor a failure may reveal anything about the address."""
+        mail = OutgoingMail(id=f"account-{secrets.token_hex(8)}", to=to, subject=subject, text=text)
+
+        async def send() -> None:
+            try:
+                await self._mailer.send(mail, at=time.time())
+            except (Unavailable, Undelivered) as exc:
+                log.warning("mail about an account not sent", extra={"subject": subject, "reason": str(exc)})
+            except Exception:
+                # Do not let it propagate: a supervised task that raises is restarted, and this mail is sent at most once.
+                log.exception("mail about an account not sent")
+
+        self._tasks.start(f"mail {mail.id}", send)

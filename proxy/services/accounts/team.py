@@ -1,0 +1,143 @@
+"""The people of an account: invitations by email, roles, removal, and visits of operators.
+
+The account's own email address is that of its first owner, who always stays an owner, so an account has at least one. An
+invitation is a link that works once. It is mailed, or returned to the inviting owner if the service sends no mail. The reply to
+an invitation is the same whether or not the address has an account elsewhere: only a person who opens the link finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from proxy.core import sessions
+from proxy.errors import Unauthorized, Unavailable
+from proxy.services.accounts.account_mails import AccountMails
+from proxy.services.accounts.sign_in import SignedIn, SignIn, SignInPlace, new_token
+from proxy.settings import DashboardSettings
+from proxy.store.members import MemberRow, MemberStore
+from proxy.store.sessions import SessionStore
+
+__all__ = ("MemberRow", "SentInvitation", "Team")
+
+# Invitations per hour: by one account, and to one address from all accounts.
+MOST_BY_ACCOUNT, MOST_TO_ADDRESS = 20, 5
+# How long an operator may look at an account.
+VISIT_S = 1800.0
+PURGE_EVERY_S = 3600.0
+
+_WRONG_LINK = "this invitation has been used, was revoked or has expired: ask for a new one"
+
+
+@dataclass(frozen=True, slots=True)
+class SentInvitation:
+    """An invitation. `url` is empty if it was mailed."""
+
+    row: MemberRow
+    url: str
+
+
+class Team:
+    def __init__(
+        self,
+        store: MemberStore,
+        tokens: SessionStore,
+        sign_in: SignIn,
+        mails: AccountMails,
+        settings: DashboardSettings,
+    ) -> None:
+        self._store = store
+        self._tokens = tokens
+        self._sign_in = sign_in
+        self._mails = mails
+        self._settings = settings
+
+    def __repr__(self) -> str:
+        return f"<Team {self._store!r}>"
+
+    async def read(self, account: str) -> tuple[list[MemberRow], list[MemberRow]]:
+        """The people of the account, and its open invitations."""
+        return await self._store.members(account), await self._store.invitations(account)
+
+    async def invite(self, by: SignedIn, *, email: str, role: str) -> SentInvitation:
+        account = by.session.id
+        await self._sign_in.count("invitation by", account, most=MOST_BY_ACCOUNT, within_s=3600.0)
+        await self._sign_in.count("invitation to", email.strip(), most=MOST_TO_ADDRESS, within_s=3600.0)
+        token = new_token()
+        row = await self._store.invite(
+            account,
+            by.session.person,
+            email=email,
+            role=role,
+            digest=self._tokens.digest_for_every_host("invitation", token),
+            lasts_s=self._settings.invitation_s,
+            most=self._settings.members,
+        )
+        # The token goes into the fragment, which browsers never send.
+        url = f"{self._sign_in.url.rstrip('/')}/#invitation={token}"
+        if not self._mails.is_configured:
+            return SentInvitation(row, url)
+        self._mail_invitation(by, row, url)
+        return SentInvitation(row, "")
+
+    def _mail_invitation(self, by: SignedIn, row: MemberRow, url: str) -> None:
+        days = round(self._settings.invitation_s / 86_400)
+        self._mails.send(
+            row["email"],
+            f"Invitation to the account {by.session.name}",
+            f"{by.session.email} invites you to the account {by.session.name}, with the role {row['role']}:\n\n{url}\n\n"
+            f"The link works once and expires in {days} days. If you do not know the sender, ignore this mail.\n",
+        )
+
+    async def revoke(self, by: SignedIn, invitation: str) -> str:
+        return await self._store.revoke_invitation(by.session.id, by.session.person, invitation)
+
+    async def change_role(self, by: SignedIn, member: str, role: str) -> str:
+        return await self._store.change_role(by.session.id, by.session.person, member, role)
+
+    async def remove(self, by: SignedIn, member: str) -> str:
+        return await self._store.remove(by.session.id, by.session.person, member)
+
+    # For the person who is invited
+
+    async def read_invitation(self, token: str, *, at: SignInPlace) -> MemberRow:
+        await self._sign_in.count_link(at)
+        found = await self._store.read_invitation(self._digests(token)) if sessions.is_token(token) else None
+        if found is None:
+            raise Unauthorized(_WRONG_LINK)
+        return found
+
+    async def accept(self, token: str, *, password: str, at: SignInPlace) -> SignedIn:
+        """Join the account with a password, and sign in. The first owner is informed."""
+        found = await self.read_invitation(token, at=at)
+        hashed = await self._sign_in.hash(password, email=found["email"])
+        joined = await self._store.accept(self._digests(token), hashed)
+        if joined is None:
+            raise Unauthorized(_WRONG_LINK)
+        if self._mails.is_configured:
+            self._mails.send(
+                joined.first_owner,
+                "A new member of your account",
+                f"{joined.email} has joined your account with the role {joined.role}.\n\n"
+                "If you did not expect this, remove the member in the dashboard, under Account.\n",
+            )
+        return await self._sign_in.begin(joined.id, at)
+
+    def _digests(self, token: str) -> list[bytes]:
+        return self._tokens.digests("invitation", token)
+
+    # For operators
+
+    async def visit(self, account: str, operator: str, *, at: SignInPlace) -> SignedIn:
+        """Begin a session in which an operator looks at an account. It ends by itself."""
+        person = await self._store.begin_visit(account, operator, lasts_s=VISIT_S)
+        return await self._sign_in.begin_visit(person, at, lasts_s=VISIT_S)
+
+    async def keep(self) -> None:
+        """Supervised loop: delete members who are left in deleted accounts."""
+        while True:
+            try:
+                await self._store.purge()
+            except Unavailable:
+                pass
+            await asyncio.sleep(PURGE_EVERY_S)
