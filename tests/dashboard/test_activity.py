@@ -66,7 +66,7 @@ async def test_log_has_changes_of_the_holder_keys_and_operators(service: Dashboa
     found = [(each["by"], each["action"], each["subject"]) for each in await actions_of(holder)]
     key_id = (await holder.get("/account/keys")).data["keys"][0]["id"]
     assert found == [
-        ("operator", "admin_update_account", ""),
+        ("operator", "admin_update_account", "plan growth"),
         ("key", "delete_webhook", webhook),
         ("holder", "create_key", ""),
         ("holder", "account_create_webhook", ""),

@@ -175,6 +175,20 @@ async def test_account_list_includes_the_requests_of_today(service: DashboardSer
         assert (await operator.get(f"/admin/accounts/{holder.account['id']}")).data["used_today"] == 3
 
 
+async def test_account_is_found_by_key_member_and_request(service: DashboardService) -> None:
+    holder, operator = await service.holder(), await service.operator()
+    created = await holder.new_key()
+    failed = await call(service, created["key"], "eth_sendTransaction")
+
+    async def found(text: str) -> bool:
+        rows = (await operator.get(f"/admin/accounts?search={text}")).data["accounts"]
+        return [each["id"] for each in rows] == [holder.account["id"]]
+
+    for text in (holder.account["email"], created["id"], created["key"][-4:]):
+        assert await found(text), text
+    await until(lambda: found(failed.headers["X-Request-Id"]))
+
+
 async def test_page_beyond_the_last_includes_the_total(service: DashboardService) -> None:
     operator = await service.operator()
     found = (await operator.get("/admin/accounts?page=999")).data

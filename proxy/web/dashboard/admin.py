@@ -21,6 +21,7 @@ from proxy.web.rest.endpoint import RestReply
 from proxy.web.timestamps import time_of
 
 _LIMITS = ("requests_per_second", "units_per_second", "requests_per_day")
+_EDITED = ("name", "email", "plan", *_LIMITS, "disabled")
 _WORKER = ("worker", "host", "pid", "connections", "keys")
 
 
@@ -79,8 +80,9 @@ class AdminHandlers:
         today = await self._accounts.today(row)
         return {**_account(row), "used_today": today.used}
 
-    async def update_account(self, request: SessionRequest) -> dict[str, Any]:
+    async def update_account(self, request: SessionRequest) -> RestReply:
         body = request.body
+        before = await self._accounts.read(request.path["id"])
         row = await self._accounts.update(
             request.path["id"],
             name=body.get("name"),
@@ -89,7 +91,7 @@ class AdminHandlers:
             own=limits_in(body),
             disabled=body.get("disabled"),
         )
-        return _account(row)
+        return RestReply(_account(row), subject=_changes(before, row))
 
     async def delete_account(self, request: SessionRequest) -> dict[str, Any]:
         await self._removal.remove(request.path["id"])
@@ -151,6 +153,12 @@ class AdminHandlers:
             ],
             "networks": _with_iso_times(networks),
         }
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """A change of an account, for its log."""
+    changed = [name for name in _EDITED if before[name] != after[name]]
+    return ", ".join(f"{name} {'by plan' if after[name] is None else after[name]}" for name in changed)
 
 
 def _account(row: Mapping[str, Any]) -> dict[str, Any]:

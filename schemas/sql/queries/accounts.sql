@@ -84,10 +84,13 @@ returning *;
 -- count_accounts
 select count(*) from accounts a
 where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0
-    or exists (select from keys k where k.account_id = a.id and (starts_with(k.id, $1) or position(lower($1) in lower(k.hint)) > 0));
+    or exists (select from keys k where k.account_id = a.id and (starts_with(k.id, $1) or position(lower($1) in lower(k.hint)) > 0))
+    or exists (select from members m where m.account_id = a.id and position(lower($1) in lower(m.email)) > 0)
+    or a.id in (select r.account from requests r where r.id = $1);
 
 -- page_accounts
--- Accounts whose id, name, email address or key matches the text, newest first, with today's requests and leased quota.
+-- Accounts whose id, name, email address, member or key matches the text, or that sent the request with this id, newest first,
+-- with today's requests and leased quota.
 select a.*, (
     select count(*) from keys k
     where k.account_id = a.id and k.status = 'active' and (k.expires_at is null or k.expires_at > now())
@@ -99,6 +102,8 @@ left join usage_series s on s.account_id = a.id and s.key_id = '' and s.network 
 left join usage u on u.step = 'day' and u.series = s.id and u.at = $2::date::timestamp at time zone 'UTC'
 where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0
     or exists (select from keys k where k.account_id = a.id and (starts_with(k.id, $1) or position(lower($1) in lower(k.hint)) > 0))
+    or exists (select from members m where m.account_id = a.id and position(lower($1) in lower(m.email)) > 0)
+    or a.id in (select r.account from requests r where r.id = $1)
 order by a.created_at desc, a.id limit $3 offset $4;
 
 -- list_names

@@ -22,7 +22,7 @@ export async function showAccounts() {
     });
   });
   let timer = 0;
-  const search = forms.text("Search", { type: "search", placeholder: "Name, email, ID, key ID or the last characters of a key", oninput: () => {
+  const search = forms.text("Search", { type: "search", placeholder: "Name, email, ID, key (ID, first or last characters) or request ID", oninput: () => {
     clearTimeout(timer);
     timer = setTimeout(() => {
       Object.assign(filters, { search: search.read(), page: 1 });
