@@ -43,10 +43,14 @@ def test_every_file_has_the_grammar_of_the_version(version: tuple[int, int]) -> 
 
 
 def interpreter(version: tuple[int, int]) -> str | None:
-    """The interpreter of a version. A command of that name may exist and only say that the version is not installed."""
-    found = sys.executable if version == sys.version_info[:2] else shutil.which(f"python{version[0]}.{version[1]}")
-    works = found is not None and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0
-    return found if works else None
+    """The interpreter of a version. A command of that name on PATH may be of pyenv, and only say that it is not selected."""
+    name = f"python{version[0]}.{version[1]}"
+    on_path = sys.executable if version == sys.version_info[:2] else shutil.which(name)
+    of_pyenv = sorted(Path.home().glob(f".pyenv/versions/{version[0]}.{version[1]}.*/bin/{name}"))
+    for found in (on_path, *map(str, of_pyenv)):
+        if found is not None and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return found
+    return None
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda version: f"{version[0]}.{version[1]}")
@@ -55,6 +59,8 @@ def test_installed_interpreter_compiles_every_file(version: tuple[int, int]) -> 
     python = interpreter(version)
     if python is None:
         pytest.skip(f"python{version[0]}.{version[1]} is not installed")
-    code = "import sys; [compile(open(name, 'rb').read(), name, 'exec') for name in sys.stdin.read().splitlines()]"
+    code = (
+        "import pathlib, sys; [compile(pathlib.Path(n).read_bytes(), n, 'exec') for n in sys.stdin.read().splitlines()]"
+    )
     names = "\n".join(map(str, FILES))
     subprocess.run([python, "-W", "error", "-c", code], input=names, text=True, check=True)
