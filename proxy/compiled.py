@@ -25,6 +25,7 @@ from types import ModuleType
 # every attribute is looked up by name.
 MODULES = (
     "proxy.core.access",
+    "proxy.core.batch_envelopes",
     "proxy.core.concurrency",
     "proxy.core.encodings",
     "proxy.core.latency_histogram",

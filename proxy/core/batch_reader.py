@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from proxy.core import jsonrpc
+from proxy.core.batch_envelopes import parse_short_batch
 from proxy.core.jsonrpc import MAX_DEPTH, PARSE_ERROR, TOO_DEEP, MalformedCall, RawCall
 
 # A step looks at this many brackets for each of its items, and stops after this many bytes unless an item is longer.
@@ -137,7 +138,7 @@ def _not_json() -> MalformedCall:
 
 def read_batch(body: bytes, most: int) -> list[RawCall | MalformedCall]:
     """All items at once. Raises MalformedCall for a body that is not a batch of up to `most` items."""
-    short = jsonrpc.parse_short_batch(body)
+    short = parse_short_batch(body)
     if short is not None and len(short) <= most:
         return list(short)
     reader = BatchReader(body, most)

@@ -31,9 +31,6 @@ MAX_ID_BYTES = 256
 MAX_METHOD = 128
 # No method's params are nested as deeply.
 MAX_DEPTH: Final = 500
-# A batch within these bounds is parsed at once, which takes a fraction of a millisecond.
-SHORT_BATCH_BYTES: Final = 16_384
-SHORT_BATCH_ITEMS: Final = 100
 NULL = b"null"
 NO_PARAMS = b"[]"
 
@@ -59,7 +56,6 @@ class MalformedCall(Exception):
 
 
 _envelope = msgspec.json.Decoder(Envelope).decode
-_envelopes = msgspec.json.Decoder(list[Envelope]).decode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _any = msgspec.json.Decoder(msgspec.Raw).decode
 _loose = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -69,6 +65,7 @@ _ARRAY = b"["
 _ID_STARTS = frozenset(b'"-0123456789')
 # For the hot path, which takes the steps of `parse` and `read_reply` itself.
 read_envelope = _envelope
+read_envelopes = msgspec.json.Decoder(list[Envelope]).decode
 NOT_JSON = _BAD
 ID_STARTS = _ID_STARTS
 
@@ -86,24 +83,9 @@ def parse(body: bytes, envelope: Envelope | None = None) -> RawCall:
         call = checked(envelope)
     except _BAD as exc:
         raise _malformed(body, exc) from None
-    if len(body) - _least_size(envelope) >= _LEAST_REPEAT and repeats_members(body):
+    if len(body) - _least_size(envelope) >= LEAST_REPEAT and repeats_members(body):
         raise MalformedCall(INVALID_REQUEST, "a member is repeated")
     return call
-
-
-def parse_short_batch(body: bytes) -> list[RawCall] | None:
-    """All calls of a short batch in which each is valid. None: read it item by item, with a `BatchReader`."""
-    if len(body) > SHORT_BATCH_BYTES:
-        return None
-    try:
-        if not body.isascii():
-            body.decode()
-        envelopes = _envelopes(body)
-        if not 0 < len(envelopes) <= SHORT_BATCH_ITEMS or _batch_may_repeat(body, envelopes):
-            return None
-        return list(map(checked, envelopes))
-    except (*_BAD, MalformedCall):
-        return None
 
 
 def checked(envelope: Envelope) -> RawCall:
@@ -120,10 +102,10 @@ def checked(envelope: Envelope) -> RawCall:
 
 # Repeated members. The decoder keeps the last one of them and other parsers the first, so a call with any is refused. A
 # repeated member makes a call longer than its parts are, so most calls need no search for one.
-_AROUND: Final = len(b'{"jsonrpc":"2.0","method":"","params":,"id":}')
-_LEAST_REPEAT: Final = len(b',"id":1')
+AROUND: Final = len(b'{"jsonrpc":"2.0","method":"","params":,"id":}')
+LEAST_REPEAT: Final = len(b',"id":1')
 # The most bytes around the parts of a call with all four members of which none is repeated for certain.
-COMPACT: Final = _AROUND + _LEAST_REPEAT - 1
+COMPACT: Final = AROUND + LEAST_REPEAT - 1
 
 
 def repeats_members(body: bytes) -> bool:
@@ -139,14 +121,14 @@ def repeats_members(body: bytes) -> bool:
 
 def _least_size(envelope: Envelope) -> int:
     """The size of the shortest text of the call without a repeated member."""
-    size = _AROUND + len(envelope.method) + len(envelope.params) + len(envelope.id)
+    size = AROUND + len(envelope.method) + len(envelope.params) + len(envelope.id)
     return size - (0 if envelope.params else len(',"params":')) - (0 if envelope.id else len(',"id":'))
 
 
-def _batch_may_repeat(body: bytes, envelopes: Sequence[Envelope]) -> bool:
+def batch_may_repeat(body: bytes, envelopes: Sequence[Envelope]) -> bool:
     """A quick test that finds nothing in most batches, however they are spaced."""
     count = len(envelopes)
-    if len(body) - sum(map(_least_size, envelopes)) - count - 1 < _LEAST_REPEAT:
+    if len(body) - sum(map(_least_size, envelopes)) - count - 1 < LEAST_REPEAT:
         return False
     is_plain = b"\\" not in body and all(envelope.params and envelope.id for envelope in envelopes)
     return not is_plain or max(map(body.count, (b'"id"', b'"params"', b'"method"', b'"jsonrpc"'))) > count

@@ -217,7 +217,12 @@ def _prepare(flight: Flight, route: Route, slot: bytes | None, directives: Direc
 
 def _set_block(flight: Flight, route: Route, policy: MethodPolicy, params: bytes) -> None:
     """Set what the block of the call requires of its upstream."""
-    ref, tip = policy.family.block_ref(policy.method, params), route.heads.tip
+    tip = route.heads.tip
+    if policy.has_block and policy.names_latest(params):
+        flight.least_head = tip
+        flight.reports_head = policy.may_show_head
+        return
+    ref = policy.family.block_ref(policy.method, params)
     if ref.moves:
         flight.least_head = tip
         flight.reports_head = policy.may_show_head and ref.tag == policy.family.latest

@@ -15,6 +15,7 @@ from typing import Protocol, TypeAlias
 from proxy.chains.family import FIRST, BlockRef
 from proxy.core import access, jsonrpc
 from proxy.core.access import Key
+from proxy.core.batch_envelopes import parse_short_batch
 from proxy.core.batch_reader import BatchReader
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
@@ -134,7 +135,7 @@ class RpcService:
 
     def _price(self, policy: MethodPolicy, route: Route, call: RawCall) -> int:
         """A read of old state costs at least the archive price."""
-        if policy.is_plain:
+        if policy.is_plain or policy.names_latest(call[1]):
             return policy.units
         family = policy.family
         if policy.units < self._archive_minimum and not policy.method.history and route.heads.tip:
@@ -170,7 +171,7 @@ class RpcService:
         reply is large and `sink` takes it in parts. `refuse` is called, now or later, if the batch is refused whole; None is
         returned if it was."""
         share = self.held_replies.share(key.account.id)
-        calls = jsonrpc.parse_short_batch(body)
+        calls = parse_short_batch(body)
         send = partial(self._send_items, route, key, directives, subscriber)
         factor = 1 if directives is None else directives.price_factor
         if calls is None or len(calls) > self.max_batch:
