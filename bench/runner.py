@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -59,6 +60,7 @@ MIXED_RATE = 900.0
 LARGEST = 5 * 1024 * 1024
 LARGE_BATCHES_RATE = 5.0
 HEDGE_RATE, HEDGE_S = 500.0, 6.0  # enough late replies for a p99
+PEER_READY_S = 30.0
 BESIDE_RATE = 1_000  # calls per second while heads are sent to all sockets
 
 
@@ -636,6 +638,8 @@ class Runner:
     def _try(self, case: Case, name: str, *, cpus: tuple[int, ...], workers: int = 1) -> Target | None:
         try:
             target = self.fleet.target(self.fleet.member(name, case, workers=workers), cpus)
+            if name in self.peers:
+                self._wait_for(target, case)
             x_cache = [probe(target, case, next(self._numbers)) for _ in range(2)][-1]
             if name == "penstock" and case.cache and x_cache != case.cache:
                 raise StartFailed(f"X-Cache is {x_cache or 'missing'}, but the case needs {case.cache}")
@@ -643,6 +647,18 @@ class Runner:
             self.skip(f"{case.name}: {name}", str(error))
             return None
         return target
+
+    def _wait_for(self, target: Target, case: Case) -> None:
+        """Some gateways listen before they have checked their upstreams, and refuse calls until then."""
+        deadline = time.monotonic() + PEER_READY_S
+        while True:
+            try:
+                probe(target, case, next(self._numbers))
+                return
+            except StartFailed:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     def skip(self, what: str, why: str) -> None:
         print(f"  SKIPPED {what}: {why}", flush=True)

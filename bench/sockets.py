@@ -135,7 +135,8 @@ class Crowd:
 
 
 def crowd(target: Target, count: int, layout: machine.Layout, p99: Callable[[], float], *, rounds: int) -> Crowd:
-    """`p99` measures calls to the same service, first without the clients and then with them."""
+    """`p99` measures calls to the same service, first without the clients and then with them. Those have the time that load
+    and stub leave of their core: otherwise calls would wait for clients that read, and not for the service."""
     alone = [p99() for _ in range(rounds)]
     pids = machine.listeners(target.port)
     path = f"/v1/ws/dev/mainnet?apiKey={target.key}"
@@ -143,6 +144,7 @@ def crowd(target: Target, count: int, layout: machine.Layout, p99: Callable[[], 
     with _audience(place, 50, layout.load):  # warm-up: one-time allocations of the process
         before = memory.settled(pids)
         with _audience(place, count, layout.load) as audience:
+            machine.be_idle(audience.pid)
             kilobytes = (memory.settled(pids) - before) / count / 1024
             audience.request()
             beside = [p99() for _ in range(rounds)]
