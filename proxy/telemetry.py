@@ -399,13 +399,28 @@ class AccessLines:
             self._stream.buffer.flush()
 
 
+class FileCollector(MultiProcessCollector):
+    """Collects the files of all processes. One that is still empty has just begun, or its process was killed at that moment: it
+    must not fail the scrape."""
+
+    def collect(self) -> Iterable[Metric]:
+        files = [str(path) for path in Path(self._path).glob("*.db") if _has_bytes(path)]
+        return self.merge(files)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _has_bytes(path: Path) -> bool:
+    with suppress(FileNotFoundError):  # the gauges of an ended process are removed at any time
+        return path.stat().st_size > 0
+    return False
+
+
 class Scrape:
     """The supervisor's Prometheus endpoint: the summed files of all workers, and its own counters."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = str(directory)
         self._registry = CollectorRegistry()
-        MultiProcessCollector(self._registry, path=self._directory)  # type: ignore[no-untyped-call]
+        FileCollector(self._registry, path=self._directory)  # type: ignore[no-untyped-call]
         self._registry.register(CallCollector(directory))
         # Metrics of the supervisor, not in the workers' files.
         self._restarts = Counter("penstock_worker_restarts", "Worker processes replaced", registry=self._registry)

@@ -14,10 +14,11 @@ from typing import Any
 
 import orjson
 import pytest
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from proxy import telemetry
 from proxy.core import access
-from proxy.telemetry import QUEUE, CallCollector, JsonLines, Tallies, redact, start_logging
+from proxy.telemetry import QUEUE, CallCollector, JsonLines, Scrape, Tallies, redact, start_logging
 
 KEY = access.mint("live", bytes(range(32)))
 TEST_KEY = access.mint("test", bytes(range(32)))
@@ -341,3 +342,14 @@ def test_broken_file_of_one_worker_does_not_fail_the_scrape(tmp_path: Path) -> N
     tallies.write(tmp_path / "calls-1.json")
     (tmp_path / "calls-2.json").write_bytes(b'{"calls": [')
     assert scraped(tmp_path)["penstock_calls_total", "a/b", "m", "result"] == 1
+
+
+def test_process_killed_with_an_empty_file_does_not_fail_the_scrape(tmp_path: Path) -> None:
+    """The files of its counters stay until the service ends."""
+    whole = MmapedDict(str(tmp_path / "counter_1.db"))  # type: ignore[no-untyped-call]
+    whole.write_value(mmap_key("a", "a_total", [], [], "A"), 3.0, 0.0)  # type: ignore[no-untyped-call]
+    whole.close()  # type: ignore[no-untyped-call]
+    for kind in ("counter", "gauge_livemin", "histogram"):
+        (tmp_path / f"{kind}_2.db").touch()
+    found = {sample.name: sample.value for family in Scrape(tmp_path).families() for sample in family.samples}
+    assert found["a_total"] == 3.0

@@ -60,7 +60,7 @@ class Faulted:
 
     async def metric(self, name: str) -> float:
         address = f"http://127.0.0.1:{self.running.metrics_port}/metrics"
-        async with aiohttp.ClientSession() as session, session.get(address) as response:
+        async with aiohttp.ClientSession(raise_for_status=True) as session, session.get(address) as response:
             lines = (await response.text()).splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
 
