@@ -86,6 +86,10 @@ def register(commands: Any) -> None:
     )
     _with_id(delete)
     delete.add_argument("--yes", action="store_true", help="do not ask: this cannot be undone")
+    _register_people(actions)
+
+
+def _register_people(actions: Any) -> None:
     password = context.add_action(
         actions,
         "password",

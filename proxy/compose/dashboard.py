@@ -8,15 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.compose.accounts import AccountsFeature
-from proxy.services.accounts.account_mails import AccountMails
+from proxy.compose.signing import SigningFeature
 from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.admission import Admission
-from proxy.services.accounts.email_change import EmailChange
 from proxy.services.accounts.removal import AccountRemoval
-from proxy.services.accounts.second_factor import SecondFactor
-from proxy.services.accounts.sign_in import SignIn
-from proxy.services.accounts.team import Team
 from proxy.services.fleet import Cordons, FleetView
 from proxy.services.rpc.networks import Networks
 from proxy.services.upstream_history import UpstreamHistory
@@ -24,12 +20,8 @@ from proxy.settings import Settings, Tables
 from proxy.store.actions import ActionStore
 from proxy.store.fleet import FleetStore
 from proxy.store.local_copy import CopyDirectory
-from proxy.store.members import MemberStore
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
-from proxy.store.second_factors import SecondFactorStore
-from proxy.store.secrets import vault_of
-from proxy.store.sessions import SessionStore
 from proxy.store.upstream_samples import UpstreamSamples
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
@@ -44,7 +36,6 @@ from proxy.web.dashboard.upstream_charts import UpstreamChartHandlers
 from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestHandler
-from proxy.wire.mailer import Mailer
 
 log = logging.getLogger("penstock.dashboard")
 
@@ -68,13 +59,10 @@ class DashboardFeature:
         self._usage = accounts.usage
         self._tasks = tasks
         self._networks = [route.network for route in networks.routes.values()]
-        store = SessionStore(pool, pepper=settings.keys.pepper, previous_pepper=settings.keys.previous_pepper)
-        factor = SecondFactor(SecondFactorStore(pool, vault_of(settings)))
-        mailer = Mailer(settings.mail)
-        self.sign_in = SignIn(store, factor, settings.dashboard, mailer, tasks)
-        mails = AccountMails(mailer, tasks)
-        self.emails = EmailChange(self.sign_in, store, accounts.keys, settings.dashboard, mails)
-        self.team = Team(MemberStore(pool), store, self.sign_in, mails, settings.dashboard)
+        signing = SigningFeature(settings, pool, accounts.keys, tasks)
+        self.sign_in = signing.sign_in
+        self.emails = signing.emails
+        self.team = signing.team
         self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
         self.actions = ActionLog(ActionStore(pool))

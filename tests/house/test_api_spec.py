@@ -135,7 +135,8 @@ def test_session_operations_are_under_account_and_admin_and_have_no_scope() -> N
 def test_only_signing_in_and_mailed_links_work_without_a_session() -> None:
     free = {op.path for op in OPERATIONS.values() if op.session == "none"}
     signing_in = {"/account/sign-in", "/account/sign-in/link", "/account/sign-in/redeem", "/admin/sign-in"}
-    assert free == {*signing_in, "/account/email/confirm"}
+    invitation = {"/account/sign-in/invitation", "/account/sign-in/invitation/accept"}
+    assert free == {*signing_in, *invitation, "/account/email/confirm"}
 
 
 def test_root_file_has_no_paths_and_each_path_file_holds_one_resource() -> None:
