@@ -135,13 +135,13 @@ request_records_dropped_total = Counter(
 )
 log_lines_dropped_total = Counter("penstock_log_lines_dropped_total", "Log lines dropped because the queue was full")
 # The last of all: a forked process sets them to 0 in this order, and then this one to 1.
-database_up = _gauge("livemin", "penstock_database_up", "Whether Postgres answers")
+database_up = _gauge("livemin", "penstock_database_up", "Whether Postgres answers", "database")
 
 
 def start_metrics() -> None:
     """Begin the metrics of a process. `database_up` is the least of all processes: one that has just started must not
     report an outage before its first probe."""
-    database_up.set(1)
+    database_up.labels("main").set(1)
 
 
 class Exemplars:

@@ -12,6 +12,7 @@ from typing import Any
 
 from proxy.commands import context
 from proxy.errors import StartError
+from proxy.settings import MAIN_URL, Settings
 from proxy.store import postgres_tools
 from proxy.store.postgres_tools import PostgresTools
 
@@ -27,6 +28,7 @@ def add_file_command(
     """Add a command about a file with a backup. `needs`: the program of Postgres that it runs."""
     parser = commands.add_parser(name, help=about, description=f"{about.capitalize()}. Needs {needs}.")
     parser.add_argument("file", type=Path)
+    parser.add_argument("--database", metavar="NAME", help="one of [[databases]] (default: the main database)")
     context.add_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -34,7 +36,7 @@ def add_file_command(
 def run(args: argparse.Namespace) -> int:
     if args.file.exists():
         raise StartError([f"{args.file} exists already: name another file"])
-    url = context.load(args).database.url
+    url, _ = chosen_database(args, context.load(args))
     tools = asyncio.run(fitting_tools(url))
     part = args.file.with_name(f".{args.file.name}.part")
     try:
@@ -48,8 +50,20 @@ def run(args: argparse.Namespace) -> int:
     finally:
         part.unlink(missing_ok=True)
     print(f"wrote {args.file}: {args.file.stat().st_size:,} bytes, with the schema up to {newest}")
+    if args.database:
+        return 0
     print("back up keys.pepper and webhooks.secret_key too: the file lacks them, and its keys are useless without")
     return 0
+
+
+def chosen_database(args: argparse.Namespace, found: Settings) -> tuple[str, str]:
+    """The address of the database that the command is about, and the name of that setting."""
+    if args.database is None:
+        return found.database.url, MAIN_URL
+    urls = {each.name: each.url for each in found.databases}
+    if args.database not in urls:
+        raise StartError([f"--database {args.database}: there is no such database in [[databases]]"])
+    return urls[args.database], f"databases.{args.database}.url"
 
 
 async def fitting_tools(url: str) -> PostgresTools:

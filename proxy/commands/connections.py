@@ -59,6 +59,8 @@ def _servers(found: Settings) -> Iterator[tuple[str, str]]:
     """The configured addresses of Postgres."""
     given = found.database
     named = {"database": given.url, "database (direct)": given.direct_url, "replica": given.replica_url}
+    for each in found.databases:
+        named |= {f"database {each.name}": each.url, f"database {each.name} (direct)": each.direct_url}
     yield from ((name, url) for name, url in named.items() if url)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import re
+import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,14 @@ import orjson
 from proxy import settings
 from proxy.compose.upstream_marks import renewed_marks
 from proxy.errors import StartError
-from proxy.settings import Settings
+from proxy.settings import MAIN_URL, Settings
 from proxy.store import migrate, peppers
 from proxy.store.keys import KeyStore
 from proxy.store.pool import COMMAND_S, DatabaseConnection, Pool
 from proxy.store.secrets import vault_of
 from proxy.store.sessions import SessionStore
+
+log = logging.getLogger("penstock.database")
 
 # Written by `dev` while it runs: its database and keys, for the other commands.
 RUNNING = "running.json"
@@ -31,6 +35,10 @@ CHAIN = "devchain.json"
 CONNECT_S = 10.0
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}")
 CONFIG_HELP = "a TOML file with settings; it overrides config/default.toml, the environment overrides both"
+
+
+class CannotConnect(StartError):
+    """A database does not answer."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,14 +80,14 @@ def tables_of(found: Settings) -> settings.Tables:
 
 
 @asynccontextmanager
-async def database(url: str) -> AsyncIterator[DatabaseConnection]:
-    """Open one connection. Errors do not include the URL, which contains a password."""
+async def database(url: str, name: str = MAIN_URL) -> AsyncIterator[DatabaseConnection]:
+    """Open one connection. Errors include the name of the setting and not the URL, which contains a password."""
     try:
         connection = await asyncpg.connect(url, timeout=CONNECT_S)
     except (asyncpg.InterfaceError, ValueError):
-        raise StartError(["database.url: is not a valid Postgres URL"]) from None
+        raise StartError([f"{name}: is not a valid Postgres URL"]) from None
     except (OSError, asyncpg.PostgresError) as exc:
-        raise StartError([f"database.url: cannot connect: {_reason(exc)}"]) from None
+        raise CannotConnect([f"{name}: cannot connect: {_reason(exc)}"]) from None
     try:
         yield connection
     finally:
@@ -114,23 +122,55 @@ async def check_database(found: Settings) -> None:
 
 
 async def check_service(found: Settings) -> None:
-    """Like `check_database`; also raise StartError if the signing secrets of webhooks cannot be decrypted."""
-    await inspect_service(found)
+    """Like `check_database`; also raise StartError if the signing secrets of webhooks cannot be decrypted, or if the other
+    databases do not fit. Those may be away: the service works without them."""
+    await inspect_main(found)
+    await check_indexes(found, may_be_away=True)
     await check_database(found)
 
 
 async def inspect_service(found: Settings) -> None:
-    """Like `check_service`, but change nothing."""
+    """Like `check_service`, but change nothing, and all databases must answer."""
+    await inspect_main(found)
+    await check_indexes(found)
+
+
+async def inspect_main(found: Settings) -> None:
     async with database(found.database.session_url) as connection:
         await _check_schema(connection)
         await peppers.check(connection, found.keys.pepper, found.keys.previous_pepper)
         await peppers.check_vault(connection, vault_of(found))
 
 
-async def _check_schema(connection: DatabaseConnection) -> None:
+async def check_indexes(found: Settings, *, may_be_away: bool = False) -> None:
+    """Raise StartError if one of [[databases]] lacks migrations, or is the main database or another of them."""
+    async with AsyncExitStack() as stack:
+        opened = []
+        for name, url in found.session_urls.items() if found.databases else ():
+            try:
+                connection = await stack.enter_async_context(database(url, name))
+            except CannotConnect as exc:
+                if not may_be_away:
+                    raise
+                log.warning("starting without a database", extra={"reason": str(exc)})
+                continue
+            opened.append((name, connection))
+            await _check_schema(connection, "the database" if name == MAIN_URL else f"{name}: the database")
+        await _refuse_twins(opened)
+
+
+async def _refuse_twins(opened: Iterable[tuple[str, DatabaseConnection]]) -> None:
+    """Different addresses may lead to one database: it grants this lock only to the first."""
+    lock = secrets.randbits(62)
+    for name, connection in opened:
+        if not await connection.fetchval("select pg_try_advisory_lock($1)", lock):
+            raise StartError([f"{name}: is the address of another database: each needs its own"])
+
+
+async def _check_schema(connection: DatabaseConnection, which: str = "the database") -> None:
     """Migrations are applied only by `migrate`."""
     if missing := await migrate.pending(connection):
-        raise StartError([f"the database lacks the migrations {', '.join(missing)}: run `python -m proxy migrate`"])
+        raise StartError([f"{which} lacks the migrations {', '.join(missing)}: run `python -m proxy migrate`"])
 
 
 def own_pool(found: Settings, *, size: int) -> Pool:

@@ -73,6 +73,7 @@ async def run(args: argparse.Namespace) -> int:
     tables = context.tables_of(settings)
     network = _network(tables, args.chain)
     await context.check_database(settings)
+    await context.check_indexes(settings)
     if "follower" not in family_of(network).features:
         raise StartError([f"--chain {args.chain}: chains of this family cannot be indexed"])
     running = Background(settings, tables)
@@ -99,8 +100,9 @@ async def _forget(running: Background, route: Route) -> None:
     from proxy.services.follower.network_follower import forget
 
     network = route.network.id
-    async with running.blocks.backfill(network, no_timeout=True) as term:
-        await forget(term, [*running.sinks, running.events(route).sink])
+    for following in running.followings(route, running.events(route).sink):
+        async with following.blocks.backfill(network, no_timeout=True) as term:
+            await forget(term, following.sinks)
     print(f"deleted the index of {network}; its follower starts again")
 
 
@@ -137,7 +139,7 @@ async def _run_once(running: Background, route: Route, args: argparse.Namespace,
     contract = args.contract or ""
     fill = Backfill(
         BlockReader(route, topics=TOPICS, contract=contract),
-        running.blocks,
+        running.index_blocks(route.network.id),
         running.settings.follower.start.get(route.network.id),
         bytes.fromhex(contract[2:]),
     )

@@ -1,4 +1,4 @@
-"""`migrate`: apply missing migrations to the database. Safe to run concurrently."""
+"""`migrate`: apply missing migrations to each database. Safe to run concurrently."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import asyncpg
 
 from proxy.commands import context
 from proxy.errors import StartError
+from proxy.settings import MAIN_URL
 from proxy.store import migrate
 
 
@@ -20,11 +21,16 @@ def register(commands: Any) -> None:
 
 
 async def run(args: argparse.Namespace) -> int:
-    found = context.load(args)
-    async with context.database(found.database.session_url) as connection:
-        try:
-            applied = await migrate.migrate(connection)
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
-            raise StartError([f"a migration failed and was rolled back: {exc}"]) from None
-    print("\n".join(f"applied {name}" for name in applied) or "the database schema is up to date")
+    for name, url in context.load(args).session_urls.items():
+        where = "" if name == MAIN_URL else f"{name}: "
+        applied = await _migrate(name, url)
+        print("\n".join(f"{where}applied {each}" for each in applied) or f"{where}the database schema is up to date")
     return 0
+
+
+async def _migrate(name: str, url: str) -> list[str]:
+    async with context.database(url, name) as connection:
+        try:
+            return await migrate.migrate(connection)
+        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
+            raise StartError([f"{name}: a migration failed and was rolled back: {exc}"]) from None

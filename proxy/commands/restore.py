@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.commands import context
-from proxy.commands.backup import add_file_command, fitting_tools
+from proxy.commands.backup import add_file_command, chosen_database, fitting_tools
 from proxy.errors import StartError
 from proxy.store import migrate
 
@@ -24,15 +24,16 @@ def run(args: argparse.Namespace) -> int:
     if not args.file.is_file():
         raise StartError([f"{args.file}: there is no such file"])
     found = context.load(args)
-    tools = asyncio.run(fitting_tools(found.database.url))
+    url, name = chosen_database(args, found)
+    tools = asyncio.run(fitting_tools(url))
     _refuse_newer(args.file, tools.migrations(args.file))
-    asyncio.run(_refuse_filled(found.database.url))
-    tools.restore(found.database.url, args.file)
+    asyncio.run(_refuse_filled(url, name))
+    tools.restore(url, args.file)
     print(f"restored {args.file}")
-    if missing := asyncio.run(_pending(found.database.url)):
+    if missing := asyncio.run(_pending(url)):
         print(f"it is from an older version: run {args.program} migrate, which applies {', '.join(missing)}")
-    else:
-        asyncio.run(context.inspect_service(found))
+    elif args.database is None:
+        asyncio.run(context.inspect_main(found))
     return 0
 
 
@@ -44,10 +45,10 @@ def _refuse_newer(file: Path, recorded: list[str]) -> None:
         )
 
 
-async def _refuse_filled(url: str) -> None:
-    async with context.database(url) as connection:
+async def _refuse_filled(url: str, name: str) -> None:
+    async with context.database(url, name) as connection:
         if await connection.fetchval(_TABLES):
-            raise StartError(["database.url: the database is not empty: create a new one, and restore into that"])
+            raise StartError([f"{name}: the database is not empty: create a new one, and restore into that"])
 
 
 async def _pending(url: str) -> list[str]:

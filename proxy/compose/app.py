@@ -34,6 +34,7 @@ from proxy.settings import SCHEMAS, Certificates, Settings, Tables
 from proxy.store import host_memory
 from proxy.store.fleet import FleetStore
 from proxy.store.host_memory import HostMemory
+from proxy.store.index_databases import IndexDatabases
 from proxy.store.leased_windows import LeasedWindows
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
@@ -138,6 +139,7 @@ class App:
         given, requests = self.settings.database, self.settings.requests
         self.pool = Pool.of(given, per_client=given.per_client)
         self.reads = replica_reads(given, self.pool)
+        self.indexes = IndexDatabases.of(self.settings, self.pool, per_client=given.per_client)
         self.notices = Notices(self.pool)
         slow_s = requests.slow_ms / 1000
         self.requests = RequestLog(RequestStore(self.pool), slow_s=slow_s, keep_days=requests.keep_days)
@@ -156,7 +158,7 @@ class App:
         self.keyring = self.accounts.keyring
         self.admission = self.accounts.admission
         self.usage = self.accounts.usage
-        self.readiness = Readiness(self.keyring, self.pool)
+        self.readiness = Readiness(self.keyring, self.indexes.by_name)
 
     def _network_builder(self, windows: Windows) -> NetworkBuilder:
         return NetworkBuilder(
@@ -189,7 +191,7 @@ class App:
 
     def _build_features(self, builder: NetworkBuilder) -> None:
         parts = self.settings, self._tables, self.pool
-        self.data = DataFeature(*parts, self.internal_calls, reads=self.reads)
+        self.data = DataFeature(*parts, self.internal_calls, reads=self.reads, apart=self.indexes.apart)
         self.smart_wallets = SmartWalletFeature(*parts, self.internal_calls, self.networks, builder, self.tasks)
         self.gas = GasFeature(*parts, self.internal_calls, self.data.prices)
         self.webhooks = WebhookFeature(*parts, self.internal_calls)
@@ -201,6 +203,7 @@ class App:
             figures=lambda: {"connections": len(self.limiter.connections), "keys": len(self.keyring)},
             tasks=self.tasks,
             copies=self._copies,
+            apart=self.indexes.apart,
         )
 
     def _build_web(self) -> None:
@@ -344,6 +347,7 @@ class App:
     async def start(self, listener: socket.socket) -> None:
         """Load what the first request needs, start the loops that keep it up to date, and listen."""
         await self.pool.open()
+        await self.indexes.open()
         await self._load()
         if self.fleet is not None:
             await self.fleet.start(self.tasks, self.networks)
@@ -371,7 +375,7 @@ class App:
         """Start the loops that follow the database."""
         self.tasks.start("notices", self.notices.run)
         self.accounts.start(self.tasks, self.notices)
-        self.tasks.start("readiness", self.readiness.watch)
+        self.readiness.start(self.tasks)
         self.tasks.start("replica", self.reads.watch)
         self.tasks.start("process report", self.report.run)
         self.tasks.start("tally", lambda: write_counts(self._groups, self.usage, self.tallies))
@@ -435,6 +439,7 @@ class App:
             await asyncio.to_thread(self.tracer.close)
         await self.report.close()
         await self.reads.close()
+        await self.indexes.close()
         await self.pool.close()
         if self.access is not None:
             self.access.flush()

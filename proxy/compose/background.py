@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from proxy import settings as settings_room
 from proxy.chains.families import family_of
@@ -24,7 +26,7 @@ from proxy.services.events.notifications import Notifications
 from proxy.services.fleet import Cordons
 from proxy.services.follower.block_reader import BlockDemand, BlockReader
 from proxy.services.follower.network_follower import NetworkFollower
-from proxy.services.follower.sinks import FollowerSink, HoldingsSink, topics_of
+from proxy.services.follower.sinks import FollowerSink, HoldingsElsewhere, HoldingsSink, topics_of
 from proxy.services.process_reports import ProcessReports
 from proxy.services.readiness import probes
 from proxy.services.rpc.filter_ids import FilterIds
@@ -37,6 +39,7 @@ from proxy.settings import Settings, Tables
 from proxy.store.blocks import BlockStore
 from proxy.store.fleet import FleetStore
 from proxy.store.host_memory import HostMemory
+from proxy.store.index_databases import INDEX, IndexDatabases
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.windows import SHARED_HEAD_NUMBERS
@@ -49,6 +52,15 @@ from proxy.wire.write_buffer import WriteBuffer
 SWEEP_S = 0.05
 
 
+@dataclass(frozen=True, slots=True)
+class Following:
+    """A cursor that follows a network, the database that has it, and what is written with it."""
+
+    label: str
+    blocks: BlockStore
+    sinks: list[FollowerSink]
+
+
 class Background:
     """Every object of a background process: networks, database, and the features of its part."""
 
@@ -58,6 +70,7 @@ class Background:
         self.tables = tables
         self.tasks = Tasks()
         self.pool = Pool.of(settings.database, application="penstock-background")
+        self.indexes = IndexDatabases.of(settings, self.pool, application="penstock-background")
         loop = asyncio.get_running_loop()
         url = settings.valkey.limits_url
         self._limits = UpstreamLimits(url, memory, self.pool) if url and memory is not None else None
@@ -73,15 +86,16 @@ class Background:
             hosts=self._limits.hosts if self._limits else lambda: 1,
             leases=self._limits.leases if self._limits else None,
         ).networks()
+        self.holdings = HoldingsSink()
         self.sinks: list[FollowerSink] = [
-            HoldingsSink(),
+            self.holdings,
             DeploymentSink(),
             InclusionSink(tables.chains),
             gas.settlement_sink(settings, tables),
         ]
         self.blocks = BlockStore(self.pool)
         self.internal_calls = InternalCalls(Forwarder(FilterIds(settings.keys.pepper)), self.networks)
-        self.data = DataFeature(settings, tables, self.pool, self.internal_calls)
+        self.data = DataFeature(settings, tables, self.pool, self.internal_calls, apart=self.indexes.apart)
         self.notices = Notices(self.pool)
         self.notifications = Notifications(self.notices)
         self.delivery: DeliveryFeature | None = None
@@ -105,22 +119,39 @@ class Background:
             route, self.pool, self.notifications, self.internal_calls, tokens=data.contracts, nfts=data.nft_metadata
         )
 
-    def follower(self, route: Route, *more: FollowerSink) -> NetworkFollower:
+    def followings(self, route: Route, events: FollowerSink) -> list[Following]:
+        """What follows a network: one cursor for everything, or one in the main database and one in that of the index."""
+        name = route.network.id
+        if not self.indexes.is_apart(name):
+            return [Following(name, self.blocks, [*self.sinks, events])]
+        others = [HoldingsElsewhere() if sink is self.holdings else sink for sink in self.sinks]
+        return [
+            Following(name, self.blocks, [*others, events]),
+            Following(f"{name}{INDEX}", self.index_blocks(name), [self.holdings]),
+        ]
+
+    def index_blocks(self, network: str) -> BlockStore:
+        """The blocks of the database that has the network's index."""
+        return BlockStore(self.indexes.pool_of(network)) if self.indexes.is_apart(network) else self.blocks
+
+    def follower(self, route: Route, following: Following) -> NetworkFollower:
         given = self.settings.follower
-        sinks = [*self.sinks, *more]
         return NetworkFollower(
-            self.reader(route, sinks),
-            self.blocks,
-            sinks,
+            self.reader(route, following.sinks),
+            following.blocks,
+            following.sinks,
             start=given.start.get(route.network.id),
             keep=given.keep_blocks,
             renews=given.renew,
+            label=following.label,
         )
 
     async def open(self, *, needs_upstreams: bool = True) -> None:
         """Connect to the database and, if needed, track the upstreams."""
         await self.pool.open()
-        self.tasks.start("database", self._watch)
+        await self.indexes.open()
+        for name, pool in self.indexes.by_name.items():
+            self.tasks.start(f"database {name}", partial(_watch, name, pool))
         if not needs_upstreams:
             return
         if self._limits is not None:
@@ -142,10 +173,11 @@ class Background:
 
     def _follow(self, name: str, route: Route) -> None:
         events = self.events(route)
-        follower = self.follower(route, events.sink)
-        self._followers.append(follower)
-        events.start(self.tasks, lambda: follower.network is not None)
-        self.tasks.start(f"follower {name}", follower.run)
+        followers = [self.follower(route, each) for each in self.followings(route, events.sink)]
+        self._followers += followers
+        events.start(self.tasks, lambda: followers[0].network is not None)
+        for each in followers:
+            self.tasks.start(f"follower {each.label}", each.run)
 
     def report(self, part: str) -> None:
         """Report this process to the operators."""
@@ -156,16 +188,13 @@ class Background:
         """The networks that this process indexes, each with its block and the head."""
         leading = [each for each in self._followers if each.network is not None]
         return {
-            each.id: {"block": each.cursor.number, "head": self.networks.routes[each.id].heads.tip} for each in leading
+            each.label: {"block": each.cursor.number, "head": self.networks.routes[each.id].heads.tip}
+            for each in leading
         }
 
     async def deliver(self) -> None:
         self.delivery = DeliveryFeature(self.settings, self.tables)
         await self.delivery.start(self.tasks)
-
-    async def _watch(self) -> None:
-        async for _ in probes(self.pool):
-            pass
 
     async def _sweep(self) -> None:
         while True:
@@ -182,7 +211,13 @@ class Background:
             await self.delivery.close()
         await self.networks.close()
         await self.data.close()
+        await self.indexes.close()
         await self.pool.close()
+
+
+async def _watch(name: str, pool: Pool) -> None:
+    async for _ in probes(name, pool):
+        pass
 
 
 # How each part starts, by name.

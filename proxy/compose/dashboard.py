@@ -53,7 +53,9 @@ class DashboardFeature:
         figures: Callable[[], dict[str, Any]],
         tasks: Tasks,
         copies: CopyDirectory | None = None,
+        apart: Mapping[str, Pool] | None = None,
     ) -> None:
+        """`apart`: the databases of networks whose index is not in the main one."""
         self._settings = settings
         self._tables = tables
         self._usage = accounts.usage
@@ -66,7 +68,7 @@ class DashboardFeature:
         self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
         self.actions = ActionLog(ActionStore(pool))
-        fleet = FleetStore(pool)
+        fleet = FleetStore(pool, apart)
         copy = copies.copy_of("cordons") if copies else None
         self.cordons = Cordons(fleet, (networks, bundlers), copy=copy)
         self.fleet = FleetView(

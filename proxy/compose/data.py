@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from proxy.chains.family import TokenKind
 from proxy.core.egress import EgressPolicy
 from proxy.services.multicall import Multicall
@@ -38,8 +40,9 @@ class DataFeature:
         internal_calls: InternalCalls,
         *,
         reads: ReplicaReads | None = None,
+        apart: Mapping[str, Pool] | None = None,
     ) -> None:
-        """`reads`: where holdings are read."""
+        """`reads`: where holdings are read. `apart`: the databases of networks whose index is not in the main one."""
         given, nfts = settings.cache, settings.nfts
         self.cache = DataCache(bytes=given.data_bytes, redis_url=settings.valkey.cache_url, enabled=given.enabled)
         self.multicall = Multicall(internal_calls)
@@ -50,7 +53,7 @@ class DataFeature:
             keep_s=settings.prices.keep_s,
             stale_s=settings.prices.stale_s,
         )
-        holdings = HoldingStore(pool, reads)
+        holdings = HoldingStore(pool, reads, apart=apart)
         self.contracts = TokenContracts(self.multicall, holdings, self.cache, follows=settings.follower.follows)
         token_prices = TokenPrices(self.prices, tables.logos)
         self.tokens: dict[TokenKind, TokenReader] = {

@@ -33,7 +33,8 @@ def reserved_files(settings: Settings) -> int:
     """The files that a worker needs besides its client connections."""
     upstreams = sum(each.connections for each in settings.upstreams)
     bundlers = sum(each.connections for each in settings.bundlers)
-    return OTHER_FILES + upstreams + bundlers + settings.database.pool_size + 1
+    databases = 1 + len(settings.databases)
+    return OTHER_FILES + upstreams + bundlers + databases * settings.database.pool_size + 1
 
 
 def fitted(settings: Settings, limit: int) -> Settings:

@@ -23,6 +23,7 @@ from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.networks import Networks
 from proxy.store.fleet import CHANNEL, FleetStore
+from proxy.store.index_databases import INDEX
 from proxy.store.local_copy import LocalCopy
 from proxy.store.notices import Notices
 from proxy.tasks import until_set
@@ -224,7 +225,7 @@ class FleetView:
         """The followers of all networks, each with the tip that the workers see."""
         _, networks = await self.read()
         tips = {network["network"]: network["tip"] for network in networks}
-        return [{**dict(row), "tip": tips.get(row["network"])} for row in await self._store.followed()]
+        return [{**row, "tip": tips.get(row["network"].removesuffix(INDEX))} for row in await self._store.followed()]
 
     async def processes(self) -> list[dict[str, Any]]:
         """The processes of all hosts."""

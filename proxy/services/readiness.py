@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from proxy import telemetry
 from proxy.services.accounts.keyring import Keyring
+from proxy.store.index_databases import MAIN
 from proxy.store.pool import Pool
+from proxy.tasks import Tasks
 
 log = logging.getLogger("penstock.database")
 
@@ -29,32 +32,40 @@ class ReadinessState:
 class Readiness:
     """Loaded keys are enough to serve. A missing database is reported as degraded. A draining worker is not ready."""
 
-    def __init__(self, keyring: Keyring, pool: Pool) -> None:
+    def __init__(self, keyring: Keyring, databases: Mapping[str, Pool]) -> None:
+        """`databases`: all that the service uses, by name."""
         self._keyring = keyring
-        self._pool = pool
-        self.database_up = False
+        self._databases = databases
+        self._away = set(databases)
         self.keys_loaded = False
         self.draining = False
 
     def state(self) -> ReadinessState:
         missing = [name for name, absent in (("keys", not self.keys_loaded), ("draining", self.draining)) if absent]
-        return ReadinessState(tuple(missing), () if self.database_up else ("database",))
+        degraded = [
+            "database" if name == MAIN else f"database {name}" for name in self._databases if name in self._away
+        ]
+        return ReadinessState(tuple(missing), tuple(degraded))
 
-    async def watch(self) -> None:
-        """Supervised loop: probe the database."""
-        async for is_up in probes(self._pool):
-            self.database_up = is_up
+    def start(self, tasks: Tasks) -> None:
+        for name, pool in self._databases.items():
+            tasks.start(f"readiness {name}", partial(self._watch, name, pool))
+
+    async def _watch(self, name: str, pool: Pool) -> None:
+        """Supervised loop: probe a database."""
+        async for is_up in probes(name, pool):
+            (self._away.discard if is_up else self._away.add)(name)
             telemetry.keys_loaded.set(len(self._keyring))
 
 
-async def probes(pool: Pool) -> AsyncIterator[bool]:
-    """Probe the database every few seconds, show the result as a metric and log each change."""
+async def probes(name: str, pool: Pool) -> AsyncIterator[bool]:
+    """Probe a database every few seconds, show the result as a metric and log each change."""
     was_up = True
     while True:
         is_up = await pool.is_up()
-        telemetry.database_up.set(is_up)
+        telemetry.database_up.labels(name).set(is_up)
         if is_up != was_up:
-            log.warning("Postgres answers again" if is_up else "Postgres does not answer")
+            log.warning("Postgres answers again" if is_up else "Postgres does not answer", extra={"database": name})
         was_up = is_up
         yield is_up
         await asyncio.sleep(PROBE_S)

@@ -20,6 +20,7 @@ from proxy.settings.loading import (
     preload,
 )
 from proxy.settings.sections import (
+    MAIN_URL,
     BundlerSettings,
     BundlingSettings,
     CacheSettings,
@@ -29,6 +30,7 @@ from proxy.settings.sections import (
     EgressSettings,
     FixedPrice,
     FollowerSettings,
+    IndexDatabaseSettings,
     KeySettings,
     LinkSettings,
     LogSettings,
@@ -56,6 +58,7 @@ from proxy.settings.tables import Plan, Tables, file_versions, load_tables, ship
 
 __all__ = [
     "CONFIG",
+    "MAIN_URL",
     "SCHEMAS",
     "BundlerSettings",
     "BundlingSettings",
@@ -67,6 +70,7 @@ __all__ = [
     "EgressSettings",
     "FixedPrice",
     "FollowerSettings",
+    "IndexDatabaseSettings",
     "KeySettings",
     "LinkSettings",
     "LogSettings",

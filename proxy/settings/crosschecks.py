@@ -18,6 +18,7 @@ from proxy.chains.families import family_of
 from proxy.settings.sections import (
     BundlerSettings,
     FixedPrice,
+    IndexDatabaseSettings,
     PaymasterSettings,
     PriceFeed,
     UpstreamSettings,
@@ -55,6 +56,23 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
                 yield f"{name}: there is no network {network} in config/chains"
     yield from _call_faults(tree, tables)
     yield from _verify_faults(tree, tables)
+
+
+def database_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
+    """Report databases without an own name and place, and networks that are unknown or in two databases."""
+    main = _at(tree, "database")
+    seen = {"main", main.get("url") if isinstance(main, Mapping) else None}
+    for place, each in _listed(tree, "databases", IndexDatabaseSettings):
+        if each.name in seen:
+            yield f"databases.{place}.name: there is already a database {each.name}"
+        if each.url in seen:
+            yield f"databases.{place}.url: is the address of another database: each needs its own"
+        for network in each.networks:
+            if _is_unknown(network, tables):
+                yield f"databases.{place}.networks: there is no network {network} in config/chains"
+            if network in seen:
+                yield f"databases.{place}.networks: {network} is in another database already"
+        seen |= {each.name, each.url, *each.networks}
 
 
 def _verify_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:

@@ -15,7 +15,7 @@ import orjson
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
 from proxy.settings.certificates import link_faults, tls_faults
-from proxy.settings.crosschecks import network_faults, paymaster_faults, tracing_faults
+from proxy.settings.crosschecks import database_faults, network_faults, paymaster_faults, tracing_faults
 from proxy.settings.masking import masked_value
 from proxy.settings.proxies import with_proxies
 from proxy.settings.schemas import is_secret, schema_faults
@@ -52,7 +52,11 @@ def load_with_tables(path: Path | None, *, environ: Mapping[str, str]) -> tuple[
     tables = None
     try:
         tables = load_tables(own=_own_directory(tree))
-        faults += (*network_faults(tree, tables), *paymaster_faults(tree, tables, environ))
+        faults += (
+            *network_faults(tree, tables),
+            *database_faults(tree, tables),
+            *paymaster_faults(tree, tables, environ),
+        )
     except StartError as exc:
         faults += exc.faults
     faults += (*tls_faults(tree), *link_faults(tree), *tracing_faults(tree))
@@ -91,9 +95,8 @@ def from_tree(tree: Mapping[str, Any], *, faults: list[str] | None = None) -> Se
     if found:
         raise StartError(found)
     # Not strict, because the schema accepts 8545.0 as an integer.
-    return msgspec.convert(
-        {"upstreams": [], "bundlers": [], "paymasters": [], "verify": [], **tree, "tree": tree}, Settings, strict=False
-    )
+    lists: dict[str, Any] = {name: [] for name in ("databases", "upstreams", "bundlers", "paymasters", "verify")}
+    return msgspec.convert({**lists, **tree, "tree": tree}, Settings, strict=False)
 
 
 def preload() -> None:

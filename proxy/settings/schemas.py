@@ -30,6 +30,7 @@ SECRETS = frozenset(
         ),
         "webhooks.secret_key",
         *("upstreams.url", "upstreams.headers", "upstreams.bearer", "upstreams.proxy"),
+        *("databases.url", "databases.direct_url"),
         *("bundlers.url", "bundlers.headers", "bundlers.bearer", "bundlers.proxy"),
     }
 )
@@ -59,6 +60,8 @@ _FAULT_WORDS: dict[tuple[str, ...], str] = {
     ("database", "url"): "must be a postgresql:// address (set it in the file or in DATABASE_URL)",
     ("database", "direct_url"): "must be a postgresql:// address, or empty",
     ("database", "replica_url"): "must be a postgresql:// address, or empty",
+    ("databases", "url"): "must be a postgresql:// address",
+    ("databases", "direct_url"): "must be a postgresql:// address, or empty",
     ("nfts", "floor_url"): "must be an http or https address with {contract} in it, or empty",
     ("prices", "url"): "must be an http or https address, or empty",
     ("webhooks", "secret_key"): "must be 32 or more random characters, or empty",
@@ -80,7 +83,7 @@ _SECRET_SECTIONS = frozenset(name.split(".")[0] for name in SECRETS)
 
 def _fault_text(error: jsonschema_rs.ValidationError) -> str:
     path = tuple(str(step) for step in error.instance_path)
-    words = _FAULT_WORDS.get(path[:2])
+    words = _FAULT_WORDS.get(path[:2]) or _FAULT_WORDS.get(path[::2])
     if words is None and is_secret(path):
         words = _SECRET_WORDS.get(path[-1]) or "is not valid (the value is hidden because it is secret)"
     is_section = len(path) == 1 or (len(path) == 2 and path[1].isdecimal())

@@ -65,6 +65,10 @@ class DataFileSettings:
     directory: str
 
 
+# The setting that names the main database.
+MAIN_URL = "database.url"
+
+
 @dataclass(frozen=True, slots=True)
 class DatabaseSettings:
     url: str
@@ -79,6 +83,20 @@ class DatabaseSettings:
     @property
     def session_url(self) -> str:
         """The address for sessions that keep state, such as locks."""
+        return self.direct_url or self.url
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexDatabaseSettings:
+    """Another Postgres, for the index of these networks."""
+
+    name: str
+    url: str
+    direct_url: str = ""
+    networks: tuple[str, ...]
+
+    @property
+    def session_url(self) -> str:
         return self.direct_url or self.url
 
 
@@ -354,6 +372,7 @@ class Settings:
     metrics: MetricsSettings
     data_files: DataFileSettings
     database: DatabaseSettings
+    databases: tuple[IndexDatabaseSettings, ...]
     keys: KeySettings
     quotas: QuotaSettings
     rpc: RpcSettings
@@ -378,3 +397,9 @@ class Settings:
     paymasters: tuple[PaymasterSettings, ...]
     verify: tuple[VerifySettings, ...]
     tree: Mapping[str, Any]
+
+    @property
+    def session_urls(self) -> dict[str, str]:
+        """The addresses of all databases, for sessions that keep state, by the name of the setting."""
+        others = {f"databases.{each.name}.url": each.session_url for each in self.databases}
+        return {MAIN_URL: self.database.session_url, **others}

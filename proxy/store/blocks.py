@@ -59,12 +59,14 @@ NOTHING = BlockMark(-1, bytes(32))
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The indexing state of a network. `cursor` is the last block written, or None before the first."""
+    """The indexing state of a network. `cursor` is the last block written, or None before the first. `indexes_holdings`:
+    false if blocks were written without holdings, which are in another database."""
 
     id: str
     number: int
     first_block: int
     cursor: BlockMark | None
+    indexes_holdings: bool = True
 
 
 class LeaderSession:
@@ -182,7 +184,7 @@ class BlockStore:
 def _followed(row: asyncpg.Record | None) -> Followed:
     assert row is not None
     cursor = None if row["block"] is None else BlockMark(row["block"], row["block_hash"])
-    return Followed(row["network"], row["number"], row["first_block"] or 0, cursor)
+    return Followed(row["network"], row["number"], row["first_block"] or 0, cursor, row["indexes_holdings"])
 
 
 # Writes, on the caller's connection and in its transaction. `network` is the network's number.
@@ -218,6 +220,11 @@ async def reset(connection: DatabaseConnection, network: int) -> None:
     await connection.execute(sql.blocks.delete_blocks_above, network, -2)
     await connection.execute(sql.blocks.delete_backfills, network)
     await connection.execute(sql.blocks.reset_network, network)
+
+
+async def leave_out_holdings(connection: DatabaseConnection, network: int) -> None:
+    """Record that blocks are written without holdings."""
+    await connection.execute(sql.blocks.leave_out_holdings, network)
 
 
 async def cover(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import asyncpg
 import orjson
 
+from proxy.errors import Unavailable
 from proxy.store import sql
+from proxy.store.index_databases import INDEX
 from proxy.store.pool import PATIENT_S, Pool
 
 CHANNEL = "penstock_cordons"
@@ -16,8 +19,10 @@ FRESH_S = 10.0
 
 
 class FleetStore:
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, apart: Mapping[str, Pool] | None = None) -> None:
+        """`apart`: the databases of networks whose index is not in the main one."""
         self._pool = pool
+        self._apart = apart or {}
 
     def __repr__(self) -> str:
         return f"<FleetStore {self._pool!r}>"
@@ -79,9 +84,16 @@ class FleetStore:
 
     # Indexing and deliveries
 
-    async def followed(self) -> list[asyncpg.Record]:
-        async with self._pool.connection() as connection:
-            return await connection.fetch(sql.fleet.list_followed)
+    async def followed(self) -> list[dict[str, Any]]:
+        """The networks' cursors. An index in another database is a row of its own, unless that database is away."""
+        rows = await _followed(self._pool)
+        for network, pool in self._apart.items():
+            try:
+                found = await _followed(pool)
+            except Unavailable:
+                continue
+            rows += [{**row, "network": network + INDEX} for row in found if row["network"] == network]
+        return sorted(rows, key=lambda row: str(row["network"]))
 
     async def deliveries(self) -> tuple[dict[str, Any], dict[str, int]]:
         """Return the counts of unfinished deliveries, and of webhooks by status."""
@@ -90,3 +102,8 @@ class FleetStore:
             found = await connection.fetch(sql.fleet.count_webhooks)
         assert row is not None
         return dict(row), {each["status"]: each["webhooks"] for each in found}
+
+
+async def _followed(pool: Pool) -> list[dict[str, Any]]:
+    async with pool.connection() as connection:
+        return [dict(row) for row in await connection.fetch(sql.fleet.list_followed)]

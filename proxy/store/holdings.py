@@ -8,7 +8,7 @@ show which contracts to query, not the balance.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import asyncpg
@@ -66,8 +66,12 @@ class IndexBlock:
 class HoldingStore:
     """Reads holdings. The data of a network is never older than the block that `as_of` returned last."""
 
-    def __init__(self, pool: Pool, reads: ReplicaReads | None = None) -> None:
+    def __init__(
+        self, pool: Pool, reads: ReplicaReads | None = None, *, apart: Mapping[str, Pool] | None = None
+    ) -> None:
+        """`apart`: the databases of networks whose index is not in the main one."""
         self._reads = reads or ReplicaReads(pool)
+        self._apart = {network: ReplicaReads(other) for network, other in (apart or {}).items()}
         # The position of the last `as_of` of each network.
         self._positions: dict[str, int] = {}
 
@@ -99,7 +103,7 @@ class HoldingStore:
 
     async def as_of(self, network: str) -> IndexBlock | None:
         """Return the block that the index has reached, or None if the network is not followed yet."""
-        row, position = await self._reads.read(lambda connection: self._as_of(connection, network))
+        row, position = await self._reads_of(network).read(lambda connection: self._as_of(connection, network))
         self._positions[network] = max(position, self._positions.get(network, 0))
         if row is None:
             return None
@@ -107,11 +111,15 @@ class HoldingStore:
 
     async def _as_of(self, connection: DatabaseConnection, network: str) -> tuple[asyncpg.Record | None, int]:
         row = await connection.fetchrow(sql.holdings.as_of, network)
-        return row, await self._reads.position(connection)
+        return row, await self._reads_of(network).position(connection)
 
     async def _fetch(self, query: str, network: str, *arguments: object) -> list[asyncpg.Record]:
         since = self._positions.get(network, 0)
-        return await self._reads.read(lambda connection: connection.fetch(query, network, *arguments), since=since)
+        reads = self._reads_of(network)
+        return await reads.read(lambda connection: connection.fetch(query, network, *arguments), since=since)
+
+    def _reads_of(self, network: str) -> ReplicaReads:
+        return self._apart.get(network, self._reads)
 
 
 # Writes, on the caller's connection and in its transaction. `network` is the network's number.

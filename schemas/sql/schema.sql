@@ -133,7 +133,9 @@ create table followed_networks (
     block_time timestamptz,
     -- Why the follower has stopped. Null while it runs.
     fault text,
-    changed_at timestamptz not null default now()
+    changed_at timestamptz not null default now(),
+    -- False once blocks were written without holdings, because those are in another database.
+    indexes_holdings boolean not null default true
 );
 
 -- Blocks that a reorganisation can still remove.

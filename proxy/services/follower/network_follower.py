@@ -24,7 +24,7 @@ from proxy import telemetry
 from proxy.chains.evm.facts import BlockFacts, Header
 from proxy.errors import Unavailable
 from proxy.services.follower.block_reader import BlockReader, ReadFailed
-from proxy.services.follower.sinks import FollowerSink, StaleRead
+from proxy.services.follower.sinks import FollowerSink, IndexIncomplete, StaleRead
 from proxy.store import blocks
 from proxy.store.blocks import NOTHING, BlockMark, BlockStore, Followed, LeaderSession, LeadershipLost
 from proxy.tasks import FirstFailure
@@ -73,7 +73,9 @@ class NetworkFollower:
         start: int | None,
         keep: int,
         renews: bool = False,
+        label: str = "",
     ) -> None:
+        """`label`: its name in metrics and logs, if that is not the network's."""
         facts = reader.route.network.facts
         self._reader = reader
         self._store = store
@@ -89,25 +91,26 @@ class NetworkFollower:
         self._shorter_heads = 0
         self._failure = FirstFailure(log, "no longer following network")
         self.id = reader.route.network.id
+        self.label = label or self.id
         self.network: Followed | None = None
         self.cursor = NOTHING
 
     def __repr__(self) -> str:
-        return f"<NetworkFollower {self.id}, {f'at {self.cursor.number}' if self.network else 'not leading'}>"
+        return f"<NetworkFollower {self.label}, {f'at {self.cursor.number}' if self.network else 'not leading'}>"
 
     async def run(self) -> None:
         """Supervised loop: acquire the leadership, lead, and start again when that ends."""
         while True:
             try:
                 async with self._store.lead(self.id) as term:
-                    log.info("following network", extra={"network": self.id})
+                    log.info("following network", extra={"network": self.label})
                     self._failure.clear()
                     await self._lead_while_alive(term)
             except (LeadershipLost, Unavailable) as exc:
-                self._failure.report(network=self.id, reason=str(exc))
+                self._failure.report(network=self.label, reason=str(exc))
             finally:
                 self.network = None
-                telemetry.follower_leads.labels(self.id).set(0)
+                telemetry.follower_leads.labels(self.label).set(0)
             await asyncio.sleep(LONGEST_PAUSE_S if self._failing_s else PAUSE_S)
 
     async def _lead_while_alive(self, term: LeaderSession) -> None:
@@ -122,7 +125,7 @@ class NetworkFollower:
             raise failed.exceptions[0] from None
 
     async def _lead(self, term: LeaderSession) -> None:
-        telemetry.follower_leads.labels(self.id).set(1)
+        telemetry.follower_leads.labels(self.label).set(1)
         self.network = None
         pause_s = PAUSE_S
         while self._failing_s < STEP_DOWN_S:
@@ -132,10 +135,12 @@ class NetworkFollower:
                 await asyncio.sleep(self._poll_s)
             except StaleRead:
                 continue
-            except NoCommonBlock as exc:
+            except (NoCommonBlock, IndexIncomplete) as exc:
                 await self._stop(term, str(exc))
             except ReadFailed as exc:
-                log.warning("cannot read blocks", extra={"network": self.id, "reason": str(exc), "retry_in_s": pause_s})
+                log.warning(
+                    "cannot read blocks", extra={"network": self.label, "reason": str(exc), "retry_in_s": pause_s}
+                )
                 await asyncio.sleep(pause_s)
                 self._failing_s += pause_s
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
@@ -146,13 +151,13 @@ class NetworkFollower:
         if self.network is None:
             await self._load(term, head)
         number = int(head.number, 16)
-        telemetry.follower_head.labels(self.id).set(number)
+        telemetry.follower_head.labels(self.label).set(number)
         try:
             await self._advance(term, number)
             if number <= self.cursor.number and await self._is_forked(term, head, number):
                 raise ParentMismatch(f"block {number} was replaced")
         except ParentMismatch as exc:
-            log.info("chain reorganised", extra={"network": self.id, "reason": str(exc)})
+            log.info("chain reorganised", extra={"network": self.label, "reason": str(exc)})
             await self._go_back(term)
 
     async def _load(self, term: LeaderSession, head: Header) -> None:
@@ -229,12 +234,12 @@ class NetworkFollower:
                     await sink.settle(connection, self.network, below)
             await blocks.notify(connection, term.number)
         self.cursor = cursor
-        telemetry.followed_blocks_total.labels(self.id).inc(sum(piece.blocks for piece in found))
+        telemetry.followed_blocks_total.labels(self.label).inc(sum(piece.blocks for piece in found))
         self._show()
 
     def _show(self) -> None:
-        telemetry.follower_block.labels(self.id).set(self.cursor.number)
-        telemetry.follower_stopped.labels(self.id).set(0)
+        telemetry.follower_block.labels(self.label).set(self.cursor.number)
+        telemetry.follower_stopped.labels(self.label).set(0)
 
     # Blocks that the chain dropped
 
@@ -275,8 +280,8 @@ class NetworkFollower:
             await blocks.delete_above(connection, term.number, mark.number)
             await blocks.notify(connection, term.number)
         self.cursor = mark
-        telemetry.reorgs_total.labels(self.id).inc()
-        telemetry.undone_blocks_total.labels(self.id).inc(len(removed))
+        telemetry.reorgs_total.labels(self.label).inc()
+        telemetry.undone_blocks_total.labels(self.label).inc(len(removed))
         self._show()
 
     async def _time_of(self, mark: BlockMark) -> int | None:
@@ -288,12 +293,12 @@ class NetworkFollower:
 
     async def _stop(self, term: LeaderSession, reason: str) -> None:
         if self._renews:
-            log.warning("restarting the index from scratch", extra={"network": self.id, "reason": reason})
+            log.warning("restarting the index from scratch", extra={"network": self.label, "reason": reason})
             await forget(term, self._sinks)
             self.network = None
             return
-        log.error("stopped following network", extra={"network": self.id, "reason": reason})
-        telemetry.follower_stopped.labels(self.id).set(1)
+        log.error("stopped following network", extra={"network": self.label, "reason": reason})
+        telemetry.follower_stopped.labels(self.label).set(1)
         await term.set_fault(reason)
         await asyncio.sleep(STOPPED_S)
 

@@ -13,13 +13,17 @@ from typing import Protocol
 from proxy import telemetry
 from proxy.chains.evm.facts import TOPICS, BlockFacts
 from proxy.core.holdings import HoldingChanges
-from proxy.store import holdings
+from proxy.store import blocks, holdings
 from proxy.store.blocks import BlockMark, Followed
 from proxy.store.pool import DatabaseConnection
 
 
 class StaleRead(Exception):
     """The blocks were read without data that a sink needs by now. The transaction is rolled back and they are read again."""
+
+
+class IndexIncomplete(Exception):
+    """Blocks were written without the holdings of this database. Only a new index is complete again."""
 
 
 class FollowerSink(Protocol):
@@ -57,6 +61,11 @@ class HoldingsSink:
     transactions = False
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
+        if not network.indexes_holdings:
+            raise IndexIncomplete(
+                "its holdings were kept in another database, those in this one are incomplete: "
+                f"run `python -m proxy index --chain {network.id} --forget` to rebuild the index"
+            )
         whole = HoldingChanges()
         packed = []
         for piece in found:
@@ -80,6 +89,28 @@ class HoldingsSink:
 
     async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
         await holdings.delete_changes_below(connection, network.number, below)
+
+    async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
+        await holdings.delete_network(connection, network.number)
+
+
+class HoldingsElsewhere:
+    """Takes the place of `HoldingsSink` in the main database if another one has the network's index."""
+
+    topics: frozenset[str] | None = frozenset()
+    blocks = False
+    transactions = False
+
+    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
+        await blocks.leave_out_holdings(connection, network.number)
+
+    async def undo(
+        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+    ) -> None:
+        await blocks.leave_out_holdings(connection, network.number)
+
+    async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
+        pass
 
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         await holdings.delete_network(connection, network.number)

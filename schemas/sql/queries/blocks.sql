@@ -58,8 +58,12 @@ select pg_notify('penstock_blocks', network || ' ' || block) from followed_netwo
 -- reset_network
 -- Reset the network as if it had never been followed. Its number stays.
 update followed_networks
-set first_block = null, block = null, block_hash = null, block_time = null, fault = null, changed_at = now()
+set first_block = null, block = null, block_hash = null, block_time = null, fault = null, indexes_holdings = true,
+    changed_at = now()
 where number = $1;
+
+-- leave_out_holdings
+update followed_networks set indexes_holdings = false where number = $1 and indexes_holdings;
 
 -- uncovered
 -- Parts of a range that no back-fill has covered, neither for this contract nor for all.
