@@ -21,7 +21,7 @@ LATEST_S = 0.09
 # Spent tokens are reported this soon: until then Valkey holds them back from the others.
 REPORT_S = 0.05
 SWEEP_S = 0.025
-# With a longer round trip, asks do not wait for the one before.
+# Calls wait this long for the reply to an ask that was sent before they came; then they are asked for themselves.
 SLOW_S = 0.005
 
 # The need of a call, in seconds of refill: requests and units.
@@ -31,10 +31,12 @@ Need = tuple[float, float]
 class SlotAsks:
     """Calls of this worker that wait for a lease of one slot and were not asked for yet, and how many asks are under way."""
 
-    __slots__ = ("hint", "under_way", "waiting")
+    __slots__ = ("asked_at", "hint", "under_way", "waiting")
 
     def __init__(self) -> None:
         self.under_way = 0
+        # When the last ask was sent.
+        self.asked_at = 0.0
         # The largest need of a call that does not wait, but tries again by itself.
         self.hint: Need = (0.0, 0.0)
         self.waiting: list[tuple[Need, Callable[[], None]]] = []
@@ -100,9 +102,22 @@ class LeaseKeeper:
         low, self._low = self._low, set()
         for slot in low:
             asks = self._asks.setdefault(slot, SlotAsks())
-            # A call that waits for the reply to another's ask, and then for its own, waits twice: that may take too long.
-            if not asks.under_way or (asks.waiting and self._link.round_trip_s > SLOW_S):
+            if not asks.under_way:
                 self._ask(slot)
+            elif asks.waiting:
+                self._ask_if_slow(slot, asks)
+
+    def _ask_if_slow(self, slot: int, asks: SlotAsks) -> None:
+        """A call that waits for the reply to another's ask, and then for its own, waits twice: that may take too long."""
+        left_s = asks.asked_at + SLOW_S - time.monotonic()
+        if left_s <= 0.0 or self._link.round_trip_s > SLOW_S:
+            self._ask(slot)
+        else:
+            self._loop.call_later(left_s, self._ask_again, slot)
+
+    def _ask_again(self, slot: int) -> None:
+        if slot in self._asks and self._asks[slot].waiting:
+            self._on_low(slot)
 
     def _ask(self, slot: int, *, is_report: bool = False) -> None:
         asks, now = self._asks[slot], time.monotonic()
@@ -114,6 +129,7 @@ class LeaseKeeper:
         found = self._windows.report(rate, guard, now, need, 0.0 if is_report else self._ahead_s())
         words = (LEASE, "1", self._key_of(slot), f"{rate.request_s:.9g}", f"{rate.unit_s:.9g}", *_texts(found))
         asks.under_way += 1
+        asks.asked_at = now
         self.asked += 1
         self._link.send(("FCALL", *words), lambda reply: self._on_reply(slot, now, reply, waiting))
 
@@ -129,8 +145,7 @@ class LeaseKeeper:
         elif reply is not None:
             self._add(slot, sent_at, reply)
         _run(waiting)
-        if asks.waiting:
-            self._on_low(slot)
+        self._ask_again(slot)
 
     def _add(self, slot: int, sent_at: float, reply: list[int]) -> None:
         requests, units, life_us, wait_us, granted, valkey_slot, there_us = reply

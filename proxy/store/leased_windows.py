@@ -65,11 +65,14 @@ SHARE_S: Final = 5.0
 # After a refusal Valkey is not asked again for this long, so a flood of refused calls costs it nothing.
 LEAST_DRY_S: Final = 0.01
 # A host that has not used its tokens for this long returns them; sooner if Valkey had little left: others wait for them.
-RETURN_S: Final = 0.35
+RETURN_S: Final = 0.45
 RETURN_SCARCE_S: Final = 0.1
-SCARCE_S: Final = 0.15
+SCARCE_S: Final = 0.1
 # A host uses this share of its part while Valkey is away: hosts with a smaller part than 1/N may use more than theirs.
 KEPT_SHARE: Final = 0.95
+# While Valkey is away, a host keeps what it did not use for this long, for traffic that moves from host to host. It never
+# keeps more than the whole limit.
+AWAY_HOLDS_S: Final = 1.25
 # An ask without a reply is forgotten after this time, if its worker has died.
 ASK_LIVES_S: Final = 0.1
 
@@ -180,8 +183,11 @@ class LeasedWindows(Windows):
         """The edge of the host's own bucket after this amount. The bucket holds whole calls: otherwise a share of a low limit
         would lose the part of a call that is left over, and one below a call per second would admit none."""
         cells = self._cells
-        cost_s /= self.share_of(at)
-        holds_s = math.ceil(1.0 / cost_s - TOLERANCE_S) * cost_s if cost_s > 0.0 else 1.0
+        share = self.share_of(at)
+        cost_s /= share
+        holds_s = min(AWAY_HOLDS_S, 1.0 / share)
+        if cost_s > 0.0:
+            holds_s = math.ceil(holds_s / cost_s - TOLERANCE_S) * cost_s
         since = max(now - holds_s, cells[at + ANSWERED_AT] if cells[at + ANSWERED_AT] <= now else 0.0)
         return float(max(since, min(cells[at + place], now + 1.0)) + cost_s)
 

@@ -135,3 +135,20 @@ async def test_host_without_redis_uses_its_share(tmp_path: Path) -> None:
         await asyncio.sleep(0.3)
         admitted = sum([await other.call() for _ in range(40)])
         assert 0 < admitted <= 10 * (1 + time.monotonic() - began) + 1
+
+
+async def test_call_does_not_wait_for_the_reply_to_another_and_then_for_its_own(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as redis:
+        host, tasks = Host(redis.url, 0), Tasks()
+        tasks.start("valkey", host.link.run)
+        await until(lambda: host.link.is_up)
+        await until(lambda: not host.windows.away)
+        redis.freeze()
+        leased = [asyncio.Event(), asyncio.Event()]
+        for asks, event in enumerate(leased, 1):
+            host.leases.wait(RATE.slot, (RATE.request_s, UNITS * RATE.unit_s), event.set)
+            await until(lambda asks=asks: host.leases.asked == asks)
+        redis.thaw()
+        for event in leased:
+            await event.wait()
+        await tasks.close()
