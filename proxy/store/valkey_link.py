@@ -28,7 +28,11 @@ log = logging.getLogger("penstock.valkey")
 LATE_S = 0.08
 # A new connection may take longer: nothing waits for it.
 OPEN_S = 1.0
+# The pause before a new connection. It doubles while the server refuses our commands, for example because its memory is full.
 AGAIN_S = 0.1
+LONGEST_AGAIN_S = 2.0
+# A connection that worked for this long was not refused.
+WORKED_S = 1.0
 # How fast the average of the round trips follows.
 FOLLOW = 0.3
 CLIENT_NAME = "penstock"
@@ -76,6 +80,7 @@ class ValkeyLink:
         self._out: list[bytes] = []
         self._watch: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] | None = None
+        self._is_refused = False
         self._channels: dict[bytes, OnMessage] = {}
         self._loop = asyncio.get_running_loop()
         self.is_up = False
@@ -145,10 +150,13 @@ class ValkeyLink:
 
     async def run(self) -> None:
         """Keep a connection open: a supervised loop."""
+        pause_s = AGAIN_S
         try:
             while True:
-                await self._connect_once()
-                await asyncio.sleep(AGAIN_S)
+                self._is_refused = False
+                worked_s = await self._connect_once()
+                pause_s = min(2 * pause_s, LONGEST_AGAIN_S) if self._is_refused and worked_s < WORKED_S else AGAIN_S
+                await asyncio.sleep(pause_s)
         finally:
             self._drop("the link is closed")
 
@@ -159,7 +167,8 @@ class ValkeyLink:
             await asyncio.sleep(0.01)
         return self.is_up
 
-    async def _connect_once(self) -> None:
+    async def _connect_once(self) -> float:
+        """Returns how long the connection worked, in seconds."""
         closed = self._closed = self._loop.create_future()
         try:
             async with asyncio.timeout(OPEN_S):
@@ -169,11 +178,12 @@ class ValkeyLink:
         except (OSError, TimeoutError, hiredis.HiredisError) as exc:
             self._servers.rotate(-1)
             self._drop(type(exc).__name__)
-            return
-        self.is_up = True
+            return 0.0
+        self.is_up, began = True, time.monotonic()
         log.info("valkey is up", extra={"server": f"{host}:{port}"})
         self._notify()
         await closed
+        return time.monotonic() - began
 
     async def _server(self) -> HostPort:
         if not self._address.sentinel:
@@ -214,6 +224,7 @@ class ValkeyLink:
             if other in self._servers:
                 self._servers.remove(other)
             self._servers.insert(1, other)
+        self._is_refused = not is_misplaced(error)
         log.warning("valkey refused a connection", extra={"reason": error.split(" ")[0]})
         return OSError(error)
 
@@ -225,6 +236,7 @@ class ValkeyLink:
             self._servers.appendleft(other)
         elif error.startswith("READONLY"):
             self._servers.rotate(-1)
+        self._is_refused = not is_misplaced(error)
         self._drop(error.split(" ")[0])
 
     def _drop(self, reason: str) -> None:

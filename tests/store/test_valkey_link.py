@@ -84,6 +84,25 @@ async def test_server_that_hangs_fails_what_waits_and_is_used_again(tmp_path: Pa
         await until(lambda: _pong(link))
 
 
+async def test_server_that_refuses_commands_is_not_flooded_with_connections(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its memory is full: that is as if it were away, until there is room again."""
+
+    def refused() -> list[float]:
+        return [each.created for each in caplog.records if each.message == "valkey refused a connection"]
+
+    async with redis_server(tmp_path) as redis, linked(redis.url) as link:
+        await until(lambda: link.is_up)
+        redis.command("CONFIG", "SET", "maxmemory", "1")
+        link.send(("SET", "a", "b"), lambda reply: link.reload(str(reply)))
+        await until(lambda: len(refused()) >= 4)
+        assert not link.is_up
+        assert refused()[3] - refused()[0] > 1.2, "each pause is twice as long as the one before"
+        redis.command("CONFIG", "SET", "maxmemory", "0")
+        await until(lambda: link.is_up)
+
+
 async def test_messages_arrive_also_after_a_new_connection(tmp_path: Path) -> None:
     async with redis_server(tmp_path) as redis, linked(redis.url) as link:
         heard: list[bytes] = []
