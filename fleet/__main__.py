@@ -11,8 +11,10 @@ import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import uvloop
+
 from fleet.figures import FleetFigures
-from fleet.one_machine import COUNTS, FleetOnOneMachine
+from fleet.one_machine import COUNTS, RATE, FleetOnOneMachine
 from fleet.traffic import FleetTraffic
 from proxy.errors import StartError
 from proxy.tasks import Tasks, unless_stopped
@@ -33,10 +35,17 @@ def main() -> int:
     parser.add_argument(
         "--figures", type=float, metavar="SECONDS", help="measure each figure for this long, and print all of them"
     )
+    parser.add_argument(
+        "--rolling",
+        type=int,
+        metavar="CALLS",
+        help="replace the gateways one by one, over and over, during so many calls",
+    )
+    parser.add_argument("--rate", type=float, default=RATE, help="calls per second of the clients")
     parser.add_argument("--gateways", type=int, default=COUNTS["gateway"], help="how many gateways to run")
     args = parser.parse_args()
     try:
-        return asyncio.run(run(args))
+        return uvloop.run(run(args))
     except StartError as exc:
         print("\n".join(exc.faults), file=sys.stderr)
         return 1
@@ -49,7 +58,7 @@ async def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="penstock-fleet-") as home:
         Path(home).chmod(0o711)
         async with AsyncExitStack() as stack:
-            fleet = FleetOnOneMachine(Path(home), counts={**COUNTS, "gateway": args.gateways})
+            fleet = FleetOnOneMachine(Path(home), counts={**COUNTS, "gateway": args.gateways}, rate=args.rate)
             print("starting …", flush=True)
             return await unless_stopped(stop, _show(fleet, stack, stop, args)) or 0
 
@@ -63,9 +72,12 @@ async def _show(fleet: FleetOnOneMachine, stack: AsyncExitStack, stop: asyncio.E
         if args.figures is not None:
             async for line in FleetFigures(fleet).measure(args.figures):
                 print(line, flush=True)
+        if args.rolling is not None:
+            print(await FleetFigures(fleet).rolling_update(args.rolling), flush=True)
+            print("\n".join(fleet.ledger.lines()), flush=True)
         if args.chaos is not None:
             return await _break(fleet, traffic, args)
-        if args.figures is None:
+        if args.figures is None and args.rolling is None:
             await stop.wait()
         return 0
     finally:

@@ -71,15 +71,18 @@ class FleetFigures:
                 old += seen != [hex(writes)] * len(readers)
         return f"reads after writes on {len(readers)} other gateways: {old} of {WRITES} old"
 
-    async def rolling_update(self) -> str:
-        """Replace one gateway after the other, as an update does, beside the callers of the fleet."""
+    async def rolling_update(self, calls: int = 0) -> str:
+        """Replace one gateway after the other, as an update does, beside the clients of the fleet: once, and again until so
+        many calls were answered."""
         ledger, began = self._fleet.ledger, time.monotonic()
-        answered, failed = ledger.answered, ledger.failed
-        for part in self._gateways:
-            await self._replace(part)
+        answered, failed, gaps, updates = ledger.answered, ledger.failed, ledger.gaps, 0
+        while not updates or ledger.answered - answered < calls:
+            for part in self._gateways:
+                await self._replace(part)
+            updates += 1
         took_s = time.monotonic() - began
-        calls = f"{ledger.failed - failed} of {ledger.answered - answered} calls lost"
-        return f"rolling update of {len(self._gateways)} gateways in {took_s:.0f} s: {calls}"
+        lost = f"{ledger.failed - failed} of {ledger.answered - answered} calls lost, {ledger.gaps - gaps} gaps on a socket"
+        return f"{updates} rolling updates of {len(self._gateways)} gateways in {took_s:.0f} s: {lost}"
 
     async def _replace(self, part: FleetPart) -> None:
         process = part.child.process
@@ -121,19 +124,20 @@ class FleetFigures:
     async def work(self, seconds: float) -> str:
         """Connections and usage rows of Postgres, and commands of Valkey, while the callers run."""
         answered = self._fleet.ledger.answered
-        rows, commands, began = await self._usage_rows(), await self._commands(), time.monotonic()
+        rows, asks, began = await self._usage_rows(), await self._asks(), time.monotonic()
         await asyncio.sleep(seconds)
         took_s = time.monotonic() - began
         per_s = [
             (self._fleet.ledger.answered - answered) / took_s,
             (await self._usage_rows() - rows) / took_s,
-            (await self._commands() - commands) / took_s,
+            (await self._asks() - asks) / took_s,
         ]
         shown = f"{per_s[0]:.0f} calls/s, {per_s[1]:.1f} usage rows/s, {per_s[2]:.0f} Valkey commands/s"
         return f"{len(self._gateways)} gateways: {shown}, {await self._connections()} Postgres connections"
 
     async def _usage_rows(self) -> float:
-        words = "select sum(n_tup_ins + n_tup_upd) from pg_stat_user_tables where relname like 'usage%'"
+        """Rows of minutes that were written. Each batch of a host writes two more, to be counted once."""
+        words = "select sum(n_tup_ins + n_tup_upd) from pg_stat_user_tables where relname like 'usage_minutes%'"
         return float(await self._ask_postgres(words))
 
     async def _connections(self) -> int:
@@ -147,11 +151,11 @@ class FleetFigures:
         finally:
             await connection.close()
 
-    async def _commands(self) -> int:
-        """Commands that the first Valkey has run."""
+    async def _asks(self) -> int:
+        """Functions that clients have called on the first Valkey. Its count of all commands includes those inside functions."""
         part = next(part for part in self._fleet.parts if part.kind == "valkey")
         reader, writer = await asyncio.open_connection("127.0.0.1", part.port)
-        writer.write(b"INFO stats\r\n")
-        text = await reader.readuntil(b"instantaneous_ops_per_sec")
+        writer.write(b"INFO commandstats\r\n")
+        text = await reader.readuntil(b"\r\n\r\n")
         writer.close()
-        return int(text.split(b"total_commands_processed:")[1].split(b"\r\n")[0])
+        return int(text.partition(b"cmdstat_fcall:calls=")[2].partition(b",")[0] or 0)

@@ -8,13 +8,17 @@ import re
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
+from fleet.caller import PACE, FleetCaller
 from fleet.database_pair import DatabasePair
 from fleet.ledger import FleetLedger
 from fleet.programs import NETWORK, PEPPER, FleetPart, balancer, free_ports, service, shared_settings, valkeys
-from fleet.traffic import CALLERS, FleetTraffic
+from fleet.socket_watch import SocketWatch
+from fleet.traffic import FleetTraffic
+from fleet.write_watch import WriteWatch
 from proxy.store import migrate
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool
@@ -29,12 +33,16 @@ VICTIMS = ("gateway", "follower", "deliverer", "valkey", "postgres")
 # Longest wait for a part to recover, and for the last events.
 RECOVERY_S, SETTLE_S = 120.0, 60.0
 PAUSE_S = (3.0, 8.0)
+# Calls per second, unless others are asked for.
+RATE = 400.0
 
 
 class FleetOnOneMachine:
-    def __init__(self, home: Path, *, counts: dict[str, int] | None = None) -> None:
+    def __init__(self, home: Path, *, counts: dict[str, int] | None = None, rate: float = RATE) -> None:
+        """`rate`: calls per second."""
         self._home = home
         self._counts = counts or COUNTS
+        self._callers = max(1, round(rate / PACE))
         self._tasks = Tasks()
         self._began = time.monotonic()
         self.database = DatabasePair(home)
@@ -71,10 +79,17 @@ class FleetOnOneMachine:
         await traffic.open()
         stack.push_async_callback(traffic.close)
         self._tasks.start("blocks", traffic.mine)
-        for place in range(CALLERS):
-            self._tasks.start(f"caller {place}", traffic.call)
+        self._watch_clients(traffic)
         self._began = time.monotonic()
         return traffic
+
+    def _watch_clients(self, traffic: FleetTraffic) -> None:
+        place: dict[str, Any] = {"port": self.port, "key": self.key}
+        for number in range(self._callers):
+            self._tasks.start(f"caller {number}", FleetCaller(self.ledger, **place).run)
+        self.writes = WriteWatch(self.ledger, **place)
+        self._tasks.start("writes", self.writes.run)
+        self._tasks.start("socket", SocketWatch(self.ledger, **place, first=traffic.first_block).run)
 
     async def _prepared(self) -> str:
         """Migrate the database, and return a new key."""
@@ -122,7 +137,7 @@ class FleetOnOneMachine:
         part = None if kind == "postgres" else rng.choice([part for part in self.parts if part.kind == kind])
         place = rng.choice((0, 1))
         role = "primary" if place == self.database.primary else "standby"
-        broken = self.ledger.begin(part.name if part else role, self.elapsed_s)
+        broken, began = self.ledger.begin(part.name if part else role, self.elapsed_s), time.monotonic()
         block = self.chain.head
         await (part.kill() if part else self.database.kill(place))
         try:
@@ -130,6 +145,9 @@ class FleetOnOneMachine:
                 await self._recovered(part)
                 if kind in ("follower", "deliverer", "postgres"):
                     await traffic.event_after(block, RECOVERY_S)
+                if kind == "postgres":
+                    await self.writes.acknowledged_after(began)
+                    broken.writes_s = self.writes.sent_at - began
         except TimeoutError:
             return
         self.ledger.end(broken, self.elapsed_s)

@@ -1,4 +1,4 @@
-"""The chain, the callers and the webhook receiver around the fleet."""
+"""The chain and the webhook receiver around the fleet."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ from fleet.programs import NETWORK
 from tests.chain_upstream import LittleChain
 
 BLOCK_S = 1.0
-CALLERS = 8
-PAUSE_S = 0.02
-CALL = {"jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber", "params": []}
 
 
 class FleetTraffic:
-    """Blocks are mined, calls are made through the balancer, and an event of every block is received."""
+    """Blocks are mined, and an event of every block is received."""
 
     def __init__(self, chain: LittleChain, ledger: FleetLedger, *, port: int, key: str) -> None:
         self._chain = chain
@@ -65,24 +62,6 @@ class FleetTraffic:
         while True:
             await asyncio.sleep(BLOCK_S)
             self._chain.mine(())
-
-    async def call(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=30.0)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as session:
-            while True:
-                await self._call(session)
-                await asyncio.sleep(PAUSE_S)
-
-    async def _call(self, session: aiohttp.ClientSession) -> None:
-        try:
-            async with session.post(f"{self._base}/rpc/{NETWORK}", json=CALL) as response:
-                reply = await response.json(content_type=None)
-                if response.status == 200 and "result" in reply:
-                    self._ledger.answered += 1
-                else:
-                    self._ledger.failures[str(response.status)] += 1
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:
-            self._ledger.failures[type(exc).__name__] += 1
 
     async def event_after(self, block: int, within_s: float) -> bool:
         """Wait for the event of a later block."""
