@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
-
-from proxy.wire.upstream import UpstreamConnection
+from typing import Final, Protocol
 
 # One buffer for all connections: a slice is copied before the next is read.
 _SLICE: Final = memoryview(bytearray(65_536))
+
+
+class SliceReader(Protocol):
+    """The protocol that the slices are for: that of a connection, or of TLS on it."""
+
+    def data_received(self, data: bytes) -> None: ...
+    def eof_received(self) -> object: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
 
 
 class SlicedReading(asyncio.BufferedProtocol):
     """Receives the rest of a large reply in slices: larger ones would delay others, and their memory comes from the kernel each
     time."""
 
-    def __init__(self, connection: UpstreamConnection) -> None:
+    def __init__(self, connection: SliceReader) -> None:
         self._connection = connection
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -25,7 +33,7 @@ class SlicedReading(asyncio.BufferedProtocol):
         self._connection.data_received(bytes(_SLICE[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Called by a transport that has no buffered protocols, as for TLS."""
+        """Called by a `TlsTransport`, which decrypts one slice at a time."""
         self._connection.data_received(data)
 
     def eof_received(self) -> None:

@@ -15,6 +15,8 @@ import ssl
 from collections.abc import Callable
 from typing import Any, Final, final
 
+from proxy.wire.sliced_reading import SlicedReading
+
 # RFC 8446, 5.1: the most plaintext in one record. A read of this size takes a whole record.
 RECORD_BYTES: Final = 16_384
 _WANT_READ: Final = ssl.SSLWantReadError
@@ -224,7 +226,11 @@ class TlsTransport(asyncio.Transport):
         return self._closing
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """A protocol that wants slices gets what one slice of encrypted data contains."""
         self._protocol = protocol  # type: ignore[assignment]
+        if self._lower is not None:
+            wants_slices = isinstance(protocol, SlicedReading)
+            self._lower.set_protocol(SlicedReading(self) if wants_slices else self)  # type: ignore[arg-type]
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self._protocol

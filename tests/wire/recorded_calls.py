@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ class RecordedCall:
     events: list[str] = field(default_factory=list)
     status: int = 0
     body: bytes = b""
+    # The size of each piece of a large reply.
+    pieces: list[int] = field(default_factory=list)
     reason: str = ""
     sent: bool | None = None
     connection: UpstreamConnection | None = None
@@ -49,6 +52,7 @@ class RecordedCall:
 
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
         self.events.append("piece")
+        self.pieces.append(len(piece))
         self.body += piece
 
     def on_end(self, connection: UpstreamConnection) -> None:
@@ -90,14 +94,21 @@ def send_call(
 
 @asynccontextmanager
 async def pool(
-    script: Script = GOOD, *, limit: int = 4, depth: int = 1, turn: WriteBuffer | None = None
+    script: Script = GOOD,
+    *,
+    limit: int = 4,
+    depth: int = 1,
+    turn: WriteBuffer | None = None,
+    tls: ssl.SSLContext | None = None,
+    ca: str = "",
 ) -> AsyncIterator[tuple[HttpUpstream, Scripted]]:
-    async with Scripted(script) as server:
+    """`tls`: that of the server, whose certificate is for localhost."""
+    async with Scripted(script, tls) as server:
         loop = asyncio.get_running_loop()
         turn = turn or WriteBuffer(loop)
         upstream = HttpUpstream(
             UpstreamHealth("test#1"),
-            UpstreamAddress.of(LinkSettings(url=server.url)),
+            UpstreamAddress.of(LinkSettings(url=server.url, ca=ca)),
             turn,
             TurnQueue(loop),
             limit=limit,

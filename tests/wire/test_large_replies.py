@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from proxy.wire.http_connection import LARGE
+from proxy.wire.tls_transport import RECORD_BYTES
 from proxy.wire.upstream import MAX_REPLY_BYTES, UpstreamConnection
+from tests.certificates import Authority
 from tests.service import until
 from tests.web.worker import on_uvloop
 from tests.wire import upstreams
@@ -58,6 +60,32 @@ async def test_large_reply_is_buffered_for_other_sinks(framing: str, depth: int)
         assert await call.result() == "a" * 300_000
         assert call.events == (["large", "reply"] if depth == 1 else ["reply"])
         await still_works(upstream, server)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("ca"))
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_large_reply_is_read_in_slices(authority: Authority, has_tls: bool) -> None:
+    """One read may be larger: only then is it known that the reply is."""
+    context = authority.server_context(authority.leaf("localhost")) if has_tls else None
+    size = 3_000_000
+
+    @on_uvloop
+    async def run() -> None:
+        script = large(size, piece=size, make=http)
+        async with pool(script, tls=context, ca=str(authority.file) if has_tls else "") as (upstream, server):
+            for _ in range(2):
+                call = send_call(upstream, takes_large=True)
+                assert await call.result() == "a" * size
+                # A record that began in the slice before ends in this one.
+                assert sorted(call.pieces)[-2] <= LARGE + RECORD_BYTES
+            assert server.connections == 1
+            await still_works(upstream, server)
+
+    run()
 
 
 @on_uvloop

@@ -11,6 +11,7 @@ import asyncio
 import json
 import re
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -73,8 +74,9 @@ Script = Callable[[Exchange], Awaitable[None]]
 class Scripted:
     """A server that follows its script, and records the requests it gets."""
 
-    def __init__(self, script: Script | None = None) -> None:
+    def __init__(self, script: Script | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.script = script or stub()
+        self._tls = tls
         self.bodies: list[bytes] = []
         self.connections = 0
         self.sent = 0
@@ -88,7 +90,7 @@ class Scripted:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/"
+        return f"https://localhost:{self.port}/" if self._tls else f"http://127.0.0.1:{self.port}/"
 
     @property
     def calls(self) -> list[Any]:
@@ -105,7 +107,7 @@ class Scripted:
         return sum(1 for reader in self._readers if not reader.at_eof() and reader.exception() is None)
 
     async def open(self) -> Scripted:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 22)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 22, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
