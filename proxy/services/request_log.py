@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
@@ -49,6 +49,8 @@ MOST_WAITING = 8192
 # thousand times a second must not fill the disk.
 MOST_OF_ACCOUNT = 512
 MORE_PER_S = 10
+# Items of one batch: more of them would delay other clients by milliseconds.
+MOST_OF_BATCH = 64
 # Interval between removals of old days.
 KEEP_EVERY_S = 600.0
 
@@ -140,19 +142,21 @@ class RequestLog:
         directives: Directives | None,
         **more: Any,
     ) -> None:
-        """Record a batch, and its items that failed. With a batch that is recorded for another reason, all its items."""
-        items = batch.items if isinstance(batch, CallBatch) else ()
+        """Record a batch, and its items that failed. With a batch that is recorded for another reason, all its items. Of many
+        items the first are recorded."""
+        items = batch.items if isinstance(batch, CallBatch) else []
         failed = [place for place, item in enumerate(items) if item.failure]
         reason = self.reason(key.account, took_s, directives, failed=bool(failed))
         if reason is None:
             return
         more = {"network": network, "took_s": took_s, **more}
         self.note(request_id, key, reason, surface="batch", method="batch", status=200, block=batch.reached, **more)
-        chosen: Iterable[int] = failed if reason == "failed" else range(len(items))
-        for place in chosen:
+        chosen = failed if reason == "failed" else range(len(items))
+        for place in chosen[: self._room_for(key.account.id, len(chosen))]:
             self._note_item(f"{request_id}.{place}", key, items[place], reason, network=network)
         if isinstance(batch, ShortBatch):
-            for place, (policy, label) in enumerate(batch.sent()):
+            sent = batch.sent()
+            for place, (policy, label) in enumerate(sent[: self._room_for(key.account.id, len(sent))]):
                 self.note(
                     f"{request_id}.{place}",
                     key,
@@ -186,10 +190,20 @@ class RequestLog:
         )
 
     def _has_room(self, account: str) -> bool:
-        if len(self._waiting) >= MOST_WAITING or self._of_account[account] >= MOST_OF_ACCOUNT:
+        if not self._room(account):
             return False
         self._of_account[account] += 1
         return True
+
+    def _room(self, account: str) -> int:
+        return max(0, min(MOST_WAITING - len(self._waiting), MOST_OF_ACCOUNT - self._of_account[account]))
+
+    def _room_for(self, account: str, items: int) -> int:
+        """How many of a batch's items are recorded. The others count as dropped, in one step."""
+        room = min(items, MOST_OF_BATCH, self._room(account))
+        if room < items:
+            telemetry.request_records_dropped_total.inc(items - room)
+        return room
 
     # Writing
 
