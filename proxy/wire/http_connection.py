@@ -13,7 +13,7 @@ import asyncio
 from typing import Final
 
 from proxy.core.encodings import GzipReader, TooMuchData, decompress
-from proxy.turn_queue import TurnQueue
+from proxy.turn_queue import Step, TurnQueue
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
 from proxy.wire.sliced_reading import SlicedReading
 from proxy.wire.upstream import (
@@ -184,6 +184,9 @@ class HttpConnection(UpstreamConnection):
         if self.transport is not None and not self._paused:
             self.transport.resume_reading()
         return True
+
+    def in_turn(self, client: str, step: Step) -> None:
+        self._turns.add(client, step)
 
     @property
     def has_replied(self) -> bool:

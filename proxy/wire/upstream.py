@@ -103,6 +103,10 @@ class UpstreamConnection(asyncio.Protocol):
         """Whether the upstream, and not the reader of a streamed reply, has stopped."""
         return False
 
+    def in_turn(self, client: str, step: Callable[[], bool]) -> None:
+        """Take the step in one of the client's next turns (`TurnQueue`)."""
+        step()
+
     def abort(self) -> None: ...
 
     def fail(self, reason: str) -> None:

@@ -10,6 +10,8 @@ import orjson
 import pytest
 
 from proxy.core.access import Limits
+from proxy.services.request_log import MOST_OF_BATCH
+from proxy.services.rpc.upstream_batch import MAX_BATCH_REPLY_BYTES
 from tests.service import until
 from tests.sockets import bare
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
@@ -125,3 +127,60 @@ def test_body_that_is_no_batch_is_refused_whole(body: bytes) -> None:
                 assert (await socket.json())["result"]
 
     run()
+
+
+@pytest.mark.parametrize("batch", [calls("eth_nothing", []), calls("eth_call", [1])], ids=["unknown", "failed"])
+def test_few_items_of_a_batch_are_recorded(batch: Sequence[Any]) -> None:
+    """To record all of them would take milliseconds."""
+
+    @on_uvloop
+    async def run() -> None:
+        async with Scripted(failure) as server, running_worker({LIVE: [{"url": server.url, "batch": 50}]}) as worker:
+            items = await send(worker, orjson.dumps(batch), "http")
+            assert all("error" in item for item in items)
+            assert repr(worker.app.requests) == f"<RequestLog {1 + MOST_OF_BATCH} waiting>"
+
+    run()
+
+
+async def failure(exchange: Exchange) -> None:
+    body = await exchange.call()
+    error = {"code": -32602, "message": "invalid params"}
+    replies = [
+        {"jsonrpc": "2.0", "id": call["id"], "error": error} for call in (body if isinstance(body, list) else [body])
+    ]
+    reply = orjson.dumps(replies if isinstance(body, list) else replies[0])
+    await exchange.send(head_of(200, {"Content-Length": str(len(reply))}), reply)
+
+
+LARGE_CALLS = 20
+
+
+@on_uvloop
+async def test_calls_with_large_results_are_sent_one_in_each_turn() -> None:
+    """The reply to all of them together is too large to be read."""
+
+    async def act(exchange: Exchange) -> None:
+        body = await exchange.call()
+        if isinstance(body, list):
+            await exchange.send(head_of(200, {"Content-Length": str(2 * MAX_BATCH_REPLY_BYTES)}), b"[" + b" " * 100_000)
+        else:
+            await echo(exchange)
+
+    batch = [
+        {"jsonrpc": "2.0", "id": number, "method": "eth_getCode", "params": [f"0x{number:040x}", "latest"]}
+        for number in range(LARGE_CALLS)
+    ]
+    async with (
+        Scripted(act) as server,
+        running_worker({LIVE: [{"url": server.url, "batch": LARGE_CALLS}]}, **NO_CACHE) as worker,
+    ):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(send(worker, orjson.dumps(batch), "http"))
+            waiting = set()
+            while not task.done():
+                waiting.add(repr(worker.app.turns))
+                await asyncio.sleep(0)
+        assert [item["result"] for item in task.result()] == ["0x1"] * LARGE_CALLS
+        # The first is sent at the end of the turn in which the reply was given up.
+        assert {f"<TurnQueue {steps} steps of 1 clients>" for steps in range(1, LARGE_CALLS - 1)} <= waiting

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from proxy.core import dialect, jsonrpc
 from proxy.services.rpc.dispatcher import Dispatcher
@@ -155,10 +156,18 @@ class UpstreamBatch:
         self.on_reply(connection, self._head, b"".join(self._pieces))
 
     def _give_up(self, connection: UpstreamConnection) -> None:
-        """Leave the reply unread. Nothing speaks against the upstream, so this needs no retry budget."""
+        """Leave the reply unread. Nothing speaks against the upstream, so this needs no retry budget. The calls have large
+        results, so one is sent in each turn: else many connections would be opened, read and closed in the same one."""
         self._pieces = []
         connection.leave(self)
-        self._send_one_by_one(connection.upstream, time.monotonic())
+        for flight in self._still_carried(connection.upstream):
+            connection.in_turn(flight.client, partial(self._send_alone, flight, connection.upstream))
+
+    def _send_alone(self, flight: Flight, upstream: Upstream) -> bool:
+        if not flight.done and flight.is_carried_by(upstream):
+            flight.ended(upstream)
+            self._dispatcher.send(flight, upstream, time.monotonic())
+        return True
 
 
 def _is_single(body: bytes) -> bool:
