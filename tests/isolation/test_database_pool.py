@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import orjson
 import pytest
 
-from tests.database import connected
-from tests.http_client import HttpClient, Reply, request
+from proxy.store.pool import COMMAND_S
+from tests.database import Server, connected
+from tests.http_client import REPLY_S, HttpClient, Reply, request
+from tests.service import until
 from tests.web.worker import LIVE, Worker, running_worker
 
 # Requests of the attacker at once, as in the flood that found the fault.
@@ -21,9 +26,9 @@ CALLS = 60
 
 
 @asynccontextmanager
-async def service(url: str) -> AsyncIterator[Worker]:
+async def service(url: str, **settings: float) -> AsyncIterator[Worker]:
     """A worker whose keys have accounts in the database: `main` and `attacker`."""
-    async with running_worker({LIVE: ["http://127.0.0.1:1"]}, database={"url": url}) as worker:
+    async with running_worker({LIVE: ["http://127.0.0.1:1"]}, database={"url": url, **settings}) as worker:
         worker.add_key("attacker")
         async with connected(url) as connection:
             row = "insert into accounts (id, name, email, plan) values ($1, $1, $1, 'enterprise')"
@@ -32,9 +37,9 @@ async def service(url: str) -> AsyncIterator[Worker]:
         yield worker
 
 
-async def send(worker: Worker, path: str, *, key: str, body: bytes = b"") -> Reply:
+async def send(worker: Worker, path: str, *, key: str, body: bytes = b"", within_s: float = REPLY_S) -> Reply:
     async with await HttpClient.open(worker.port) as client:
-        return await client.send(request("POST" if body else "GET", path, body, key=worker.keys[key]))
+        return await client.send(request("POST" if body else "GET", path, body, key=worker.keys[key]), within_s)
 
 
 async def calls_beside(worker: Worker, path: str, *attack: str) -> tuple[Counter[int], list[Reply]]:
@@ -92,6 +97,39 @@ async def test_sign_in_flood_does_not_fail_an_account(database: str) -> None:
         assert seen == {200: CALLS}
         assert 500 not in {each.result() for each in flood}
         assert 503 not in {each.result() for each in flood}
+
+
+@contextmanager
+def stopped(*processes: int) -> Iterator[None]:
+    for process in processes:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            os.kill(process, signal.SIGCONT)
+
+
+async def test_frozen_database_is_a_503_within_the_time_of_a_request(server: Server, database: str) -> None:
+    """Sessions that are open do not answer, and no new one is accepted."""
+    async with service(database, request_timeout_s=0.5, acquire_timeout_s=0.5) as worker:
+        assert (await send(worker, "/v1/wallets", key="main")).status == 200
+        sessions = "select pid from pg_stat_activity where datname = $1"
+        backends = [row["pid"] for row in await server.admin.fetch(sessions, database.partition("?")[0].split("/")[-1])]
+        assert backends
+        directory = await server.admin.fetchval("show data_directory")
+        postmaster = int((Path(directory) / "postmaster.pid").read_text().split("\n")[0])
+        with stopped(postmaster, *backends):
+            # More than there are connections. A statement alone may take longer than this: see COMMAND_S.
+            calls = (send(worker, "/v1/wallets", key="main", within_s=COMMAND_S) for _ in range(30))
+            replies = await asyncio.gather(*calls)
+        words = {reply.fault(503)["message"] for reply in replies if reply.status != 429}
+        assert "the database did not answer in time; try again shortly" in words
+
+        async def is_back() -> bool:
+            return (await send(worker, "/v1/wallets", key="main")).status == 200
+
+        await until(is_back)
 
 
 async def test_read_only_database_is_a_503_without_a_traceback(database: str, caplog: pytest.LogCaptureFixture) -> None:
