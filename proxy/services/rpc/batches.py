@@ -28,8 +28,8 @@ from proxy.wire.upstream import Piece, UpstreamConnection
 
 # Results up to this size are not counted: a whole batch of them is not large.
 SMALL_BYTES = 1024
-# Held replies are written in slices, so that a client that does not read is noticed.
-SLICE_BYTES = 1 << 18
+# Held replies are written in slices, so that a client that does not read is noticed, and others have their turns in between.
+SLICE_BYTES = 65_536
 # The price of a call that is answered with an error for its own mistake.
 UNITS_OF_AN_ERROR = 1
 
@@ -397,7 +397,7 @@ class CallBatch:
     def _send_held(self, item: BatchItem, sink: BatchSink) -> bool:
         """Send what is held of the item. Returns whether the client takes more."""
         if item.reply:
-            item.parts = deque(_slices(item.reply))
+            item.parts = deque(slices(item.reply))
             item.reply = b""
         while item.parts and not sink.is_stalled:
             if not item.is_begun:
@@ -414,7 +414,7 @@ class CallBatch:
             self._sink.on_batch_broken()
 
 
-def _slices(reply: bytes) -> list[Piece]:
+def slices(reply: Piece) -> list[Piece]:
     if len(reply) <= SLICE_BYTES:
         return [reply]
     view = memoryview(reply)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
@@ -18,7 +19,7 @@ from proxy.core import encodings, jsonrpc
 from proxy.core.encodings import MAX_PREFIX
 from proxy.core.jsonrpc import MalformedCall
 from proxy.errors import Fault, InternalError
-from proxy.services.rpc.batches import CallBatch
+from proxy.services.rpc.batches import CallBatch, slices
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -45,14 +46,16 @@ from proxy.wire.write_buffer import DEFER_BELOW
 OFF_LOOP: Final = 262_144
 # Parts of a batch's reply that are sent in one turn of the loop: the kernel may take megabytes at once, and others would wait.
 TURN_BYTES: Final = 65_536
+# A reply in memory up to this size is written at once, a larger one in slices.
+AT_ONCE: Final = 262_144
 _monotonic: Final = time.monotonic
 
 
 @final
 class ReplyWriter:
     __slots__ = (
-        "_awaits_turn", "_context", "_on_free", "_reader", "_sent_in_turn", "_streamed", "batch", "began", "block", "busy",
-        "cache", "flight", "head", "id", "left", "notes", "paused_reading", "policy", "stream", "transport", "units",
+        "_awaits_turn", "_context", "_on_free", "_reader", "_rest", "_sent_in_turn", "_streamed", "batch", "began", "block",
+        "busy", "cache", "flight", "head", "id", "left", "notes", "paused_reading", "policy", "stream", "transport", "units",
         "was_refused",
     )  # fmt: skip
 
@@ -84,6 +87,8 @@ class ReplyWriter:
         self._streamed: CallBatch | None = None
         self._sent_in_turn = 0
         self._awaits_turn = False
+        # What is left of a large reply that is in memory.
+        self._rest: deque[Piece] | None = None
         self.stream = ReplyStream(context.held)
         # For the record of the request.
         self.notes = RequestNotes(context.requests)
@@ -320,6 +325,10 @@ class ReplyWriter:
 
     def resume(self) -> None:
         """The client reads again."""
+        if self._rest is not None:
+            self.stream.stalled_since = 0.0
+            self._context.turns.add(self.client, self._send_slice)
+            return
         self.stream.read_again()
         if self._streamed is not None:
             self._streamed.flush()
@@ -336,7 +345,33 @@ class ReplyWriter:
             self._finish_large(reply)
 
     def _finish_large(self, *parts: Piece) -> None:
-        self._context.write_buffer.write_at_once(self, *parts)
+        size = 0
+        for part in parts:
+            size += len(part)
+        if size <= AT_ONCE:
+            self._context.write_buffer.write_at_once(self, *parts)
+            self._sent_whole()
+            return
+        self._context.write_buffer.flush()
+        self._rest = deque()
+        for part in parts:
+            self._rest.extend(slices(part))
+        self._send_slice()
+
+    def _send_slice(self) -> bool:
+        """Send a part of what is left, and the next one in the client's next turn."""
+        rest = self._rest
+        if rest is None or self.transport is None:
+            return False
+        self._write(rest.popleft())
+        if not rest:
+            self._rest = None
+            self._sent_whole()
+        elif not self.stream.stalled_since:
+            self._context.turns.add(self.client, self._send_slice)
+        return True
+
+    def _sent_whole(self) -> None:
         self.stream.sent_whole()
         self._done()
 
@@ -358,7 +393,7 @@ class ReplyWriter:
 
     def close(self) -> None:
         """The connection is lost or has changed its protocol. Also breaks the reference cycle with its owner."""
-        self.transport = None
+        self.transport = self._rest = None
         self.stream.close()
         self._on_free = _ignore
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from proxy import telemetry
 from proxy.core.access import Key
@@ -78,7 +79,7 @@ class ClientSocket(asyncio.Protocol):
         self._unsent = 0
         self._close_sent_at = 0.0
         self._close_when_answered: tuple[int, str] | None = None
-        self.output = self._new_output(transport, terms.window_bits)
+        self.output = self._new_output(transport, terms)
         self.subscriptions = Subscriptions(
             context,
             self.output,
@@ -89,15 +90,16 @@ class ClientSocket(asyncio.Protocol):
         )
         self.calls = SocketCalls(context, self.output, self.subscriptions, terms, on_answered=self._on_answered)
 
-    def _new_output(self, transport: asyncio.Transport, window_bits: int) -> SocketOutput:
+    def _new_output(self, transport: asyncio.Transport, terms: SocketTerms) -> SocketOutput:
         context = self.context
         return SocketOutput(
             context.queue,
             transport,
             max_unread=context.limits.max_unread_bytes,
             on_overflow=self._close_unread_replies,
+            in_turn=partial(context.limiter.turns.add, terms.key.account.id),
             compress_from=context.limits.compress_from,
-            window_bits=window_bits,
+            window_bits=terms.window_bits,
         )
 
     def __repr__(self) -> str:
@@ -148,8 +150,7 @@ class ClientSocket(asyncio.Protocol):
         self.context.limiter.timed.add(self)
 
     def resume_writing(self) -> None:
-        self.output.stalled_since = 0.0
-        self.output.give_shares()
+        self.output.resume()
         if self.subscriptions.backlog is not None:
             self.subscriptions.backlog.send()
         self._read_soon()
@@ -318,7 +319,7 @@ class ClientSocket(asyncio.Protocol):
         waited_s = now - self._close_sent_at
         if waited_s > CLOSE_READ_S:
             transport.abort()
-        elif waited_s > CLOSE_REPLY_S and not transport.get_write_buffer_size():
+        elif waited_s > CLOSE_REPLY_S and not self.output.unread_bytes:
             transport.close()
 
     def close_if_quiet(self, now: float, quiet_s: float) -> None:

@@ -1,6 +1,7 @@
 """Frames to WebSocket clients: collected per socket, and written once per turn of the event loop.
 
-A message for many sockets is written to a slice of them in each turn, so that calls are answered in between.
+A message for many sockets is written to a slice of them in each turn, so that calls are answered in between. So is a large
+message to one socket: a slice of it in each turn of its account. Frames that come meanwhile wait behind it.
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
+from proxy.services.rpc.batches import SLICE_BYTES, slices
 from proxy.services.rpc.held_replies import ReplyShare
+from proxy.turn_queue import Step
 from proxy.web.websocket.frames import deflated_frame, frame
 
 # Sockets written to in one turn. While calls come in between, a slice stays small and delays them by a tenth of a
@@ -78,8 +82,8 @@ class SocketOutput:
     """The sending side of one socket."""
 
     __slots__ = (
-        "_is_plain", "_max_unread", "_on_overflow", "_shares", "compress_from", "deflated_at", "fd", "is_closing", "is_direct",
-        "pending", "queue", "stalled_since", "transport", "window_bits",
+        "_in_turn", "_is_plain", "_max_unread", "_on_overflow", "_rest", "_rest_bytes", "_shares", "compress_from",
+        "deflated_at", "fd", "is_closing", "is_direct", "pending", "queue", "stalled_since", "transport", "window_bits",
     )  # fmt: skip
 
     def __init__(
@@ -89,11 +93,13 @@ class SocketOutput:
         *,
         max_unread: int,
         on_overflow: Callable[[], None],
+        in_turn: Callable[[Step], None],
         compress_from: int = 0,
         window_bits: int = 0,
     ) -> None:
-        """`on_overflow` is called when the client leaves more than `max_unread` bytes of replies unread. `compress_from`: the
-        size from which messages are compressed, if the client accepts that and has a window."""
+        """`in_turn` takes a step in a later turn of the account. `on_overflow` is called when the client leaves more than
+        `max_unread` bytes of replies unread. `compress_from`: the size from which messages are compressed, if the client
+        accepts that and has a window."""
         self.compress_from = compress_from if compress_from and window_bits else NEVER
         self.window_bits = window_bits
         # When a reply was last compressed, in the loop's time.
@@ -114,7 +120,11 @@ class SocketOutput:
         self.is_closing = False
         # When the client stopped reading; 0.0 while it reads.
         self.stalled_since = 0.0
-        # The memory of large messages that the client has not read yet.
+        self._in_turn = in_turn
+        # The rest of large messages and the frames behind them, with the memory of each message at its end; and its bytes.
+        self._rest: deque[bytes | memoryview | ReplyShare] = deque()
+        self._rest_bytes = 0
+        # The memory of large messages that were written and that the client has not read yet.
         self._shares: list[ReplyShare] = []
 
     def __repr__(self) -> str:
@@ -131,8 +141,8 @@ class SocketOutput:
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes in the transport's buffer, without those in the kernel."""
-        return self.transport.get_write_buffer_size() if self.transport is not None else 0
+        """Bytes that wait here and in the transport's buffer, without those in the kernel."""
+        return self._rest_bytes + (self.transport.get_write_buffer_size() if self.transport is not None else 0)
 
     def message(self, payload: bytes) -> bytes:
         """The frame of a message."""
@@ -165,18 +175,52 @@ class SocketOutput:
         if self.transport is None:
             share.give_all()
             return
-        unread = self.transport.get_write_buffer_size()
-        if unread and unread + sum(map(len, pieces)) > self._max_unread and not self.is_closing:
+        unread, size = self.unread_bytes, sum(map(len, pieces))
+        if unread and unread + size > self._max_unread and not self.is_closing:
             share.give_all()
             self._on_overflow()
             return
-        self._shares.append(share)
-        self.transport.writelines(pieces)
-        if not self.stalled_since:
-            self.give_shares()
+        is_first = not self._rest
+        for piece in pieces:
+            self._rest.extend(slices(piece))
+        self._rest.append(share)
+        self._rest_bytes += size
+        if is_first and not self.stalled_since:
+            self._send_slice()
 
-    def give_shares(self) -> None:
-        """The client reads again, or has left."""
+    def _send_slice(self) -> bool:
+        """Write a slice of the rest. The next one follows in the account's next turn, if the client reads."""
+        if self.transport is None or not self._rest:
+            return False
+        self.transport.writelines(self._next_parts(SLICE_BYTES))
+        if not self.stalled_since:
+            self._go_on()
+        return True
+
+    def _next_parts(self, size: int) -> list[bytes | memoryview]:
+        """The next parts of the rest, until there are this many bytes."""
+        found: list[bytes | memoryview] = []
+        while self._rest and size > 0:
+            part = self._rest.popleft()
+            if isinstance(part, ReplyShare):
+                self._shares.append(part)
+            else:
+                found.append(part)
+                size -= len(part)
+                self._rest_bytes -= len(part)
+        return found
+
+    def _go_on(self) -> None:
+        self._give_shares()
+        if self._rest:
+            self._in_turn(self._send_slice)
+
+    def resume(self) -> None:
+        """The client reads again."""
+        self.stalled_since = 0.0
+        self._go_on()
+
+    def _give_shares(self) -> None:
         for share in self._shares:
             share.give_all()
         self._shares.clear()
@@ -188,7 +232,7 @@ class SocketOutput:
             return
         if isinstance(data, list):
             data = b"".join(data)
-        if self.is_direct or (self._is_plain and not self.transport.get_write_buffer_size()):
+        if self.is_direct or (self._is_plain and not self.unread_bytes and not self._rest):
             self.is_direct = True
             try:
                 data = data[os.write(self.fd, data) :]
@@ -198,21 +242,26 @@ class SocketOutput:
             self.write_later(data)
 
     def write_later(self, data: bytes) -> None:
-        """Give the transport what the kernel did not take."""
+        """Give the transport what the kernel did not take, behind the rest of a large message."""
         self.is_direct = False
         if self.transport is None:
             return
-        unread = self.transport.get_write_buffer_size()
+        unread = self.unread_bytes
         if unread and unread + len(data) > self._max_unread and not self.is_closing:
             self._on_overflow()
+        elif self._rest:
+            self._rest.append(data)
+            self._rest_bytes += len(data)
         else:
             self.transport.write(data)
 
     def shut(self) -> None:
-        """Write what is pending and close the transport."""
+        """Write what is left and close the transport."""
         self.write()
         self.is_direct = False
         if self.transport is not None:
+            if self._rest:
+                self.transport.writelines(self._next_parts(NEVER))
             self.transport.close()
 
     def drop(self) -> None:
@@ -225,5 +274,6 @@ class SocketOutput:
     def lose(self) -> None:
         """The connection is lost."""
         self.transport = None
-        self.give_shares()
+        self._next_parts(NEVER)
+        self._give_shares()
         self.is_direct = False
