@@ -30,7 +30,7 @@ from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.result_checks import is_doubtful, may_lack_blocks
 from proxy.services.rpc.streamed_results import begin_stream, break_stream, end_stream, start_of_stream
 from proxy.services.rpc.upstream_choice import choose_upstream, lacks_block, needs_block
-from proxy.services.rpc.waiters import Waiter
+from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import CROWDED, NO_MEMORY, OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
@@ -251,8 +251,11 @@ class Dispatcher(FlightHandler):
         if reason == CROWDED:
             self._after_refusal(flight, now)
             return
+        if reason in (NO_MEMORY, TOO_LARGE) and flight.joined is not None and not flight.handed_over:
+            self._part(flight, now)
+            return
         if reason == NO_MEMORY:
-            self._after_no_memory(flight, now)
+            self._after_no_memory(flight)
             return
         if blame and reason == TOO_LARGE:
             flight.suspect(upstream)
@@ -276,14 +279,27 @@ class Dispatcher(FlightHandler):
             return
         self._give_up(flight, Unavailable(self._message("the upstreams are overloaded; try again shortly")))
 
-    def _after_no_memory(self, flight: Flight, now: float) -> None:
+    def _after_no_memory(self, flight: Flight) -> None:
         """The account that made the call holds too many large replies. Nothing speaks against the upstream."""
-        if flight.is_under_way() or flight.handed_over:
-            return
-        if flight.joined_by:
-            self._send_for_another(flight, now)
-        else:
+        if not flight.is_under_way() and not flight.handed_over:
             self.land_error(flight, NO_ROOM)
+
+    def _part(self, flight: Flight, now: float) -> None:
+        """Several callers wait for a reply that is too large to be held for them. Each gets one of its own, which can be
+        streamed: a call must not fail because others make it too."""
+        self.state.landed(flight)  # No other caller joins it.
+        for caller, client in flight.take_joined():
+            caller.cache = "miss"
+            caller.flight = alone = self.new_flight(flight.policy, flight.params, caller, flight.began)
+            alone.client = client
+            alone.least_head, alone.archive = flight.least_head, flight.archive
+            alone.reports_head = flight.reports_head
+            self.launch(alone, now)
+        if flight.waiters[0] is ABSENT_WAITER:
+            self._close(flight)
+        elif not flight.is_under_way():
+            flight.tried = flight.tries = 0
+            self.launch(flight, now)
 
     def _send_for_another(self, flight: Flight, now: float) -> None:
         """The account that made the call has too many of them. Others that joined it get it in their own turn."""
@@ -371,10 +387,14 @@ class Dispatcher(FlightHandler):
                 # may have closed an idle connection in the moment in which it was used.
                 upstream = self.choose(flight, now, 0)
             # A call that was not sent puts no load on an upstream, so it needs no budget.
-            if upstream is not None and (not sent or self.budget.spend(now, flight.client)):
+            if upstream is not None and (not sent or self._may_retry(flight, now)):
                 self.send(flight, upstream, now)
                 return
         self._give_up(flight, InternalError(self._message(reason)))
+
+    def _may_retry(self, flight: Flight, now: float) -> bool:
+        """The retries of all accounts that wait for the call are spent on it: the first may have none left."""
+        return any(self.budget.spend(now, client) for client in (flight.client, *flight.joined_by))
 
     def _give_up(self, flight: Flight, fault: Fault) -> None:
         """No upstream is left to try. A spare result is better than a fault, and so is an error that is about the call."""

@@ -52,8 +52,9 @@ class FlightHandler:
 class Flight:
     # The account that made the call; empty for our own calls.
     client = ""
-    # Other accounts that wait for the same result.
+    # Other accounts that wait for the same result, and all callers that joined the first, each with its account.
     joined_by: tuple[str, ...] = ()
+    joined: list[tuple[Caller, str]] | None = None
     # The cache key of its result, if the result may be cached or shared.
     slot: bytes | None = None
     # The head that an upstream must have reached to receive the call.
@@ -248,11 +249,22 @@ class Flight:
 
     # Waiters
 
-    def join(self, waiter: Waiter, client: str) -> None:
+    def join(self, caller: Caller, client: str) -> None:
         """Another caller makes the same call."""
-        self.waiters.append(waiter)
+        self.waiters.append(caller)
+        if self.joined is None:
+            self.joined = []
+        self.joined.append((caller, client))
         if client != self.client and client not in self.joined_by:
             self.joined_by += (client,)
+
+    def take_joined(self) -> list[tuple[Caller, str]]:
+        """The callers that joined and have not left. They no longer wait for this flight."""
+        present = {id(waiter) for waiter in self.waiters}
+        found = [(caller, client) for caller, client in self.joined or () if id(caller) in present]
+        self.waiters = self.waiters[:1]
+        self.joined, self.joined_by = None, ()
+        return found
 
     def leave(self, waiter: Waiter) -> None:
         """The waiter no longer wants the result. A read without waiters is given up; a write goes on to its end."""
