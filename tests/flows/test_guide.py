@@ -130,6 +130,13 @@ async def test_guide_is_served_with_a_strict_policy(site: Path) -> None:
             assert (await client.get(f"/docs/guide/{name}")).status == 404
 
 
+def test_index_for_language_models_links_every_page(site: Path) -> None:
+    links = GuideFiles(site).links()
+    assert links[0] == "[Guide](/docs/guide/)"
+    assert "[Sponsor gas](/docs/guide/sponsor-gas/)" in links
+    assert len(links) == len(ALL)
+
+
 async def test_checkout_without_a_built_guide_says_how_to_build_it(tmp_path: Path) -> None:
     application = web.Application()
     application.add_routes(GuideFiles(tmp_path / "none").routes())

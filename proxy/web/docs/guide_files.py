@@ -48,6 +48,11 @@ class GuideFiles:
     def routes(self) -> list[web.RouteDef]:
         return [web.get(ROOT, self.home), web.get(f"{ROOT}/{{name:.*}}", self.file)]
 
+    def links(self) -> list[str]:
+        """Markdown links to the guide and each of its pages."""
+        pages = sorted(name.removesuffix(f"/{INDEX}") for name in self._names if name.endswith(f"/{INDEX}"))
+        return [f"[Guide]({ROOT}/)", *(f"[{page.replace('-', ' ').capitalize()}]({ROOT}/{page}/)" for page in pages)]
+
     async def home(self, _request: web.Request) -> web.Response:
         """Redirect to the index, whose links are relative to it."""
         return web.Response(status=302, headers={"Location": "guide/", "Cache-Control": "no-cache"})

@@ -45,7 +45,7 @@ class Pages:
         forms = orjson.dumps(request_forms(published.document))
         self._forms = PackedFile.of("request-forms.json", forms)
         self._options = PackedFile.of("options.json", orjson.dumps({"mail": sends_mail}))
-        self._index = PackedFile.of("llms.txt", published.index().encode())
+        self._index = PackedFile.of("llms.txt", published.index(self._guide.links()).encode())
         self._files = page_files()
 
     def routes(self) -> list[web.RouteDef]:

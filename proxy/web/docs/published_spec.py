@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -34,13 +34,14 @@ class PublishedSpec:
     def raw(self) -> bytes:
         return orjson.dumps(self.document)
 
-    def index(self) -> str:
-        """The contents of the reference for language models (https://llmstxt.org)."""
+    def index(self, guide: Sequence[str]) -> str:
+        """The contents of the reference for language models (https://llmstxt.org), and links to the guide."""
         info = self.document["info"]
         parts = [f"# {info['title']}", f"> {info['summary']}", *self._guide(), "## Operations", *self._operations()]
         events = [f"- [{name}](/docs#event-{name})" for name in self.document["webhooks"]]
-        files = ["- [OpenAPI 3.1 document](/v1/openapi.json)", "- [Guide](/docs/guide/)"]
-        parts += ["## Webhook events", "\n".join(events), "## More", "\n".join(files)]
+        pages = [f"- {link}" for link in guide]
+        parts += ["## Webhook events", "\n".join(events), "## Guide", "\n".join(pages)]
+        parts += ["## More", "- [OpenAPI 3.1 document](/v1/openapi.json)"]
         return "\n\n".join(parts) + "\n"
 
     def _guide(self) -> list[str]:
