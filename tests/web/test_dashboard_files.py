@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import re
 from collections.abc import Callable
@@ -9,16 +10,16 @@ from collections.abc import Callable
 import brotli
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 
 from proxy.web.dashboard.static_files import ROOT, StaticFiles
-from proxy.web.packed_files import TYPES
+from proxy.web.packed_files import TYPES, DerivedFile
 
 Client = TestClient[web.Request, web.Application]
 PLAIN = {"Accept-Encoding": "identity"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 async def files() -> StaticFiles:
     return StaticFiles()
 
@@ -126,3 +127,17 @@ def test_files_use_no_markup_strings_and_no_other_host() -> None:
 def test_files_are_small_enough_to_read() -> None:
     ours = [path for path in ROOT.rglob("*.*s") if "vendor" not in path.parts]
     assert not [path.name for path in ours if len(path.read_text().splitlines()) > 400]
+
+
+async def test_derived_file_is_made_once_by_its_first_requests() -> None:
+    made: list[bytes] = []
+
+    def make() -> bytes:
+        made.append(b"[1]")
+        return made[-1]
+
+    file = DerivedFile("a.json", make)
+    assert not made
+    replies = await asyncio.gather(*(file.reply(make_mocked_request("GET", "/"), {"X-A": "b"}) for _ in range(5)))
+    assert [reply.body for reply in replies] == made * 5
+    assert {reply.headers["X-A"] for reply in replies} == {"b"}

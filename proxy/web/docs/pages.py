@@ -17,7 +17,7 @@ from proxy.web.dashboard.static_files import ROOT as DASHBOARD_FILES
 from proxy.web.dashboard.static_files import shipped_files
 from proxy.web.docs.guide_files import GuideFiles
 from proxy.web.docs.published_spec import PublishedSpec
-from proxy.web.packed_files import PackedFile
+from proxy.web.packed_files import DerivedFile, PackedFile
 from proxy.web.reply import json_reply
 
 PAGES = Path(__file__).parent / "static"
@@ -41,11 +41,10 @@ class Pages:
         self._readiness = readiness
         self._guide = GuideFiles(GUIDE)
         self._dashboard = shipped_files()
-        self._spec = PackedFile.of("openapi.json", published.raw)
-        forms = orjson.dumps(request_forms(published.document))
-        self._forms = PackedFile.of("request-forms.json", forms)
+        self._spec = DerivedFile("openapi.json", lambda: published.raw)
+        self._forms = DerivedFile("request-forms.json", lambda: orjson.dumps(request_forms(published.document)))
         self._options = PackedFile.of("options.json", orjson.dumps({"mail": sends_mail}))
-        self._index = PackedFile.of("llms.txt", published.index(self._guide.links()).encode())
+        self._index = DerivedFile("llms.txt", lambda: published.index(self._guide.links()).encode())
         self._files = page_files()
 
     def routes(self) -> list[web.RouteDef]:
@@ -75,17 +74,17 @@ class Pages:
         return json_reply({"status": "ready", "degraded": list(state.degraded)})
 
     async def openapi(self, request: web.Request) -> web.Response:
-        return self._spec.reply(request, {})
+        return await self._spec.reply(request, {})
 
     async def forms(self, request: web.Request) -> web.Response:
-        return self._forms.reply(request, {})
+        return await self._forms.reply(request, {})
 
     async def options(self, request: web.Request) -> web.Response:
         """Return the options that the sign-in page may offer."""
         return self._options.reply(request, {})
 
     async def index(self, request: web.Request) -> web.Response:
-        return self._index.reply(request, _HEADERS)
+        return await self._index.reply(request, _HEADERS)
 
     async def docs(self, request: web.Request) -> web.Response:
         file = self._files.get(request.match_info.get("name", PAGE))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -21,14 +22,21 @@ _SENTENCE = re.compile(r"(?<=\.)\s")
 
 class PublishedSpec:
     def __init__(self, spec: ApiSpec, tables: Tables, served: Iterable[Network]) -> None:
-        networks = list(served)
-        self.document = LocalExamples(tables.chains, networks).applied(spec.document)
-        self.document["x-networks"] = [network.id for network in networks]
-        self.document["x-plans"] = {name: asdict(plan) for name, plan in tables.plans.items()}
-        self.document["x-units"] = _units(tables, {network.family for network in networks})
+        self._spec = spec
+        self._tables = tables
+        self._networks = list(served)
 
     def __repr__(self) -> str:
-        return f"<PublishedSpec {len(self.document['paths'])} paths>"
+        return f"<PublishedSpec {len(self._spec.document['paths'])} paths, {len(self._networks)} networks>"
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        return {
+            **LocalExamples(self._tables.chains, self._networks).applied(self._spec.document),
+            "x-networks": [network.id for network in self._networks],
+            "x-plans": {name: asdict(plan) for name, plan in self._tables.plans.items()},
+            "x-units": _units(self._tables, {network.family for network in self._networks}),
+        }
 
     @property
     def raw(self) -> bytes:
