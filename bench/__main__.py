@@ -67,6 +67,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="list the cases and exit")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per case (default: 3)")
     parser.add_argument("--seconds", type=float, default=2.0, help="seconds per measurement (default: 2)")
+    parser.add_argument("--no-install", action="store_true", help="skip missing baselines instead of installing them")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="directory for report.json, report.svg and summary.md (default: bench/ for a full run, else .penstock/bench/)",
+    )
+    _add_candidates(parser)
+    _add_changes(parser)
+    return parser
+
+
+def _add_candidates(parser: argparse.ArgumentParser) -> None:
+    """The options for what Penstock is compared with."""
     parser.add_argument(
         "--peer",
         type=_peer,
@@ -85,6 +99,10 @@ def _parser() -> argparse.ArgumentParser:
         help="compare the CPU time per call with another checkout, which is compiled like this one; no other candidates",
     )
     parser.add_argument("--stub-port", type=int, default=0, metavar="PORT", help="the small stub's port (default: any)")
+
+
+def _add_changes(parser: argparse.ArgumentParser) -> None:
+    """The options for a part of the cases, or for other settings."""
     parser.add_argument(
         "--set",
         type=_setting,
@@ -101,14 +119,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"run only this attack of the case attacks: {', '.join(attacks.TITLES)}",
     )
-    parser.add_argument("--no-install", action="store_true", help="skip missing baselines instead of installing them")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="directory for report.json, report.svg and summary.md (default: bench/ for a full run, else .penstock/bench/)",
-    )
-    return parser
 
 
 def _case(name: str) -> str:

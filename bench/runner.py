@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +44,7 @@ from bench.cases import (
     OVERLOAD,
     SMALL_ONLY,
     Case,
+    Kind,
 )
 from bench.figures import Figure, Row
 from bench.fleet import Fleet, probe
@@ -88,55 +89,10 @@ class Runner:
     def run(self, case: Case) -> None:
         """Run one case and add its figures and skips to the runner's."""
         print(f"\n{case.name}: {case.title}", flush=True)
-        match case.kind:
-            case "rate" | "bytes" | "cpu":
-                self._run_rates(case)
-            case "latency":
-                self._run_latency(case)
-            case "workers":
-                self._run_workers(case)
-            case "idle" | "cached":
-                self._run_memory(case)
-            case "packed":
-                self._run_packed(case)
-            case "admission":
-                self._run_admission(case)
-            case "index":
-                self._run_index(case)
-            case "pages":
-                self._run_pages(case)
-            case "balances":
-                self._run_balances(case)
-            case "sponsor":
-                self._run_sponsor(case)
-            case "delivery":
-                self._run_delivery(case)
-            case "fanout" | "turn":
-                self._run_fan(case)
-            case "sockets":
-                self._run_sockets(case)
-            case "matching":
-                self._run_matching(case)
-            case "usage":
-                self._run_usage(case)
-            case "faults":
-                self._run_faults(case)
-            case "overload":
-                self._run_overload(case)
-            case "mixed":
-                self._run_mixed(case)
-            case "hedge":
-                self._run_hedge(case)
-            case "attacks":
-                self._run_attacks(case)
-            case "records":
-                self._run_records(case)
-            case "spans":
-                self._run_spans(case)
-            case "verify":
-                self._run_verify(case)
-            case "filters":
-                self._show_rows(case, {"penstock": Row([filters.milliseconds() for _ in range(self.rounds)])})
+        RUNS[case.kind](self, case)
+
+    def _run_filters(self, case: Case) -> None:
+        self._show_rows(case, {"penstock": Row([filters.milliseconds() for _ in range(self.rounds)])})
 
     def _run_matching(self, case: Case) -> None:
         found = matching.rounds(self.rounds)
@@ -663,6 +619,39 @@ class Runner:
     def skip(self, what: str, why: str) -> None:
         print(f"  SKIPPED {what}: {why}", flush=True)
         self.skips.append(Skip(what, why))
+
+
+# How each kind of case runs.
+RUNS: Mapping[Kind, Callable[[Runner, Case], None]] = {
+    "rate": Runner._run_rates,
+    "bytes": Runner._run_rates,
+    "cpu": Runner._run_rates,
+    "latency": Runner._run_latency,
+    "workers": Runner._run_workers,
+    "idle": Runner._run_memory,
+    "cached": Runner._run_memory,
+    "packed": Runner._run_packed,
+    "admission": Runner._run_admission,
+    "index": Runner._run_index,
+    "pages": Runner._run_pages,
+    "balances": Runner._run_balances,
+    "sponsor": Runner._run_sponsor,
+    "delivery": Runner._run_delivery,
+    "fanout": Runner._run_fan,
+    "turn": Runner._run_fan,
+    "sockets": Runner._run_sockets,
+    "matching": Runner._run_matching,
+    "usage": Runner._run_usage,
+    "faults": Runner._run_faults,
+    "overload": Runner._run_overload,
+    "mixed": Runner._run_mixed,
+    "hedge": Runner._run_hedge,
+    "attacks": Runner._run_attacks,
+    "records": Runner._run_records,
+    "spans": Runner._run_spans,
+    "verify": Runner._run_verify,
+    "filters": Runner._run_filters,
+}
 
 
 def _rotated(names: Sequence[str], by: int) -> list[str]:
