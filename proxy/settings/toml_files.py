@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,17 @@ from proxy.errors import StartError
 from proxy.settings.schemas import schema_faults
 
 
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> dict[str, Any]:
+    """Settings are loaded again with the same files, and parsing takes far longer than reading."""
+    return tomllib.loads(text)
+
+
 def read(path: Path) -> dict[str, Any]:
+    """A new copy of the file's data."""
     try:
         # The schemas have no dates, so TOML dates become text and are checked like any other value.
-        return dict(msgspec.to_builtins(tomllib.loads(path.read_text("utf-8"))))
+        return dict(msgspec.to_builtins(_parsed(path.read_text("utf-8"))))
     except OSError as exc:
         raise StartError([f"{path}: cannot be read: {exc.strerror}"]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
