@@ -82,9 +82,10 @@ def test_sources_run_on_request() -> None:
 
 
 def compile_small(root: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The command, for two small modules, in a place where nothing is compiled yet."""
+    """The command, for two small modules and without optimisation, in a place where nothing is compiled yet."""
     code = (
         "import pathlib, sys; from proxy import compiled; from proxy.__main__ import main; "
+        "from proxy.commands import compiling; compiling._LEVELS['MYPYC_OPT_LEVEL'] = '0'; "
         f"compiled.MODULES = {SMALL!r}; compiled.root = lambda: pathlib.Path(sys.argv[1]); sys.exit(main(['compile']))"
     )
     argv = [sys.executable, "-c", code, str(root)]
