@@ -47,6 +47,19 @@ TOGETHER = (
         "tests/browser/test_reference.py",
     ),
     (
+        "tests/dashboard/test_sign_in.py",
+        "tests/dashboard/test_commands.py",
+        "tests/dashboard/test_usage.py",
+        "tests/dashboard/test_second_factor.py",
+        "tests/dashboard/test_keys.py",
+        "tests/dashboard/test_email_change.py",
+        "tests/dashboard/test_fleet.py",
+        "tests/dashboard/test_members.py",
+        "tests/dashboard/test_activity.py",
+        "tests/dashboard/test_removal.py",
+        "tests/dashboard/test_account_isolation.py",
+    ),
+    (
         # They read every module of the project.
         "tests/house/test_compiled.py",
         "tests/house/test_imports.py",
@@ -59,6 +72,7 @@ TOGETHER = (
 LONG = (
     "tests/dev/test_contracts.py",
     "tests/browser/test_page.py",
+    "tests/dashboard/test_sign_in.py",
     "tests/flows/test_dev.py",
     "tests/fleet/test_fleet_limits.py",
     "tests/flows/test_smart_wallets.py",
@@ -93,7 +107,6 @@ LONG = (
     "tests/web/test_front_framing.py",
     "tests/flows/test_bundler.py",
     "tests/flows/test_pepper.py",
-    "tests/dashboard/test_sign_in.py",
 )
 _UNITS = {file: files[0] for files in TOGETHER for file in files}
 _PLACES = {file: place for place, file in enumerate(LONG)}

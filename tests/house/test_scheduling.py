@@ -34,6 +34,14 @@ def test_files_that_share_a_service_are_one_unit(fixture: str) -> None:
     assert len({unit_of(file) for file in users}) == 1, users
 
 
+def test_files_that_share_the_service_of_the_dashboard_are_one_unit() -> None:
+    """Otherwise each process would start it."""
+    files = (ROOT / "tests" / "dashboard").glob("test_*.py")
+    users = [str(file.relative_to(ROOT)) for file in files if uses(file, "service")]
+    assert len(users) > 1
+    assert len({unit_of(file) for file in users}) == 1, users
+
+
 def uses(file: Path, fixture: str) -> bool:
     """Whether a test or fixture of the file has this argument, and the file has no such fixture itself."""
     functions = [
