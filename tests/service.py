@@ -135,11 +135,14 @@ def command(*words: str, env: Mapping[str, str] | None = None) -> subprocess.Com
     )
 
 
-def command_here(*words: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command in this process, which takes a tenth of the time of a new one."""
+def command_here(
+    *words: str, env: Mapping[str, str] | None = None, typed: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which takes a tenth of the time of a new one. `typed`: its standard input."""
     with (
         _output_lock,
         patch.dict(os.environ, env or {}),
+        patch("sys.stdin", io.StringIO(typed)),
         redirect_stdout(io.StringIO()) as printed,
         redirect_stderr(io.StringIO()) as errors,
     ):

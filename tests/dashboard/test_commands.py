@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from typing import Any
 
 import orjson
@@ -13,20 +12,12 @@ from proxy import __version__
 from proxy.commands.fleet import FLEET_COLUMNS
 from proxy.store.fleet import FleetStore
 from tests.dashboard.service import PASSWORD, Client, DashboardService, call
-from tests.service import ROOT, until
+from tests.service import command_here, until
 
 
 async def run(service: DashboardService, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "proxy", *arguments, "--config", str(service.running.config)],
-        cwd=ROOT,
-        input=typed,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    config = str(service.running.config)
+    return await asyncio.to_thread(command_here, *arguments, "--config", config, typed=typed)
 
 
 async def run_json(service: DashboardService, *arguments: str, typed: str = "") -> Any:

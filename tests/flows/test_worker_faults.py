@@ -26,7 +26,7 @@ from tests.flows.upstream import Upstream
 from tests.follower.harness import NETWORK, everything
 from tests.http_client import HttpClient, fresh_call, post
 from tests.rpc_upstreams import scripted
-from tests.service import command, is_running, owner_of, until
+from tests.service import command_here, is_running, owner_of, until
 from tests.store.cable import Cable
 
 SEPOLIA = "ethereum/sepolia"
@@ -78,7 +78,7 @@ class Faulted:
 
 
 async def _run(config: Path, *words: str) -> Any:
-    done = await asyncio.to_thread(command, *words, "--config", str(config), "--json")
+    done = await asyncio.to_thread(command_here, *words, "--config", str(config), "--json")
     assert done.returncode == 0, done.stderr
     return orjson.loads(done.stdout)
 
@@ -103,7 +103,7 @@ async def shared(
             path.write_text(
                 f'{text.replace("networks = []", FOLLOWED)}[[upstreams]]\nnetwork = "{NETWORK}"\nurl = "{chain.url}"\n'
             )
-        done = await asyncio.to_thread(command, "migrate", "--config", str(direct))
+        done = await asyncio.to_thread(command_here, "migrate", "--config", str(direct))
         assert done.returncode == 0, done.stderr
         words = ("--name", "A", "--email", "a@example.com", "--plan", "enterprise")
         account = await _run(direct, "accounts", "create", *words)
