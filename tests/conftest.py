@@ -16,12 +16,13 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests import memory_disk, scheduling
 from tests import service as service_room
+from tests.certificates import authority
 from tests.database import database, empty_database, pool, server
 from tests.flows.upstream import HOODI, Upstream, echo
 from tests.service import Service
 from tests.shared_services import NEXT, SharedServices, shared_services
 
-__all__ = ("database", "empty_database", "pool", "server", "shared_services")
+__all__ = ("authority", "database", "empty_database", "pool", "server", "shared_services")
 
 memory_disk.use()
 

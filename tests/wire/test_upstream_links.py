@@ -27,11 +27,6 @@ CALL = rpc("net_listening", [1], id=1)
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("ca"))
-
-
-@pytest.fixture(scope="module")
 def leaf(authority: Authority) -> Leaf:
     return authority.leaf("localhost", "node.example.com")
 
