@@ -182,7 +182,7 @@ class LeaseKeeper:
         for slot, asks in [*self._asks.items()]:
             if asks.under_way or asks.waiting:
                 continue
-            if not self._windows.is_leased(slot, now):
+            if not self._windows.is_leased(slot, now) or self._windows.is_empty(slot):
                 del self._asks[slot]
             elif now - self._windows.reported_at(slot) > (
                 REPORT_S if self._windows.has_spent(slot) else self._windows.return_s(slot)

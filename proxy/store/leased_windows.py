@@ -404,6 +404,11 @@ class LeasedWindows(Windows):
         """Whether a lease has not ended yet."""
         return bool(now < self._cells[slot * CELLS + NEW_UNTIL])
 
+    def is_empty(self, slot: int) -> bool:
+        """Whether no tokens are left, neither to spend nor to report."""
+        at = slot * CELLS
+        return self._held(at, 0) == 0.0 and self._held(at, 1) == 0.0 and not self.has_spent(slot)
+
     def lacks(self, rate: BucketRates, need: tuple[float, float], now: float) -> bool:
         at = rate.slot * CELLS
         if now >= self._cells[at + NEW_UNTIL]:

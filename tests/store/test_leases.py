@@ -104,6 +104,14 @@ async def test_one_host_gets_what_another_has_leased_and_does_not_use(tmp_path: 
         await until(gets_all)
 
 
+async def test_valkey_is_not_asked_for_a_limit_that_is_not_used(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 1) as (host,):
+        await until(lambda: not host.windows.away)
+        assert await host.call()
+        assert len(host.leases) == 1
+        await until(lambda: len(host.leases) == 0)
+
+
 async def test_refund_can_be_spent_again(tmp_path: Path) -> None:
     async with hosts(tmp_path, 1) as (host,):
         admitted, took_s = await volley([host], 30)
