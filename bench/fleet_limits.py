@@ -100,10 +100,12 @@ class Cable:
         await asyncio.gather(self._pass(reader, far_writer, 0.0), self._pass(far_reader, writer, 1.0))
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delayed: float) -> None:
-        loop = asyncio.get_running_loop()
+        loop, due = asyncio.get_running_loop(), 0.0
         try:
             while data := await reader.read(1 << 16):
-                loop.call_later(self.delay_s * delayed, self._write, writer, data)
+                # In their order, also when the delay ends.
+                due = max(due + 1e-6, loop.time() + self.delay_s * delayed)
+                loop.call_at(due, self._write, writer, data)
         except OSError:
             pass
         finally:
