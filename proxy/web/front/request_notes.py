@@ -15,10 +15,11 @@ from proxy.web.front.request_heads import RequestHead
 class RequestNotes:
     """One client connection's notes. One request is served at a time, so they are reused for all of them."""
 
-    __slots__ = ("_requests", "batch", "failure", "params", "size")
+    __slots__ = ("_requests", "_slow_s", "batch", "failure", "params", "size")
 
     def __init__(self, requests: RequestLog) -> None:
         self._requests = requests
+        self._slow_s = requests.slow_s
         # The params, if they are recorded.
         self.params = b""
         # The message of the error, if the call failed.
@@ -36,13 +37,17 @@ class RequestNotes:
         failure, batch, size = self.failure, self.batch, self.size
         self.failure, self.batch, self.size = "", None, 0
         key, network, directives = head.key, head.route.network.id, head.directives
+        account = key.account
+        if type(batch) is ShortBatch and account.unsampled > 1 and took_s <= self._slow_s and directives is None:
+            account.unsampled -= 1  # the usual batch: all its items were answered, and it is not recorded
+            return
         requests, name = self._requests, request_id.decode()
         if batch is not None:
             requests.note_batch(
                 name, key, batch, network=network, took_s=took_s, directives=directives, units=caller.units, bytes=size
             )
             return
-        reason = requests.reason(key.account, took_s, directives, failed=failure != "")
+        reason = requests.reason(account, took_s, directives, failed=failure != "")
         if reason is None:
             return
         requests.note(
