@@ -329,6 +329,23 @@ async def test_operator_looks_at_an_account_for_half_an_hour(service: DashboardS
     (await visitor.get("/account/session")).fault(401)
 
 
+async def test_sessions_of_members_and_visits_are_none_of_the_account_for_an_older_version(
+    service: DashboardService,
+) -> None:
+    """A process of the version before takes `account_id` of a session for the account's holder."""
+    owner = await service.holder()
+    persons = {
+        (await member_of(service, owner)).account["person"]["id"],
+        (await visit(service, owner)).account["person"]["id"],
+    }
+    await owner.post("/account/sign-out")
+    async with service.pool.connection() as connection:
+        ids = "select account_id from sessions where account_id = $1 or account_id = any ($2::text[])"
+        found = {row["account_id"] for row in await connection.fetch(ids, owner.account["id"], [*persons])}
+        accounts = await connection.fetchval("select count(*) from accounts where id = any ($1::text[])", [*persons])
+    assert (found, accounts) == (persons, 0)
+
+
 async def test_visit_ends_with_the_operators_token(service: DashboardService) -> None:
     owner = await service.holder()
     visitor = await visit(service, owner)
@@ -339,6 +356,14 @@ async def test_visit_ends_with_the_operators_token(service: DashboardService) ->
     await service.sessions.revoke_token(token)
     (await visitor.get("/account/session")).fault(401)
     (await owner.post(f"/admin/accounts/{owner.account['id']}/visit")).fault(401)
+
+
+async def test_disabled_or_unknown_account_cannot_be_visited(service: DashboardService) -> None:
+    owner, operator = await service.holder(), await service.operator()
+    path = f"/admin/accounts/{owner.account['id']}"
+    await operator.request("PATCH", path, {"disabled": True})
+    assert "disabled" in (await operator.post(f"{path}/visit")).fault(400)
+    (await operator.post("/admin/accounts/acct_0/visit")).fault(404)
 
 
 # Mail

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.errors import InvalidRequest
 from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.team import MemberRow, Team
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
@@ -67,6 +68,8 @@ class PeopleHandlers:
 
     async def visit(self, request: SessionRequest) -> RestReply:
         account = await self._accounts.read(request.path["id"])
+        if account["disabled"]:
+            raise InvalidRequest("the account is disabled: enable it first")
         found = await self._team.visit(account["id"], request.who.id, at=request.arrival)
         return RestReply(shown_session(found), status=201, headers=self._signing.cookie(request, found))
 
