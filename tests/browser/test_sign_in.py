@@ -194,3 +194,19 @@ async def test_holder_turns_two_factor_sign_in_on_and_signs_in_with_a_code(site:
     await page.get_by_label("Code", exact=True).fill(code_at(secret, step + 1))
     await fresh_holder.button("Sign in").click()
     await fresh_holder.heading("Overview").wait_for()
+
+
+async def test_holder_ends_another_session(fresh_holder: Visitor, browser: Browser) -> None:
+    page, service = fresh_holder.page, fresh_holder.site.service
+    await fresh_holder.open("account")
+    account = await page.locator(".id code").first.inner_text()
+    other = await browser.new_page()
+    await other.goto((await service.cli_json("accounts", "link", account))["url"])
+    await other.get_by_role("button", name="Sign in", exact=True).click()
+    await other.get_by_role("heading", name="Overview", exact=True).wait_for()
+    await page.reload()
+    rows = page.get_by_role("table", name="Sessions").locator("tbody tr")
+    await expect(rows).to_have_count(2)
+    await fresh_holder.button("Sign out", rows.filter(has_not_text="This session")).click()
+    await expect(rows).to_have_count(1)
+    await other.close()
