@@ -12,9 +12,11 @@ import secrets
 from proxy.compose.fleet import link_to
 from proxy.core.lanes import Lanes
 from proxy.errors import Unavailable
+from proxy.services.delivery.alert_watch import AlertWatch
 from proxy.services.delivery.deliverer import Deliverer
 from proxy.services.delivery.mails import Mails
 from proxy.settings import Settings, Tables
+from proxy.store.alerts import AlertStore
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.live_members import LiveMembers
 from proxy.store.mails import MailStore
@@ -46,11 +48,14 @@ class DeliveryFeature:
             settings.database, size=POOL_SIZE, request_timeout_s=COMMAND_S, application="penstock-deliverer"
         )
         self._keep_days = given.keep_days
-        self.store = DeliveryStore(pool)
+        url = settings.dashboard.url
+        alerts = AlertStore(pool, sends_mail=bool(settings.mail.host), dashboard_url=url)
+        self.alerts = AlertWatch(alerts, tables.plans)
+        self.store = DeliveryStore(pool, alerts.sender)
         self.notices = Notices(pool)
         self.receiver = Receiver(WebhookGuard(settings.egress, dev=settings.server.dev), timeout_s=given.timeout_s)
-        url = settings.valkey.limits_url
-        self._link = link_to(url) if url else None
+        valkey = settings.valkey.limits_url
+        self._link = link_to(valkey) if valkey else None
         self._members = LiveMembers(self._link, "deliverers", secrets.token_hex(8)) if self._link else None
         self.deliverer = Deliverer(
             self.store,
@@ -63,7 +68,7 @@ class DeliveryFeature:
             tracer=self.tracer,
             owns=self._members.owns if self._members else _owns_all,
         )
-        self.mails = Mails(MailStore(pool), Mailer(settings.mail), dashboard_url=settings.dashboard.url)
+        self.mails = Mails(MailStore(pool), Mailer(settings.mail), dashboard_url=url)
 
     def __repr__(self) -> str:
         return f"<DeliveryFeature {self.deliverer!r} {self.mails!r}>"
@@ -77,6 +82,7 @@ class DeliveryFeature:
         tasks.start("deliverer", self.deliverer.run)
         tasks.start("delivery notifications", self.notices.run)
         tasks.start("mails", self.mails.run)
+        tasks.start("alerts", self.alerts.run)
         tasks.start("purge", self._purge)
         tasks.start("parked", self._unpark)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from proxy.services.alerting import AlertSettingsService
 from proxy.services.delivery.history import DeliveryHistory
 from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.enrichment import EventEnricher, NftSource, TokenSource
@@ -21,11 +22,13 @@ from proxy.services.rpc.traces import TraceReader
 from proxy.services.webhooks.backtest import Backtest
 from proxy.services.webhooks.webhooks import WebhookService
 from proxy.settings import Settings, Tables
+from proxy.store.alerts import AlertStore
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.pool import Pool
 from proxy.store.secrets import vault_of
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
+from proxy.web.rest.alerts import AlertHandlers
 from proxy.web.rest.deliveries import DeliveryHandlers
 from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.webhooks import WebhookHandlers
@@ -36,23 +39,27 @@ class WebhookFeature:
     """The webhook and delivery API of a worker."""
 
     def __init__(self, settings: Settings, tables: Tables, pool: Pool, internal_calls: InternalCalls) -> None:
+        store, vault = WebhookStore(pool), vault_of(settings)
+        guard = WebhookGuard(settings.egress, dev=settings.server.dev)
         self.webhooks = WebhookService(
-            WebhookStore(pool),
-            vault_of(settings),
-            WebhookGuard(settings.egress, dev=settings.server.dev),
+            store,
+            vault,
+            guard,
             most={name: plan.webhooks for name, plan in tables.plans.items()},
             follows=settings.follower.follows,
         )
         history = DeliveryHistory(DeliveryStore(pool))
         self.web = WebhookHandlers(self.webhooks, history, Backtest(internal_calls))
         self.deliveries = DeliveryHandlers(history, self.web.own)
+        alerts = AlertStore(pool, sends_mail=bool(settings.mail.host), dashboard_url=settings.dashboard.url)
+        self.alerts = AlertHandlers(AlertSettingsService(alerts, store, vault, guard))
 
     def __repr__(self) -> str:
         return f"<WebhookFeature {self.webhooks!r}>"
 
     def handlers(self) -> dict[str, RestHandler]:
         """REST handlers by operation id."""
-        return {**self.web.handlers(), **self.deliveries.handlers()}
+        return {**self.web.handlers(), **self.deliveries.handlers(), **self.alerts.handlers()}
 
 
 class EventFeature:

@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from proxy.core import alerts
 from proxy.core.attempts import AttemptVerdict, WebhookEnd
 from proxy.core.paging import Page
 from proxy.core.webhook_faults import DeliveryFault, InjectedEvent, fault_of
 from proxy.store import events, mails, sql, webhooks
+from proxy.store.alerts import NO_NETWORK, AlertSender
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.webhooks import Webhook
 
@@ -117,8 +119,10 @@ class WebhookHealth:
 
 
 class DeliveryStore:
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, alerts: AlertSender | None = None) -> None:
+        """`alerts`: for webhooks that are paused."""
         self._pool = pool
+        self._alerts = alerts
 
     def __repr__(self) -> str:
         return f"<DeliveryStore {self._pool!r}>"
@@ -148,7 +152,7 @@ class DeliveryStore:
         """
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.deliveries.claim, [*rooms], [*rooms.values()], at, lease_s)
-            uncounted = [row for row in rows if not row["counted"] and day_limits.get(row["plan"], 0)]
+            uncounted = [row for row in rows if _is_uncounted(row) and day_limits.get(row["plan"], 0)]
             held, exhausted = set[str](), list[str]()
             if uncounted:
                 async with connection.transaction():
@@ -203,7 +207,17 @@ class DeliveryStore:
             await _finish(connection, [result], at)
             if has_changed:
                 await mails.add(connection, claimed.webhook_id, "webhook_paused", about)
+                await self._raise_alert(connection, claimed, cause)
         return has_changed
+
+    async def _raise_alert(self, connection: DatabaseConnection, claimed: ClaimedDelivery, cause: WebhookEnd) -> None:
+        """The webhook for alerts is the only one whose pause can be reported by mail alone."""
+        if self._alerts is None or claimed.network == NO_NETWORK:
+            return
+        state = "disabled" if cause == "gone" else "paused"
+        attempt = f"{claimed.event_id} {claimed.claim}"
+        found = alerts.of_pause(claimed.webhook_id, attempt, url=claimed.url, state=state)
+        await self._alerts.raise_all(connection, claimed.account, [found])
 
     # Reads and redelivery for owners
 
@@ -292,6 +306,11 @@ class DeliveryStore:
             await connection.execute(sql.deliveries.purge_days, keep_days)
             await connection.execute(sql.mails.purge, keep_days)
         return any(int(status.rsplit(" ", 1)[1]) >= at_once for status in deleted)
+
+
+def _is_uncounted(row: Any) -> bool:
+    """Whether a delivery has yet to be counted towards the daily quota. Alerts never are."""
+    return not row["counted"] and row["network"] != NO_NETWORK
 
 
 async def notify(connection: DatabaseConnection) -> None:

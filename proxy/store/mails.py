@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +37,10 @@ class MailStore:
     def __repr__(self) -> str:
         return f"<MailStore {self._pool!r}>"
 
-    async def claim(self) -> list[QueuedMail]:
+    async def claim(self, kinds: Sequence[str]) -> list[QueuedMail]:
+        """Claim due mails of these kinds. Those of a later version stay for its senders."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            rows = await connection.fetch(sql.mails.claim, LEASE_S, AT_ONCE)
+            rows = await connection.fetch(sql.mails.claim, LEASE_S, AT_ONCE, kinds)
         return [
             QueuedMail(r["id"], r["kind"], orjson.loads(r["about"]), r["tries"], r["name"], r["email"], r["created_at"])
             for r in rows
@@ -53,10 +54,10 @@ class MailStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.mails.postpone, mail, by_s)
 
-    async def next_s(self) -> float | None:
-        """Return the seconds until the next mail is due, or None if there is none."""
+    async def next_s(self, kinds: Sequence[str]) -> float | None:
+        """Return the seconds until the next mail of these kinds is due, or None if there is none."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            found = await connection.fetchval(sql.mails.next_due)
+            found = await connection.fetchval(sql.mails.next_due, kinds)
         return None if found is None else float(found)
 
 

@@ -29,6 +29,7 @@ def load(stem: str) -> SimpleNamespace:
 
 accounts = load("accounts")
 actions = load("actions")
+alerts = load("alerts")
 blocks = load("blocks")
 deliveries = load("deliveries")
 events = load("events")

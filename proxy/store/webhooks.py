@@ -111,7 +111,7 @@ class WebhookStore:
         for_s = LONG_S if addresses else None
         async with self._pool.connection(for_s=for_s) as connection, connection.transaction():
             await connection.execute(sql.webhooks.lock_webhooks, new.account)
-            if await connection.fetchval(sql.webhooks.count_of_account, new.account) >= most:
+            if await connection.fetchval(sql.webhooks.count_of_account, new.account, new.network) >= most:
                 raise Forbidden(f"the account's plan allows {most} webhooks: delete one first")
             number = await connection.fetchval(sql.webhooks.next_webhook)
             await _copy(connection, number, addresses or ())
@@ -129,6 +129,12 @@ class WebhookStore:
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(sql.webhooks.read_webhook, webhook_id, account)
         return _webhook(row, webhook_id)
+
+    async def for_alerts(self, account: str) -> Webhook | None:
+        """Return the webhook that the account's alerts are sent to."""
+        async with self._pool.connection() as connection:
+            row = await connection.fetchrow(sql.alerts.read_webhook, account)
+        return None if row is None else _webhook(row)
 
     async def addresses(self, found: Webhook) -> list[bytes]:
         """Return the addresses that a webhook watches, in order."""

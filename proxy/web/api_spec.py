@@ -23,7 +23,7 @@ from proxy.web.refusal_words import RefusalWords
 
 METHODS = ("get", "post", "patch", "delete", "put")
 # Paths that also exist under /account, for signed-in account holders.
-MIRRORED = ("/webhooks", "/gas/policies", "/requests", "/errors")
+MIRRORED = ("/webhooks", "/gas/policies", "/requests", "/errors", "/alerts")
 # The languages of the sample receivers, by the suffix of their file.
 RECEIVERS = {".mjs": "Node", ".py": "Python", ".go": "Go"}
 SCHEMAS_AT = "#/components/schemas/"

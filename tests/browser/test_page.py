@@ -22,7 +22,7 @@ from tests.flows.upstream import echo, reply
 expect.set_options(timeout=WAIT_MS)
 HOSTILE = '"><img src=x onerror=alert(1)><svg onload=alert(2)><script>alert(3)</script>'
 VIEWS = (
-    "overview", "errors", "requests", "webhooks", "policies", "explorer", "keys", "account",
+    "overview", "errors", "requests", "webhooks", "policies", "explorer", "keys", "alerts", "account",
     "operator/upstreams", "operator/accounts", "operator/usage", "operator/errors", "operator/requests",
     "operator/fleet", "operator/queues",
 )  # fmt: skip

@@ -367,3 +367,21 @@ async def test_account_is_exported_without_secrets(fresh_holder: Visitor) -> Non
     assert [each["name"] for each in found["keys"]] == ["Exported key"]
     assert {each["action"] for each in found["actions"]} == {"account_redeem_link", "create_key"}
     assert key not in text
+
+
+async def test_alerts_are_sent_to_a_webhook_and_listed(fresh_holder: Visitor) -> None:
+    page, receiver = fresh_holder.page, fresh_holder.site.receiver
+    await fresh_holder.open("alerts")
+    await page.get_by_label("Requests of the day").check()
+    await page.get_by_label("Webhook URL").fill(f"{receiver.url}/alerts")
+    await fresh_holder.button("Save").click()
+    await expect(fresh_holder.dialog.get_by_label("Signing secret")).to_contain_text("whsec_")
+    await fresh_holder.button("Done").click()
+    await fresh_holder.button("Send a test alert").click()
+    row = page.get_by_role("row", name="This is a test alert")
+    await expect(row).to_be_visible()
+    await until(lambda: any(event.get("event_type") == "alert" and event["test"] for event in receiver.events))
+    await fresh_holder.open("overview")
+    await fresh_holder.open("alerts")
+    await expect(page.get_by_label("Requests of the day")).to_be_checked()
+    await expect(row).to_contain_text("Delivered")

@@ -12,7 +12,7 @@ from email.policy import default
 import pytest
 from aiosmtpd.smtp import SMTP, Envelope, Session
 
-from proxy.services.delivery.mails import Mails
+from proxy.services.delivery.mails import KINDS, Mails
 from proxy.settings import MailSettings
 from proxy.store.mails import MailStore
 from proxy.tasks import Tasks
@@ -132,7 +132,7 @@ async def test_mail_that_is_not_accepted_is_retried(harness: DeliveryHarness, ma
     assert "it did not reply in time" in str(mail.get_body(("plain",)))
     (row,) = await harness.rows("select tries, sent, ended_at from mails")
     assert (row["tries"], row["sent"]) == (3, True)
-    assert await store.next_s() is None
+    assert await store.next_s(KINDS) is None
 
 
 async def test_mail_that_is_refused_permanently_is_given_up_and_logged(

@@ -77,6 +77,9 @@ ADDED = {
     ("POST", "/webhooks/{id}/deliveries/{event_id}/redeliver"): "webhooks:manage",
     ("POST", "/webhooks/{id}/redeliver"): "webhooks:manage",
     ("POST", "/webhooks/{id}/test"): "webhooks:manage",
+    ("GET", "/alerts"): "webhooks:manage",
+    ("PATCH", "/alerts"): "webhooks:manage",
+    ("POST", "/alerts/test"): "webhooks:manage",
 }
 # Operations that call an upstream.
 CALLS_UPSTREAM = {

@@ -82,6 +82,7 @@ SHARED_STEMS: dict[str, str] = {
     "accounts": "customers' accounts: command, service and composition",
     "address": "the address of a chain family, one for each; and the address of an upstream",
     "admin": "operators' accounts: their command and their endpoints",
+    "alerts": "alerts of accounts: decisions, store and REST resource",
     "background": "the background process: its command and its composition",
     "blocks": "blocks of a network: fetched for the feed, and recorded in the store",
     "deliveries": "webhook deliveries: the REST resource and its store",

@@ -1,4 +1,4 @@
-"""Send mails to account holders about changes of their webhooks.
+"""Send mails to account holders: changes of their webhooks, and alerts.
 
 The mails are queued in Postgres, in the transaction of the change that they report. Each is sent until the mail server
 accepts it, for about a day, and keeps its message id.
@@ -9,17 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from proxy.core import alerts
 from proxy.errors import Unavailable
+from proxy.store.alerts import EVENT_TYPE
 from proxy.store.mails import MailStore, QueuedMail
 from proxy.tasks import until_set
 from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
 
 log = logging.getLogger("penstock.mail")
 
+# Facts that are links to the dashboard.
+LINKS = ("Deliveries", "See")
+MailFacts = Iterable[tuple[str, Any]]
+ALERTS_PAGE = alerts.page_of("test", "")
 # Seconds between attempts: long enough for a mail server that is down overnight.
 RETRY_S = (30.0, 300.0, 1800.0, 7200.0, 21600.0, 43200.0)
 # How often to check the queue, and the shortest pause between two checks.
@@ -67,13 +73,13 @@ class Mails:
         """Send the mails that are due and return the seconds until the next check."""
         try:
             await self.send_due()
-            next_s = await self._store.next_s()
+            next_s = await self._store.next_s(KINDS)
         except Unavailable:
             return self._check_s
         return self._check_s if next_s is None else min(max(next_s, SOON_S), self._check_s)
 
     async def send_due(self) -> None:
-        for mail in await self._store.claim():
+        for mail in await self._store.claim(KINDS):
             await self._send(mail)
 
     async def _send(self, mail: QueuedMail) -> None:
@@ -107,27 +113,32 @@ def webhook_stopped(mail: QueuedMail, dashboard: str) -> OutgoingMail:
     facts = {
         "Webhook": about["webhook"],
         "URL": about["url"],
-        "Events": f"{about['event_type']} on {about['network']}",
+        "Events": "alerts" if about["event_type"] == EVENT_TYPE else f"{about['event_type']} on {about['network']}",
         "Failed event": about["event"],
         "Attempts": about["attempts"],
         state.capitalize(): mail.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
     }
+    is_for_alerts = about["event_type"] == EVENT_TYPE
     if dashboard:
-        facts["Deliveries"] = f"{dashboard}#/webhooks/{about['webhook']}"
+        facts["Deliveries"] = dashboard + (ALERTS_PAGE if is_for_alerts else f"#/webhooks/{about['webhook']}")
     why, consequence = story
     opening = [f"Hello {mail.name},", why]
     closing = [
         consequence,
-        "To resume it, fix the receiver, then choose Resume in the dashboard or send "
-        f"POST /v1/webhooks/{about['webhook']}/resume.",
+        "To resume it, fix the receiver, then "
+        + (
+            "save its URL under Alerts again."
+            if is_for_alerts
+            else f"choose Resume in the dashboard or send POST /v1/webhooks/{about['webhook']}/resume."
+        ),
         "Penstock",
     ]
     return OutgoingMail(
         id=f"mail-{mail.id}-{mail.created_at.timestamp():.0f}",
         to=mail.email,
         subject=f"Webhook {about['webhook']} is {state}",
-        text=_text(opening, facts, closing),
-        html=_html(opening, facts, closing),
+        text=_text(opening, facts.items(), closing),
+        html=_html(opening, facts.items(), closing),
     )
 
 
@@ -150,15 +161,35 @@ def _gone(about: Mapping[str, Any]) -> tuple[str, tuple[str, str]]:
     )
 
 
-def _text(opening: Sequence[str], facts: Mapping[str, Any], closing: Sequence[str]) -> str:
-    table = "\n".join(f"{name}: {value}" for name, value in facts.items())
+def alerts_raised(mail: QueuedMail, dashboard: str) -> OutgoingMail:
+    """Alerts of an account that were raised at the same time, each with its figures and a link."""
+    found, more = mail.about["alerts"], mail.about["more"]
+    titles = [alerts.title_of(each["kind"], each["threshold"], each["subject"], each["about"]) for each in found]
+    facts: list[tuple[str, Any]] = []
+    for title, each in zip(titles, found, strict=True):
+        facts += [("Alert", title)] if len(found) > 1 else []
+        facts += alerts.facts_of(each["kind"], each["about"]).items()
+        facts += [("See", dashboard + alerts.page_of(each["kind"], each["subject"]))] if dashboard else []
+    others = len(found) + more - 1
+    opening = [f"Hello {mail.name},", "These alerts of your account were raised:" if others else f"{titles[0]}."]
+    closing = [f"There are {more} more."] if more else []
+    closing += ["You can choose which alerts you get in the dashboard, under Alerts.", "Penstock"]
+    return OutgoingMail(
+        id=f"mail-{mail.id}-{mail.created_at.timestamp():.0f}",
+        to=mail.email,
+        subject=titles[0] + (f", and {others} more" if others else ""),
+        text=_text(opening, facts, closing),
+        html=_html(opening, facts, closing),
+    )
+
+
+def _text(opening: Sequence[str], facts: MailFacts, closing: Sequence[str]) -> str:
+    table = "\n".join(f"{name}: {value}" for name, value in facts)
     return "\n\n".join([*opening, table, *closing]) + "\n"
 
 
-def _html(opening: Sequence[str], facts: Mapping[str, Any], closing: Sequence[str]) -> str:
-    rows = "".join(
-        f"<tr><td><b>{escape(name)}</b></td><td>{_cell(name, value)}</td></tr>" for name, value in facts.items()
-    )
+def _html(opening: Sequence[str], facts: MailFacts, closing: Sequence[str]) -> str:
+    rows = "".join(f"<tr><td><b>{escape(name)}</b></td><td>{_cell(name, value)}</td></tr>" for name, value in facts)
     return (
         '<!doctype html><html><body style="font-family: sans-serif">'
         f"{_paragraphs(opening)}<table cellpadding=4>{rows}</table>{_paragraphs(closing)}</body></html>"
@@ -168,7 +199,7 @@ def _html(opening: Sequence[str], facts: Mapping[str, Any], closing: Sequence[st
 def _cell(name: str, value: Any) -> str:
     """The link to the dashboard as a link; anything else, such as the receiver's URL, as text."""
     text = escape(str(value))
-    return f'<a href="{text}">{text}</a>' if name == "Deliveries" else text
+    return f'<a href="{text}">{text}</a>' if name in LINKS else text
 
 
 def _paragraphs(texts: Sequence[str]) -> str:
@@ -184,4 +215,8 @@ _REASONS = {
     "refused": "its address was not allowed",
     "invalid": "its reply was not valid HTTP",
 }
-_WRITERS: dict[str, Callable[[QueuedMail, str], OutgoingMail]] = {"webhook_paused": webhook_stopped}
+_WRITERS: dict[str, Callable[[QueuedMail, str], OutgoingMail]] = {
+    "webhook_paused": webhook_stopped,
+    "alert": alerts_raised,
+}
+KINDS = tuple(_WRITERS)

@@ -75,6 +75,12 @@ with keys_end as (
     delete from account_visits where account_id = $1
 ), actions_end as (
     delete from account_actions where account_id = $1
+), alert_settings_end as (
+    delete from alert_settings where account_id = $1
+), alerts_end as (
+    delete from alerts where account_id = $1
+), alert_webhook_ends as (
+    update webhooks set status = 'deleted', updated_at = now() where account_id = $1 and network = '-'
 ), requests_end as (
     delete from requests where account = $1
 )
@@ -131,7 +137,7 @@ where held.account_id = back.account and q.account_id = back.account and q.day =
 -- How much of each limit of its plan the account uses.
 select
     (select count(*) from keys where account_id = $1 and status <> 'revoked' and expires_at is null) as keys,
-    (select count(*) from webhooks where account_id = $1 and status <> 'deleted') as webhooks,
+    (select count(*) from webhooks where account_id = $1 and status <> 'deleted' and network <> '-') as webhooks,
     (select count(*) from gas_policies where account_id = $1 and status <> 'deleted') as policies,
     (select coalesce(sum(wallets), 0)::bigint from wallet_counts where account_id = $1) as wallets,
     (select coalesce(sum(used), 0)::bigint from delivery_days where account_id = $1 and day = $2) as webhook_deliveries_per_day,

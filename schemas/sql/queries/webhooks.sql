@@ -16,7 +16,8 @@ select pg_advisory_xact_lock(hashtextextended('webhook ' || $1, 0));
 select change_webhooks($1);
 
 -- count_of_account
-select count(*) from webhooks where account_id = $1 and status <> 'deleted';
+-- An account's webhook for alerts ('-') does not count with the others.
+select count(*) from webhooks where account_id = $1 and status <> 'deleted' and (network = '-') = ($2::text = '-');
 
 -- create_webhook
 insert into webhooks (
@@ -27,19 +28,19 @@ values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $11, $12, $13)
 returning *;
 
 -- read_webhook
-select * from webhooks where id = $1 and account_id = $2 and status <> 'deleted';
+select * from webhooks where id = $1 and account_id = $2 and status <> 'deleted' and network <> '-';
 
 -- read_addresses
 select address from watched_addresses where webhook = $1 order by address;
 
 -- list_webhooks
 select * from webhooks
-where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted'
+where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted' and network <> '-'
 order by created_at desc, id limit $4 offset $5;
 
 -- count_webhooks
 select count(*) from webhooks
-where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted';
+where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted' and network <> '-';
 
 -- update_webhook
 -- Null keeps a value. A config is set together with its number of addresses, which may be null. An empty fault ends it.

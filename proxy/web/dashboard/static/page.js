@@ -14,12 +14,13 @@ const VIEWS = {
   errors: { title: "Errors", client: "account", load: () => import("./views/errors.js"), group: "overview" },
   requests: { title: "Requests", client: "account", load: () => import("./views/requests.js") },
   explorer: { title: "Explorer", client: "any", load: () => import("./views/explorer.js") },
+  alerts: { title: "Alerts", client: "account", load: () => import("./views/alerts.js") },
   account: { title: "Account", client: "account", load: () => import("./views/account.js") },
   operator: { title: "Operator", client: "admin", load: () => import("./views/operator.js") },
 };
 const GROUPS = [
   ["API", ["overview", "requests", "webhooks", "policies", "explorer"]],
-  ["Settings", ["keys", "account"]],
+  ["Settings", ["keys", "alerts", "account"]],
 ];
 const OPERATOR_PAGES = { upstreams: "Upstreams", accounts: "Accounts", usage: "Usage", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues" };
 const OPERATOR_FLAG = "penstock.operator";

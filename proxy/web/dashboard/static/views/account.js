@@ -18,6 +18,7 @@ const ACTIONS = {
   confirm_email: "Changed the email address", begin_second_factor: "Started to set up two-factor sign-in",
   confirm_second_factor: "Turned two-factor sign-in on", remove_second_factor: "Turned two-factor sign-in off", update_own_account: "Changed the settings",
   end_session: "Ended a session", end_other_sessions: "Signed out everywhere else",
+  account_update_alerts: "Changed the alerts", update_alerts: "Changed the alerts", account_test_alerts: "Sent a test alert",
   admin_update_account: "Changed the account", admin_make_link: "Created a sign-in link", admin_visit_account: "Looked at the account",
   account_accept_invitation: "Joined the account", update_member: "Changed a role",
 };

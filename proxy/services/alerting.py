@@ -1,0 +1,115 @@
+"""The alerts of an account, as its holder sets them up: which ones, and where they are sent.
+
+The webhook for alerts is stored with the other webhooks and signed like them, under a network that no follower has. It is not
+listed with them, and does not count towards the plan's number.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proxy.core import signatures
+from proxy.core.alerts import Alert
+from proxy.errors import Forbidden, InvalidRequest, RateLimited
+from proxy.store.alerts import EVENT_TYPE, NO_NETWORK, AlertSettings, AlertStore
+from proxy.store.secrets import Vault
+from proxy.store.webhooks import NewWebhook, WebhookStore
+from proxy.wire.outbound_guard import UrlRefused
+from proxy.wire.webhook_guard import WebhookGuard
+
+__all__ = ("AlertSettings", "AlertSettingsService", "AlertSetup")
+
+# Test alerts of an account in an hour: each may be a mail.
+MOST_TESTS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSetup:
+    """The settings, and the signing secret of a webhook that was created now; otherwise it is empty."""
+
+    settings: AlertSettings
+    secret: str = ""
+
+
+class AlertSettingsService:
+    def __init__(self, store: AlertStore, webhooks: WebhookStore, vault: Vault, guard: WebhookGuard) -> None:
+        self._store = store
+        self._webhooks = webhooks
+        self._vault = vault
+        self._guard = guard
+
+    def __repr__(self) -> str:
+        return f"<AlertSettingsService {self._store!r}>"
+
+    @property
+    def sends_mail(self) -> bool:
+        return self._store.sends_mail
+
+    async def read(self, account: str) -> AlertSettings:
+        return await self._store.settings(account)
+
+    async def recent(self, account: str) -> list[dict[str, Any]]:
+        return await self._store.recent(account)
+
+    async def change(self, account: str, given: Mapping[str, Any]) -> AlertSetup:
+        """Members that are absent stay as they are; a `webhook_url` of null removes the webhook."""
+        before = await self._store.settings(account)
+        wanted = replace(
+            before,
+            kinds=tuple(given.get("alerts", before.kinds)),
+            error_percent=given.get("error_rate_percent", before.error_percent),
+            by_mail=given.get("mail", before.by_mail),
+        )
+        secret = ""
+        if "webhook_url" in given:
+            secret = await self._set_webhook(account, given["webhook_url"])
+        await self._store.save(account, wanted)
+        return AlertSetup(await self._store.settings(account), secret)
+
+    async def test(self, account: str) -> AlertSettings:
+        """Send a test alert to the mail address and the webhook. Returns the settings."""
+        found = await self._store.settings(account)
+        if not (found.by_mail and self.sends_mail) and found.status != "active":
+            raise InvalidRequest("there is no place to send alerts to: set webhook_url, or turn mails on")
+        if await self._store.tests_of_hour(account) >= MOST_TESTS:
+            raise RateLimited(f"only {MOST_TESTS} test alerts can be sent in an hour", retry_after_s=3600)
+        await self._store.raise_all(account, [Alert("test", 0, secrets.token_hex(8))])
+        return found
+
+    async def _set_webhook(self, account: str, url: str | None) -> str:
+        """Returns the secret of a new webhook."""
+        if url is not None:
+            self._check_url(url)
+        found = await self._webhooks.for_alerts(account)
+        if found is not None and url is None:
+            await self._webhooks.move(found, "delete")
+        elif found is not None:
+            await self._webhooks.update(found, url=url, cause=None if found.status == "active" else "resume")
+        elif url is not None:
+            return await self._create(account, url)
+        return ""
+
+    async def _create(self, account: str, url: str) -> str:
+        webhook_id, secret = self._webhooks.new_id(), secrets.token_bytes(signatures.SECRET_BYTES)
+        new = NewWebhook(account=account, network=NO_NETWORK, live=True, url=url, event_type=EVENT_TYPE, config={})
+        try:
+            await self._webhooks.create(
+                webhook_id,
+                new,
+                addresses=None,
+                secret=self._vault.seal(webhook_id, secret),
+                rotated=self._vault.seal_for_previous(webhook_id, secret),
+                most=1,
+            )
+        except Forbidden:
+            raise InvalidRequest("webhook_url: was set by another request at the same time; read it again") from None
+        return signatures.secret_of(secret)
+
+    def _check_url(self, url: str) -> None:
+        try:
+            self._guard.check(url)
+        except UrlRefused as exc:
+            raise InvalidRequest(f"webhook_url: {exc}") from None

@@ -1,0 +1,196 @@
+"""Alerts of accounts in Postgres: the settings, the figures they are judged by, and those that were raised.
+
+An alert, its mail and its webhook event are written in one transaction, and the row is unique: an alert that was recorded
+is sent by the queues, and one that was not recorded is raised again.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from proxy.core import alerts, webhook_bodies
+from proxy.core.alerts import Alert
+from proxy.core.iso_time import iso_seconds
+from proxy.core.webhook_bodies import BodyChain
+from proxy.store import events, sql
+from proxy.store.events import NewEvent
+from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
+
+# Stands for the network of an account's webhook for alerts: no follower has it.
+NO_NETWORK = "-"
+EVENT_TYPE = "alert"
+USUAL_KINDS, USUAL_PERCENT = ("webhook_paused",), 10
+# Alerts in one mail, and in a list.
+MOST_IN_MAIL, MOST_RECENT = 20, 50
+KEEP_DAYS = 90
+
+
+@dataclass(frozen=True, slots=True)
+class AlertSettings:
+    """`webhook_id` is empty without a webhook."""
+
+    kinds: tuple[str, ...]
+    error_percent: int
+    by_mail: bool
+    email: str
+    webhook_id: str = ""
+    url: str = ""
+    status: str = ""
+
+
+class AlertStore:
+    def __init__(self, pool: Pool, *, sends_mail: bool, dashboard_url: str = "") -> None:
+        """`sends_mail`: whether mails can be sent at all. `dashboard_url`: its public URL, or empty."""
+        self._pool = pool
+        self.sender = AlertSender(sends_mail=sends_mail, dashboard_url=dashboard_url)
+        self.sends_mail = sends_mail
+
+    def __repr__(self) -> str:
+        return f"<AlertStore {self._pool!r}>"
+
+    async def settings(self, account: str) -> AlertSettings:
+        async with self._pool.connection() as connection:
+            return await read_settings(connection, account)
+
+    async def save(self, account: str, wanted: AlertSettings) -> None:
+        async with self._pool.connection() as connection:
+            await connection.execute(
+                sql.alerts.save_settings, account, wanted.kinds, wanted.error_percent, wanted.by_mail
+            )
+
+    async def recent(self, account: str) -> list[dict[str, Any]]:
+        async with self._pool.connection() as connection:
+            rows = await connection.fetch(sql.alerts.list_recent, account, MOST_RECENT)
+        return [{**dict(row), "about": orjson.loads(row["about"])} for row in rows]
+
+    async def tests_of_hour(self, account: str) -> int:
+        async with self._pool.connection() as connection:
+            return int(await connection.fetchval(sql.alerts.count_tests, account))
+
+    async def raise_all(self, account: str, found: Sequence[Alert]) -> int:
+        """Record alerts and queue what is to be sent. Returns the number of alerts that are sent."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
+            return await self.sender.raise_all(connection, account, found)
+
+    # For the process that watches all accounts
+
+    async def claim(self, every_s: float) -> bool:
+        """Whether this process checks the accounts now: not if another did so less than `every_s` ago."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            return await connection.fetchval(sql.usage.claim_upkeep, "alerts", every_s) is not None
+
+    async def watched(self, after: str, limit: int, day: datetime.date) -> list[dict[str, Any]]:
+        """A page of accounts with alerts, each with its figures and the `budgets` of its policies."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            rows = await connection.fetch(sql.alerts.list_watched, after, limit, day, alerts.ERROR_MINUTES)
+            wanted = [row["account_id"] for row in rows if "policy_budget" in row["kinds"]]
+            budgets = await connection.fetch(sql.alerts.list_budgets, wanted, day) if wanted else []
+        return [
+            {**dict(row), "budgets": [each for each in budgets if each["account_id"] == row["account_id"]]}
+            for row in rows
+        ]
+
+    async def purge(self) -> None:
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            await connection.execute(sql.alerts.purge, KEEP_DAYS)
+
+
+class AlertSender:
+    """Records alerts in the caller's transaction, with the mail and the events about them."""
+
+    def __init__(self, *, sends_mail: bool, dashboard_url: str) -> None:
+        self._sends_mail = sends_mail
+        self._dashboard = dashboard_url.rstrip("/") + "/dashboard" if dashboard_url else ""
+
+    async def raise_all(self, connection: DatabaseConnection, account: str, found: Sequence[Alert]) -> int:
+        settings = await read_settings(connection, account)
+        found = [each for each in found if each.kind in (*settings.kinds, "test")]
+        if not found:
+            return 0
+        ids = [_event_id(settings, each) for each in found]
+        rows = await connection.fetch(sql.alerts.raise_alerts, account, *_columns(found, ids))
+        sent = alerts.sent_ones(found, {tuple(row) for row in rows})
+        if not sent:
+            return 0
+        if self._sends_mail and settings.by_mail and (mailed := [e for e in sent if e.kind != "webhook_paused"]):
+            await connection.execute(sql.alerts.add_mail, account, _json(_mail(mailed)))
+        if settings.webhook_id:
+            await self._add_events(connection, settings, sent)
+        return len(sent)
+
+    async def _add_events(self, connection: DatabaseConnection, settings: AlertSettings, sent: Sequence[Alert]) -> None:
+        # Locked, so that the webhook is not paused or resumed meanwhile.
+        await connection.fetchval(sql.webhooks.version_of, NO_NETWORK)
+        at = iso_seconds(datetime.datetime.now(datetime.UTC))
+        new = [
+            NewEvent(
+                id=_event_id(settings, each) or "",
+                webhook=settings.webhook_id,
+                type=EVENT_TYPE,
+                body=self._body(settings, each, at),
+            )
+            for each in sent
+        ]
+        await events.add(connection, NO_NETWORK, new)
+
+    def _body(self, settings: AlertSettings, alert: Alert, at: str) -> bytes:
+        data = {
+            "alert": alert.kind,
+            "message": alerts.title_of(alert.kind, alert.threshold, alert.subject, alert.about),
+            "threshold": alert.threshold,
+            "subject": alert.subject,
+            "figures": alert.about,
+            "url": self._dashboard + alerts.page_of(alert.kind, alert.subject) if self._dashboard else "",
+        }
+        return webhook_bodies.body_of(
+            _event_id(settings, alert) or "",
+            EVENT_TYPE,
+            settings.webhook_id,
+            chain=BodyChain("", 0),
+            at=at,
+            data=data,
+            test=alert.kind == "test",
+        )
+
+
+async def read_settings(connection: DatabaseConnection, account: str) -> AlertSettings:
+    row = await connection.fetchrow(sql.alerts.read_settings, account)
+    if row is None:
+        return AlertSettings((), USUAL_PERCENT, by_mail=False, email="")
+    webhook = (row["webhook_id"] or "", row["url"] or "", row["status"] or "")
+    if row["kinds"] is None:
+        return AlertSettings(USUAL_KINDS, USUAL_PERCENT, True, row["email"], *webhook)
+    return AlertSettings(tuple(row["kinds"]), row["error_percent"], row["by_mail"], row["email"], *webhook)
+
+
+def _event_id(settings: AlertSettings, alert: Alert) -> str | None:
+    if not settings.webhook_id:
+        return None
+    place = (alert.kind, alert.subject, str(alert.threshold), alert.period)
+    return webhook_bodies.event_id(settings.webhook_id, EVENT_TYPE, *place)
+
+
+def _columns(found: Sequence[Alert], ids: Sequence[str | None]) -> list[list[Any]]:
+    rows = [
+        (each.kind, each.subject, each.threshold, each.period, each.is_sent, _json(each.about), event_id)
+        for each, event_id in zip(found, ids, strict=True)
+    ]
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _mail(sent: Sequence[Alert]) -> dict[str, Any]:
+    """The data of a mail. Many alerts at once are one mail."""
+    listed = [
+        {"kind": each.kind, "subject": each.subject, "threshold": each.threshold, "about": each.about}
+        for each in sent[:MOST_IN_MAIL]
+    ]
+    return {"alerts": listed, "more": len(sent) - len(listed)}
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return orjson.dumps(value).decode()

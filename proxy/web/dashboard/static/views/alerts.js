@@ -1,0 +1,70 @@
+/* Alerts: which ones the account gets, where they are sent, and the last ones. */
+
+import { account } from "../api.js";
+import { el, setChildren } from "../dom.js";
+import * as forms from "../forms.js";
+import { asyncButton, asyncRegion, badge, button, card, dialog, empty, heading, note, secretField, table, toast } from "../components.js";
+import * as format from "../format.js";
+import { linkTo } from "../location.js";
+
+const KINDS = {
+  day_usage: "Requests of the day: at 50, 75, 90 and 100 %",
+  error_rate: "Error rate: too many failed requests",
+  webhook_paused: "Webhooks that are paused or disabled",
+  policy_budget: "Budgets of gas policies: at 50, 75, 90 and 100 %",
+};
+const PAGES = { day_usage: "overview", error_rate: "errors", webhook_paused: "webhooks", policy_budget: "policies" };
+
+export async function show() {
+  const node = el("div");
+  const recent = asyncRegion(async () => recentTable((await account.get("/alerts")).recent), 3);
+  const draw = (found) => setChildren(node, heading("Alerts", {
+    lead: "Each threshold is reported once per day, or once per period of a budget.",
+    actions: asyncButton("Send a test alert", async () => {
+      const sent = await account.post("/alerts/test");
+      toast(`Test alert sent ${[sent.mail && "by mail", sent.webhook && "to your webhook"].filter(Boolean).join(" and ")}`);
+      await recent.reload();
+    }),
+  }), settingsCard(found, draw), card("Recent alerts", recent.node));
+  draw(await account.get("/alerts"));
+  return node;
+}
+
+function settingsCard(found, redraw) {
+  const kinds = forms.checks("Send alerts about", KINDS, found.alerts);
+  const rate = forms.count("Error rate from (%)", { min: "1", max: "100", required: true, value: String(found.error_rate_percent),
+    hint: "Of at least 20 requests within 15 minutes." });
+  const mail = forms.checks("Mail", { mail: `Send to ${found.mail_address}` }, found.mail ? ["mail"] : []);
+  const url = forms.text("Webhook URL", { type: "url", value: found.webhook?.url ?? "", placeholder: "https://example.com/alerts",
+    hint: "Signed like other webhook deliveries. Leave empty for none." });
+  const isStopped = found.webhook && found.webhook.status !== "active";
+  return card(null, isStopped && note(`The webhook for alerts is ${found.webhook.status}, because its endpoint did not accept them. Save to resume it.`, "wait"),
+    forms.form([kinds.node, forms.row(rate.node, url.node), found.mail_available && mail.node], {
+      label: "Save",
+      send: async () => {
+        const wanted = url.read() || null;
+        const changed = await account.patch("/alerts", { alerts: kinds.read(), error_rate_percent: rate.read(),
+          ...(found.mail_available && { mail: mail.read().length > 0 }),
+          ...((wanted !== (found.webhook?.url ?? null) || isStopped) && { webhook_url: wanted }) });
+        toast("Alerts saved");
+        redraw(changed);
+        if (changed.signing_secret) showSecret(changed.signing_secret);
+      },
+    }));
+}
+
+function showSecret(secret) {
+  dialog("Signing secret", (close) => [el("p", null, "Copy this secret now. You cannot see it again."),
+    secretField(secret, "Signing secret"), el("div.actions", null, button("Done", close, { kind: "main" }))]);
+}
+
+const pathOf = ({ alert, subject }) => [PAGES[alert], subject].filter(Boolean).map(encodeURIComponent).join("/");
+
+function recentTable(recent) {
+  if (!recent.length) return empty("No alerts yet", "Send a test alert to try where they arrive.");
+  return table("Recent alerts", [
+    { name: "Alert", show: (each) => (PAGES[each.alert] ? el("a", { href: linkTo(pathOf(each)) }, each.message) : each.message) },
+    { name: "Time", show: (each) => format.time(each.raised_at) },
+    { name: "Webhook delivery", show: (each) => (each.delivery ? badge(each.delivery) : format.NONE) },
+  ], recent);
+}
