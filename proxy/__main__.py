@@ -27,6 +27,7 @@ COMMANDS = {
     "accounts": "accounts",
     "keys": "keys",
     "admin": "admin",
+    "announcements": "announcements",
     "operations": "operations",
     "explain": "explain",
     "logs": "tail",

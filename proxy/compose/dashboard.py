@@ -13,11 +13,13 @@ from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.removal import AccountRemoval
+from proxy.services.announcements import Announcements
 from proxy.services.fleet import Cordons, FleetView
 from proxy.services.rpc.networks import Networks
 from proxy.services.upstream_history import UpstreamHistory
 from proxy.settings import Settings, Tables
 from proxy.store.actions import ActionStore
+from proxy.store.announcements import AnnouncementStore
 from proxy.store.fleet import FleetStore
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
@@ -28,6 +30,7 @@ from proxy.tasks import Tasks
 from proxy.web.api_spec import ApiSpec
 from proxy.web.dashboard.account import AccountHandlers
 from proxy.web.dashboard.admin import AdminHandlers
+from proxy.web.dashboard.announcements import AnnouncementHandlers
 from proxy.web.dashboard.network_list import network_list
 from proxy.web.dashboard.people import PeopleHandlers
 from proxy.web.dashboard.session_endpoint import SessionEndpoints, SessionHandler
@@ -68,6 +71,7 @@ class DashboardFeature:
         self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
         self.actions = ActionLog(ActionStore(pool))
+        self.announcements = Announcements(AnnouncementStore(pool))
         fleet = FleetStore(pool, apart)
         copy = copies.copy_of("cordons") if copies else None
         self.cordons = Cordons(fleet, (networks, bundlers), copy=copy)
@@ -111,6 +115,7 @@ class DashboardFeature:
             **endpoints.wrapped(
                 AdminHandlers(self.accounts, self.removal, self._usage, self.fleet, self.sign_in, plans).handlers()
             ),
+            **endpoints.wrapped(AnnouncementHandlers(self.announcements).handlers()),
             **endpoints.wrapped(UpstreamChartHandlers(self.history).handlers()),
             **endpoints.wrapped(operator),
             **endpoints.mirrored(rest, resolver),

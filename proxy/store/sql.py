@@ -30,6 +30,7 @@ def load(stem: str) -> SimpleNamespace:
 accounts = load("accounts")
 actions = load("actions")
 alerts = load("alerts")
+announcements = load("announcements")
 blocks = load("blocks")
 deliveries = load("deliveries")
 events = load("events")

@@ -1002,6 +1002,21 @@ create table alerts (
 create index alerts_of_account on alerts (account_id, raised_at desc) where is_sent;
 create index alerts_by_age on alerts (raised_at);
 
+-- Announcements
+
+-- Short notices by operators, shown in every dashboard.
+create table announcements (
+    id bigint generated always as identity primary key,
+    level text not null check (level in ('info', 'warning', 'critical')),
+    text text not null,
+    starts_at timestamptz not null,
+    ends_at timestamptz not null,
+    by_whom text not null,
+    created_at timestamptz not null default now()
+);
+
+create index announcements_by_end on announcements (ends_at);
+
 -- Sign-in and sessions
 
 -- In the tables of passwords, second factors, links and sessions, `account_id` is the id of a person: of an account, which is

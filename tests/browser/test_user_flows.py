@@ -385,3 +385,26 @@ async def test_alerts_are_sent_to_a_webhook_and_listed(fresh_holder: Visitor) ->
     await fresh_holder.open("alerts")
     await expect(page.get_by_label("Requests of the day")).to_be_checked()
     await expect(row).to_contain_text("Delivered")
+
+
+async def test_announcement_is_shown_until_it_is_dismissed(operator: Visitor) -> None:
+    page, text = operator.page, "Maintenance <b>on Sunday</b>"
+    await operator.open("operator/announcements")
+    await operator.button("Announce").click()
+    await operator.dialog.get_by_label("Notice").fill(text)
+    await operator.dialog.get_by_label("Level").select_option("warning")
+    await operator.button("Announce", operator.dialog).click()
+    await expect(page.get_by_role("row", name=text)).to_be_visible()
+    await operator.open("overview")
+    await page.reload()
+    bar = page.get_by_role("complementary", name="Announcements")
+    await expect(bar).to_contain_text(text)
+    await operator.button("Dismiss", bar).click()
+    await expect(bar).not_to_contain_text(text)
+    await page.reload()
+    await page.locator("main h1").wait_for()
+    await expect(bar).not_to_contain_text(text)
+    await operator.open("operator/announcements")
+    await page.get_by_role("button", name=f"Delete {text}").click()
+    await operator.button("Delete announcement", operator.dialog).click()
+    await expect(page.get_by_text("No announcements")).to_be_visible()

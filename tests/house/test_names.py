@@ -83,6 +83,7 @@ SHARED_STEMS: dict[str, str] = {
     "address": "the address of a chain family, one for each; and the address of an upstream",
     "admin": "operators' accounts: their command and their endpoints",
     "alerts": "alerts of accounts: decisions, store and REST resource",
+    "announcements": "notices by operators: command, endpoints, service and store",
     "background": "the background process: its command and its composition",
     "blocks": "blocks of a network: fetched for the feed, and recorded in the store",
     "deliveries": "webhook deliveries: the REST resource and its store",

@@ -3,6 +3,7 @@
 import { account, admin } from "./api.js";
 import { el, icon, setChildren } from "./dom.js";
 import { place } from "./location.js";
+import { announcementBar } from "./announcements.js";
 import { asyncButton, button, loadError, skeleton, toast } from "./components.js";
 import * as format from "./format.js";
 
@@ -22,7 +23,7 @@ const GROUPS = [
   ["API", ["overview", "requests", "webhooks", "policies", "explorer"]],
   ["Settings", ["keys", "alerts", "account"]],
 ];
-const OPERATOR_PAGES = { upstreams: "Upstreams", accounts: "Accounts", usage: "Usage", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues" };
+const OPERATOR_PAGES = { upstreams: "Upstreams", accounts: "Accounts", usage: "Usage", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues", announcements: "Announcements" };
 const OPERATOR_FLAG = "penstock.operator";
 const EXPIRED_FLAG = "penstock.expired";
 const shell = document.getElementById("shell");
@@ -30,6 +31,7 @@ const asset = (name) => new URL(name, import.meta.url).pathname;
 
 let main = document.getElementById("main");
 let navigations = 0;
+let announcements = null;
 
 const clients = { account, admin };
 
@@ -108,7 +110,7 @@ function drawShell(parts) {
   setChildren(side, el("div.bar-row", null, brand(account.isSignedIn ? "#/overview" : "#/operator"), menu), navigation(parts), foot());
   main = el("main", { id: "main", tabindex: "-1" });
   shell.className = "signed";
-  setChildren(shell, side, el("div.page", null, visitBanner(), main));
+  setChildren(shell, side, el("div.page", null, visitBanner(), announcements, main));
 }
 
 /* An operator who looks at an account must not take it for their own. */
@@ -159,6 +161,7 @@ async function show() {
     await showSignIn(view.client === "admin" ? "operator" : "account");
     return;
   }
+  announcements ??= announcementBar(account.isSignedIn ? account : admin);
   drawShell(parts);
   setChildren(main, skeleton(6));
   try {

@@ -1,0 +1,53 @@
+"""/account/announcements and /admin/announcements: notices by operators, and their current ones for every dashboard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proxy.services.announcements import Announcements
+from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
+from proxy.web.rest.endpoint import RestReply
+from proxy.web.timestamps import moment_of, time_of
+
+
+class AnnouncementHandlers:
+    def __init__(self, announcements: Announcements) -> None:
+        self._announcements = announcements
+
+    def handlers(self) -> dict[str, SessionHandler]:
+        return {
+            "list_announcements": self.current,
+            "admin_list_announcements": self.all,
+            "admin_create_announcement": self.create,
+            "admin_delete_announcement": self.delete,
+        }
+
+    async def current(self, _request: SessionRequest) -> dict[str, Any]:
+        rows = await self._announcements.current()
+        return {"announcements": [{"id": row["id"], "level": row["level"], "text": row["text"]} for row in rows]}
+
+    async def all(self, _request: SessionRequest) -> dict[str, Any]:
+        return {"announcements": [_shown(row) for row in await self._announcements.all()]}
+
+    async def create(self, request: SessionRequest) -> RestReply:
+        body = request.body
+        starts = moment_of(body["from"], "from") if body.get("from") else None
+        row = await self._announcements.add(
+            body["level"], body["text"], starts=starts, ends=moment_of(body["until"], "until"), by=request.who.name
+        )
+        return RestReply(_shown(row), status=201)
+
+    async def delete(self, request: SessionRequest) -> dict[str, Any]:
+        await self._announcements.remove(int(request.path["number"]))
+        return {"deleted": True}
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": row["id"],
+        "level": row["level"],
+        "text": row["text"],
+        "from": time_of(row["starts_at"]),
+        "until": time_of(row["ends_at"]),
+        "by": row["by_whom"],
+    }
