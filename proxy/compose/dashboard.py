@@ -15,6 +15,7 @@ from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.announcements import Announcements
 from proxy.services.fleet import Cordons, FleetView
+from proxy.services.method_matrix import MethodMatrix
 from proxy.services.rpc.networks import Networks
 from proxy.services.upstream_history import UpstreamHistory
 from proxy.settings import Settings, Tables
@@ -24,6 +25,7 @@ from proxy.store.fleet import FleetStore
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
 from proxy.store.pool import Pool
+from proxy.store.request_store import RequestStore
 from proxy.store.upstream_samples import UpstreamSamples
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
@@ -83,8 +85,8 @@ class DashboardFeature:
             figures=figures,
             report_s=settings.dashboard.report_s,
         )
-
         self.history = UpstreamHistory(UpstreamSamples(pool), self.fleet.read, report_s=settings.dashboard.report_s)
+        self.matrix = MethodMatrix(RequestStore(pool), tables.plans)
 
     def __repr__(self) -> str:
         return f"<DashboardFeature {self.fleet!r}>"
@@ -116,7 +118,7 @@ class DashboardFeature:
                 AdminHandlers(self.accounts, self.removal, self._usage, self.fleet, self.sign_in, plans).handlers()
             ),
             **endpoints.wrapped(AnnouncementHandlers(self.announcements).handlers()),
-            **endpoints.wrapped(UpstreamChartHandlers(self.history).handlers()),
+            **endpoints.wrapped(UpstreamChartHandlers(self.history, self.matrix).handlers()),
             **endpoints.wrapped(operator),
             **endpoints.mirrored(rest, resolver),
         }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import asyncpg
 import orjson
 
+from proxy.core.access import USUAL_SAMPLE
 from proxy.core.paging import Page
 from proxy.core.request_records import ErrorGroup, RequestFilter, RequestRecord
 from proxy.store import sql
@@ -85,6 +86,15 @@ class RequestStore:
             ErrorGroup(**{**row, "key_name": row["key_name"] or "", "account_name": row["account_name"] or ""})
             for row in rows
         ]
+
+    async def count_attempts(
+        self, since: datetime.datetime, sample_every: Mapping[str, int], edges_s: Sequence[float]
+    ) -> list[dict[str, Any]]:
+        """Attempts by network, method, upstream and bucket of their duration. `sample_every`: by plan."""
+        plans = [*sample_every], [*sample_every.values()]
+        async with self._pool.connection() as connection:
+            rows = await connection.fetch(sql.requests.count_attempts, since, *plans, USUAL_SAMPLE, edges_s)
+        return [dict(row) for row in rows]
 
 
 def _moment(record: RequestRecord) -> datetime.datetime:

@@ -24,7 +24,7 @@ HOSTILE = '"><img src=x onerror=alert(1)><svg onload=alert(2)><script>alert(3)</
 VIEWS = (
     "overview", "errors", "requests", "webhooks", "policies", "explorer", "keys", "alerts", "account",
     "operator/upstreams", "operator/accounts", "operator/usage", "operator/errors", "operator/requests",
-    "operator/fleet", "operator/queues", "operator/announcements",
+    "operator/fleet", "operator/queues", "operator/methods", "operator/announcements",
 )  # fmt: skip
 # Counts elements that exist only if text was parsed as markup.
 MARKUP = "document.querySelectorAll('main img, main script, main svg[onload], dialog img, dialog script').length"

@@ -1,4 +1,4 @@
-"""/admin/upstreams/{id}/history and /admin/upstream-changes: the health of upstreams over time, for operators."""
+"""/admin/upstreams/{id}/history, /admin/upstream-changes and /admin/methods: upstreams over time and by method."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
+from proxy.services.method_matrix import MatrixCell, MethodMatrix
 from proxy.services.upstream_history import UpstreamHistory
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
 from proxy.web.timestamps import moment_of, time_of
 
 _COLUMNS = ("p50_ms", "p99_ms", "error_rate", "lag_blocks", "breaker_open")
 _DAY = datetime.timedelta(days=1)
+_SPANS = {"hour": datetime.timedelta(hours=1), "day": _DAY}
 
 
 class UpstreamChartHandlers:
-    def __init__(self, history: UpstreamHistory) -> None:
+    def __init__(self, history: UpstreamHistory, matrix: MethodMatrix) -> None:
         self._history = history
+        self._matrix = matrix
 
     def handlers(self) -> dict[str, SessionHandler]:
-        return {"admin_read_upstream_history": self.read, "admin_list_upstream_changes": self.changes}
+        return {
+            "admin_read_upstream_history": self.read,
+            "admin_list_upstream_changes": self.changes,
+            "admin_list_methods": self.methods,
+        }
 
     async def read(self, request: SessionRequest) -> dict[str, Any]:
         query = request.query
@@ -38,6 +45,31 @@ class UpstreamChartHandlers:
 
     async def changes(self, _request: SessionRequest) -> dict[str, Any]:
         return {"changes": [_change(row) for row in await self._history.changes()]}
+
+    async def methods(self, request: SessionRequest) -> dict[str, Any]:
+        found = await self._matrix.read(_SPANS[request.query["span"]])
+        return {
+            "networks": [
+                {
+                    "network": network,
+                    "methods": [
+                        {"method": method, "upstreams": [_cell(label, cell) for label, cell in sorted(cells.items())]}
+                        for method, cells in methods.items()
+                    ],
+                }
+                for network, methods in found.items()
+            ]
+        }
+
+
+def _cell(label: str, cell: MatrixCell) -> dict[str, Any]:
+    return {
+        "upstream": label,
+        "calls": cell.calls,
+        "errors": cell.errors,
+        "p50_ms": cell.p50_ms,
+        "p99_ms": cell.p99_ms,
+    }
 
 
 def _change(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,6 +73,7 @@ const ICONS = {
   policies: "M5 21V5a2 2 0 0 1 2-2h6a2 2 0 0 1 2 2v16M3 21h14M8 7h4M15 11h2a2 2 0 0 1 2 2v3a1.5 1.5 0 0 0 3 0V9l-3-3",
   explorer: "M4 6l6 6-6 6M12 19h8",
   upstreams: "M12 3v14M6 9l6-6 6 6M4 21h16",
+  methods: "M4 4h6v6H4zM14 4h6v6h-6zM4 14h6v6H4zM14 14h6v6h-6z",
   accounts: "M9 11a3.5 3.5 0 1 0 0-7 3.5 3.5 0 0 0 0 7zM2.5 20c.5-3.5 3-5 6.5-5s6 1.5 6.5 5M16 4.5a3.5 3.5 0 0 1 0 6.5M18 15.5c2 .7 3.2 2.2 3.5 4.5",
   usage: "M3 17l5-6 4 3 8-9M3 21h18",
   errors: "M12 3 2 20h20zM12 10v4M12 17h.01",

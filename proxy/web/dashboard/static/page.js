@@ -23,7 +23,7 @@ const GROUPS = [
   ["API", ["overview", "requests", "webhooks", "policies", "explorer"]],
   ["Settings", ["keys", "alerts", "account"]],
 ];
-const OPERATOR_PAGES = { upstreams: "Upstreams", accounts: "Accounts", usage: "Usage", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues", announcements: "Announcements" };
+const OPERATOR_PAGES = { upstreams: "Upstreams", methods: "Methods", accounts: "Accounts", usage: "Usage", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues", announcements: "Announcements" };
 const OPERATOR_FLAG = "penstock.operator";
 const EXPIRED_FLAG = "penstock.expired";
 const shell = document.getElementById("shell");

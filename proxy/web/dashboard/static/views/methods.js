@@ -1,0 +1,44 @@
+/* Calls, errors and latencies by method and upstream, for operators: one table per network, with heat. */
+
+import { admin, query } from "../api.js";
+import { el } from "../dom.js";
+import { asyncRegion, card, empty, heading, poll, segmentedControl, table } from "../components.js";
+import * as format from "../format.js";
+
+const REFRESH_S = 30;
+const LEAD = "Estimated from the records of requests: failed and slow ones, and a sample of the others.";
+
+export async function showMethods() {
+  let span = "hour";
+  const list = asyncRegion(async () => {
+    const { networks } = await admin.get(`/methods${query({ span })}`);
+    return networks.length ? networks.map(networkCard) : empty("No calls in this period", "Methods appear here about a second after their first recorded call.");
+  });
+  const choice = segmentedControl("Period", { hour: "Last hour", day: "Last day" }, span, (next) => {
+    span = next;
+    list.reload();
+  });
+  await list.ready;
+  const node = el("div", null, heading("Methods", { lead: LEAD, actions: choice }), list.node);
+  poll(node, REFRESH_S, list.reload);
+  return node;
+}
+
+function networkCard({ network, methods }) {
+  const labels = [...new Set(methods.flatMap(({ upstreams }) => upstreams.map(({ upstream }) => upstream)))].sort();
+  const cells = methods.flatMap(({ upstreams }) => upstreams);
+  const most = Math.max(...cells.map(({ calls }) => calls));
+  const columns = labels.map((label) => ({ name: label, kind: "num.heat", show: ({ upstreams }) => cellOf(upstreams.find(({ upstream }) => upstream === label), most) }));
+  return card(network, table(`Methods of ${network}`, [{ name: "Method", show: ({ method }) => el("code", null, method) }, ...columns], methods));
+}
+
+/* Blue by its calls, on a logarithmic scale; red if more than one in a hundred attempts failed. */
+function cellOf(cell, most) {
+  if (!cell) return el("div.cell", null, format.NONE);
+  const share = cell.errors / cell.calls;
+  const node = el(`div.cell${share > 0.01 ? ".bad" : ""}`, null, el("b", null, `${format.compact(cell.calls)} calls`),
+    el("span.below", null, `${format.compact(cell.errors)} errors (${format.percent(share)})`),
+    el("span.below", null, `p50 ${format.millis(cell.p50_ms)}, p99 ${format.millis(cell.p99_ms)}`));
+  node.style.setProperty("--heat", `${Math.round(4 + 26 * Math.log1p(cell.calls) / Math.log1p(most))}%`);
+  return node;
+}
