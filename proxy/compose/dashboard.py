@@ -35,12 +35,14 @@ from proxy.web.dashboard.admin import AdminHandlers
 from proxy.web.dashboard.announcements import AnnouncementHandlers
 from proxy.web.dashboard.network_list import network_list
 from proxy.web.dashboard.people import PeopleHandlers
+from proxy.web.dashboard.sandbox_handlers import SandboxHandlers
 from proxy.web.dashboard.session_endpoint import SessionEndpoints, SessionHandler
 from proxy.web.dashboard.sign_in import SignInHandlers
 from proxy.web.dashboard.upstream_charts import UpstreamChartHandlers
 from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestHandler
+from proxy.web.sandbox import Sandbox
 
 log = logging.getLogger("penstock.dashboard")
 
@@ -100,6 +102,7 @@ class DashboardFeature:
         rest: Mapping[str, RestHandler],
         *,
         operator: Mapping[str, SessionHandler],
+        sandbox: Sandbox,
     ) -> dict[str, Handler]:
         """The handlers, by operation id. `rest`: the handlers for keys, some of which are mirrored under /account. `operator`:
         further handlers of operators."""
@@ -117,6 +120,7 @@ class DashboardFeature:
             **endpoints.wrapped(
                 AdminHandlers(self.accounts, self.removal, self._usage, self.fleet, self.sign_in, plans).handlers()
             ),
+            **endpoints.wrapped(SandboxHandlers(self.accounts, sandbox).handlers()),
             **endpoints.wrapped(AnnouncementHandlers(self.announcements).handlers()),
             **endpoints.wrapped(UpstreamChartHandlers(self.history, self.matrix).handlers()),
             **endpoints.wrapped(operator),

@@ -19,6 +19,7 @@ from proxy import telemetry
 from proxy.core import encodings
 from proxy.core.access import Key, place_of
 from proxy.core.directives import Directives
+from proxy.core.sandbox_tokens import PREFIX as SANDBOX_PREFIX
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import (
     ExpectationFailed,
@@ -45,6 +46,7 @@ from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.reply import fault_reply, fixed_headers
 from proxy.web.request_ids import new_request_id
+from proxy.web.sandbox import Sandbox
 from proxy.web.strict_http import check_strictly
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -89,8 +91,10 @@ class Gate:
         requests: RequestLog,
         access_log: bool,
         tracer: Tracer | None = None,
+        sandbox: Sandbox | None = None,
     ) -> None:
         self._admission = admission
+        self._sandbox = sandbox
         self._cross_origin = cross_origin
         self._limiter = limiter
         self._settings = settings
@@ -277,7 +281,10 @@ class Gate:
         address = self.enter(request, operation)
         origin = request.headers.get("Origin", "")
         presented = _presented(request, in_query)
-        key = self._admission.who(presented, address, time.monotonic(), origin=origin)
+        if self._sandbox is not None and presented is not None and presented.startswith(SANDBOX_PREFIX):
+            key = self._sandbox.key(request, presented, address)
+        else:
+            key = self._admission.who(presented, address, time.monotonic(), origin=origin)
         request[KEY] = key
         client_of_task.set(key.account.id)
         if isinstance(request.protocol, HandlerConnection):

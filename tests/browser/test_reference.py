@@ -19,7 +19,7 @@ from playwright.async_api import Browser, Page, expect
 from proxy.dev.npm_packages import node_binary
 from proxy.web.docs.guide_files import GuideFiles
 from tests.browser.test_page import CONTRAST, UNNAMED
-from tests.browser.visitor import WAIT_MS, Site
+from tests.browser.visitor import WAIT_MS, Site, Visitor
 from tests.client_scripts import ENVIRONMENT, SCRIPTS
 from tests.service import ROOT
 
@@ -233,3 +233,26 @@ async def test_guide_and_its_search_run_under_the_policy(page: Page, tmp_path: P
         await page.get_by_role("textbox", name="Search").fill("fromBlock")
         await page.locator(".md-search-result__item").filter(has_text="Subscriptions").first.wait_for()
     assert not faults
+
+
+async def test_request_is_tried_with_a_key_of_the_session(visitor: Visitor) -> None:
+    page = visitor.page
+    await visitor.create_key("for the reference")
+    await page.goto(root(visitor.site) + "/docs#rpc_call")
+    await page.get_by_role("heading", name="Penstock API").or_(page.locator("#content h1")).first.wait_for()
+    await visitor.button("Try it").click()
+    form = page.get_by_role("form", name="Try it")
+    await form.get_by_label("Key").select_option(label="for the reference (test)")
+    await form.get_by_label("POST path").fill("/v1/rpc/ethereum/sepolia")
+    await form.get_by_label("Body").fill('{"jsonrpc": "2.0", "id": 1, "method": "eth_gasPrice", "params": []}')
+    await visitor.button("Send", form).click()
+    await expect(form.get_by_role("region", name="Reply")).to_contain_text("eth_gasPrice")
+    await expect(form).to_contain_text("Status 200")
+    sent = [request for request in visitor.requests if request.url.endswith("/rpc/ethereum/sepolia")]
+    assert (await sent[-1].header_value("x-api-key") or "").startswith("sbx_")
+
+
+async def test_reference_asks_strangers_to_sign_in(page: Page, site: Site) -> None:
+    await page.goto(root(site) + "/docs#list_chains")
+    await page.get_by_role("button", name="Try it").click()
+    await expect(page.get_by_role("link", name="Sign in to the dashboard")).to_be_visible()

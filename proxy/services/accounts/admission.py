@@ -89,10 +89,15 @@ class Admission:
         if text:
             key = self._keyring.find(text, now)
             if key is not None:
-                if key.fence is not None and (refusal := key.fence.refusal(address, origin)):
-                    raise Forbidden(refusal)
-                return key
+                return _at_its_place(key, address, origin)
         raise self.unknown(address, now, _NO_KEY if text is None else _BAD_KEY)
+
+    def stand_in(self, key_id: str, address: str, now: float, *, origin: str, words: str) -> Key:
+        """Like `who`, by the id of a key that a signed-in person may use. `words`: the refusal of an empty or unknown id."""
+        key = self._keyring.by_id(key_id, now)
+        if key is None:
+            raise self.unknown(address, now, words)
+        return _at_its_place(key, address, origin)
 
     def unknown(self, address: str, now: float, words: str) -> Fault:
         """Count a failed authentication and return the error for the client."""
@@ -218,3 +223,10 @@ def _rates_of(key: Key) -> str:
 def _lease_pending() -> Fault:
     """Little of the daily quota is left, so this worker needs a new lease before it admits more."""
     return RateLimited("the daily quota is almost used up and is being counted: retry in a second", retry_after_s=1)
+
+
+def _at_its_place(key: Key, address: str, origin: str) -> Key:
+    """The key. Raises if it is restricted to other addresses or origins."""
+    if key.fence is not None and (refusal := key.fence.refusal(address, origin)):
+        raise Forbidden(refusal)
+    return key

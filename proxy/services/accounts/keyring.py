@@ -223,6 +223,11 @@ class Keyring:
         for each in digests:
             self._by_digest[each] = key
 
+    def by_id(self, key_id: str, now: float) -> Key | None:
+        """The valid key with this id."""
+        key = self._by_id.get(key_id)
+        return None if key is None or key.dies_at <= now else key
+
     def successor(self, key: Key) -> Key | None:
         """The current record of a changed key, or None if it is no longer valid."""
         found = self._by_id.get(key.id)

@@ -32,9 +32,8 @@ from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import fault_reply, json_reply
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
+from proxy.web.session_cookies import cookie_name
 
-# `device` is no session: it only shows that the holder has signed in with this browser before.
-COOKIES = {"account": "penstock_session", "admin": "penstock_admin", "device": "penstock_device"}
 CSRF = "X-CSRF-Token"
 # Longer ones say nothing more about the browser.
 MAX_AGENT = 200
@@ -81,11 +80,6 @@ class SessionRequest:
 
 
 SessionHandler = Callable[[SessionRequest], Awaitable[Any]]
-
-
-def cookie_name(kind: str, *, secure: bool) -> str:
-    """RFC 6265bis, 4.1.3.2: only this host can set a cookie named __Host-, and only over https."""
-    return f"__Host-{COOKIES[kind]}" if secure else COOKIES[kind]
 
 
 def set_cookie(kind: str, token: str, *, secure: bool, lasts_s: float) -> dict[str, str]:

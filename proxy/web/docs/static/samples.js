@@ -37,7 +37,7 @@ function exampleUrl({ path, parameters }, key) {
 }
 
 /* The parts of a request that all languages share. */
-function requestOf(entry, example) {
+export function requestOf(entry, example) {
   const { headers = {}, cookie } = credentialsOf(entry.operation);
   return { url: exampleUrl(entry, example?.key), method: entry.method.toUpperCase(), headers, cookie,
     isSignIn: entry.path.startsWith("/account/sign-in"), changes: entry.method !== "get", body: example?.value };

@@ -1,7 +1,7 @@
 /* The sections of the reference: the guide, one page per operation and per event, and the types. */
 
 import { block, blocks, code, collapsible, el, inline, markdown, panel, slug, spaced, table } from "./dom.js";
-import { credentialsOf, samples, server } from "./samples.js";
+import { credentialsOf, requestOf, samples, server } from "./samples.js";
 import { description, resolve, shape, spec, typeLine, typeTable, valuesOf, valueTable } from "./schema.js";
 
 const SOURCE = "/v1/openapi.json";
@@ -69,6 +69,19 @@ function accessLine({ operation, id }) {
   return el("p.scope", null, needed, units !== undefined && ` · ${units} compute unit${units === 1 ? "" : "s"}`);
 }
 
+/* Operations that take an API key can be tried with one of the signed-in account's keys. */
+function tryButton(entry, calls) {
+  if (!credentialsOf(entry.operation).headers?.["X-API-Key"]) return null;
+  const button = el("button.try", { type: "button" }, "Try it");
+  const region = el("div.trial", null, button);
+  button.addEventListener("click", async () => {
+    const { trial } = await import("./trial.js");
+    region.replaceChildren(...await trial(requestOf(entry, calls[0])));
+    region.querySelector("select, input, textarea, a")?.focus();
+  });
+  return region;
+}
+
 function operationView(entry) {
   const { operation, parameters } = entry;
   const [media] = Object.values(operation.requestBody?.content ?? {});
@@ -79,7 +92,7 @@ function operationView(entry) {
     pair([markdown(operation.description), accessLine(entry),
       parameters.length > 0 && [el("h2", null, "Parameters"), valueTable("Parameters", parameters)],
       media && [el("h2", null, "Request body"), body(media, false)]],
-    [panel("Request", variants), media && bodyPanel(media, "Request body")]),
+    [panel("Request", variants), media && bodyPanel(media, "Request body"), tryButton(entry, calls)]),
     methods && [el("h2", null, "Methods"), el("div.list", null, Object.entries(methods).map(methodSection))],
     responses(operation)];
 }
