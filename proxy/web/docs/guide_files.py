@@ -21,6 +21,8 @@ INDEX = "index.html"
 MISSING = PackedFile.of(
     INDEX,
     b"<!doctype html><html lang=en><meta charset=utf-8><title>Penstock guide</title>"
+    b'<meta name=viewport content="width=device-width, initial-scale=1">'
+    b'<meta name=description content="The guide of Penstock, a self-hosted blockchain access API.">'
     b"<h1>The guide is not built</h1><p>This service runs from a checkout. Run <code>make docs</code> there and restart it.</p>"
     b'<p><a href="/docs">API reference</a></p></html>',
 )
