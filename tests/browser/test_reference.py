@@ -100,6 +100,13 @@ async def test_sections_fit_on_a_phone(browser: Browser, site: Site) -> None:
     await context.close()
 
 
+async def test_responses_of_an_operation_are_drawn(reference: Page) -> None:
+    for section in ("rpc_call", "list_chains", "event-NEW_BLOCK"):
+        await show(reference, section)
+        await expect(reference.get_by_role("heading", name="Responses")).to_be_visible()
+        await expect(reference.locator("#content")).not_to_contain_text("[object")
+
+
 async def test_search_finds_sections_by_their_words(reference: Page) -> None:
     await reference.keyboard.press("/")
     await reference.keyboard.type("compare constant time")

@@ -61,7 +61,7 @@ function drawSection({ isFirst } = {}) {
   const section = shown();
   const isHome = section === all[0];
   const title = isHome ? `${spec.doc.info.title} API` : section.title;
-  byId("content").replaceChildren(el("h1", { tabindex: "-1" }, title), ...[section.draw()].flat(), neighbours(section));
+  byId("content").replaceChildren(el("h1", { tabindex: "-1" }, title), ...[section.draw()].flat(Infinity).filter(Boolean), neighbours(section));
   document.title = isHome ? "Penstock API reference" : `${title} · Penstock API reference`;
   mark();
   const target = byId(hash());
