@@ -64,7 +64,6 @@ from proxy.web.rest.requests import RequestRecordHandlers
 from proxy.web.rest.usable_networks import UsableNetworks
 from proxy.web.rpc.handler import RpcHandler
 from proxy.web.rpc.paymaster import PaymasterHandler
-from proxy.web.sandbox import Sandbox
 from proxy.web.websocket.client_sockets import ClientSockets
 from proxy.web.websocket.handshake import SOCKET_PATH, Handshake
 from proxy.web.websocket.socket_context import SocketContext
@@ -212,7 +211,6 @@ class App:
         server = self.settings.server
         self.api_spec = api_spec.load(SCHEMAS)
         cross_origin = CrossOrigin(routes.roots_for_keys(self.api_spec), server.cors_origins)
-        self.sandbox = Sandbox(self.admission, self.settings.keys.pepper)
         gate = Gate(
             self.admission,
             self.limiter,
@@ -221,7 +219,7 @@ class App:
             requests=self.requests,
             access_log=self.settings.log.access,
             tracer=self.tracer,
-            sandbox=self.sandbox,
+            sandbox=self.dashboard.sandbox,
         )
         largest = max(server.max_body_bytes, self.settings.webhooks.max_body_bytes)
         self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
@@ -275,13 +273,7 @@ class App:
                 large_body=self.settings.webhooks.max_body_bytes,
             ).wrapped(rest),
             **self.dashboard.handlers(
-                gate,
-                self.admission,
-                self.api_spec,
-                resolver,
-                rest,
-                operator=records.admin_handlers(),
-                sandbox=self.sandbox,
+                gate, self.admission, self.api_spec, resolver, rest, operator=records.admin_handlers()
             ),
         }
 

@@ -76,19 +76,16 @@ class DashboardFeature:
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
         self.actions = ActionLog(ActionStore(pool))
         self.announcements = Announcements(AnnouncementStore(pool))
-        fleet = FleetStore(pool, apart)
-        copy = copies.copy_of("cordons") if copies else None
-        self.cordons = Cordons(fleet, (networks, bundlers), copy=copy)
-        self.fleet = FleetView(
-            fleet,
-            networks=networks,
-            bundlers=bundlers,
-            cordons=self.cordons,
-            figures=figures,
-            report_s=settings.dashboard.report_s,
-        )
-        self.history = UpstreamHistory(UpstreamSamples(pool), self.fleet.read, report_s=settings.dashboard.report_s)
+        self.sandbox = Sandbox(accounts.admission, settings.keys.pepper)
         self.matrix = MethodMatrix(RequestStore(pool), tables.plans)
+        copy = copies.copy_of("cordons") if copies else None
+        fleet = FleetStore(pool, apart)
+        self.cordons = Cordons(fleet, (networks, bundlers), copy=copy)
+        report_s = settings.dashboard.report_s
+        self.fleet = FleetView(
+            fleet, networks=networks, bundlers=bundlers, cordons=self.cordons, figures=figures, report_s=report_s
+        )
+        self.history = UpstreamHistory(UpstreamSamples(pool), self.fleet.read, report_s=report_s)
 
     def __repr__(self) -> str:
         return f"<DashboardFeature {self.fleet!r}>"
@@ -102,7 +99,6 @@ class DashboardFeature:
         rest: Mapping[str, RestHandler],
         *,
         operator: Mapping[str, SessionHandler],
-        sandbox: Sandbox,
     ) -> dict[str, Handler]:
         """The handlers, by operation id. `rest`: the handlers for keys, some of which are mirrored under /account. `operator`:
         further handlers of operators."""
@@ -120,7 +116,7 @@ class DashboardFeature:
             **endpoints.wrapped(
                 AdminHandlers(self.accounts, self.removal, self._usage, self.fleet, self.sign_in, plans).handlers()
             ),
-            **endpoints.wrapped(SandboxHandlers(self.accounts, sandbox).handlers()),
+            **endpoints.wrapped(SandboxHandlers(self.accounts, self.sandbox).handlers()),
             **endpoints.wrapped(AnnouncementHandlers(self.announcements).handlers()),
             **endpoints.wrapped(UpstreamChartHandlers(self.history, self.matrix).handlers()),
             **endpoints.wrapped(operator),
