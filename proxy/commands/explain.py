@@ -6,12 +6,30 @@ import argparse
 import asyncio
 import datetime
 import json
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from proxy.commands import context
-from proxy.core.request_records import EVENT_PREFIX, RequestRecord, kind_of
+from proxy.core.request_records import EVENT_PREFIX, AttemptKind, Blame, RequestRecord, kind_of
 from proxy.errors import NotFound
 from proxy.store.request_store import RequestStore
+
+# Why an attempt was made.
+WHY: Mapping[AttemptKind, str] = {
+    "first": "",
+    "retry": " (tried because the one before failed)",
+    "check": "",
+    "read": "",
+    "hedge": " (tried because the one before was slow)",
+}
+BLAMED: Mapping[Blame, str] = {
+    "": "of unknown cause",
+    "client": "caused by the request",
+    "limit": "refused by a limit",
+    "chain": "an answer of the chain",
+    "upstream": "caused by an upstream",
+    "service": "caused by the service",
+}
 
 
 def register(commands: Any) -> None:
@@ -25,7 +43,9 @@ def register(commands: Any) -> None:
 
 
 async def _explain(args: argparse.Namespace) -> int:
-    pool = context.own_pool(context.load(args), size=1)
+    found = context.load(args)
+    tables = context.tables_of(found)
+    pool = context.own_pool(found, size=1)
     await pool.open()
     try:
         store = RequestStore(pool)
@@ -35,7 +55,9 @@ async def _explain(args: argparse.Namespace) -> int:
         await pool.close()
     if record is None:
         raise NotFound(f"there is no record of the request {args.id}: it was not recorded, or is too old")
-    print(json.dumps(members(record), indent=2) if args.json else "\n".join(_lines(record)))
+    price = tables.price_of(record.network, record.method)
+    whole = {**members(record), "price": price}
+    print(json.dumps(whole, indent=2) if args.json else "\n".join(_lines(record, price)))
     return 0
 
 
@@ -43,22 +65,26 @@ def members(record: RequestRecord) -> dict[str, Any]:
     return {name: getattr(record, name) for name in record.__slots__}
 
 
-def _lines(record: RequestRecord) -> list[str]:
+def _lines(record: RequestRecord, price: int | None) -> list[str]:
+    where = f" on {record.network}" if record.network else ""
+    first = f"{record.method or record.surface}{where}: status {record.status} after {record.took_s * 1000:.1f} ms"
+    return [first, *(f"  {name + ':':<11}{text}" for name, text in _facts(record, price) if text)]
+
+
+def _facts(record: RequestRecord, price: int | None) -> Iterator[tuple[str, str]]:
     at = datetime.datetime.fromtimestamp(record.at, datetime.UTC)
-    found = [
-        f"{record.method or record.surface} on {record.network or 'no network'}: status {record.status} after "
-        f"{record.took_s * 1000:.1f} ms, at {at:%Y-%m-%d %H:%M:%S} UTC ({record.reason})",
-        f"  account {record.account}, key {record.key}, {record.units} units, {record.bytes} bytes",
-    ]
-    if record.cache:
-        found.append(f"  cache: {record.cache}")
-    if record.block:
-        found.append(f"  answered from block {record.block} or later")
+    yield "id", f"{record.id} ({record.surface}), recorded as {record.reason}"
+    yield "time", f"{at:%Y-%m-%d %H:%M:%S.%f} UTC, at its end"
+    yield "account", record.account
+    yield "key", record.key
+    yield "price", "" if price is None else f"{price} units"
+    yield "charged", f"{record.units} units"
+    yield "cache", record.cache or "not used"
     for place, (upstream, after_s, took_s, outcome) in enumerate(record.attempts):
         kind = kind_of(place, record.attempts)
-        found.append(f"  {kind} attempt: {upstream} after {after_s * 1000:.1f} ms, {took_s * 1000:.1f} ms: {outcome}")
-    if record.error:
-        found.append(f"  error ({record.blame}): {record.error}")
-    if record.params is not None:
-        found.append(f"  params: {record.params}")
-    return found
+        yield kind, f"{upstream} after {after_s * 1000:.1f} ms, for {took_s * 1000:.1f} ms: {outcome}{WHY[kind]}"
+    yield "upstreams", "" if record.attempts else "none was asked"
+    yield "block", f"{record.block}: the state of the reply is of this block or a later one" if record.block else ""
+    yield "reply", f"{record.bytes} bytes" if record.bytes else "size unknown"
+    yield "error", f"{record.error} ({BLAMED[record.blame]})" if record.error else ""
+    yield "params", record.params or ""

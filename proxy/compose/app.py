@@ -248,16 +248,10 @@ class App:
             encoded_bytes=self.settings.cache.bytes // ENCODED_PART,
         )
 
-    def _price_of(self, network: str, method: str) -> int | None:
-        """The units of a method on a network, or of an operation. None if it has no price."""
-        route = self.networks.routes.get(network)
-        policy = None if route is None else route.policies.get(method)
-        return self._tables.prices.rest.get(method) if policy is None else policy.units
-
     def _handlers(self, gate: Gate, resolver: NetworkResolver) -> dict[str, Handler]:
         """The handler of every operation in the API spec, by its id."""
         records = RequestRecordHandlers(
-            self.requests, shows_upstream=self.settings.rpc.show_upstream, price_of=self._price_of
+            self.requests, shows_upstream=self.settings.rpc.show_upstream, price_of=self._tables.price_of
         )
         rest = {**records.handlers(), **self._rest_handlers()}
         return {

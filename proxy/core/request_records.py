@@ -20,9 +20,12 @@ RecordedAttempt = tuple[str, float, float, str]
 RecordReason = Literal["failed", "slow", "asked", "sampled"]
 # The cause of a failure. `limit`: a rate or a quota. `chain`: an error that the chain's rules demand, such as a revert.
 Blame = Literal["", "client", "limit", "chain", "upstream", "service"]
+AttemptKind = Literal["first", "hedge", "retry", "check", "read"]
 Surface = Literal["http", "batch", "item", "socket", "rest", "webhook"]
 # The ids of webhook events, which identify their deliveries.
 EVENT_PREFIX = "evt_"
+# The beginning of the outcome of an attempt that verified the reply, and of one that a REST operation needed.
+VERIFYING, READING = "for verification: ", "for the reply: "
 
 MOST_PARAMS = 2048
 MOST_ERROR = 500
@@ -113,8 +116,14 @@ def shown_text(text: str, most: int) -> str:
     return _SECRET.sub("svc_…", text[: most + 64])[:most]
 
 
-def kind_of(at: int, attempts: Sequence[RecordedAttempt]) -> str:
-    """Whether an attempt is the first, a hedge beside one that was slow, or a retry after one that had ended."""
+def kind_of(at: int, attempts: Sequence[RecordedAttempt]) -> AttemptKind:
+    """Whether an attempt is the first, a hedge beside one that was slow, a retry after one that had ended, a check of the
+    reply, or a read for it. The attempts are in the order in which they began."""
+    outcome = attempts[at][3]
+    if outcome.startswith(VERIFYING):
+        return "check"
+    if outcome.startswith(READING):
+        return "read"
     if at == 0:
         return "first"
     began = attempts[at][1]

@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import asyncpg
@@ -111,7 +112,8 @@ class RequestLog:
             telemetry.request_records_dropped_total.inc()
             return
         if flight is not None:
-            more = {"attempts": flight.attempts(time.monotonic()), "block": flight.block, **more}
+            attempts = sorted(flight.attempts(time.monotonic()), key=itemgetter(1))
+            more = {"attempts": attempts, "block": flight.block, **more}
             params = params or flight.params
         self._waiting.append(
             RequestRecord(

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
 from proxy.chains.families import FAMILIES
 from proxy.chains.family import MethodTable
 from proxy.chains.registry import Chain, Registry
@@ -59,6 +60,15 @@ class Tables:
     prices: UnitPrices
     proxies: Mapping[str, bytes]
     logos: Mapping[tuple[int, str], str]
+
+    def price_of(self, network: str, method: str) -> int | None:
+        """The compute units of a JSON-RPC method on a network, or of an operation. None if it has no price."""
+        found = self.chains.find(*network.split("/")) if network.count("/") == 1 else None
+        families = () if found is None else (found.family, BUNDLER_FAMILY.name)
+        for family in families:
+            if method in self.methods[family]:
+                return self.methods[family][method].price
+        return self.prices.rest.get(method, self.prices.paymaster.get(method))
 
 
 def load_tables(config: Path = CONFIG, *, own: str = "") -> Tables:

@@ -52,8 +52,8 @@ def fault_of_status(status: int) -> Fault:
 class SpoiledResponse(web.Response):
     """A reply whose body is cut off or sent slowly."""
 
-    def __init__(self, body: bytes, plan: FaultPlan, request: web.Request) -> None:
-        super().__init__(body=body, content_type=JSON)
+    def __init__(self, body: bytes, plan: FaultPlan, request: web.Request, status: int) -> None:
+        super().__init__(body=body, status=status, content_type=JSON)
         self._plan = plan
         self._asked = request
 
@@ -72,8 +72,8 @@ class SpoiledResponse(web.Response):
         await web.StreamResponse.write_eof(self)
 
 
-def after(plan: FaultPlan, request: web.Request, body: bytes) -> web.Response:
+def after(plan: FaultPlan, request: web.Request, body: bytes, *, status: int = 200) -> web.Response:
     """The reply with this body, spoiled as the plan says."""
     if plan.truncate or plan.slow_body:
-        return SpoiledResponse(body, plan, request)
-    return web.Response(body=body, content_type=JSON)
+        return SpoiledResponse(body, plan, request, status)
+    return web.Response(body=body, status=status, content_type=JSON)

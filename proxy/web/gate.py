@@ -11,6 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -36,7 +37,9 @@ from proxy.errors import (
 from proxy.services.accounts.admission import Admission
 from proxy.services.request_log import RequestLog
 from proxy.services.rpc.batches import CallBatch
+from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.internal_calls import attempts_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.settings import ServerSettings
 from proxy.tasks import client_of_task
@@ -62,11 +65,13 @@ SPAN = web.RequestKey("span", Span)
 # A block that the state behind the reply has reached.
 BLOCK = web.RequestKey("block", int)
 REQUEST_ID = web.RequestKey("request_id", str)
-# For the record of a request: the network and the method of a call, its flight or its batch, its directives, and its error.
+# For the record of a request: the network and the method of a call, its flight or its batch, the calls that a REST operation
+# made, its directives, and its error.
 NETWORK = web.RequestKey("network", str)
 METHOD = web.RequestKey("method", str)
 FLIGHT = web.RequestKey("flight", Flight)
 BATCH: web.RequestKey[CallBatch | ShortBatch] = web.RequestKey("batch", object)  # type: ignore[arg-type]
+CALLS: web.RequestKey[list[PendingReply]] = web.RequestKey("calls", list)
 DIRECTIVES = web.RequestKey("directives", Directives)
 FAILURE = web.RequestKey("failure", str)
 PARAMS = web.RequestKey("params", bytes)
@@ -270,7 +275,7 @@ class Gate:
                 params=request.get(PARAMS, b""),
                 error=failure,
                 cache=request.get(CACHE, ""),
-                **({} if FLIGHT in request else {"block": request.get(BLOCK, 0)}),
+                **_without_flight(request, took_s),
                 **shared,
             )
 
@@ -334,6 +339,14 @@ class Gate:
             if body:
                 self._limiter.bodies.give_back(sender, len(body))
         return bytes(body)
+
+
+def _without_flight(request: web.Request, took_s: float) -> dict[str, Any]:
+    """The block and the attempts of a request that is not a call to one network."""
+    if FLIGHT in request:
+        return {}
+    calls = request.get(CALLS, ())
+    return {"block": request.get(BLOCK, 0), "attempts": attempts_of(calls, time.monotonic() - took_s)}
 
 
 def _is_json(request: web.Request) -> bool:

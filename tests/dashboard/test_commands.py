@@ -11,7 +11,7 @@ import orjson
 from proxy import __version__
 from proxy.commands.fleet import FLEET_COLUMNS
 from proxy.store.fleet import FleetStore
-from tests.dashboard.service import PASSWORD, Client, DashboardService, call
+from tests.dashboard.service import NETWORK, PASSWORD, Client, DashboardService, call
 from tests.service import command_here, until
 
 
@@ -113,7 +113,8 @@ async def test_request_is_explained_from_the_command_line(service: DashboardServ
     await until(is_written)
     text = (await run(service, "explain", request_id)).stdout
     assert "status 200" in text
-    assert "error (chain)" in text
+    assert "(an answer of the chain)" in text
+    assert "none was asked" in text
     assert (await run_json(service, "explain", request_id))["id"] == request_id
     assert (await run(service, "explain", "absent")).returncode == 1
     tail = (await run(service, "logs", "tail", "--once", "--failed", "--key", made["id"])).stdout
@@ -128,6 +129,38 @@ async def test_request_is_explained_from_the_command_line(service: DashboardServ
     assert [each["id"] for each in listed["requests"]] == [request_id]
     changed = await holder.request("PATCH", "/account", {"record_params": True})
     assert changed.data["account"]["record_params"] is True
+
+
+async def test_explanation_has_the_whole_story_of_a_call(service: DashboardService) -> None:
+    holder = await service.holder()
+    made = await holder.new_key()
+
+    async def is_known() -> bool:
+        return (await call(service, made["key"])).status == 200
+
+    async def is_recorded() -> bool:
+        return (await holder.get("/account/requests/explained-2")).status == 200
+
+    await until(is_known, every_s=0.2)
+    explained = {"X-Request-Id": "explained-2", "X-Explain": "1"}
+
+    async def is_answered() -> bool:
+        return (await call(service, made["key"], **explained)).status == 200
+
+    # The key may be new to the other worker.
+    await until(is_answered, every_s=0.2)
+    await until(is_recorded)
+    record = (await holder.get("/account/requests/explained-2")).data
+    assert (await run_json(service, "explain", "explained-2"))["price"] == record["price"] > 0
+    first, *lines = (await run(service, "explain", "explained-2")).stdout.splitlines()
+    assert first.startswith(f"eth_gasPrice on {NETWORK}: status 200 after ")
+    facts = dict(line.strip().split(":", 1) for line in lines)
+    assert {*facts} >= {"id", "time", "account", "key", "price", "charged", "cache", "reply"}
+    assert (facts["price"].strip(), facts["charged"].strip()) == (
+        f"{record['price']} units",
+        f"{record['units']} units",
+    )
+    assert facts["key"].strip() == made["id"]
 
 
 async def test_fleet_lists_every_process_with_its_version_and_role(service: DashboardService) -> None:

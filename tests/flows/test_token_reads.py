@@ -166,6 +166,23 @@ def test_cached_metadata_from_before_the_block_that_the_request_needs_is_read_ag
     run()
 
 
+def test_upstreams_that_a_read_asked_are_in_its_record(database: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with reads(database) as api:
+            api.machine.token(contract(1), 5)
+            reply = await api.get(f"/tokens/ethereum/metadata/{checksum(contract(1))}?explain=1")
+            await api.harness.worker.app.requests.flush()
+            record = (await api.get(f"/requests/{reply.headers['x-request-id']}")).json
+            assert (record["surface"], record["block"]) == ("rest", 1000)
+            assert {(each["kind"], each["outcome"]) for each in record["attempts"]} == {
+                ("read", "for the reply: eth_call, answered")
+            }
+            assert all(0 <= each["after_ms"] <= record["ms"] for each in record["attempts"])
+
+    run()
+
+
 def test_pruned_block_is_an_error_and_not_an_empty_list(database: str) -> None:
     @on_uvloop
     async def run() -> None:

@@ -222,6 +222,8 @@ class Flight:
     def leave_attempts(self, now: float) -> None:
         """Give up the attempts that are left. One that began before the one that was answered counts as late."""
         answered_began = self.last_began
+        if self.answered_by is not None and self.trail is None:
+            self.note(self.answered_by, answered_began, now, "answered")
         for upstream in self.under_way():
             began = self.ended(upstream)
             upstream.leave(self)

@@ -247,7 +247,7 @@ class ReplyWriter:
         self._context.write_buffer.flush()
         self._streamed = batch
         self.units = batch.units
-        self.block = 0
+        self.block, self.notes.awaits_end = 0, True
         self.stream.begin(self.client, self._encoding_for(NEVER), chunked=True)
         self._write(self._ok(None, self.stream.encoding))
 
@@ -271,11 +271,13 @@ class ReplyWriter:
         self.batch = self._streamed = None
         self.stream.end()
         assert self.head is not None
-        self._context.rpc.settle_batch(self.head.key, batch)
+        self.units = self._context.rpc.settle_batch(self.head.key, batch)
+        self.notes.record_end(self.head, self, self.began, batch=batch)
         batch.share.give_all()
         self._done()
 
     def on_batch_broken(self) -> None:
+        self.notes.record_end(self.head, self, self.began)
         self.stream.break_off()
 
     def refuse_incomplete(self, fault: Fault) -> None:
@@ -314,6 +316,7 @@ class ReplyWriter:
 
     def on_stream_broken(self) -> None:
         self._refund(InternalError("the upstream's reply broke off"))
+        self.notes.record_end(self.head, self, self.began)
         self.stream.break_off()
 
     # A client that does not read

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, final
+import time
+from typing import Any, Final, final
 
 from proxy.services.request_log import RequestLog
 from proxy.services.rpc.batches import CallBatch
@@ -10,12 +11,14 @@ from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.request_heads import RequestHead
 
+BROKEN: Final = "the upstream's reply broke off"
+
 
 @final
 class RequestNotes:
     """One client connection's notes. One request is served at a time, so they are reused for all of them."""
 
-    __slots__ = ("_requests", "_slow_s", "batch", "failure", "params", "size")
+    __slots__ = ("_request_id", "_requests", "_slow_s", "awaits_end", "batch", "failure", "params", "size")
 
     def __init__(self, requests: RequestLog) -> None:
         self._requests = requests
@@ -28,12 +31,18 @@ class RequestNotes:
         self.batch: CallBatch | ShortBatch | None = None
         # Bytes of the reply's body.
         self.size = 0
+        # Whether the outcome is known only at the end of a reply that is sent in parts, and the id of the request.
+        self.awaits_end = False
+        self._request_id = b""
 
     def __repr__(self) -> str:
         return f"<RequestNotes {self.failure or 'no failure'}, {self.size} bytes>"
 
     def record(self, head: RequestHead, caller: Caller, status: int, request_id: bytes, took_s: float) -> None:
         """Record what happened to the request, if it is to be recorded. Only the params stay until the next request."""
+        self._request_id = request_id
+        if self.awaits_end:
+            return
         failure, batch, size = self.failure, self.batch, self.size
         self.failure, self.batch, self.size = "", None, 0
         key, network, directives = head.key, head.route.network.id, head.directives
@@ -67,6 +76,16 @@ class RequestNotes:
             bytes=size,
             **_short_attempt(head, caller, took_s),
         )
+
+    def record_end(
+        self, head: RequestHead | None, caller: Caller, began: float, *, batch: CallBatch | None = None
+    ) -> None:
+        """Record a request at the end of its reply, or without `batch` where the reply broke off."""
+        self.awaits_end = False
+        self.batch = batch
+        self.failure = "" if batch is not None else BROKEN
+        if head is not None:
+            self.record(head, caller, 200, self._request_id, time.monotonic() - began)
 
 
 def _short_attempt(head: RequestHead, caller: Caller, took_s: float) -> dict[str, Any]:

@@ -24,11 +24,13 @@ from proxy.core.usage import Tally
 from proxy.errors import BehindBlock, DeadlinePassed, Fault, Forbidden, InternalError, RateLimited
 from proxy.services.accounts.action_log import ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
+from proxy.services.rpc.calls import PendingReply
+from proxy.services.rpc.internal_calls import calls_of_task
 from proxy.tasks import min_block_of_task
 from proxy.web import fault_injection
 from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.fault_injection import plan_for
-from proxy.web.gate import BLOCK, CACHE, DIRECTIVES, NETWORK, UNITS, Gate
+from proxy.web.gate import BLOCK, CACHE, CALLS, DIRECTIVES, NETWORK, UNITS, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import json_reply
 from proxy.web.request_directives import directives_of, without_directives
@@ -145,6 +147,8 @@ class RestEndpoints:
         async def handle(request: web.Request) -> web.Response:
             key = self._gate.authenticate(request, operation.id)
             began, resolved, outcome = time.monotonic(), list[str](), "faults"
+            request[CALLS] = calls = list[PendingReply]()
+            calls_of_task.set(calls)
             try:
                 refusal = self._admission.may(key, scopes) or await self._admission.admit(key, 1, units, began)
                 if refusal is not None:
@@ -162,7 +166,9 @@ class RestEndpoints:
                 request[UNITS] = units
                 outcome = "results"
                 reply = _reply(request, found if isinstance(found, RestReply) else RestReply(found))
-                return reply if plan is None else fault_injection.after(plan, request, bytes(reply.body))  # type: ignore[arg-type]
+                if plan is None:
+                    return reply
+                return fault_injection.after(plan, request, bytes(reply.body), status=reply.status)  # type: ignore[arg-type]
             finally:
                 request[NETWORK] = resolved[0] if resolved else ""
                 tally = self._count(key, request[NETWORK], operation.id)
@@ -230,9 +236,9 @@ async def _at_block(handler: RestHandler, asked: RestRequest) -> Any:
 
 
 def _block_of(found: Any) -> int:
-    """The block that the result belongs to; 0 if it names none."""
+    """The block that the result belongs to; 0 if it names none. Gas prices have it as `block_number`."""
     data = found.data if isinstance(found, RestReply) else found
-    block = data.get("as_of_block") if isinstance(data, dict) else None
+    block = data.get("as_of_block", data.get("block_number")) if isinstance(data, dict) else None
     return block if isinstance(block, int) else 0
 
 

@@ -16,6 +16,7 @@ const FIELDS = {
   network: (value) => forms.text("Network", { value, maxlength: "100", placeholder: "ethereum/mainnet" }),
   status: (value) => forms.count("Status", { value, min: "100", max: "599", placeholder: "503" }),
 };
+const KINDS = { first: "First", retry: "Retry, after a failure", hedge: "Hedge, beside a slow one", check: "Check of the reply", read: "Read for the reply" };
 // Surfaces whose records are single JSON-RPC calls, which can be repeated.
 const CALLS = new Set(["http", "item", "socket"]);
 const CHIPS = ["key", "code", "account", "since", "until"];
@@ -114,7 +115,7 @@ const summaryOf = (found) => [
 
 const attemptsTable = (attempts) => (attempts.length ? table("Attempts", [
   { name: "Upstream", show: (each) => each.upstream },
-  { name: "Attempt", show: (each) => format.label(each.kind) },
+  { name: "Attempt", show: (each) => KINDS[each.kind] ?? format.label(each.kind) },
   { name: "Began after", kind: "num", show: (each) => format.millis(each.after_ms) },
   { name: "Duration", kind: "num", show: (each) => format.millis(each.ms) },
   { name: "Outcome", show: (each) => each.outcome },
