@@ -13,7 +13,7 @@ from aiohttp import web
 
 from tests.service import node_session
 
-# Given a method, its params and the true result, returns the result to send.
+# Given a method, its params and the true result, returns the result to send. The node's errors have None as the result.
 Lie = Callable[[str, list[Any], Any], Any]
 
 
@@ -36,8 +36,10 @@ class LyingUpstream:
             replied = await response.json()
         pairs = zip(asked, replied, strict=True) if isinstance(asked, list) else [(asked, replied)]
         for call, reply in pairs:
-            if "result" in reply:
-                reply["result"] = self.lie(call["method"], call.get("params", []), reply["result"])
+            given = self.lie(call["method"], call.get("params", []), reply.get("result"))
+            if given is not None or "result" in reply:
+                reply.pop("error", None)
+                reply["result"] = given
         return web.json_response(replied)
 
 

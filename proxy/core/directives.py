@@ -93,6 +93,7 @@ class Directives:
 
 
 FRESH = Directives(fresh=True)
+NO_DIRECTIVES = Directives()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +250,14 @@ def on_live_key(directives: Directives | None, *, live: bool) -> Fault | None:
 
 
 def unknown_upstream(directives: Directives | None, labels: Collection[str] | None) -> Fault | None:
-    """The error if the named upstream does not exist. `labels` is None for requests that are not JSON-RPC."""
-    if directives is None or not directives.upstream:
+    """The error if the named upstream does not exist. `labels` is None for requests that are not JSON-RPC calls: what only
+    these can do is refused there."""
+    if directives is None:
         return None
     if labels is None:
-        return InvalidRequest("X-Upstream can be used only with JSON-RPC calls")
-    if directives.upstream in labels:
+        named = [BY_NAME[name].header for name in ("upstream", "verify") if getattr(directives, name)]
+        return InvalidRequest(f"{named[0]} can be used only with JSON-RPC calls to a network") if named else None
+    if not directives.upstream or directives.upstream in labels:
         return None
     return InvalidRequest(f"X-Upstream: the network has no upstream {directives.upstream[:MAX_ECHO]!r}")
 

@@ -107,6 +107,42 @@ async def test_retries_and_their_reasons_are_recorded(records: Records, more: di
     assert len({each["upstream"] for each in record["attempts"]}) == 2
 
 
+@with_records(2, cache={"enabled": False, "coalesce": False})
+async def test_hedge_is_recorded_beside_the_slow_attempt(records: Records, more: dict[str, str]) -> None:
+    upstreams = records.harness.upstreams
+    for each in upstreams:
+        each.held.add("eth_getBalance")
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(records.harness.call(*BALANCE, X_Explain="1", **more))
+        await until(lambda: all(each.count("eth_getBalance") == 1 for each in upstreams))
+        upstreams[1].gate.set()
+    attempts = (await records.of(call.result()))["attempts"]
+    assert [each["kind"] for each in attempts] == ["first", "hedge"]
+    assert {each["outcome"] for each in attempts} == {"answered", "given up: another upstream was faster"}
+    upstreams[0].gate.set()
+
+
+@with_records(3)
+async def test_upstreams_that_verified_a_reply_are_recorded(records: Records, more: dict[str, str]) -> None:
+    reply = await records.harness.call(*BALANCE, X_Verify="quorum 2/3", X_Explain="1", **more)
+    record = await records.of(reply)
+    assert (record["cache"], record["block"]) == ("quorum 2/3", records.harness.chain.head)
+    assert {each["kind"] for each in record["attempts"]} == {"check"}
+    assert len({each["upstream"] for each in record["attempts"]}) == 3
+    assert all("eth_getBalance" in each["outcome"] for each in record["attempts"])
+
+
+@with_records(3)
+async def test_late_member_of_a_quorum_does_not_delay_the_reply(records: Records, more: dict[str, str]) -> None:
+    late = records.harness.upstreams[2]
+    late.held.add("eth_getBalance")
+    reply = await records.harness.call(*BALANCE, X_Verify="quorum 2/3", X_Explain="1", **more)
+    assert (reply.status, reply.headers["x-verified"]) == (200, "quorum 2/3")
+    outcomes = [each["outcome"].rpartition(", ")[2] for each in (await records.of(reply))["attempts"]]
+    assert sorted(outcomes) == ["answered", "answered", "not waited for"]
+    late.gate.set()
+
+
 @with_records()
 async def test_every_failure_says_whose_fault_it_was(records: Records, more: dict[str, str]) -> None:
     harness = records.harness
@@ -154,6 +190,25 @@ async def test_items_of_a_batch_have_their_own_records(records: Records, more: d
     assert (await records.get(f"/requests/{reply.headers['x-request-id']}.0")).status == 404
     asked = await records.harness.batch(BALANCE, ("eth_gasPrice", []), X_Explain="1", **more)
     assert [(await records.of(asked, f".{place}"))["method"] for place in (0, 1)] == ["eth_getBalance", "eth_gasPrice"]
+
+
+@with_records()
+async def test_items_of_a_large_batch_have_their_own_records(records: Records, more: dict[str, str]) -> None:
+    """Its reply is sent in parts, before all items are answered."""
+
+    def answer(params: list[Any]) -> Any:
+        if params[0]["to"] == "0x0":
+            raise Refused(-32000, "no")
+        return "0x" + "ab" * 400_000
+
+    records.harness.upstreams[0].answers["eth_call"] = answer
+    targets = ("0x1", "0x2", "0x0")
+    reply = await records.harness.batch(*[("eth_call", [{"to": each}, "latest"]) for each in targets], **more)
+    assert "error" in reply.json[2]
+    batch = await records.of(reply)
+    assert (batch["surface"], batch["method"], batch["recorded"]) == ("batch", "batch", "failed")
+    item = await records.of(reply, ".2")
+    assert (item["surface"], item["recorded"], item["blame"]) == ("item", "failed", "chain")
 
 
 @with_records()

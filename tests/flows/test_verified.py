@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import orjson
 import pytest
+import rlp
 
+from proxy.chains.evm import block_proofs
 from proxy.core.access import Limits
+from proxy.core.directives import USUAL
 from proxy.core.fleet import seen
 from proxy.core.verification import digest_of
 from tests.http_client import Reply
-from tests.lying_upstream import LyingUpstream, changed, lying_upstreams, truth
+from tests.lying_upstream import Lie, LyingUpstream, changed, lying_upstreams, truth
 from tests.real_harness import ADDRESS, BASE, DEV, RealHarness
 from tests.real_nodes import RealNode, hardhat_nodes
 from tests.service import node_session, until
@@ -115,6 +120,23 @@ async def test_honest_upstreams_agree(harness: VerifiedHarness) -> None:
         assert reply.json["result"] == await expected(harness, method, params)
 
 
+def in_another_form(_: str, __: list[Any], result: Any) -> Any:
+    """The same reply as another client would write it."""
+    if isinstance(result, dict):
+        members = reversed([(name, in_another_form("", [], value)) for name, value in result.items() if name != "size"])
+        return {**dict(members), "author": None}
+    if isinstance(result, list):
+        return [in_another_form("", [], each) for each in result]
+    return "0x" + result[2:].upper() if isinstance(result, str) and result.startswith("0x") else result
+
+
+async def test_upstreams_that_write_the_same_reply_differently_agree(harness: VerifiedHarness) -> None:
+    harness.liars[1].lie = in_another_form
+    for method, params in provable(harness):
+        reply = await harness.verified(method, params, {"X_Verify": "quorum 3/3"})
+        assert (reply.status, reply.headers.get("x-verified")) == (200, "quorum 3/3"), (method, reply)
+
+
 async def test_no_random_lie_is_proven(alone: VerifiedHarness) -> None:
     """The only upstream lies in one of the replies that a proof needs."""
     rng = random.Random(7)
@@ -178,6 +200,168 @@ async def test_lying_upstream_is_passed_over_by_a_proof(harness: VerifiedHarness
     reply = await harness.verified("eth_getBalance", params, PROOF)
     assert reply.status == 503
     assert "not verified" in reply.json["error"]["message"]
+
+
+async def test_block_that_no_other_upstream_has_proves_nothing(harness: VerifiedHarness) -> None:
+    """An old block under a new number. With X-Min-Block, only the liar has the block that the request needs."""
+    liar, node, number = harness.liars[0], harness.nodes[0], hex(harness.head + 1)
+    forged = {**await node.ask("eth_getBlockByNumber", hex(harness.head - 5), False), "number": number}
+    forged["hash"] = header_hash(forged)
+    old = await node.ask("eth_getProof", ADDRESS, [], hex(harness.head - 5))
+
+    def lie(method: str, params: list[Any], result: Any) -> Any:
+        if method == "eth_blockNumber":
+            return number
+        if method == "eth_getBlockByNumber":
+            return forged if params[0] in ("latest", number) else result
+        return old if method == "eth_getProof" else result
+
+    liar.lie = lie
+    await harness.look()
+    headers = {**PROOF, "X_Min_Block": number, "X_Min_Block_Wait": "0.05"}
+    reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], headers)
+    assert reply.status == 503, reply.json
+    true = await expected(harness, "eth_getBalance", [ADDRESS, hex(harness.head)])
+    assert (await harness.verified("eth_getBalance", [ADDRESS, "latest"], PROOF)).json["result"] == true
+
+
+def header_hash(block: dict[str, Any]) -> str:
+    later = [name for name in block_proofs._LATER if block.get(name.removeprefix("#")) is not None]
+    fields = [block_proofs._field(block, name) for name in (*block_proofs._HEADER, *later)]
+    return "0x" + block_proofs.keccak(rlp.encode(fields)).hex()
+
+
+async def test_proof_needs_another_upstream_that_answers(harness: VerifiedHarness) -> None:
+    for liar in harness.liars[1:]:
+        liar.lie = lambda method, _, result: [] if method == "eth_getBlockByNumber" else result
+    reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], PROOF)
+    assert (reply.status, reply.headers.get("x-verified")) == (503, None), reply.json
+    for upstream in harness.route.upstreams[1:]:
+        upstream.health.cordon(cordoned=True, now=time.monotonic())
+    alone = await harness.verified("eth_getBalance", [ADDRESS, "latest"], PROOF)
+    assert "no other upstream can confirm" in alone.fault(503)["message"]
+
+
+async def test_verified_call_waits_for_the_block_that_it_needs(harness: VerifiedHarness) -> None:
+    """Two of three nodes get a new block late. The reply is of that block, and not before they have it."""
+    target = harness.head + 1
+    params: list[Any] = [ADDRESS, "latest"]
+    for headers in (QUORUM, PROOF):
+        behind = {**headers, "X_Min_Block": str(target), "X_Min_Block_Wait": "0.05"}
+        late = await harness.verified("eth_getBalance", params, behind)
+        assert (late.fault(503)["details"], late.headers["retry-after"]) == ({"block": target - 1}, "1")
+    harness.watch()
+    async with asyncio.TaskGroup() as group:
+        waits: dict[str, Any] = {"X_Min_Block": str(target), "X_Min_Block_Wait": "10"}
+        calls = [
+            group.create_task(harness.call("eth_getBalance", params, **headers, **waits)) for headers in (QUORUM, PROOF)
+        ]
+        await harness.follow((*BASE, 1))
+    true = await expected(harness, "eth_getBalance", [ADDRESS, hex(target)])
+    for call in calls:
+        reply = call.result()
+        assert (reply.status, int(reply.headers["x-block-number"])) == (200, target), reply
+        assert reply.json["result"] == true
+
+
+async def test_block_of_a_verified_reply_is_one_that_all_asked_upstreams_have(harness: VerifiedHarness) -> None:
+    await harness.follow((*BASE, 1), harness.nodes[:1])
+    await harness.look()
+    for headers in ({"X_Verify": "quorum 3/3"}, {"X_Verify": "quorum 2/3"}):
+        reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], headers)
+        assert (reply.status, int(reply.headers["x-block-number"])) == (200, len(BASE)), reply
+        assert reply.json["result"] == await expected(harness, "eth_getBalance", [ADDRESS, hex(len(BASE))])
+
+
+async def test_verified_call_keeps_its_own_deadline(harness: VerifiedHarness) -> None:
+    for headers in (QUORUM, PROOF):
+        reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], {**headers, "X_Timeout_Ms": "1"})
+        assert "X-Timeout-Ms" in reply.fault(504)["message"]
+
+
+async def test_one_upstream_alone_cannot_verify(harness: VerifiedHarness) -> None:
+    harness.worker.add_key("operator", directives=USUAL | {"upstream"})
+    label = harness.route.upstreams[0].label
+    asked = {**QUORUM, "X_Upstream": label, "key": "operator"}
+    reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], asked)
+    assert "more than one upstream" in reply.fault(400)["message"]
+
+
+# Logs of long ranges
+
+
+def hidden_bloom(method: str, _: list[Any], result: Any) -> Any:
+    """Blocks whose bloom filters allow for no log."""
+    return {**result, "logsBloom": "0x" + "00" * 256} if method.startswith("eth_getBlockBy") else result
+
+
+def with_logs(method: str, result: Any, times: int) -> Any:
+    """The logs of each receipt so many times. A node without eth_getBlockReceipts is asked for each of them."""
+    if method == "eth_getLogs":
+        return result * times
+    if method == "eth_getBlockReceipts" and result is not None:
+        return [{**each, "logs": each["logs"] * times} for each in result]
+    return {**result, "logs": result["logs"] * times} if method == "eth_getTransactionReceipt" else result
+
+
+def dropped_log(method: str, _: list[Any], result: Any) -> Any:
+    return with_logs(method, result, 0)
+
+
+def added_log(method: str, _: list[Any], result: Any) -> Any:
+    return with_logs(method, result, 2)
+
+
+def dropped_receipt(method: str, _: list[Any], result: Any) -> Any:
+    return [] if method in ("eth_getBlockReceipts", "eth_getTransactionReceipt") else result
+
+
+def empty_block(method: str, _: list[Any], result: Any) -> Any:
+    """Blocks without their transactions, so that they have no receipts."""
+    if method.startswith("eth_getBlockBy"):
+        return {**result, "transactions": []}
+    return dropped_receipt(method, _, result)
+
+
+def long_ranges(harness: RealHarness) -> list[dict[str, Any]]:
+    """A topic in one block of many, one in none, and a pair of them."""
+    whole = {"fromBlock": "0x1", "toBlock": hex(harness.head), "address": ADDRESS}
+    there, absent = f"0x{10 << 8:064x}", "0x" + "ee" * 32
+    return [{**whole, "topics": topics} for topics in ([there], [absent], [[there, absent]])]
+
+
+@pytest.mark.parametrize("lie", [hidden_bloom, dropped_log, added_log, dropped_receipt, empty_block])
+async def test_log_of_a_long_range_is_neither_dropped_nor_added(alone: VerifiedHarness, lie: Lie) -> None:
+    for wanted in long_ranges(alone):
+        alone.liars[0].lie = lie
+        true = await expected(alone, "eth_getLogs", [wanted])
+        reply = await alone.verified("eth_getLogs", [wanted], PROOF)
+        # Without a log in the range, no receipts are read and so nothing is false.
+        assert reply.status in ((503, 200) if lie is not hidden_bloom and not true else (503,)), (wanted, reply)
+        assert reply.status == 503 or reply.json["result"] == []
+        alone.liars[0].lie = truth
+        honest = await alone.verified("eth_getLogs", [wanted], PROOF)
+        assert honest.headers["x-verified"] == "proof", honest.json
+        assert is_part_of(honest.json["result"], true)
+
+
+async def test_receipts_are_read_only_where_the_bloom_allows_for_a_log(alone: VerifiedHarness) -> None:
+    asked: list[str] = []
+
+    def count(method: str, _: list[Any], result: Any) -> Any:
+        asked.append(method)
+        return result
+
+    alone.liars[0].lie = count
+    there, absent, _ = long_ranges(alone)
+    for wanted, most in ((absent, 2), (there, 3)):
+        asked.clear()
+        assert (await alone.verified("eth_getLogs", [wanted], PROOF)).status == 200
+        # A bloom filter may allow for a log that is not there.
+        assert asked.count("eth_getBlockReceipts") <= most
+    every = {name: there[name] for name in ("fromBlock", "toBlock", "address")}
+    reply = await alone.verified("eth_getLogs", [every], PROOF)
+    assert "more than 20 blocks" in reply.fault(503)["message"]
 
 
 async def test_calls_that_cannot_be_proven_count_against_no_upstream(harness: VerifiedHarness) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 from proxy.core.access import Key
 from proxy.core.caching import key_of
-from proxy.core.directives import Directives
+from proxy.core.directives import NO_DIRECTIVES, Directives
 from proxy.core.verification import Verification
 from proxy.errors import InvalidRequest
 from proxy.services.rpc.broadcasts import Broadcast
@@ -26,7 +26,7 @@ class CallVerifier(Protocol):
     """Answers calls whose replies must be verified."""
 
     def start(
-        self, call: AdmittedCall, route: Route, how: Verification, *, client: str, least_head: int = 0
+        self, call: AdmittedCall, route: Route, how: Verification, *, client: str, directives: Directives
     ) -> None: ...
 
 
@@ -129,11 +129,13 @@ class Forwarder:
         self, call: AdmittedCall, route: Route, how: Verification, client: str, directives: Directives | None
     ) -> None:
         caller, policy, _ = call
-        if policy.may_repeat and self._verifier is not None:
-            least_head = 0 if directives is None else directives.min_block
-            self._verifier.start(call, route, how, client=client, least_head=least_head)
-        else:
+        if not policy.may_repeat or self._verifier is None:
             caller.on_fault(InvalidRequest(f"X-Verify: {policy.method.name} is not a read, so it cannot be verified"))
+        elif directives is not None and directives.upstream:
+            reason = f"X-Upstream: {policy.method.name} is verified, which takes more than one upstream"
+            caller.on_fault(InvalidRequest(reason))
+        else:
+            self._verifier.start(call, route, how, client=client, directives=directives or NO_DIRECTIVES)
 
 
 def _guarded(flight: Flight | None, route: Route, directives: Directives | None) -> Flight | None:

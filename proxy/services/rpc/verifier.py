@@ -20,10 +20,21 @@ import msgspec
 
 from proxy import telemetry
 from proxy.chains.family import Refuted, Unprovable
+from proxy.core.directives import Directives
+from proxy.core.request_records import VERIFYING
 from proxy.core.verification import PROOF_QUORUM, Ballot, Verification, digest_of, digest_of_error
-from proxy.errors import Fault, InternalError, InvalidRequest, NotVerified, RateLimited, Unavailable
-from proxy.services.rpc.calls import RpcError, call_upstream
-from proxy.services.rpc.flights import Caller, next_id
+from proxy.errors import (
+    BehindBlock,
+    DeadlinePassed,
+    Fault,
+    InternalError,
+    InvalidRequest,
+    NotVerified,
+    RateLimited,
+    Unavailable,
+)
+from proxy.services.rpc.calls import PendingReply, RpcError, call_upstream
+from proxy.services.rpc.flights import Caller, Flight, next_id
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.tasks import Tasks
@@ -38,6 +49,8 @@ MOST_CONFIRMING = 4
 # long one may take, with its wait.
 MOST_KNOWN, MOST_KNOWN_OF_ACCOUNT, MOST_OF_ACCOUNT = 4_096, 256, 8
 LONGEST_S = 30.0
+# Pause between two looks at the upstreams' heads while a call waits for a block.
+BLOCK_CHECK_S = 0.05
 # Characters of a contradiction that operators see.
 MOST_SHOWN = 300
 # Larger results are not compared. Those above SMALL are read in the thread.
@@ -64,11 +77,15 @@ class Verifier:
         """The calls of an account that are being verified, or wait for it."""
         return self._known[client]
 
-    def start(self, call: VerifiableCall, route: Route, how: Verification, *, client: str, least_head: int = 0) -> None:
-        """Answer the caller later, with a verified reply or a fault. Only upstreams that have reached this head are asked."""
+    def start(
+        self, call: VerifiableCall, route: Route, how: Verification, *, client: str, directives: Directives
+    ) -> None:
+        """Answer the caller later, with a verified reply or a fault."""
         caller, policy, params = call
         answer = VerifiedAnswer(caller, how)
-        verified = VerifiedCall(route, policy, params, client, least_head)
+        # It is never sent: it lists the attempts for the record of the request, and has the block of the reply.
+        caller.flight = flight = route.dispatcher.new_flight(policy, params, caller, time.monotonic())
+        verified = VerifiedCall(route, flight, client, directives)
         if self._known[client] >= MOST_KNOWN_OF_ACCOUNT:
             answer.fault(RateLimited("this account verifies too many calls: make fewer at a time", retry_after_s=1))
             return
@@ -95,13 +112,14 @@ class Verifier:
 
 async def _answer(answer: VerifiedAnswer, call: VerifiedCall, how: Verification, turn: asyncio.Semaphore) -> None:
     try:
-        async with asyncio.timeout(LONGEST_S), turn:
+        async with asyncio.timeout(call.longest_s), turn:
+            await call.reach_block(how.needed)
             if how.kind == "proof":
                 answer.result(await call.proven())
             else:
                 await call.vote(how, answer)
     except TimeoutError:
-        answer.fault(NotVerified(f"not verified within {LONGEST_S:g} s"))
+        answer.fault(call.late())
     except RpcError as exc:
         answer.error(exc.error)
     except Fault as fault:
@@ -158,18 +176,60 @@ class ReplyVote:
 class VerifiedCall:
     """One call to verify. `client`: the account that made it."""
 
-    def __init__(self, route: Route, policy: MethodPolicy, params: bytes, client: str, least_head: int) -> None:
-        self._least_head = least_head
+    def __init__(self, route: Route, flight: Flight, client: str, directives: Directives) -> None:
+        self._directives = directives
         self._route = route
-        self._policy = policy
-        self._params = params
+        self._flight = flight
+        self._policy = flight.policy
+        self._params = flight.params
         self._client = client
-        self._method = policy.method.name
+        self._method = flight.policy.method.name
+        # Calls to upstreams.
+        self._under_way: dict[PendingReply, Upstream] = {}
         # Set for sampled requests.
         self.trace: CallTrace | None = None
 
     def __repr__(self) -> str:
         return f"<VerifiedCall {self._method}>"
+
+    # Directives
+
+    @property
+    def longest_s(self) -> float:
+        own = self._directives.timeout_ms / 1000
+        return min(own or LONGEST_S, LONGEST_S)
+
+    def late(self) -> Fault:
+        if self.longest_s < LONGEST_S:
+            reason = f"not verified within {self._directives.timeout_ms} ms, the request's X-Timeout-Ms"
+            return DeadlinePassed(reason)
+        return NotVerified(f"not verified within {LONGEST_S:g} s")
+
+    async def reach_block(self, needed: int) -> None:
+        """Wait until as many upstreams as are needed have the block of X-Min-Block. Raises BehindBlock after the wait."""
+        block, state = self._directives.min_block, self._route.state
+        deadline = time.monotonic() + self._directives.min_block_wait
+        while block and len(self.upstreams(needed)) < min(needed, len(self._route.upstreams)):
+            if time.monotonic() >= deadline:
+                newest = max([state.heads.tip, *[member.head for member in state.group.members]])
+                raise BehindBlock(state.network_id, block, newest)
+            await asyncio.sleep(BLOCK_CHECK_S)
+
+    def _note(self, asked: PendingReply, outcome: str) -> None:
+        """List an attempt in the record of the request. After the answer there is none to add it to."""
+        upstream, flight = self._under_way.pop(asked, None), asked.flight
+        if upstream is not None and flight is not None:
+            text = f"{VERIFYING}{flight.policy.method.name}, {outcome}"
+            self._flight.note(upstream, flight.began, time.monotonic(), text)
+
+    def note_late(self) -> None:
+        """The caller is answered before these attempts have ended."""
+        for asked in [*self._under_way]:
+            self._note(asked, "not waited for")
+
+    def read_at(self, head: int) -> None:
+        """The reply is of the state at this block or a later one."""
+        self._flight.block = head
 
     # Quorum
 
@@ -188,6 +248,7 @@ class VerifiedCall:
                 votes.append(found)
                 if ballot.add(found.digest, found.upstream.label) and winner is None:
                     winner = found
+                    self.note_late()
                     answer.error(found.error) if found.error else answer.result(found.result)
         if winner is None:
             log.warning(
@@ -235,6 +296,7 @@ class VerifiedCall:
     def _at_common_head(self, chosen: Sequence[Upstream]) -> bytes:
         """The params with the newest block that all of these upstreams have, in place of `latest`."""
         at_block, head = self._policy.family.at_block, min(each.health.head for each in chosen)
+        self.read_at(head)
         return self._params if at_block is None or not head else at_block(self._policy.method, self._params, head)
 
     # Proof
@@ -296,14 +358,31 @@ class VerifiedCall:
             if each.health.may_serve(self._method)
             and each.health.takes_calls(now)
             and not each.health.lagging
-            and each.health.head >= self._least_head
+            and each.health.head >= self._directives.min_block
         ]
         return sorted(able, key=lambda each: each.health.latency_s)[:most]
+
+    @property
+    def has_one_upstream(self) -> bool:
+        return len(self._route.upstreams) == 1
 
     async def _ask(self, upstream: Upstream, policy: MethodPolicy, params: bytes) -> bytes:
         to = self._route.dispatcher
         asked = call_upstream(to, policy, params, upstream=upstream, client=self._client, trace=self.trace)
-        return await asked.result()
+        self._under_way[asked] = upstream
+        outcome = "given up"
+        try:
+            result = await asked.result()
+            outcome = "answered"
+            return result
+        except RpcError:
+            outcome = "error"
+            raise
+        except Fault as fault:
+            outcome = fault.message
+            raise
+        finally:
+            self._note(asked, outcome)
 
     async def ask(self, upstream: Upstream, method: str, params: Sequence[Any]) -> Any:
         """The decoded result of another call, which a proof needs."""
@@ -322,6 +401,7 @@ class UpstreamSource:
         self._others = [each for each in call.upstreams(MOST_CONFIRMING) if each is not upstream]
         self.head = min(each.health.head for each in (upstream, *self._others[: PROOF_QUORUM - 1]))
         self.is_complete = True
+        call.read_at(self.head)
 
     def __repr__(self) -> str:
         return f"<UpstreamSource {self._upstream.label}>"
@@ -336,18 +416,23 @@ class UpstreamSource:
             return None
 
     async def confirm(self, number: int, block_hash: str) -> bool:
-        """Whether another upstream has this block too. The only upstream of a network confirms itself."""
+        """Whether another upstream has this block too. The only upstream of a network confirms itself. One whose others cannot
+        be asked does not: it may have claimed a head that they do not have."""
         self.is_complete = True
+        is_answered = self._call.has_one_upstream
         for other in self._others:
             try:
                 found = await self._call.ask(other, "eth_getBlockByNumber", [hex(number), False])
             except (RpcError, Fault):
                 continue
+            is_answered = True
             if isinstance(found, dict) and str(found.get("hash")).lower() == block_hash.lower():
                 return True
         # Which of them is wrong is not known.
-        self.is_complete = not self._others
-        return not self._others
+        self.is_complete = self._call.has_one_upstream
+        if not is_answered:
+            raise Unprovable("no other upstream can confirm the block at the moment")
+        return self._call.has_one_upstream
 
     async def off_loop(self, check: Callable[..., T], *values: Any) -> T:
         return await _off_loop(check, *values)
