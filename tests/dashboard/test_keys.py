@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import aiohttp
 import pytest
 
@@ -180,6 +182,33 @@ async def test_test_key_has_a_saved_fault_plan(service: DashboardService) -> Non
     await until(lambda: replies_with(503), every_s=1.0)
     assert (await holder.request("PATCH", path, {"fault": ""})).data["fault"] is None
     await until(lambda: replies_with(200), every_s=1.0)
+
+
+async def test_webhook_of_a_test_key_inherits_the_plan_of_the_key(service: DashboardService) -> None:
+    holder = await service.holder()
+    made = await holder.new_key()
+    await wait_until_known(service, made["key"])
+    saved = {"fault": "delay=2s, duplicate=1, stale=5, p=0.5"}
+    assert (await holder.request("PATCH", f"/account/keys/{made['id']}", saved)).status == 200
+    headers = {"X-API-Key": made["key"]}
+    body = {"url": "https://hooks.example.com/", "chain": "ethereum-sepolia", "event_type": "NEW_BLOCK"}
+
+    async def new_webhook(**members: str) -> dict[str, Any]:
+        async with aiohttp.ClientSession(headers=headers) as session:
+            async with session.post(f"{service.base}/webhooks", json={**body, **members}) as reply:
+                found: dict[str, Any] = await reply.json()
+                assert reply.status == 201, found
+            async with session.delete(f"{service.base}/webhooks/{found['id']}") as reply:
+                assert reply.status == 200
+        return found
+
+    async def inherits() -> bool:
+        return bool((await new_webhook())["fault"] == "delay=2000ms, duplicate=1, p=0.5")
+
+    # Seldom: the requests are charged.
+    await until(inherits, every_s=1.0)
+    assert (await new_webhook(fault="correction"))["fault"] == "correction"
+    assert (await new_webhook(fault=""))["fault"] is None
 
 
 # IP and origin restrictions

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 
-from proxy.core.directives import BY_NAME, USUAL
+from proxy.core.directives import BY_NAME, DIRECTIVES, USUAL
 from tests.http_client import request, rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain
@@ -148,6 +148,46 @@ async def test_rest_read_has_directives_too() -> None:
         worker.add_key("operator", directives=ALL)
         pinned = await client.send(request("GET", path, key=worker.keys["operator"], X_Upstream="a"))
         assert "only with JSON-RPC" in pinned.fault(400)["message"]
+        verified = await client.send(request("GET", path, key=worker.keys["main"], X_Verify="proof"))
+        assert "only with JSON-RPC" in verified.fault(400)["message"]
+
+
+# Invalid as a value of any directive, a label included, since there is no such upstream.
+HOSTILE = ("", " ", "-1", "1,5", "soon", "NaN", "[1]", "9" * 300, "\xff", "1; drop table keys", "0x")
+
+
+@on_uvloop
+async def test_hostile_value_is_refused_on_every_path() -> None:
+    async with rpc_harness(1) as harness:
+        worker = harness.worker
+        worker.add_key("operator", directives=ALL)
+        key = worker.keys["operator"]
+        paths = (
+            ("GET", "/v1/chains", b""),
+            ("POST", f"/v1/rpc/{LIVE}", rpc(*BALANCE)),
+            ("POST", f"/v1/paymaster/{LIVE}", rpc("pm_nothing")),
+        )
+        for directive in DIRECTIVES:
+            async with await worker.connect() as client:
+                for text in HOSTILE:
+                    header: dict[str, Any] = {directive.header: text}
+                    for method, path, body in paths:
+                        reply = await client.send(request(method, path, body, key=key, **header))
+                        assert directive.header in reply.fault(400)["message"], (path, text)
+                    # The helper leaves out headers without a value.
+                    handshake = await refused(worker, key="operator", **{directive.header: text or " "})
+                    assert directive.header in handshake.fault(400)["message"], text
+        assert not harness.count("eth_getBalance")
+
+
+@on_uvloop
+async def test_repeated_directive_is_refused_on_every_path() -> None:
+    async with rpc_harness(1) as harness, await harness.worker.connect() as client:
+        key = harness.worker.keys["main"]
+        twice = b"\r\nX-Retry: 0\r\nX-Retry: 0\r\n\r\n"
+        for sent in (request("GET", "/v1/chains", key=key), harness.worker.post(rpc(*BALANCE))):
+            reply = await client.send(sent.replace(b"\r\n\r\n", twice, 1))
+            assert "X-Retry must be given once" in reply.fault(400)["message"]
 
 
 @on_uvloop

@@ -25,9 +25,12 @@ from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batches import rpc_error_of
 from proxy.services.sponsor.sponsorship import SponsorRequest, SponsorService, Sponsorship
-from proxy.web.gate import UNITS, Gate
+from proxy.web import fault_injection
+from proxy.web.fault_injection import plan_for
+from proxy.web.gate import DIRECTIVES, FAILURE, NETWORK, UNITS, Gate
 from proxy.web.network_resolver import NetworkResolver
-from proxy.web.rest.endpoint import OperationTally
+from proxy.web.request_directives import directives_of
+from proxy.web.rest.endpoint import ERROR_UNITS, OperationTally
 from proxy.web.rest.gas import fields_of
 
 STUB = "pm_getPaymasterStubData"
@@ -63,7 +66,14 @@ class PaymasterHandler:
         key = self._gate.authenticate(request, "paymaster_call")
         route = self._resolver.route(key, SCOPES, request.match_info["chain"], request.match_info["network"])
         body = await self._gate.read_body(request)
-        request[UNITS] = 0
+        request[UNITS], request[NETWORK] = 0, route.network.id
+        directives = directives_of(request, key)
+        if directives is not None:
+            request[DIRECTIVES] = directives
+        if (plan := plan_for(directives)) is not None:
+            if refusal := await self._admission.admit(key, 1, ERROR_UNITS, time.monotonic()):
+                raise refusal
+            await fault_injection.before(plan, request)
         try:
             if jsonrpc.is_batch(body):
                 reply = await self._batch(request, key, route.network, read_batch(body, MAX_BATCH))
@@ -73,6 +83,8 @@ class PaymasterHandler:
             raise InvalidRequest(exc.message, details={"rpc_code": exc.code}) from None
         if not reply:
             return web.Response(status=204)
+        if plan is not None:
+            return fault_injection.after(plan, request, reply)
         return web.Response(body=reply, content_type="application/json")
 
     async def _batch(
@@ -104,6 +116,7 @@ class PaymasterHandler:
         except Fault as fault:
             self._admission.refund(key, 1, units)
             self._count(key, network.id, method).count("faults", "", 0, time.monotonic() - began)
+            request[FAILURE] = fault.message
             return jsonrpc.error_reply(id_, _error_of(fault)) if id_ else b""
         self._count(key, network.id, method).count("results", "", units, time.monotonic() - began)
         request[UNITS] += units
