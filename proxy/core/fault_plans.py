@@ -146,7 +146,7 @@ FAULTS = (
         "error", "error", _code, "error=-32005", ("JSON-RPC", "sockets"), "Reply with a JSON-RPC error of this code.",
     ),
     FaultPart(
-        "empty", "empty", None, "empty", ("JSON-RPC",),
+        "empty", "empty", None, "empty", ("JSON-RPC", "sockets"),
         "Reply with `null`, or with an empty list where the result is a list.",
     ),
     FaultPart(
@@ -268,6 +268,13 @@ def spoiled(plan: FaultPlan, body: bytes, reply: bytes, heads: Collection[str] =
         if isinstance(each, dict) and "result" in each:
             each["result"] = _changed(plan, each["result"], is_head=methods.get(str(each.get("id"))) in heads)
     return orjson.dumps(replies)
+
+
+def spoiled_result(plan: FaultPlan, result: bytes, *, is_head: bool) -> bytes:
+    """One result, as the plan wants it. `is_head`: whether it is the number of the head."""
+    if len(result) > MOST_REPLY:
+        return b"null" if plan.empty else result
+    return orjson.dumps(_changed(plan, orjson.loads(result), is_head=is_head))
 
 
 def _changed(plan: FaultPlan, result: Any, *, is_head: bool) -> Any:

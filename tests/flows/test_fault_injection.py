@@ -125,6 +125,50 @@ async def test_plan_of_a_handshake_applies_to_every_message() -> None:
         assert not harness.count("eth_getBalance")
 
 
+@on_uvloop
+async def test_results_on_a_socket_are_empty_or_stale() -> None:
+    async with faulty() as harness:
+        chain = harness.chain
+        options: dict[str, Any] = {"key": "test", "network": TEST}
+        old, head = value_of("balance", ADDRESS, chain.hash_of(chain.head - 5)), hex(chain.head - 5)
+        calls: tuple[Any, ...] = (BALANCE, ("eth_blockNumber", []))
+        for plan, results in (("empty", [None, None]), ("stale=5", [old, head])):
+            async with bare(harness.worker, **options, X_Fault=plan) as socket:
+                for call, result in zip(calls, results, strict=True):
+                    socket.write(rpc(*call))
+                    assert (await socket.json())["result"] == result
+                batch = [{"jsonrpc": "2.0", "id": n, "method": m, "params": p} for n, (m, p) in enumerate(calls)]
+                socket.write(orjson.dumps(batch))
+                assert [each["result"] for each in await socket.json()] == results
+
+
+PLANS = ("status=503", "error=-32005", "empty", "stale=5", "reset", "truncate", "slow-body=500B/s", "latency=20ms")
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@on_uvloop
+async def test_batch_is_spoiled_as_a_call_is(plan: str) -> None:
+    calls: tuple[Any, ...] = (BALANCE, ("eth_blockNumber", []))
+    async with faulty() as harness:
+        old = hex(harness.chain.head - 5)
+        if plan in ("reset", "truncate"):
+            with pytest.raises((Closed, ConnectionError, asyncio.IncompleteReadError)):
+                await harness.batch(*calls, key="test", X_Fault=plan)
+            return
+        reply = await harness.batch(*calls, key="test", X_Fault=plan)
+        match plan.partition("=")[0]:
+            case "status":
+                reply.fault(503)
+            case "error":
+                assert [each["error"]["code"] for each in reply.json] == [-32005] * 2
+            case "empty":
+                assert [each["result"] for each in reply.json] == [None] * 2
+            case "stale":
+                assert reply.json[1]["result"] == old
+            case _:
+                assert [each["id"] for each in reply.json if each["result"]] == [0, 1]
+
+
 async def numbers(client: SocketClient, count: int) -> list[int]:
     return [int((await client.event())["result"]["number"], 16) for _ in range(count)]
 

@@ -95,7 +95,7 @@ class SocketCalls:
         self._on_answered()
 
     def _serve_spoiled(self, plan: FaultPlan, message: bytes) -> None:
-        """Serve a message of a test key with the faults of its plan. A result cannot be changed here."""
+        """Serve a message of a test key with the faults of its plan."""
         transport = self.output.transport
         if transport is None:
             return
@@ -109,16 +109,18 @@ class SocketCalls:
             self._served += 1
             self.note_failure(self._served, refusal or InternalError("injected by X-Fault"), UNITS_OF_AN_ERROR)
         else:
-            self._serve(fault_plans.aged(message, self.route.heads.tip, plan.stale) if plan.stale else message)
+            aged = fault_plans.aged(message, self.route.heads.tip, plan.stale) if plan.stale else message
+            self._serve(aged, plan if plan.empty or plan.stale else None)
 
-    def _serve(self, message: bytes) -> None:
+    def _serve(self, message: bytes, plan: FaultPlan | None = None) -> None:
+        """`plan`: how to change the results."""
         now = time.monotonic()
         self._served += 1
         try:
             if jsonrpc.is_batch(message):
-                SocketBatch(self, now, self._served).start(message)
+                SocketBatch(self, now, self._served, plan).start(message)
             else:
-                SocketCall(self, now, self._served).start(jsonrpc.parse(message))
+                SocketCall(self, now, self._served, plan).start(jsonrpc.parse(message))
         except MalformedCall as exc:
             self.refuse(exc, self._served)
 
@@ -193,6 +195,7 @@ class SocketCall(HeldResultWaiter):
         "_number",
         "_owner",
         "_params",
+        "_plan",
         "_size",
         "_status",
         "block",
@@ -204,10 +207,11 @@ class SocketCall(HeldResultWaiter):
         "units",
     )
 
-    def __init__(self, owner: SocketCalls, now: float, number: int) -> None:
+    def __init__(self, owner: SocketCalls, now: float, number: int, plan: FaultPlan | None) -> None:
         self._owner = owner
         self._began = now
         self._number = number
+        self._plan = plan
         self.id = b""
         self.policy: MethodPolicy | None = None
         self.flight: Flight | None = None
@@ -266,6 +270,9 @@ class SocketCall(HeldResultWaiter):
         self._end("results")
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
+        if self._plan is not None and self.policy is not None and self.policy.method.kind != "subscription":
+            is_head = self.policy.is_head_number
+            result = fault_plans.spoiled_result(self._plan, bytes(result), is_head=is_head)
         self._size = len(result)
         id_ = self.id and self._reply_id()
         output = self._owner.output
@@ -340,14 +347,16 @@ class SocketCall(HeldResultWaiter):
 class SocketBatch:
     """A batch of calls."""
 
-    __slots__ = ("_batch", "_began", "_is_done", "_number", "_owner")
+    __slots__ = ("_batch", "_began", "_body", "_is_done", "_number", "_owner", "_plan")
 
-    def __init__(self, owner: SocketCalls, now: float, number: int) -> None:
+    def __init__(self, owner: SocketCalls, now: float, number: int, plan: FaultPlan | None) -> None:
         self._owner = owner
         self._began = now
         self._number = number
         self._batch: BatchUnderWay | None = None
         self._is_done = False
+        self._plan = plan
+        self._body = b""
 
     def __repr__(self) -> str:
         return f"<SocketBatch {self._batch!r}>"
@@ -355,6 +364,7 @@ class SocketBatch:
     def start(self, body: bytes) -> None:
         owner = self._owner
         owner.add(self)
+        self._body = b"" if self._plan is None else body
         batch = owner.context.rpc.call_batch(
             body,
             owner.route,
@@ -389,6 +399,10 @@ class SocketBatch:
         self._is_done = True
         owner = self._owner
         units = owner.context.rpc.settle_batch(owner.key, batch)
+        pieces = self._pieces(batch)
+        if self._plan is not None and not batch.share.is_large:
+            heads = [name for name, policy in owner.route.policies.items() if policy.is_head_number]
+            pieces = [fault_plans.spoiled(self._plan, self._body, b"".join(pieces), heads)]
         owner.context.requests.note_batch(
             owner.name_of(self._number),
             owner.key,
@@ -397,8 +411,8 @@ class SocketBatch:
             took_s=time.monotonic() - self._began,
             directives=owner.directives,
             units=units,
+            bytes=sum(map(len, pieces)),
         )
-        pieces = self._pieces(batch)
         if batch.share.is_large:
             owner.output.send_large([frame_head(sum(map(len, pieces))), *pieces], batch.share)
         elif pieces:
