@@ -91,7 +91,8 @@ async def test_late_or_slow_reply_is_whole() -> None:
         for plan, least_s in (("latency=150ms", 0.15), ("slow-body=500B/s", 0.1)):
             began = loop.time()
             assert "result" in (await spoiled(harness, plan)).json
-            assert loop.time() - began >= least_s
+            # The loop counts in milliseconds.
+            assert loop.time() - began > least_s - 0.01
 
 
 @on_uvloop
@@ -199,7 +200,7 @@ async def test_events_come_later_and_in_order() -> None:
             for number in range(1, 20):
                 feed.emit(HEADS, head(number))
             assert await numbers(client, 19) == [*range(1, 20)]
-            assert loop.time() - began >= 0.1
+            assert loop.time() - began > 0.09
 
 
 @on_uvloop
