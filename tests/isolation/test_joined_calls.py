@@ -213,6 +213,20 @@ async def test_call_is_retried_although_the_account_that_made_it_first_has_no_re
 
 
 @on_uvloop
+async def test_call_that_hangs_is_not_joined() -> None:
+    """It would fail the caller after a part of its own time."""
+    async with gated_worker(size=100, rpc={"call_timeout_s": 2.0}) as (worker, upstream), AsyncExitStack() as stack:
+        await ask(worker, stack, 1)
+        await until(lambda: upstream.calls == 1)
+        await asyncio.sleep(1.1)
+        late = await ask(worker, stack, 1, "main")
+        await until(lambda: upstream.calls == 2)
+        upstream.open(1)
+        upstream.last.set()
+        assert outcomes([await late.reply()]) == [102]
+
+
+@on_uvloop
 async def test_caller_that_left_gets_no_result_of_its_own() -> None:
     size = MAX_REPLY_BYTES + MB
     async with gated_worker(size=size) as (worker, upstream), AsyncExitStack() as stack:

@@ -108,7 +108,7 @@ class Forwarder:
             params = policy.within_head(params, route.heads.tip)
         slot = key_of(policy.request_tail, params) if policy.shared else None
         if slot is not None:
-            if _may_read_cache(route, directives) and _is_known(caller, route, slot, client, directives):
+            if _may_read_cache(route, directives) and _is_known(caller, route, slot, client, now, directives):
                 return None
             caller.cache = "miss"
         elif policy.is_checked and route.guard is not None:
@@ -162,7 +162,9 @@ def _may_read_cache(route: Route, directives: Directives | None) -> bool:
     return directives is None or (directives.reads_cache and directives.min_block <= route.state.tip)
 
 
-def _is_known(caller: Caller, route: Route, slot: bytes, client: str, directives: Directives | None = None) -> bool:
+def _is_known(
+    caller: Caller, route: Route, slot: bytes, client: str, now: float, directives: Directives | None = None
+) -> bool:
     """Answer the call from the cache, or let it join an equal one. False if neither is possible."""
     state = route.state
     result = state.replies.get(slot) if state.caches else None
@@ -180,7 +182,8 @@ def _is_known(caller: Caller, route: Route, slot: bytes, client: str, directives
         if not directives.may_join:
             return False
     flight = state.flights.get(slot)
-    if flight is None:
+    # One that hangs is not joined: it ends with a timeout, and long before the caller's own time is up.
+    if flight is None or now - flight.began > route.dispatcher.call_timeout_s / 2:
         return False
     caller.cache = "join"
     caller.flight = flight
