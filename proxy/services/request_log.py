@@ -27,6 +27,7 @@ from proxy.core.request_records import (
     MOST_ERROR,
     MOST_PARAMS,
     ErrorGroup,
+    RecordedAttempt,
     RecordReason,
     RequestFilter,
     RequestRecord,
@@ -112,8 +113,7 @@ class RequestLog:
             telemetry.request_records_dropped_total.inc()
             return
         if flight is not None:
-            attempts = sorted(flight.attempts(time.monotonic()), key=itemgetter(1))
-            more = {"attempts": attempts, "block": flight.block, **more}
+            more = {"attempts": _attempts(flight), "block": flight.block, **more}
             params = params or flight.params
         self._waiting.append(
             RequestRecord(
@@ -274,6 +274,11 @@ class RequestLog:
     async def errors(self, wanted: RequestFilter, account: str | None) -> list[ErrorGroup]:
         """Failed requests by status, code, method and key. `wanted`: its reason, status and code are not used."""
         return await self._store.count_errors(wanted, account)
+
+
+def _attempts(flight: Flight) -> list[RecordedAttempt]:
+    """In the order in which they began."""
+    return sorted(flight.attempts(time.monotonic()), key=itemgetter(1))
 
 
 def _failure(status: int, error: str, *, was_sent: bool) -> dict[str, Any]:
