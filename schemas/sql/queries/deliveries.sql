@@ -51,7 +51,7 @@ returning deliveries.event_id, deliveries.webhook_id, claim, tries, counted, pic
         extract(epoch from coalesce($3, now()) - deliveries.created_at)::double precision
     end as age_s,
     case when picked.fault is not null then (
-        select count(*) from attempts where attempts.event_id = deliveries.event_id and status between 200 and 299
+        select count(*) from delivery_attempts a where a.event_id = deliveries.event_id and status between 200 and 299
     ) end as copies;
 
 -- postpone
@@ -123,7 +123,7 @@ with done as materialized (
         state text, tries smallint, again_s double precision, sent text, reply_headers text, reply_body text
     )
 ), recorded as (
-    insert into attempts (event_id, number, began_at, took_ms, outcome, status, excerpt, sent, reply_headers, reply_body)
+    insert into attempts_by_day (event_id, number, began_at, took_ms, outcome, status, excerpt, sent, reply_headers, reply_body)
     select done.event_id, done.claim, coalesce($2::timestamptz, now()) - make_interval(secs => ago_s), took_ms, outcome,
         status, excerpt, sent, reply_headers, reply_body
     from done
@@ -155,7 +155,7 @@ where webhook_id = $1 and ($2::text is null or state = $2) and ($3::timestamptz 
 -- The last few attempts of each delivery.
 select recent.* from unnest($1::text[]) as wanted (event_id) cross join lateral (
     select event_id, number, began_at, took_ms, outcome, status, excerpt
-    from attempts where attempts.event_id = wanted.event_id order by number desc limit $2
+    from delivery_attempts a where a.event_id = wanted.event_id order by number desc limit $2
 ) recent order by recent.event_id, recent.number;
 
 -- read_delivery
@@ -166,14 +166,14 @@ where deliveries.webhook_id = $1 and deliveries.event_id = $2;
 -- read_attempts
 -- The last attempts of one delivery, with what was sent and received.
 select * from (
-    select * from attempts where event_id = $1 order by number desc limit $2
+    select * from delivery_attempts where event_id = $1 order by number desc limit $2
 ) recent order by number;
 
 -- recent_attempts
 -- The last attempts of each webhook, among its newest deliveries.
 select wanted.webhook_id, recent.* from unnest($1::text[]) as wanted (webhook_id) cross join lateral (
     select number, began_at, took_ms, outcome, status, excerpt
-    from attempts where event_id in (
+    from delivery_attempts where event_id in (
         select event_id from deliveries where deliveries.webhook_id = wanted.webhook_id
         order by created_at desc limit $2
     ) order by began_at desc limit $2
@@ -219,7 +219,7 @@ select (select count(*) from changed) as changed, event_id, created_at from pick
 select pg_notify('penstock_deliveries', '');
 
 -- purge
--- Delete old events with their deliveries and attempts.
+-- Delete old events with their deliveries, and attempts that are not in tables by day.
 with old as materialized (
     select id from events
     where created_at < now() - make_interval(days => $1::integer) and not exists (
@@ -232,6 +232,12 @@ with old as materialized (
     delete from attempts using old where attempts.event_id = old.id
 )
 delete from events using old where events.id = old.id;
+
+-- purge_attempts
+-- Delete old attempts of days without a table of their own.
+delete from attempts_of_other_days where ctid = any(array(
+    select ctid from attempts_of_other_days where began_at < now() - make_interval(days => $1::integer) limit $2
+));
 
 -- purge_addresses
 -- Delete the addresses of deleted webhooks.
@@ -251,6 +257,12 @@ delete from watch_changes where ctid = any(array(
 delete from webhooks where status = 'deleted' and updated_at < now() - make_interval(days => $1::integer)
     and not exists (select from deliveries where webhook_id = webhooks.id)
     and not exists (select from watched_addresses where webhook = number);
+
+-- add_attempt_days
+select attempts_add_day((now() at time zone 'UTC')::date + ahead) from generate_series(0, 2) as ahead;
+
+-- remove_attempt_days
+select attempts_remove_days(now() - make_interval(days => $1::integer));
 
 -- purge_days
 delete from delivery_days where day < current_date - $1::integer;

@@ -8,7 +8,7 @@ with given as (
 ), made as (
     insert into events (id, webhook_id, network, type, block, block_hash, body, lacks, after_block, finality, takes_back)
     select id, webhook_id, $1, type, block, block_hash, body, lacks::json, after_block, finality, takes_back from given
-    on conflict (id) do nothing
+    on conflict do nothing
     returning id, webhook_id, lacks is null and after_block is null as ready
 ), queued as (
     insert into deliveries (event_id, webhook_id, state)
@@ -35,7 +35,7 @@ with original as (
     select given.id, webhook_id, network, given.type, case when takes_back is null then block end,
         case when takes_back is null then block_hash end, given.body, takes_back, test, true
     from original cross join unnest($3::text[], $4::text[], $5::bytea[], $6::text[]) as given (id, type, body, takes_back)
-    on conflict (id) do nothing
+    on conflict do nothing
     returning id, webhook_id, takes_back
 )
 insert into deliveries (event_id, webhook_id, due_at)
