@@ -38,6 +38,7 @@ TOGETHER = (
         "tests/dev/test_indexing.py",
     ),
     ("tests/fleet/test_fleet_limits.py", "tests/fleet/test_fleet_heads.py", "tests/fleet/test_fleet_caps.py"),
+    ("tests/flows/test_follower.py", "tests/flows/test_read_after_webhook.py"),
     ("tests/flows/test_smart_wallets.py", "tests/flows/test_sponsor.py", "tests/flows/test_guide.py"),
     (
         "tests/browser/test_page.py",

@@ -9,6 +9,7 @@ import pytest
 from proxy.dev.postgres import Postgres
 from tests import service as service_room
 from tests.database import Server
+from tests.lagging_upstream import LaggingUpstream, lagging_upstreams
 from tests.real_harness import real_nodes
 from tests.real_nodes import RealNode
 from tests.service import Service
@@ -26,6 +27,32 @@ def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Three nodes of a real chain, which tests may revert."""
     with real_nodes(request.param, 3, tmp_path_factory.mktemp("nodes")) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+async def laggards() -> AsyncIterator[list[LaggingUpstream]]:
+    async with lagging_upstreams(1, 2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+async def followed(
+    request: pytest.FixtureRequest,
+    shared_services: SharedServices,
+    tmp_path_factory: pytest.TempPathFactory,
+    laggards: list[LaggingUpstream],
+) -> AsyncIterator[Service]:
+    """A service whose chain tests may revert. Two more upstreams of its test network are behind the chain."""
+
+    async def start() -> Service:
+        more = [word for each in laggards for word in ("--upstream", f"dev/testnet={each.url}")]
+        found = await service_room.start(tmp_path_factory.mktemp("followed"), "--workers", "2", *more)
+        for each in laggards:
+            each.node = found.ready["upstream_url"]
+        return found
+
+    yield await shared_services.get("followed", start)
+    await shared_services.release("followed", request)
 
 
 @pytest.fixture(scope="module")

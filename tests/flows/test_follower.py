@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
-import pytest
 
 from proxy.dev.postgres import Postgres
 from proxy.store import migrate
-from tests import service as service_room
 from tests.chain_upstream import ChainUpstream, LittleChain
 from tests.database import another, connected
 from tests.flows import production
@@ -29,14 +26,6 @@ DEV = "dev/mainnet"
 FRESH = bytes(range(100, 120))
 # A killed follower is a Python process that has to start: on a busy machine that takes a while.
 SLOW_S = 40.0
-
-
-@pytest.fixture(scope="module")
-async def own(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Service]:
-    """A service whose chain these tests may revert."""
-    running = await service_room.start(tmp_path_factory.mktemp("followed"), "--no-bundler")
-    yield running
-    await service_room.stop(running)
 
 
 async def chain(service: Service, method: str, *params: Any) -> Any:
@@ -83,64 +72,64 @@ def follower_pid(service: Service | Production) -> int:
     return processes_named("background follower", service.process.pid)[0]
 
 
-async def test_index_of_the_dev_chain_matches_its_contracts(own: Service) -> None:
-    await until(lambda: is_at_the_head(own), within_s=SLOW_S)
-    found = await holdings_of(own)
+async def test_index_of_the_dev_chain_matches_its_contracts(followed: Service) -> None:
+    await until(lambda: is_at_the_head(followed), within_s=SLOW_S)
+    found = await holdings_of(followed)
     ordinary = {
-        bytes.fromhex(t["address"][2:]) for t in own.ready["tokens"] if t["kind"] in ("erc20", "bytes32", "weth")
+        bytes.fromhex(t["address"][2:]) for t in followed.ready["tokens"] if t["kind"] in ("erc20", "bytes32", "weth")
     }
-    multi = {bytes.fromhex(t["address"][2:]) for t in own.ready["nfts"] if t["kind"] == "erc1155"}
-    single = {bytes.fromhex(t["address"][2:]) for t in own.ready["nfts"] if t["kind"] == "erc721"}
+    multi = {bytes.fromhex(t["address"][2:]) for t in followed.ready["nfts"] if t["kind"] == "erc1155"}
+    single = {bytes.fromhex(t["address"][2:]) for t in followed.ready["nfts"] if t["kind"] == "erc721"}
     assert {key[1] for key in found} >= ordinary | multi | single
     for (holder, contract, *token), amount in found.items():
         address = "0x" + contract.hex()
         if contract in ordinary:
-            assert await read(own, address, BALANCE + word(holder)) == amount
+            assert await read(followed, address, BALANCE + word(holder)) == amount
         elif contract in single:
-            assert await read(own, address, OWNER + token[0].hex()) == int.from_bytes(holder, "big")
+            assert await read(followed, address, OWNER + token[0].hex()) == int.from_bytes(holder, "big")
         elif contract in multi:
-            assert await read(own, address, BALANCE_OF + word(holder) + token[0].hex()) == amount
+            assert await read(followed, address, BALANCE_OF + word(holder) + token[0].hex()) == amount
 
 
-async def test_transfer_is_indexed_and_a_revert_undoes_it(own: Service) -> None:
-    token = own.ready["tokens"][0]["address"]
+async def test_transfer_is_indexed_and_a_revert_undoes_it(followed: Service) -> None:
+    token = followed.ready["tokens"][0]["address"]
     key = (FRESH, bytes.fromhex(token[2:]))
-    snapshot = await chain(own, "evm_snapshot")
-    await give(own, token, 5)
-    await until(lambda: _has(own, key, 5), within_s=SLOW_S)
-    await chain(own, "evm_revert", snapshot)
-    await give(own, token, 7)
-    await until(lambda: _has(own, key, 7), within_s=SLOW_S)
+    snapshot = await chain(followed, "evm_snapshot")
+    await give(followed, token, 5)
+    await until(lambda: _has(followed, key, 5), within_s=SLOW_S)
+    await chain(followed, "evm_revert", snapshot)
+    await give(followed, token, 7)
+    await until(lambda: _has(followed, key, 7), within_s=SLOW_S)
 
 
 async def _has(service: Service, key: tuple[bytes, ...], amount: int) -> bool:
     return (await holdings_of(service)).get(key, 0) == amount
 
 
-async def test_killed_follower_is_restarted_and_resumes(own: Service) -> None:
-    token = own.ready["tokens"][0]["address"]
+async def test_killed_follower_is_restarted_and_resumes(followed: Service) -> None:
+    token = followed.ready["tokens"][0]["address"]
     key = (FRESH, bytes.fromhex(token[2:]))
-    await until(lambda: is_at_the_head(own), within_s=SLOW_S)
-    before = (await holdings_of(own)).get(key, 0)
+    await until(lambda: is_at_the_head(followed), within_s=SLOW_S)
+    before = (await holdings_of(followed)).get(key, 0)
     for killed in range(1, 3):
-        pid = follower_pid(own)
+        pid = follower_pid(followed)
         os.kill(pid, signal.SIGKILL)
-        await give(own, token, 1)
-        await until(lambda killed=killed: _has(own, key, before + killed), within_s=SLOW_S)
-        assert follower_pid(own) != pid
+        await give(followed, token, 1)
+        await until(lambda killed=killed: _has(followed, key, before + killed), within_s=SLOW_S)
+        assert follower_pid(followed) != pid
 
 
-async def test_index_command_finds_the_running_service(own: Service) -> None:
-    done = await own.cli("index", "--chain", "dev", "--from", "0")
+async def test_index_command_finds_the_running_service(followed: Service) -> None:
+    done = await followed.cli("index", "--chain", "dev", "--from", "0")
     assert (done.returncode, done.stdout) == (0, "nothing to do: dev/mainnet is followed from block 0\n"), done.stderr
 
 
-async def test_metrics_show_the_followers_block(own: Service) -> None:
-    await until(lambda: is_at_the_head(own), within_s=SLOW_S)
-    head = int(await chain(own, "eth_blockNumber"), 16)
+async def test_metrics_show_the_followers_block(followed: Service) -> None:
+    await until(lambda: is_at_the_head(followed), within_s=SLOW_S)
+    head = int(await chain(followed, "eth_blockNumber"), 16)
 
     async def shown() -> bool:
-        text = await (await own.get(own.ready["metrics_url"])).text()
+        text = await (await followed.get(followed.ready["metrics_url"])).text()
         return f'penstock_follower_block{{network="{DEV}"}} {float(head)}' in text
 
     await until(shown, within_s=SLOW_S)
