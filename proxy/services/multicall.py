@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from proxy.chains.evm import abi, address
 from proxy.chains.registry import Network
 from proxy.core import dialect
+from proxy.core.heads import heard_of
 from proxy.errors import Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
@@ -49,6 +50,11 @@ class Multicall:
             return int(await self._internal_calls.call(network, "eth_blockNumber"), 16)
         except (RpcError, TypeError, ValueError):
             raise _unreadable(network) from None
+
+    def newest(self, network: Network) -> int:
+        """The newest block of any upstream, although most may not have it yet."""
+        members = self._internal_calls.route(network).state.group.members
+        return max((each.head for each in heard_of(members, time.monotonic())), default=0)
 
     async def read(
         self, network: Network, calls: Sequence[ContractCall], *, block: int | None = None

@@ -19,6 +19,7 @@ from proxy.errors import NotFound, Unavailable
 from proxy.services.multicall import Multicall
 from proxy.store.cache import DataCache
 from proxy.store.holdings import HoldingStore, IndexBlock
+from proxy.tasks import min_block_of_task
 
 # Names rarely change. A contract without a symbol or decimals may be a proxy that has no code yet, so it is read again sooner.
 KEPT_S, KEPT_UNKNOWN_S = 86_400.0, 3_600.0
@@ -65,7 +66,10 @@ class TokenContracts:
             return found.block, found.hash.hex()
 
         indexed, name = await self._recent.once(network.id, "index", "", make=look, ttl_s=INDEX_S)
-        block = min(int(indexed), await self._multicall.tip(network))
+        tip = await self._multicall.tip(network)
+        # Most upstreams may not have the block of X-Min-Block: one that has it is enough.
+        reached = tip if tip >= min_block_of_task.get() else max(tip, self._multicall.newest(network))
+        block = min(int(indexed), reached)
         return PinnedBlock(block, f"{block}:{name}")
 
     async def at_one_block(self, network: Network, read: Callable[[], Awaitable[T]]) -> tuple[T, int]:
