@@ -47,12 +47,8 @@ class DataFeature:
         self.cache = DataCache(bytes=given.data_bytes, redis_url=settings.valkey.cache_url, enabled=given.enabled)
         self.multicall = Multicall(internal_calls)
         self._price_api = _price_api(settings.prices)
-        self.prices = PriceService(
-            sources_of(settings.prices, tables.chains, self.multicall, self._price_api),
-            self.cache,
-            keep_s=settings.prices.keep_s,
-            stale_s=settings.prices.stale_s,
-        )
+        sources = sources_of(settings.prices, tables.chains, self.multicall, self._price_api)
+        self.prices = PriceService(sources, self.cache, keep_s=settings.prices.keep_s, stale_s=settings.prices.stale_s)
         holdings = HoldingStore(pool, reads, apart=apart)
         self.contracts = TokenContracts(self.multicall, holdings, self.cache, follows=settings.follower.follows)
         token_prices = TokenPrices(self.prices, tables.logos)
