@@ -59,6 +59,7 @@ MODULES = (
     "proxy.web.front.front_connection",
     "proxy.web.front.front_context",
     "proxy.web.front.reply_lines",
+    "proxy.web.front.reply_slices",
     "proxy.web.front.reply_stream",
     "proxy.web.front.reply_writer",
     "proxy.web.front.request_heads",

@@ -291,9 +291,7 @@ class Dispatcher(FlightHandler):
         for caller, client in flight.take_joined():
             caller.cache = "miss"
             caller.flight = alone = self.new_flight(flight.policy, flight.params, caller, flight.began)
-            alone.client = client
-            alone.least_head, alone.archive = flight.least_head, flight.archive
-            alone.reports_head = flight.reports_head
+            alone.resemble(flight, client)
             self.launch(alone, now)
         if flight.waiters[0] is ABSENT_WAITER:
             self._close(flight)
@@ -303,8 +301,7 @@ class Dispatcher(FlightHandler):
 
     def _send_for_another(self, flight: Flight, now: float) -> None:
         """The account that made the call has too many of them. Others that joined it get it in their own turn."""
-        flight.client, flight.joined_by = flight.joined_by[0], flight.joined_by[1:]
-        flight.tried = 0
+        flight.pass_on()
         self.launch(flight, now)
 
     def rate_limited(self, flight: Flight, upstream: Upstream, now: float, head: ReplyHead) -> None:
@@ -410,14 +407,12 @@ class Dispatcher(FlightHandler):
 
     def on_large(self, flight: Flight, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         start = start_of_stream(flight, head, beginning)
-        if not start or (flight.policy.by_range and self._may_be_partial(flight, connection.upstream)):
+        may_be_partial = flight.policy.by_range and self.on_partial is not None
+        if not start or (may_be_partial and may_lack_blocks(self.state, flight, connection.upstream, _monotonic())):
             return False
         left = head.length - start if head.length >= 0 else None
         begin_stream(self.state, flight, connection, memoryview(beginning)[start:], left)
         return True
-
-    def _may_be_partial(self, flight: Flight, upstream: Upstream) -> bool:
-        return self.on_partial is not None and may_lack_blocks(self.state, flight, upstream, _monotonic())
 
     def on_end(self, flight: Flight, connection: UpstreamConnection) -> None:
         end_stream(self.state, flight, connection)
@@ -429,9 +424,9 @@ class Dispatcher(FlightHandler):
         self.state.keep(flight, result)
         exchange = self.state.exchange
         if exchange is not None and flight.policy.method.kind == "write":
-            exchange.wrote(self.state.network_id, partial(_deliver, flight, result))
+            exchange.wrote(self.state.network_id, partial(flight.deliver, result))
         else:
-            _deliver(flight, result)
+            flight.deliver(result)
 
     def land_error(self, flight: Flight, error: bytes) -> None:
         self._close(flight)
@@ -452,8 +447,3 @@ class Dispatcher(FlightHandler):
         self.state.landed(flight)
         if flight.first is not None or flight.second is not None:
             flight.leave_attempts(_monotonic())
-
-
-def _deliver(flight: Flight, result: bytes | msgspec.Raw) -> None:
-    for waiter in flight.waiters:
-        waiter.on_result(result)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from typing import Protocol
 
+import msgspec
+
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import result_start
 from proxy.core.request_records import RecordedAttempt
@@ -250,6 +252,20 @@ class Flight:
             self.spare_error, self.spare_weight = error, weight
 
     # Waiters
+
+    def deliver(self, result: bytes | msgspec.Raw) -> None:
+        for waiter in self.waiters:
+            waiter.on_result(result)
+
+    def resemble(self, other: Flight, client: str) -> None:
+        """This is the same call as the other, for one of those who made it."""
+        self.client = client
+        self.least_head, self.archive, self.reports_head = other.least_head, other.archive, other.reports_head
+
+    def pass_on(self) -> None:
+        """The call now belongs to the next account that joined it."""
+        self.client, self.joined_by = self.joined_by[0], self.joined_by[1:]
+        self.tried = 0
 
     def join(self, caller: Caller, client: str) -> None:
         """Another caller makes the same call."""

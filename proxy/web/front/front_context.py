@@ -15,6 +15,7 @@ from proxy.core.iso_time import iso_of_unix
 from proxy.errors import Fault, Unauthorized
 from proxy.services.accounts.admission import Admission
 from proxy.services.request_log import RequestLog
+from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import ServerSettings
@@ -118,13 +119,12 @@ class FrontContext:
         headers = self._admission.headers_without_key(peer[0] if peer else "")
         return b"\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
 
-    def log_call(
-        self, head: RequestHead, method: str, status: int, request_id: bytes, took_s: float, *, units: int, cache: str
-    ) -> None:
+    def log_call(self, head: RequestHead, caller: Caller, status: int, request_id: bytes, took_s: float) -> None:
         """Add a request's line to the access log, if there is one."""
         if self.log is None:
             return
         network, key = head.route.network.id.encode(), head.key.id.encode()
+        method = caller.policy.method.name if caller.policy is not None else ""
         self.log.add(
             LOG_LINE
             % (
@@ -135,8 +135,8 @@ class FrontContext:
                 status,
                 took_s * 1000,
                 key,
-                units,
-                cache.encode(),
+                caller.units,
+                caller.cache.encode(),
             )
         )
 

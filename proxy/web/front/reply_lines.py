@@ -10,6 +10,8 @@ import orjson
 from proxy.core import jsonrpc
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault
+from proxy.services.rpc.flights import Caller
+from proxy.services.rpc.networks import Route
 
 LOG_LINE: Final = (
     b'{"time":"%b","level":"info","logger":"penstock.access","message":"request","request_id":"%b","network":"%b",'
@@ -43,6 +45,16 @@ REPLY_LENGTHS: Final = [reply_length(size) for size in range(1024)]
 
 def units_line(units: int) -> bytes:
     return UNITS[units] if units < 256 else b"X-Compute-Units: %d\r\n" % units
+
+
+def upstream_line(route: Route, caller: Caller) -> bytes:
+    """Which upstream answered, by its label. Cached replies, batches and refusals have none."""
+    if caller.flight is not None:
+        label = caller.flight.answered_label
+    else:
+        is_short = caller.policy is not None and caller.policy.short and not caller.cache and route.only is not None
+        label = route.upstreams[0].label if is_short else ""
+    return b"X-Upstream: %b\r\n" % label.encode() if label else b""
 
 
 def fault_bytes(fault: Fault, stamp: bytes, common: bytes) -> bytes:

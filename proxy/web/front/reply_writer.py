@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
@@ -19,7 +18,7 @@ from proxy.core import encodings, jsonrpc
 from proxy.core.encodings import MAX_PREFIX
 from proxy.core.jsonrpc import MalformedCall
 from proxy.errors import Fault, InternalError
-from proxy.services.rpc.batches import CallBatch, slices
+from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -34,7 +33,9 @@ from proxy.web.front.reply_lines import (
     length_line,
     reply_length,
     units_line,
+    upstream_line,
 )
+from proxy.web.front.reply_slices import AT_ONCE, ReplySlices
 from proxy.web.front.reply_stream import ReplyStream
 from proxy.web.front.request_heads import RequestHead
 from proxy.web.front.request_notes import RequestNotes
@@ -46,15 +47,13 @@ from proxy.wire.write_buffer import DEFER_BELOW
 OFF_LOOP: Final = 262_144
 # Parts of a batch's reply that are sent in one turn of the loop: the kernel may take megabytes at once, and others would wait.
 TURN_BYTES: Final = 65_536
-# A reply in memory up to this size is written at once, a larger one in slices.
-AT_ONCE: Final = 262_144
 _monotonic: Final = time.monotonic
 
 
 @final
 class ReplyWriter:
     __slots__ = (
-        "_awaits_turn", "_context", "_on_free", "_reader", "_rest", "_sent_in_turn", "_streamed", "batch", "began", "block",
+        "_awaits_turn", "_context", "_on_free", "_reader", "_sent_in_turn", "_slices", "_streamed", "batch", "began", "block",
         "busy", "cache", "flight", "head", "id", "left", "notes", "paused_reading", "policy", "stream", "transport", "units",
         "was_refused",
     )  # fmt: skip
@@ -87,9 +86,9 @@ class ReplyWriter:
         self._streamed: CallBatch | None = None
         self._sent_in_turn = 0
         self._awaits_turn = False
-        # What is left of a large reply that is in memory.
-        self._rest: deque[Piece] | None = None
         self.stream = ReplyStream(context.held)
+        # A large reply that is in memory.
+        self._slices: ReplySlices | None = None
         # For the record of the request.
         self.notes = RequestNotes(context.requests)
 
@@ -102,8 +101,7 @@ class ReplyWriter:
         return "" if self.head is None else self.head.key.account.id
 
     @property
-    def streams(self) -> bool:
-        """A notification has no reply, so there is nothing to stream."""
+    def streams(self) -> bool:  # A notification has no reply.
         return bool(self.id)
 
     def open(self, transport: asyncio.Transport) -> None:
@@ -150,7 +148,7 @@ class ReplyWriter:
             b"}",
         )
         if context.log is not None:
-            self._log(200, request_id, now)
+            context.log_call(head, self, 200, request_id, now - self.began)
         account = head.key.account
         if account.unsampled <= 1 or now - self.began > context.slow_s or head.directives is not None:
             self.notes.size = size
@@ -178,10 +176,10 @@ class ReplyWriter:
 
     def _write_encoded(self, encoding: int, result: bytes | msgspec.Raw) -> None:
         """Send a large result compressed. A cached one was compressed for an earlier caller, or is now for the next ones."""
-        start = jsonrpc.result_start(self.id)
         if len(result) > FREE_BYTES and not self.stream.hold(self.client, len(result)):
             self._finish_body(jsonrpc.error_reply(self.id, NO_ROOM))
             return
+        start = jsonrpc.result_start(self.id)
         # A reply that is not cached has no bytes of its own: it is a part of the upstream's.
         is_kept = self.cache == "hit" and encoding != encodings.BROTLI
         if is_kept and len(start) <= MAX_PREFIX and len(result) < OFF_LOOP:
@@ -328,9 +326,8 @@ class ReplyWriter:
 
     def resume(self) -> None:
         """The client reads again."""
-        if self._rest is not None:
-            self.stream.stalled_since = 0.0
-            self._context.turns.add(self.client, self._send_slice)
+        if self._slices is not None:
+            self._slices.resume()
             return
         self.stream.read_again()
         if self._streamed is not None:
@@ -348,33 +345,16 @@ class ReplyWriter:
             self._finish_large(reply)
 
     def _finish_large(self, *parts: Piece) -> None:
-        size = 0
-        for part in parts:
-            size += len(part)
-        if size <= AT_ONCE:
+        if sum([len(part) for part in parts]) <= AT_ONCE:
             self._context.write_buffer.write_at_once(self, *parts)
             self._sent_whole()
             return
         self._context.write_buffer.flush()
-        self._rest = deque()
-        for part in parts:
-            self._rest.extend(slices(part))
-        self._send_slice()
-
-    def _send_slice(self) -> bool:
-        """Send a part of what is left, and the next one in the client's next turn."""
-        rest = self._rest
-        if rest is None or self.transport is None:
-            return False
-        self._write(rest.popleft())
-        if not rest:
-            self._rest = None
-            self._sent_whole()
-        elif not self.stream.stalled_since:
-            self._context.turns.add(self.client, self._send_slice)
-        return True
+        self._slices = ReplySlices(parts, self.stream, self.client, self._context.turns, self._sent_whole)
+        self._slices.send_next()
 
     def _sent_whole(self) -> None:
+        self._slices = None
         self.stream.sent_whole()
         self._done()
 
@@ -388,15 +368,14 @@ class ReplyWriter:
             self._on_free()
 
     def _close_after_reply(self) -> None:
-        # RFC 9112, 9.6: requests behind the last reply are not served, even if one is scheduled already.
-        self._reader.drop_ahead()
+        self._reader.drop_ahead()  # RFC 9112, 9.6: requests behind the last reply are not served, even if scheduled.
         self._context.write_buffer.flush()
         if self.transport is not None:
             self.transport.close()
 
     def close(self) -> None:
         """The connection is lost or has changed its protocol. Also breaks the reference cycle with its owner."""
-        self.transport = self._rest = None
+        self.transport = self._slices = None
         self.stream.close()
         self._on_free = _ignore
 
@@ -406,8 +385,8 @@ class ReplyWriter:
 
     def _count(self, outcome: str) -> None:
         if self.policy is not None and self.head is not None:
-            tally = self.head.key.sheet[self.policy.tally]
-            tally.count(outcome, self.cache, self.units, _monotonic() - self.began)
+            took_s = _monotonic() - self.began
+            self.head.key.sheet[self.policy.tally].count(outcome, self.cache, self.units, took_s)
 
     # The bytes of other replies
 
@@ -431,8 +410,8 @@ class ReplyWriter:
         )
 
     def _no_content(self) -> bytes:
-        stamp, common, units = self._context.stamp, self._common_lines(204), units_line(self.units)
-        return b"".join((b"HTTP/1.1 204 No Content", stamp, common, units, CACHE[self.cache], b"\r\n"))
+        lines = (self._context.stamp, self._common_lines(204), units_line(self.units), CACHE[self.cache])
+        return b"".join((b"HTTP/1.1 204 No Content", *lines, b"\r\n"))
 
     def _fault(self, fault: Fault) -> bytes:
         return fault_bytes(fault, self._context.stamp, self._common_lines(fault.status))
@@ -443,7 +422,7 @@ class ReplyWriter:
         assert head is not None
         request_id = head.request_id or self._context.request_id()
         now = _monotonic()
-        self._log(status, request_id, now)
+        self._context.log_call(head, self, status, request_id, now - self.began)
         self.notes.record(head, self, status, request_id, now - self.began)
         # The rates of an expired key are not shown, like those of an unknown one.
         if now < head.key.dies_at:
@@ -463,22 +442,8 @@ class ReplyWriter:
         return self.head.route.state.line_of(self.block if self.flight is None else self.flight.block)
 
     def _upstream_line(self) -> bytes:
-        """Which upstream answered, by its label. Cached replies, batches and refusals have none."""
         assert self.head is not None
-        route = self.head.route
-        if self.flight is not None:
-            label = self.flight.answered_label
-        else:
-            is_short = self.policy is not None and self.policy.short and not self.cache and route.only is not None
-            label = route.upstreams[0].label if is_short else ""
-        return b"X-Upstream: %b\r\n" % label.encode() if label else b""
-
-    def _log(self, status: int, request_id: bytes, now: float) -> None:
-        """Add the request's line to the access log."""
-        if self._context.log is not None and self.head is not None:
-            method = self.policy.method.name if self.policy else ""
-            took_s = now - self.began
-            self._context.log_call(self.head, method, status, request_id, took_s, units=self.units, cache=self.cache)
+        return upstream_line(self.head.route, self)
 
 
 def _ignore() -> None:
