@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import random
 import re
 import shutil
 import signal
@@ -22,6 +24,7 @@ PEPPER = "pepper-of-a-fleet-on-one-machine"
 SENTINEL_NAME = "penstock"
 # Debian's directory of programs for administrators.
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
+PORTS = range(10_000, 28_000)
 # How long a part may take to start: all start at once, on one machine.
 START_S = 120.0
 # A gateway is out of the balancer before it stops: the balancer checks every second, and believes the second failure.
@@ -37,11 +40,19 @@ def program(*names: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    """Ports below those that the kernel hands out: no other program gets one before its part has started."""
+    found = list(itertools.islice(filter(_is_free, random.sample(PORTS, 20 * count)), count))
+    if len(found) < count:
+        raise StartError([f"fewer than {count} ports between {PORTS.start} and {PORTS.stop} are free"])
+    return found
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 class FleetPart:
