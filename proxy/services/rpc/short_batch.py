@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from proxy.core import jsonrpc
 from proxy.core.access import Key
+from proxy.core.batch_envelopes import SHORT_BATCH_ITEMS
 from proxy.core.jsonrpc import RawCall
 from proxy.services.rpc.batches import BatchItem, BatchSink, CallBatch
 from proxy.services.rpc.flights import next_id
@@ -21,6 +23,13 @@ from proxy.services.rpc.upstream_batch import UpstreamBatch
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
+# Between two calls or replies, and before the first and after the last one.
+_NEXT: Final = b"}," + jsonrpc.HEAD
+_FIRST: Final = b"[" + jsonrpc.HEAD
+_LAST: Final = b"}]"
+# The last three digits of the ids in a batch: joining is faster than formatting a number for each call.
+_PLACES: Final = [b"%03d" % place for place in range(SHORT_BATCH_ITEMS)]
+
 
 def may_be_short(policy: MethodPolicy, call: RawCall) -> bool:
     """Whether the call only has to be passed on: it is not cached, is not about an old block, and expects a reply."""
@@ -30,7 +39,7 @@ def may_be_short(policy: MethodPolicy, call: RawCall) -> bool:
 
 class ShortBatch:
     __slots__ = (
-        "_became", "_body", "_calls", "_client", "_done", "_first_id", "_route", "_sheet", "_sink", "_upstream",
+        "_became", "_body", "_calls", "_client", "_done", "_first_id", "_id_start", "_route", "_sheet", "_sink", "_upstream",
         "began", "reached", "share", "units",
     )  # fmt: skip
 
@@ -49,6 +58,7 @@ class ShortBatch:
         self._sheet = key.sheet
         self._client = key.account.id
         self._first_id = 0
+        self._id_start = b""
         self._upstream: Upstream | None = None
         self._became: CallBatch | None = None
         self._body = b""
@@ -71,13 +81,14 @@ class ShortBatch:
         self.reached = self._route.state.tip
         self._upstream = upstream
         # Far from the ids of flights: an `UpstreamBatch` that takes over keeps these.
-        self._first_id = number = next_id() * 1000
+        number = next_id()
+        self._first_id = number * 1000
+        self._id_start = start = b"%d" % number
         parts: list[bytes] = []
-        for policy, call in self._calls:
-            parts += (b",", jsonrpc.HEAD, b"%d" % number, policy.request_tail, call[1], b"}")
-            number += 1
-        parts[0] = b"["
-        parts.append(b"]")
+        for place, (policy, call) in enumerate(self._calls):
+            parts += (_NEXT, start, _PLACES[place], policy.request_tail, call[1])
+        parts[0] = _FIRST
+        parts.append(_LAST)
         upstream.health.inflight += 1
         upstream.submit(self, *parts)
 
@@ -97,10 +108,10 @@ class ShortBatch:
         self._upstream = None
         parts: list[bytes] = []
         for (policy, call), result in zip(self._calls, results, strict=True):
-            parts += (b",", jsonrpc.HEAD, call[2], b',"result":', result, b"}")
+            parts += (_NEXT, call[2], b',"result":', result)
             self._sheet[policy.tally].count("results", "", policy.units, took)
-        parts[0] = b"["
-        parts.append(b"]")
+        parts[0] = _FIRST
+        parts.append(_LAST)
         self._body = b"".join(parts)
         self._done(self)
 
@@ -112,15 +123,14 @@ class ShortBatch:
             replies = jsonrpc.read_any_replies(body)
         except jsonrpc.NOT_JSON:
             return None
-        number = self._first_id
         if len(replies) != len(self._calls):
             return None
+        start = self._id_start
         results: list[bytes] = []
-        for reply in replies:
-            if not reply.result or reply.error or bytes(reply.id) != b"%d" % number:
+        for place, reply in enumerate(replies):
+            if not reply.result or reply.error or bytes(reply.id) != start + _PLACES[place]:
                 return None
             results.append(bytes(reply.result))
-            number += 1
         return results
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
