@@ -59,6 +59,10 @@ TOGETHER = (
         "tests/dashboard/test_activity.py",
         "tests/dashboard/test_removal.py",
         "tests/dashboard/test_account_isolation.py",
+        "tests/dashboard/test_alert_settings.py",
+        "tests/dashboard/test_announcements.py",
+        "tests/dashboard/test_methods.py",
+        "tests/dashboard/test_sandbox.py",
     ),
     (
         # They read every module of the project.

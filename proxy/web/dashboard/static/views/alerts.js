@@ -35,7 +35,7 @@ function settingsCard(found, redraw) {
   const rate = forms.count("Error rate from (%)", { min: "1", max: "100", required: true, value: String(found.error_rate_percent),
     hint: "Of at least 20 requests within 15 minutes." });
   const mail = forms.checks("Mail", { mail: `Send to ${found.mail_address}` }, found.mail ? ["mail"] : []);
-  const url = forms.text("Webhook URL", { type: "url", value: found.webhook?.url ?? "", placeholder: "https://example.com/alerts",
+  const url = forms.text("Webhook URL", { type: "url", value: found.webhook?.url ?? "", placeholder: "https://hooks.example.com/alerts",
     hint: "Signed like other webhook deliveries. Leave empty for none." });
   const isStopped = found.webhook && found.webhook.status !== "active";
   return card(null, isStopped && note(`The webhook for alerts is ${found.webhook.status}, because its endpoint did not accept them. Save to resume it.`, "wait"),
