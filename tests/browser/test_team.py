@@ -116,7 +116,7 @@ async def test_operator_looks_at_an_account_under_a_banner(site: Site, operator_
     await operator_alone.button("View account", operator_alone.dialog).click()
     await operator_alone.heading("Overview").wait_for()
     banner = page.get_by_role("complementary", name="Visit")
-    await expect(banner).to_contain_text("You can change nothing")
+    await expect(banner).to_contain_text("You cannot change anything")
     await operator_alone.open("account")
     await expect(page.get_by_role("table", name="Activity")).to_contain_text("Looked at the account")
     await expect(operator_alone.button("Save password")).to_have_count(0)

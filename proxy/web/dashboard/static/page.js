@@ -123,7 +123,7 @@ function visitBanner() {
     location.reload();
   }, { kind: "small" });
   return el("aside.visit", { "aria-label": "Visit" },
-    el("p", null, "You are looking at the account ", el("b", null, whose.name), ` as an operator. You can change nothing. The visit ends at ${format.clockTime(until)}.`), end);
+    el("p", null, "You are looking at the account ", el("b", null, whose.name), ` as an operator. You cannot change anything. The visit ends at ${format.clockTime(until)}.`), end);
 }
 
 async function signOut() {

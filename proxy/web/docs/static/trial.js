@@ -1,6 +1,6 @@
 /*
  * Sends a request of the reference as one of the signed-in account's keys. The page never has the key: the service makes a token
- * that stands for it for a few minutes, together with the session's cookie.
+ * that stands for it for ten minutes, together with the session's cookie.
  */
 
 import { el } from "./dom.js";

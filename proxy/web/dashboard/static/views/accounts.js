@@ -65,7 +65,7 @@ const actionsOf = (each, plans, reload) => [
 /* Opens the account's dashboard without the right to change anything. */
 function visit(each) {
   dialog("View account", (close) => [
-    el("p", null, `You see the dashboard of ${each.name} for 30 minutes and can change nothing. The account's activity has a record of it. `
+    el("p", null, `You see the dashboard of ${each.name} for 30 minutes and cannot change anything. The account's activity has a record of it. `
       + "If this browser is signed in to an account, the visit replaces that session."),
     forms.form([], {
       label: "View account",

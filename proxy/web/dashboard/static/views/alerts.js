@@ -61,7 +61,7 @@ function showSecret(secret) {
 const pathOf = ({ alert, subject }) => [PAGES[alert], subject].filter(Boolean).map(encodeURIComponent).join("/");
 
 function recentTable(recent) {
-  if (!recent.length) return empty("No alerts yet", "Send a test alert to try where they arrive.");
+  if (!recent.length) return empty("No alerts yet", "Send a test alert to see where alerts arrive.");
   return table("Recent alerts", [
     { name: "Alert", show: (each) => (PAGES[each.alert] ? el("a", { href: linkTo(pathOf(each)) }, each.message) : each.message) },
     { name: "Time", show: (each) => format.time(each.raised_at) },

@@ -8,7 +8,7 @@ import * as format from "../format.js";
 
 export const ROLES = { owner: "Owner", developer: "Developer", "read-only": "Read-only", visitor: "Operator, read-only" };
 const CHOICES = {
-  developer: "Developer: manages keys, webhooks and gas policies",
+  developer: "Developer: manages keys, webhooks, alerts and gas policies",
   "read-only": "Read-only: sees everything except secrets",
   owner: "Owner: also manages members and the account",
 };
@@ -67,7 +67,7 @@ function invite(reload) {
 /* The service sends no mail. */
 function showLink({ email, url, expires_at: until }) {
   secretDialog("Invitation", (close) => [
-    el("p", null, `This service sends no mail. Hand this link to ${email}: it works once, until ${format.time(until)}. It is not shown again.`),
+    el("p", null, `This service sends no mail. Send this link to ${email} yourself: it works once, until ${format.time(until)}. It is not shown again.`),
     secretField(url, "Invitation link"), el("div.actions", null, button("Done", close, { kind: "main" }))]);
 }
 

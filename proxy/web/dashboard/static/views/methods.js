@@ -1,4 +1,4 @@
-/* Calls, errors and latencies by method and upstream, for operators: one table per network, with heat. */
+/* Calls, errors and latencies by method and upstream, for operators: one table per network, with cells shaded by calls and errors. */
 
 import { admin, query } from "../api.js";
 import { el } from "../dom.js";
