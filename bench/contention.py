@@ -3,7 +3,7 @@
 1, 2, 4 and 8 processes stand for workers. Each does what a call does with the shared memory: it takes from two buckets and
 reads the counter of a network's heads, which one more process increments a hundred times a second. There are three loads:
 
-- *apart*: each worker serves accounts of its own, as fast as it can
+- *apart*: each worker serves separate accounts, as fast as it can
 - *one account*: all workers serve the same account, as fast as they can: the worst case
 - *calls*: all workers serve the same account, and compute for as long as a call takes after each
 

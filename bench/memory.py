@@ -70,7 +70,7 @@ def growth_per_cached_byte(target: Target, case: Case, layout: machine.Layout, *
 
 def growth_per_byte_of_logs() -> dict[str, float]:
     """Memory growth divided by the bytes of the results: after they were cached, and after a new head and a client with gzip
-    asked for one in ten of them. In a process of its own, so that no memory was used before."""
+    asked for one in ten of them. In a new process, so that no memory was used before."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         return pool.apply(_cache_logs)

@@ -39,7 +39,7 @@ def main() -> int:
         "--rolling",
         type=int,
         metavar="CALLS",
-        help="replace the gateways one by one, over and over, during so many calls",
+        help="replace the gateways one by one, again and again, until this many calls were answered",
     )
     parser.add_argument("--rate", type=float, default=RATE, help="calls per second of the clients")
     parser.add_argument("--gateways", type=int, default=COUNTS["gateway"], help="how many gateways to run")

@@ -72,8 +72,8 @@ class FleetFigures:
         return f"reads after writes on {len(readers)} other gateways: {old} of {WRITES} old"
 
     async def rolling_update(self, calls: int = 0) -> str:
-        """Replace one gateway after the other, as an update does, beside the clients of the fleet: once, and again until so
-        many calls were answered."""
+        """Replace one gateway after the other, as an update does, beside the clients of the fleet: once, and again until
+        this many calls were answered."""
         ledger, began = self._fleet.ledger, time.monotonic()
         answered, failed, gaps, updates = ledger.answered, ledger.failed, ledger.gaps, 0
         while not updates or ledger.answered - answered < calls:
@@ -122,7 +122,7 @@ class FleetFigures:
     # The load of the parts
 
     async def work(self, seconds: float) -> str:
-        """Connections and usage rows of Postgres, and commands of Valkey, while the callers run."""
+        """Connections and usage rows of Postgres, and function calls of Valkey, while the callers run."""
         answered = self._fleet.ledger.answered
         rows, asks, began = await self._usage_rows(), await self._asks(), time.monotonic()
         await asyncio.sleep(seconds)
@@ -132,7 +132,7 @@ class FleetFigures:
             (await self._usage_rows() - rows) / took_s,
             (await self._asks() - asks) / took_s,
         ]
-        shown = f"{per_s[0]:.0f} calls/s, {per_s[1]:.1f} usage rows/s, {per_s[2]:.0f} Valkey commands/s"
+        shown = f"{per_s[0]:.0f} calls/s, {per_s[1]:.1f} usage rows/s, {per_s[2]:.0f} Valkey function calls/s"
         return f"{len(self._gateways)} gateways: {shown}, {await self._connections()} Postgres connections"
 
     async def _usage_rows(self) -> float:

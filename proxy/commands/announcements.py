@@ -21,7 +21,9 @@ def register(commands: Any) -> None:
     add = context.add_action(actions, "add", "add a notice", _add, _announcements)
     add.add_argument("text", help="the notice, at most 500 characters")
     add.add_argument("--level", choices=LEVELS, default="info", help="its level (default: info)")
-    add.add_argument("--from", dest="starts", metavar="TIME", help="show it from this time on (default: now)")
+    add.add_argument(
+        "--from", dest="starts", metavar="TIME", help="show it from this time on, given like --until (default: now)"
+    )
     add.add_argument(
         "--until", required=True, metavar="TIME", help="show it until this time: 2026-01-15T09:30Z, or 90m, 2h or 3d"
     )

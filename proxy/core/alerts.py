@@ -60,6 +60,7 @@ def of_budget(policy: Mapping[str, Any], day: datetime.date) -> list[Alert]:
     """`policy`: a row with its id, name, reset, `max_total` and what is `used` of it, in pico-dollars."""
     used, limit = int(policy["used"]), int(policy["max_total"])
     about = {"policy": policy["name"], "used_usd": _usd(used), "limit_usd": _usd(limit)}
+    # With the limit, so that the thresholds of a changed budget are raised again.
     period = f"{_period(policy['reset'], day)} {limit}"
     return _steps("policy_budget", used, limit, period=period, subject=policy["id"], about=about)
 
@@ -77,7 +78,7 @@ def _steps(
 
 
 def _period(reset: str, day: datetime.date) -> str:
-    """The first day of the budget's period; a raised budget starts again."""
+    """The first day of the budget's period."""
     match reset:
         case "daily":
             return day.isoformat()

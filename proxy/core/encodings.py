@@ -6,9 +6,9 @@ gzip is written by ISA-L, zstd and brotli at their fastest regular levels. Sizes
     gzip  1  16.1 KB  783 MB/s      zstd  1  12.8 KB    908 MB/s      brotli 1  13.6 KB  541 MB/s
     gzip  3  16.3 KB  301 MB/s      zstd  3  13.4 KB    629 MB/s      brotli 5  13.9 KB   45 MB/s
 
-Slower levels make nothing smaller, and faster ones make half as many bytes again for little time. So there is one level under
-every load. A reply that is compressed for one client is in brotli only if the client prefers it, as the others are faster.
-Files, which are compressed once, are smallest in brotli.
+Slower levels make nothing smaller, and faster ones make half as many bytes again and save little time. So there is one level
+under every load. A reply that is compressed for one client is in brotli only if the client prefers it, as the others are
+faster. Files, which are compressed once, are smallest in brotli.
 
 The result of a cached reply is compressed once (`EncodedResult`), and joined with the id of each caller. gzip and zstd are a
 sequence of blocks, so blocks that are stored as they are can go before and after the compressed ones. In brotli, references to

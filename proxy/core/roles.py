@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 # view: read the account, without secrets. profile: the person's own password, second factor, address and sessions.
-# manage: keys, webhooks and gas policies. administer: members, and the account itself.
+# manage: keys, webhooks, alerts and gas policies. administer: members, and the account itself.
 Permission = Literal["view", "profile", "manage", "administer"]
 # A visitor is an operator who looks at the account.
 Role = Literal["owner", "developer", "read-only", "visitor"]

@@ -59,7 +59,7 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
 
 
 def database_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
-    """Report databases without an own name and place, and networks that are unknown or in two databases."""
+    """Report databases that share a name or an address, and networks that are unknown or in two databases."""
     main = _at(tree, "database")
     seen = {"main", main.get("url") if isinstance(main, Mapping) else None}
     for place, each in _listed(tree, "databases", IndexDatabaseSettings):

@@ -215,7 +215,7 @@ class DeliveryStore:
         return has_changed
 
     async def _raise_alert(self, connection: DatabaseConnection, claimed: ClaimedDelivery, cause: WebhookEnd) -> None:
-        """The webhook for alerts is the only one whose pause can be reported by mail alone."""
+        """A pause of the webhook for alerts is reported by mail only."""
         if self._alerts is None or claimed.network == NO_NETWORK:
             return
         state = "disabled" if cause == "gone" else "paused"
@@ -314,14 +314,14 @@ class DeliveryStore:
         return any(int(status.rsplit(" ", 1)[1]) >= at_once for status in deleted)
 
     async def _turn_days(self, keep_days: int) -> None:
-        """Add tables for the attempts of the days ahead and drop old ones. If the tables are busy, that has time."""
+        """Add tables for the attempts of the days ahead and drop old ones. If the tables are busy, the next purge does it."""
         try:
             async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
                 await connection.execute(sql.usage.bound_locks)
                 await connection.execute(sql.deliveries.add_attempt_days)
                 await connection.execute(sql.deliveries.remove_attempt_days, keep_days)
         except (asyncpg.LockNotAvailableError, asyncpg.InsufficientPrivilegeError) as exc:
-            log.warning("tables for the attempts of days were not renewed", extra={"reason": str(exc)})
+            log.warning("daily tables for delivery attempts were not renewed", extra={"reason": str(exc)})
 
 
 def _is_uncounted(row: Any) -> bool:

@@ -85,7 +85,7 @@ class FleetStore:
     # Indexing and deliveries
 
     async def followed(self) -> list[dict[str, Any]]:
-        """The networks' cursors. An index in another database is a row of its own, unless that database is away."""
+        """The networks' cursors. An index in another database is a separate row, unless that database is away."""
         rows = await _followed(self._pool)
         for network, pool in self._apart.items():
             try:

@@ -16,7 +16,7 @@ from proxy.store.pool import Pool
 
 # The database of [database], in metrics and messages.
 MAIN = "main"
-# Follows a network's name where its index, in another database, is meant.
+# After a network's name in metrics and lists: its index, which is in another database.
 INDEX = " index"
 
 

@@ -21,7 +21,7 @@ LATEST_S = 0.09
 # Spent tokens are reported this soon: until then Valkey holds them back from the others.
 REPORT_S = 0.05
 SWEEP_S = 0.025
-# Calls wait this long for the reply to an ask that was sent before they came; then they are asked for themselves.
+# Calls wait this long for the reply to an ask that was sent before they came; then another one is sent for them.
 SLOW_S = 0.005
 
 # The need of a call, in seconds of refill: requests and units.

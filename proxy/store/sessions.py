@@ -94,7 +94,7 @@ class SessionStore:
     async def read_holder(self, person: str) -> AccountHolder:
         row = await self._row(sql.sessions.read_holder, person)
         if row is None:
-            raise NotFound(f"there is no account {person}")
+            raise NotFound(f"there is no account or member {person}")
         return _holder(row)
 
     async def set_password(self, person: str, password_hash: str, *, but: str | None = None) -> None:

@@ -170,7 +170,7 @@ class UsageStore:
             await connection.execute(sql.usage.delete_old_batches)
 
     async def _turn_days(self, before: datetime.datetime | None) -> None:
-        """Add tables for the days ahead and drop old ones. If the tables are busy, that has time."""
+        """Add tables for the days ahead and drop old ones. If the tables are busy, the next round does it."""
         try:
             async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
                 await connection.execute(sql.usage.bound_locks)
@@ -178,7 +178,7 @@ class UsageStore:
                 if before is not None:
                     await connection.execute(sql.usage.remove_days, before)
         except (asyncpg.LockNotAvailableError, asyncpg.InsufficientPrivilegeError) as exc:
-            log.warning("tables for the usage of days were not renewed", extra={"reason": str(exc)})
+            log.warning("daily tables for usage were not renewed", extra={"reason": str(exc)})
 
     async def _delete_piece(self, query: str, before: datetime.datetime) -> int:
         """Delete one piece in a short transaction, so that writers do not wait, and return its number of rows."""

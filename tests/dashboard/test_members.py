@@ -31,7 +31,7 @@ from tests.service import until
 __all__ = ("mail_server",)
 
 OWN_PASSWORD = "the member's own password"
-# Changes that everyone who is signed in may make, and those of the own profile.
+# Changes that everyone who is signed in may make, and those of their own profile.
 _OPEN = {"account_sign_out"}
 _serial = itertools.count(1)
 

@@ -1,7 +1,7 @@
 """Raises the alerts of accounts: a loop that one process of the fleet runs at a time.
 
-It reads what is counted in Postgres already, a page of accounts at a time, and writes only what is new. Each account is a
-transaction of its own, so that one account's alerts never hold up another's.
+It reads what is counted in Postgres already, a page of accounts at a time, and writes only what is new. Each account has its
+own transaction, so that one account's alerts never hold up another's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.store.alerts import AlertStore
 log = logging.getLogger("penstock.alerts")
 
 CHECK_S = 30.0
-# A process checks if it was not done for this share of the interval: clocks and pauses are never exact.
+# A process makes the check if the last one is older than this share of the interval: clocks and pauses are never exact.
 CLAIM_SHARE = 0.9
 # Accounts read at once.
 PAGE = 200

@@ -285,8 +285,8 @@ class Dispatcher(FlightHandler):
             self.land_error(flight, NO_ROOM)
 
     def _part(self, flight: Flight, now: float) -> None:
-        """Several callers wait for a reply that is too large to be held for them. Each gets one of its own, which can be
-        streamed: a call must not fail because others make it too."""
+        """Several callers wait for a reply that is too large to be held for them. Each gets its own, which can be streamed:
+        a call must not fail because others make it too."""
         self.state.landed(flight)  # No other caller joins it.
         for caller, client in flight.take_joined():
             caller.cache = "miss"

@@ -54,8 +54,9 @@ class FlightHandler:
 class Flight:
     # The account that made the call; empty for our own calls.
     client = ""
-    # Other accounts that wait for the same result, and all callers that joined the first, each with its account.
+    # Other accounts that wait for the same result.
     joined_by: tuple[str, ...] = ()
+    # The callers that joined the first one, each with its account.
     joined: list[tuple[Caller, str]] | None = None
     # The cache key of its result, if the result may be cached or shared.
     slot: bytes | None = None

@@ -157,7 +157,7 @@ class UpstreamBatch:
 
     def _give_up(self, connection: UpstreamConnection) -> None:
         """Leave the reply unread. Nothing speaks against the upstream, so this needs no retry budget. The calls have large
-        results, so one is sent in each turn: else many connections would be opened, read and closed in the same one."""
+        results, so one is sent in each turn: otherwise many connections would be opened, read and closed in the same one."""
         self._pieces = []
         connection.leave(self)
         for flight in self._still_carried(connection.upstream):
