@@ -82,7 +82,8 @@ class FleetFigures:
             updates += 1
         took_s = time.monotonic() - began
         lost = f"{ledger.failed - failed} of {ledger.answered - answered} calls lost, {ledger.gaps - gaps} gaps on a socket"
-        return f"{updates} rolling updates of {len(self._gateways)} gateways in {took_s:.0f} s: {lost}"
+        times = "once" if updates == 1 else f"{updates} times"
+        return f"{len(self._gateways)} gateways replaced {times} in {took_s:.0f} s: {lost}"
 
     async def _replace(self, part: FleetPart) -> None:
         process = part.child.process

@@ -36,8 +36,8 @@ def add_file_command(
 def run(args: argparse.Namespace) -> int:
     if args.file.exists():
         raise StartError([f"{args.file} exists already: name another file"])
-    url, _ = chosen_database(args, context.load(args))
-    tools = asyncio.run(fitting_tools(url))
+    url, name = chosen_database(args, context.load(args))
+    tools = asyncio.run(fitting_tools(url, name))
     part = args.file.with_name(f".{args.file.name}.part")
     try:
         # The file has digests of keys and the addresses of customers: only its owner may read it.
@@ -66,8 +66,8 @@ def chosen_database(args: argparse.Namespace, found: Settings) -> tuple[str, str
     return urls[args.database], f"databases.{args.database}.url"
 
 
-async def fitting_tools(url: str) -> PostgresTools:
-    async with context.database(url) as connection:
+async def fitting_tools(url: str, name: str) -> PostgresTools:
+    async with context.database(url, name) as connection:
         return postgres_tools.tools_for(connection.get_server_version().major, _places())
 
 

@@ -25,12 +25,12 @@ def run(args: argparse.Namespace) -> int:
         raise StartError([f"{args.file}: there is no such file"])
     found = context.load(args)
     url, name = chosen_database(args, found)
-    tools = asyncio.run(fitting_tools(url))
+    tools = asyncio.run(fitting_tools(url, name))
     _refuse_newer(args.file, tools.migrations(args.file))
     asyncio.run(_refuse_filled(url, name))
     tools.restore(url, args.file)
     print(f"restored {args.file}")
-    if missing := asyncio.run(_pending(url)):
+    if missing := asyncio.run(_pending(url, name)):
         print(f"it is from an older version: run {args.program} migrate, which applies {', '.join(missing)}")
     elif args.database is None:
         asyncio.run(context.inspect_main(found))
@@ -51,6 +51,6 @@ async def _refuse_filled(url: str, name: str) -> None:
             raise StartError([f"{name}: the database is not empty: create a new one, and restore into that"])
 
 
-async def _pending(url: str) -> list[str]:
-    async with context.database(url) as connection:
+async def _pending(url: str, name: str) -> list[str]:
+    async with context.database(url, name) as connection:
         return await migrate.pending(connection)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.compose.accounts import AccountsFeature
-from proxy.compose.signing import SigningFeature
+from proxy.compose.sign_in_feature import SignInFeature
 from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.admission import Admission
@@ -68,7 +68,7 @@ class DashboardFeature:
         self._usage = accounts.usage
         self._tasks = tasks
         self._networks = [route.network for route in networks.routes.values()]
-        signing = SigningFeature(settings, pool, accounts.keys, tasks)
+        signing = SignInFeature(settings, pool, accounts.keys, tasks)
         self.sign_in = signing.sign_in
         self.emails = signing.emails
         self.team = signing.team

@@ -3,7 +3,7 @@
 import { account } from "../api.js";
 import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, asyncRegion, badge, button, card, dialog, empty, heading, note, secretField, table, toast } from "../components.js";
+import { asyncButton, asyncRegion, badge, button, card, empty, heading, note, secretDialog, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { linkTo } from "../location.js";
 
@@ -20,12 +20,12 @@ export async function show() {
   const recent = asyncRegion(async () => recentTable((await account.get("/alerts")).recent), 3);
   const draw = (found) => setChildren(node, heading("Alerts", {
     lead: "Each threshold is reported once per day, or once per period of a budget.",
-    actions: asyncButton("Send a test alert", async () => {
+    actions: account.can("manage") && asyncButton("Send a test alert", async () => {
       const sent = await account.post("/alerts/test");
       toast(`Test alert sent ${[sent.mail && "by mail", sent.webhook && "to your webhook"].filter(Boolean).join(" and ")}`);
       await recent.reload();
     }),
-  }), settingsCard(found, draw), card("Recent alerts", recent.node));
+  }), account.can("manage") && settingsCard(found, draw), card("Recent alerts", recent.node));
   draw(await account.get("/alerts"));
   return node;
 }
@@ -54,7 +54,7 @@ function settingsCard(found, redraw) {
 }
 
 function showSecret(secret) {
-  dialog("Signing secret", (close) => [el("p", null, "Copy this secret now. You cannot see it again."),
+  secretDialog("Signing secret", (close) => [el("p", null, "Copy this secret now. You cannot see it again."),
     secretField(secret, "Signing secret"), el("div.actions", null, button("Done", close, { kind: "main" }))]);
 }
 

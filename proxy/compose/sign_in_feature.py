@@ -18,7 +18,7 @@ from proxy.tasks import Tasks
 from proxy.wire.mailer import Mailer
 
 
-class SigningFeature:
+class SignInFeature:
     def __init__(self, settings: Settings, pool: Pool, keys: KeyStore, tasks: Tasks) -> None:
         store = SessionStore(pool, pepper=settings.keys.pepper, previous_pepper=settings.keys.previous_pepper)
         factor = SecondFactor(SecondFactorStore(pool, vault_of(settings)))
@@ -29,4 +29,4 @@ class SigningFeature:
         self.team = Team(MemberStore(pool), store, self.sign_in, mails, settings.dashboard)
 
     def __repr__(self) -> str:
-        return f"<SigningFeature {self.sign_in!r}>"
+        return f"<SignInFeature {self.sign_in!r}>"
