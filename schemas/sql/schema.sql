@@ -1005,12 +1005,14 @@ create table mails (
     due_at timestamptz not null default clock_timestamp(),
     tries smallint not null default 0,
     created_at timestamptz not null default now(),
-    -- Time at which it was sent or given up. Null while pending.
+    -- Time at which it was sent or given up. While pending it is null, or infinity if 1.0.0 cannot write its text.
     ended_at timestamptz,
     sent boolean not null default false
 );
 
+-- Senders of 1.0.0 use the first index, those after it the second.
 create index mails_due on mails (due_at) where ended_at is null;
+create index mails_waiting on mails (due_at) where coalesce(ended_at, 'infinity') = 'infinity';
 
 -- Alerts
 

@@ -30,6 +30,14 @@ __all__ = ("mail_server",)
 
 PAGE = Page(1, 100)
 URL = "https://penstock.example"
+# As in 1.0.0, whose senders fail on mails of kinds that they do not know.
+OLD_CLAIM = """
+update mails set due_at = now() + make_interval(secs => $1::double precision), tries = tries + 1
+from accounts
+where mails.account_id = accounts.id and mails.id in (
+    select id from mails where ended_at is null and due_at <= now() order by due_at limit $2 for update skip locked
+)
+returning mails.id, kind, about, tries, mails.created_at, accounts.name, accounts.email"""
 TODAY = datetime.datetime.now(datetime.UTC).date()
 
 
@@ -107,6 +115,25 @@ async def test_each_threshold_of_the_day_is_sent_once(accounts: Accounts, mail_s
     body = str(mail_server.mails[-1].get_body(("plain",)))
     assert "Requests today: 1,200 of 1,000" in body
     assert f"See: {URL}/dashboard#/overview" in body
+
+
+async def test_senders_of_the_version_before_do_not_see_alerts(accounts: Accounts, mail_server: MailServer) -> None:
+    account = await accounts.account("day_usage", used=500)
+    await accounts.watch.check()
+    assert await accounts.harness.rows(OLD_CLAIM, 120.0, 10) == []
+    await accounts.harness.execute("delete from mails where ended_at < now() - make_interval(days => $1::integer)", 0)
+    store = MailStore(accounts.harness.pool)
+    mail_server.replies = ["451 try later"]
+    mails = Mails(store, mail_server.mailer(), retry_s=(0.0, 0.0))
+    assert await store.next_s(KINDS) is not None
+    await mails.send_due()
+    await mails.send_due()
+    assert len(mail_server.mails) == 1
+    (row,) = await accounts.harness.rows(
+        "select sent, ended_at <= now() as ended from mails where account_id = $1", account
+    )
+    assert (row["sent"], row["ended"]) == (True, True)
+    assert await store.next_s(KINDS) is None
 
 
 async def test_failed_requests_raise_one_alert_a_day(accounts: Accounts) -> None:

@@ -1,6 +1,13 @@
 -- Alerts of accounts: which are wanted and where they are sent, and those that were raised.
 -- contract: the check on mails.kind gets wider; 1.0.0 writes one of its values only
 
+-- 1.0.0 claims every mail whose ended_at is null, and fails on a kind that it does not know. Mails of the kind alert therefore
+-- wait with an ended_at of infinity. This comes first: deleting an account locks mails before accounts, as here.
+alter table mails drop constraint mails_kind_check;
+alter table mails add constraint mails_kind_check check (kind in ('webhook_paused', 'alert'));
+-- Mails that wait, in either way.
+create index mails_waiting on mails (due_at) where coalesce(ended_at, 'infinity') = 'infinity';
+
 create table alert_settings (
     account_id text primary key references accounts (id),
     -- The kinds that are wanted.
@@ -31,6 +38,3 @@ create table alerts (
 
 create index alerts_of_account on alerts (account_id, raised_at desc) where is_sent;
 create index alerts_by_age on alerts (raised_at);
-
-alter table mails drop constraint mails_kind_check;
-alter table mails add constraint mails_kind_check check (kind in ('webhook_paused', 'alert'));
