@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.core import signatures
-from proxy.core.alerts import Alert
 from proxy.errors import Forbidden, InvalidRequest, RateLimited
 from proxy.store.alerts import EVENT_TYPE, NO_NETWORK, AlertSettings, AlertStore
 from proxy.store.secrets import Vault
@@ -74,9 +73,8 @@ class AlertSettingsService:
         found = await self._store.settings(account)
         if not (found.by_mail and self.sends_mail) and found.status != "active":
             raise InvalidRequest("there is no place to send alerts to: set webhook_url, or turn mails on")
-        if await self._store.tests_of_hour(account) >= MOST_TESTS:
+        if not await self._store.raise_test(account, secrets.token_hex(8), most=MOST_TESTS):
             raise RateLimited(f"only {MOST_TESTS} test alerts can be sent in an hour", retry_after_s=3600)
-        await self._store.raise_all(account, [Alert("test", 0, secrets.token_hex(8))])
         return found
 
     async def _set_webhook(self, account: str, url: str | None) -> str:

@@ -68,9 +68,15 @@ class AlertStore:
             rows = await connection.fetch(sql.alerts.list_recent, account, MOST_RECENT)
         return [{**dict(row), "about": orjson.loads(row["about"])} for row in rows]
 
-    async def tests_of_hour(self, account: str) -> int:
-        async with self._pool.connection() as connection:
-            return int(await connection.fetchval(sql.alerts.count_tests, account))
+    async def raise_test(self, account: str, name: str, *, most: int) -> bool:
+        """Send a test alert, unless the account has sent `most` in the last hour."""
+        async with self._pool.connection() as connection, connection.transaction():
+            await connection.execute(sql.alerts.lock_tests, account)
+            # A second statement, because it sees what was committed while the first one waited.
+            if await connection.fetchval(sql.alerts.count_tests, account) >= most:
+                return False
+            await self.sender.raise_all(connection, account, [Alert("test", 0, name)])
+            return True
 
     async def raise_all(self, account: str, found: Sequence[Alert]) -> int:
         """Record alerts and queue what is to be sent. Returns the number of alerts that are sent."""

@@ -166,6 +166,44 @@ async def test_budgets_of_policies_are_reported_in_one_mail(accounts: Accounts) 
     assert len(mail["alerts"]) == 2
 
 
+async def test_changed_budget_raises_a_threshold_once_an_hour(accounts: Accounts) -> None:
+    account = await accounts.account("policy_budget")
+    policy = f"pol_{account}"
+    await accounts.harness.execute(
+        "insert into gas_policies (id, account_id, network, live, name, rules, max_total, reset)"
+        " values ($1, $2, 'n', true, $1, '{}', 100, 'never')",
+        policy, account,
+    )  # fmt: skip
+    await accounts.harness.execute(
+        "insert into gas_meters (policy_id, sender, day, spent) values ($1, '', '-infinity', 60)", policy
+    )
+    for budget in (100, 101, 102):
+        await accounts.harness.execute("update gas_policies set max_total = $2 where id = $1", policy, budget)
+        await accounts.watch.check()
+    assert await accounts.raised(account) == [("policy_budget", 50)]
+    await accounts.harness.execute("update alerts set raised_at = now() - interval '1 hour'")
+    await accounts.watch.check()
+    assert await accounts.raised(account) == [("policy_budget", 50)] * 2
+
+
+async def test_old_alerts_are_deleted_unless_they_would_be_raised_again(accounts: Accounts) -> None:
+    account = await accounts.account("policy_budget")
+    await accounts.harness.execute(
+        "insert into gas_policies (id, account_id, network, live, name, rules, max_total, reset)"
+        " values ($1, $2, 'n', true, $1, '{}', 100, 'never')",
+        f"pol_{account}", account,
+    )  # fmt: skip
+    for period in ("always 100", "always 99", "2020-01-01 100"):
+        await accounts.harness.execute(
+            "insert into alerts (account_id, kind, subject, threshold, period, is_sent, about, raised_at)"
+            " values ($1, 'policy_budget', $2, 50, $3, true, '{}', now() - interval '100 days')",
+            account, f"pol_{account}", period,
+        )  # fmt: skip
+    await accounts.store.purge()
+    left = await accounts.harness.rows("select period from alerts where account_id = $1", account)
+    assert [row["period"] for row in left] == ["always 100"]
+
+
 async def test_alert_reaches_the_webhook_with_a_signature(accounts: Accounts) -> None:
     url = accounts.harness.inbox.url("/alerts")
     account = await accounts.account("day_usage", used=950, mail=False)
@@ -251,6 +289,13 @@ async def test_test_alert_is_marked_and_bounded(accounts: Accounts) -> None:
         await accounts.service.test(account)
     with pytest.raises(RateLimited, match="only 10"):
         await accounts.service.test(account)
+
+
+async def test_parallel_test_alerts_are_bounded(accounts: Accounts) -> None:
+    account = await accounts.account()
+    sent = await asyncio.gather(*(accounts.service.test(account) for _ in range(25)), return_exceptions=True)
+    assert sum(isinstance(each, RateLimited) for each in sent) == 15
+    assert await accounts.raised(account) == [("test", 0)] * 10
 
 
 async def test_urls_that_webhooks_may_not_have_are_refused(accounts: Accounts) -> None:

@@ -39,17 +39,27 @@ from gas_policies p cross join lateral (select gas_used(p.id, '', p.reset, $2) a
 where p.account_id = any($1::text[]) and p.status <> 'deleted' and p.max_total > 0 and m.used * 2 >= p.max_total;
 
 -- raise_alerts
--- Returns the ids of alerts that are new and are to be sent.
+-- Returns the alerts that are new. A changed budget raises a threshold again after an hour at the earliest: the first word of
+-- `period` is the same for all budgets of a period.
 insert into alerts (account_id, kind, subject, threshold, period, is_sent, about, event_id)
 select $1, kind, subject, threshold, period, is_sent, about::json, event_id
 from unnest($2::text[], $3::text[], $4::integer[], $5::text[], $6::boolean[], $7::text[], $8::text[])
     as given (kind, subject, threshold, period, is_sent, about, event_id)
+where not exists (
+    select from alerts a
+    where a.account_id = $1 and a.kind = given.kind and a.subject = given.subject and a.threshold = given.threshold
+        and split_part(a.period, ' ', 1) = split_part(given.period, ' ', 1) and a.raised_at > now() - interval '1 hour'
+)
 on conflict do nothing
 returning kind, subject, threshold, period;
 
 -- add_mail
 -- It ends at infinity: senders of 1.0.0, which cannot write its text, see only mails without an end.
 insert into mails (account_id, kind, about, ended_at) values ($1, 'alert', $2, 'infinity');
+
+-- lock_tests
+-- Serialise the test alerts of an account until the end of the transaction.
+select pg_advisory_xact_lock(hashtextextended('test alerts ' || $1::text, 0));
 
 -- count_tests
 select count(*) from alerts where account_id = $1 and kind = 'test' and raised_at > now() - interval '1 hour';
@@ -61,5 +71,9 @@ from alerts left join deliveries d on d.event_id = alerts.event_id
 where account_id = $1 and is_sent order by raised_at desc, id desc limit $2;
 
 -- purge
--- Alerts of budgets without an end stay: they must not be raised again.
-delete from alerts where raised_at < now() - make_interval(days => $1) and kind <> 'policy_budget';
+-- Alerts of budgets without an end stay while the budget does: they must not be raised again.
+delete from alerts where raised_at < now() - make_interval(days => $1) and not exists (
+    select from gas_policies p
+    where alerts.kind = 'policy_budget' and p.id = alerts.subject and p.status <> 'deleted'
+        and alerts.period = 'always ' || trunc(p.max_total)
+);
