@@ -15,7 +15,7 @@ from proxy.core.sessions import SAFE
 from proxy.errors import Forbidden
 from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.sign_in import SignInPlace, hash_password
-from proxy.services.accounts.team import MOST_BY_ACCOUNT, MOST_TO_ADDRESS, Team
+from proxy.services.accounts.team import MOST_BY_ACCOUNT, MOST_TO_ADDRESS, MOST_TO_ADDRESS_FROM_ALL, Team
 from proxy.store.keys import KeyStore
 from proxy.store.members import MemberStore
 from proxy.store.pool import Pool
@@ -256,14 +256,17 @@ async def test_invitation_does_not_reveal_whether_an_address_has_an_account(serv
 
 
 async def test_invitations_are_bounded_by_account_and_by_address(service: DashboardService) -> None:
-    email = address()
+    email, owner = address(), await service.holder()
     for _ in range(MOST_TO_ADDRESS):
-        assert (await invite(await service.holder(), email)).status == 201
-    owner = await service.holder()
+        assert (await invite(owner, email)).status == 201
     (await invite(owner, email)).fault(429)
-    for _ in range(MOST_BY_ACCOUNT - 1):
+    for _ in range(MOST_BY_ACCOUNT - MOST_TO_ADDRESS - 1):
         assert (await invite(owner, address())).status == 201
     (await invite(owner, address())).fault(429)
+    # The account does not use up the invitations of others, though there is a limit for all of them.
+    others = [await service.holder() for _ in range(MOST_TO_ADDRESS_FROM_ALL // MOST_TO_ADDRESS)]
+    sent = [(await invite(each, email)).status for each in others for _ in range(MOST_TO_ADDRESS)]
+    assert sent == [201] * (MOST_TO_ADDRESS_FROM_ALL - MOST_TO_ADDRESS) + [429] * MOST_TO_ADDRESS
 
 
 async def test_deleted_account_has_no_members_left(service: DashboardService) -> None:

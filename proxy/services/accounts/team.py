@@ -20,8 +20,9 @@ from proxy.store.sessions import SessionStore
 
 __all__ = ("MemberRow", "SentInvitation", "Team")
 
-# Invitations per hour: by one account, and to one address from all accounts.
-MOST_BY_ACCOUNT, MOST_TO_ADDRESS = 20, 5
+# Invitations per hour: by one account, by it to one address, and to one address from all accounts. The last is higher:
+# one account does not use up the invitations of others.
+MOST_BY_ACCOUNT, MOST_TO_ADDRESS, MOST_TO_ADDRESS_FROM_ALL = 20, 5, 20
 # How long an operator may look at an account.
 VISIT_S = 1800.0
 PURGE_EVERY_S = 3600.0
@@ -61,8 +62,7 @@ class Team:
 
     async def invite(self, by: SignedIn, *, email: str, role: str) -> SentInvitation:
         account = by.session.id
-        await self._sign_in.count("invitation by", account, most=MOST_BY_ACCOUNT, within_s=3600.0)
-        await self._sign_in.count("invitation to", email.strip(), most=MOST_TO_ADDRESS, within_s=3600.0)
+        await self._count(account, email.strip())
         token = new_token()
         row = await self._store.invite(
             account,
@@ -79,6 +79,14 @@ class Team:
             return SentInvitation(row, url)
         self._mail_invitation(by, row, url)
         return SentInvitation(row, "")
+
+    async def _count(self, account: str, address: str) -> None:
+        for kind, subject, most in (
+            ("invitation by", account, MOST_BY_ACCOUNT),
+            ("invitation by and to", f"{account} {address}", MOST_TO_ADDRESS),
+            ("invitation to", address, MOST_TO_ADDRESS_FROM_ALL),
+        ):
+            await self._sign_in.count(kind, subject, most=most, within_s=3600.0)
 
     def _mail_invitation(self, by: SignedIn, row: MemberRow, url: str) -> None:
         days = round(self._settings.invitation_s / 86_400)
