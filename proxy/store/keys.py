@@ -82,7 +82,7 @@ class KeyStore:
         limits = (own.requests_per_second, own.units_per_second, own.requests_per_day)
         values = (new_id("acct"), _text(name, "name"), email_address(email), plan, *limits)
         async with self._pool.connection() as connection, connection.transaction():
-            await claim_email(connection, values[2])
+            await _claim_for_account(connection, values[2])
             row = await connection.fetchrow(sql.accounts.create_account, *values)
         assert row is not None
         return _shown(row)
@@ -116,7 +116,7 @@ class KeyStore:
         new_email = None if email is None else email_address(email)
         async with self._pool.connection() as connection, connection.transaction():
             if new_email is not None:
-                await claim_email(connection, new_email, account_id)
+                await _claim_for_account(connection, new_email, account_id)
             row = await connection.fetchrow(
                 sql.accounts.update_account, account_id, new_name, new_email, plan, *limits, disabled, record_params
             )
@@ -309,6 +309,18 @@ async def claim_email(connection: DatabaseConnection, email: str, person: str | 
     await connection.execute(sql.accounts.lock_emails)
     if await connection.fetchval(sql.accounts.is_email_taken, email, person):
         raise InvalidRequest(f"email: {email} already signs in to another account: use a different address")
+
+
+async def _claim_for_account(connection: DatabaseConnection, email: str, account_id: str | None = None) -> None:
+    """Reserve an address that an operator gives to an account. If a member has it, the error says how to release it: if no mail
+    is sent, an account can add members whose addresses were never confirmed."""
+    await connection.execute(sql.accounts.lock_emails)
+    if member := await connection.fetchrow(sql.accounts.find_member_by_email, email):
+        raise InvalidRequest(
+            f"email: {email} already signs in to account {member['account_id']} as its member {member['id']}: "
+            f"to release it, run `python -m proxy accounts remove-member {member['account_id']} {member['id']}`"
+        )
+    await claim_email(connection, email, account_id)
 
 
 def _shown(row: asyncpg.Record) -> KeyRow:

@@ -255,6 +255,18 @@ async def test_invitation_does_not_reveal_whether_an_address_has_an_account(serv
     assert "already signs in" in (await operator.post("/admin/accounts", body)).fault(400)
 
 
+async def test_operator_learns_how_to_release_the_address_of_a_member(service: DashboardService) -> None:
+    """Without mail, an account can take an address that is not its own."""
+    owner, operator, other = await service.holder(), await service.operator(), await service.holder()
+    person = (await member_of(service, owner)).account["person"]
+    release = f"remove-member {owner.account['id']} {person['id']}"
+    assert release in (await operator.post("/admin/accounts", {"name": "a", "email": person["email"]})).fault(400)
+    place = f"/admin/accounts/{other.account['id']}"
+    assert release in (await operator.request("PATCH", place, {"email": person["email"]})).fault(400)
+    await run_json(service, "accounts", *release.split())
+    assert (await operator.post("/admin/accounts", {"name": "a", "email": person["email"]})).status == 201
+
+
 async def test_invitations_are_bounded_by_account_and_by_address(service: DashboardService) -> None:
     email, owner = address(), await service.holder()
     for _ in range(MOST_TO_ADDRESS):

@@ -14,6 +14,9 @@ select exists (select from accounts where lower(email) = lower($1) and id is dis
     and not exists (select from accounts where lower(email) = lower($1) and id = $2)
     or exists (select from members where lower(email) = lower($1) and id is distinct from $2);
 
+-- find_member_by_email
+select id, account_id from members where lower(email) = lower($1);
+
 -- list_accounts
 select a.*, (
     select count(*) from keys k
