@@ -19,6 +19,10 @@ from proxy.store.pool import PATIENT_S, Pool
 from proxy.store.secrets import check_value
 
 SessionRow = dict[str, Any]
+# Sessions of first owners and operators, and those of members and visitors. The second kind hides them from 1.0.0, which
+# would accept a session whose account it does not find.
+SESSION_KINDS = ("session", "member session")
+_MEMBER_IDS = ("mem_", "visit_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,9 @@ class SessionStore:
         """The digest of something short-lived: under the previous pepper while it is rotated, which every host has."""
         return self.digests(kind, text)[-1]
 
+    def _session_digests(self, token: str) -> list[bytes]:
+        return [each for kind in SESSION_KINDS for each in self.digests(kind, token)]
+
     # People
 
     async def find_holder(self, email: str) -> AccountHolder | None:
@@ -99,7 +106,7 @@ class SessionStore:
 
     async def set_password(self, person: str, password_hash: str, *, but: str | None = None) -> None:
         """Set the password, end all sessions except `but`, and invalidate pending links and a pending change of the address."""
-        kept = [] if but is None else self.digests("session", but)
+        kept = [] if but is None else self._session_digests(but)
         async with self._pool.connection() as connection, connection.transaction():
             await connection.execute(sql.sessions.set_password, person, password_hash)
             await connection.execute(sql.sessions.end_account_sessions, person, kept)
@@ -122,18 +129,18 @@ class SessionStore:
         """Begin a session, and end the browser's previous one (`instead`)."""
         async with self._pool.connection() as connection, connection.transaction():
             if instead:
-                await connection.execute(sql.sessions.end_session, self.digests("session", instead))
-            digest = self.digest_for_every_host("session", token)
+                await connection.execute(sql.sessions.end_session, self._session_digests(instead))
+            digest = self.digest_for_every_host(_kind_of(person), token)
             await connection.execute(sql.sessions.begin_session, digest, person, operator, lasts_s, address, agent)
 
     async def end(self, token: str) -> None:
         async with self._pool.connection() as connection:
-            await connection.execute(sql.sessions.end_session, self.digests("session", token))
+            await connection.execute(sql.sessions.end_session, self._session_digests(token))
 
     async def list_of(self, person: str, token: str, *, idle_s: float) -> list[SessionRow]:
         """Return the person's sessions. That of the token is marked as `is_current`."""
         async with self._pool.connection() as connection:
-            digests = self.digests("session", token)
+            digests = self._session_digests(token)
             return [dict(row) for row in await connection.fetch(sql.sessions.list_sessions, person, digests, idle_s)]
 
     async def end_of(self, person: str, session_id: str) -> None:
@@ -143,12 +150,12 @@ class SessionStore:
     async def end_others(self, person: str, token: str) -> None:
         """End all other sessions, and a pending change of the address, which one of them may have begun."""
         async with self._pool.connection() as connection, connection.transaction():
-            await connection.execute(sql.sessions.end_account_sessions, person, self.digests("session", token))
+            await connection.execute(sql.sessions.end_account_sessions, person, self._session_digests(token))
             await connection.execute(sql.sessions.end_email_change, person)
 
     async def read(self, token: str, *, idle_s: float) -> Session | None:
         """Return the session if it is valid. Its last use is recorded from time to time."""
-        digests = self.digests("session", token)
+        digests = self._session_digests(token)
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(sql.sessions.read_session, digests, idle_s)
             if row is not None and row["is_stale"]:
@@ -266,6 +273,10 @@ class SessionStore:
     async def _row(self, query: str, *values: Any) -> asyncpg.Record | None:
         async with self._pool.connection() as connection:
             return await connection.fetchrow(query, *values)
+
+
+def _kind_of(person: str | None) -> str:
+    return SESSION_KINDS[person is not None and person.startswith(_MEMBER_IDS)]
 
 
 def _holder(row: asyncpg.Record) -> AccountHolder:

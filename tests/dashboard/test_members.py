@@ -296,6 +296,22 @@ async def test_deleted_account_has_no_members_left(service: DashboardService) ->
         assert not await connection.fetchval(left, member.account["person"]["id"])
 
 
+async def test_version_before_does_not_find_sessions_of_members(service: DashboardService) -> None:
+    """1.0.0 looks for one kind of digest, and would accept a session whose account it does not know."""
+    owner = await service.holder()
+    member = await member_of(service, owner)
+    store = SessionStore(service.pool, pepper=PEPPER)
+    for person, is_found in ((owner.account["id"], True), (member.account["person"]["id"], False)):
+        token = f"session of {person}"
+        await store.begin(token, person=person, lasts_s=60.0)
+        assert await store.read(token, idle_s=60.0) is not None
+        async with service.pool.connection() as connection:
+            found = "select exists (select from sessions where digest = $1)"
+            assert await connection.fetchval(found, store.digest("session", token)) is is_found
+        await store.end(token)
+        assert await store.read(token, idle_s=60.0) is None
+
+
 # Operators
 
 

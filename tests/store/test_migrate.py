@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import asyncpg
@@ -11,6 +12,7 @@ import pytest
 from proxy.errors import StartError
 from proxy.store import migrate
 from tests.database import connected
+from tests.service import until
 
 NAMES = [path.stem for path in migrate.files()]
 
@@ -107,6 +109,31 @@ async def test_busy_table_fails_the_migration_instead_of_blocking_traffic(empty_
 async def test_empty_directory_applies_nothing(empty_database: str, tmp_path: Path) -> None:
     assert await run(empty_database, tmp_path) == []
     assert await applied(empty_database) == []
+
+
+async def test_members_are_added_without_a_deadlock_with_traffic(empty_database: str, tmp_path: Path) -> None:
+    """A transaction that holds one of the tables gets the others, and then the migration gets all."""
+    for path in migrate.files()[:22]:
+        shutil.copy(path, tmp_path)
+    await run(empty_database, tmp_path)
+    shutil.copy(migrate.MIGRATIONS / "0023_members.sql", tmp_path)
+    async with connected(empty_database) as traffic, connected(empty_database) as watch:
+        # Long, so that the migration would be the one to fail.
+        await traffic.execute("set deadlock_timeout = '30s'")
+        transaction = traffic.transaction()
+        await transaction.start()
+        await traffic.execute("lock table account_passwords in row exclusive mode")
+
+        async def is_waiting() -> bool:
+            waiting = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+            return bool(await watch.fetchval(f"select exists ({waiting})"))
+
+        async with asyncio.TaskGroup() as group:
+            migration = group.create_task(run(empty_database, tmp_path))
+            await until(is_waiting)
+            await traffic.execute("lock table sessions, accounts, admin_tokens, sign_in_links in row exclusive mode")
+            await transaction.commit()
+        assert migration.result() == ["0023_members"]
 
 
 async def test_pending_returns_the_missing_migrations(empty_database: str, database: str) -> None:

@@ -1,5 +1,22 @@
 -- Several people in an account: members, who are invited by email, and operators who look at it for a while.
 
+-- Transactions of the service lock these tables in different orders. The migration takes all of them at once, and gives up
+-- before a transaction that waits for it could fail: Postgres looks for deadlocks after a second.
+do $$
+begin
+    set local lock_timeout = '200ms';
+    for attempt in 1..50 loop
+        begin
+            lock table sessions, accounts, account_passwords, account_second_factors, admin_tokens, sign_in_links, email_changes
+                in access exclusive mode;
+            return;
+        exception when lock_not_available or deadlock_detected then
+            perform pg_sleep(0.05);
+        end;
+    end loop;
+    raise lock_not_available using message = 'the tables of accounts are busy', hint = 'run the migration again';
+end $$;
+
 create table members (
     id text primary key,
     account_id text not null references accounts (id),
@@ -52,7 +69,8 @@ from account_visits v join accounts a on a.id = v.account_id join admin_tokens t
 where v.ends_at > now() and t.revoked_at is null;
 
 -- The tables of passwords, second factors, links and sessions refer to a person: `account_id` is the id of an account or of a
--- member. Processes of the version before find no account for a member, so members cannot sign in there.
+-- member. 1.0.0 finds no account for a member, so members cannot sign in there, and their sessions have digests of another kind,
+-- which it does not look for.
 -- contract: only the references to accounts are dropped, which 1.0.0 and versions before do not rely on.
 alter table account_passwords drop constraint account_passwords_account_id_fkey;
 alter table account_second_factors drop constraint account_second_factors_account_id_fkey;
