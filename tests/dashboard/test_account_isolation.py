@@ -21,6 +21,7 @@ OPERATIONS: dict[str, Any] = {
     "update_key": {"name": "mine now"},
     "revoke_key": None,
     "rotate_key": {},
+    "create_sandbox_token": {},
     "account_read_webhook": None,
     "account_update_webhook": {"status": "paused"},
     "account_delete_webhook": None,
