@@ -59,10 +59,16 @@ class Faulted:
         return set(await asyncio.gather(*(self.status() for _ in range(count))))
 
     async def metric(self, name: str) -> float:
+        """The value of the metric's only series. It may be missing for a moment, while workers are replaced."""
+        values: list[float] = await until(lambda: self._values(name), within_s=BACK_S)
+        assert len(values) == 1
+        return values[0]
+
+    async def _values(self, name: str) -> list[float]:
         address = f"http://127.0.0.1:{self.running.metrics_port}/metrics"
         async with aiohttp.ClientSession(raise_for_status=True) as session, session.get(address) as response:
             lines = (await response.text()).splitlines()
-        return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
+        return [float(line.split()[-1]) for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
 
     async def until_metric(self, name: str, value: float) -> None:
         async def has_value() -> bool:
