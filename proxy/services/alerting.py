@@ -72,7 +72,9 @@ class AlertSettingsService:
         """Send a test alert to the mail address and the webhook. Returns the settings."""
         found = await self._store.settings(account)
         if not (found.by_mail and self.sends_mail) and found.status != "active":
-            raise InvalidRequest("there is no place to send alerts to: set webhook_url, or turn mails on")
+            raise InvalidRequest(
+                "alerts have no address: set webhook_url (again, if the webhook is paused), or turn mails on"
+            )
         if not await self._store.raise_test(account, secrets.token_hex(8), most=MOST_TESTS):
             raise RateLimited(f"only {MOST_TESTS} test alerts can be sent in an hour", retry_after_s=3600)
         return found

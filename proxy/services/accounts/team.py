@@ -89,12 +89,13 @@ class Team:
             await self._sign_in.count(kind, subject, most=most, within_s=3600.0)
 
     def _mail_invitation(self, by: SignedIn, row: MemberRow, url: str) -> None:
-        days = round(self._settings.invitation_s / 86_400)
+        hours = round(self._settings.invitation_s / 3600)
+        period = f"{hours // 24} days" if hours >= 48 else f"{hours} hours"
         self._mails.send(
             row["email"],
             f"Invitation to the account {by.session.name}",
             f"{by.session.email} invites you to the account {by.session.name}, with the role {row['role']}:\n\n{url}\n\n"
-            f"The link works once and expires in {days} days. If you do not know the sender, ignore this mail.\n",
+            f"The link works once and expires in {period}. If you do not know the sender, ignore this mail.\n",
         )
 
     async def revoke(self, by: SignedIn, invitation: str) -> str:
