@@ -35,6 +35,8 @@ _SPEED = re.compile(r"([0-9]{1,6})(B|KB|MB)/s", re.ASCII)
 _CODE = re.compile(r"-?[0-9]{1,6}", re.ASCII)
 _SHARE = re.compile(r"(?:0?\.[0-9]{1,6}|1|1\.0|0)", re.ASCII)
 _UNITS = {"B": 1, "KB": 1000, "MB": 1_000_000}
+# JSON that orjson cannot read, or cannot write again since it writes fewer levels than it reads; and heads that are no number.
+_UNUSUAL = (orjson.JSONDecodeError, orjson.JSONEncodeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,13 +258,17 @@ def aged(body: bytes, tip: int, blocks: int) -> bytes:
 
 
 def spoiled(plan: FaultPlan, body: bytes, reply: bytes, heads: Collection[str] = ()) -> bytes:
-    """The reply to a JSON-RPC request, as the plan wants it. `heads`: methods whose result is the number of the head."""
+    """The reply to a JSON-RPC request, as the plan wants it; unchanged if it cannot be read. `heads`: methods whose result is
+    the number of the head."""
     if (not plan.empty and not plan.stale) or len(body) > MOST_REQUEST or len(reply) > MOST_REPLY:
         return reply
     try:
-        calls, replies = orjson.loads(body), orjson.loads(reply)
-    except orjson.JSONDecodeError:
+        return _with_results_changed(plan, orjson.loads(body), orjson.loads(reply), heads)
+    except _UNUSUAL:
         return reply
+
+
+def _with_results_changed(plan: FaultPlan, calls: Any, replies: Any, heads: Collection[str]) -> bytes:
     methods = {str(call.get("id")): call.get("method") for call in _listed(calls) if isinstance(call, dict)}
     for each in _listed(replies):
         if isinstance(each, dict) and "result" in each:
@@ -272,9 +278,12 @@ def spoiled(plan: FaultPlan, body: bytes, reply: bytes, heads: Collection[str] =
 
 def spoiled_result(plan: FaultPlan, result: bytes, *, is_head: bool) -> bytes:
     """One result, as the plan wants it. `is_head`: whether it is the number of the head."""
-    if len(result) > MOST_REPLY:
-        return b"null" if plan.empty else result
-    return orjson.dumps(_changed(plan, orjson.loads(result), is_head=is_head))
+    try:
+        if len(result) <= MOST_REPLY:
+            return orjson.dumps(_changed(plan, orjson.loads(result), is_head=is_head))
+    except _UNUSUAL:
+        pass
+    return b"null" if plan.empty else result
 
 
 def _changed(plan: FaultPlan, result: Any, *, is_head: bool) -> Any:
@@ -290,13 +299,16 @@ def error_of(plan: FaultPlan) -> bytes:
 
 
 def error_replies(body: bytes, error: bytes) -> bytes | None:
-    """The error for each call of the request; None if the request is large or not valid JSON."""
+    """The error for each call of the request; None if the request is large or cannot be read."""
     if len(body) > MOST_REQUEST:
         return None
     try:
-        calls = orjson.loads(body)
-    except orjson.JSONDecodeError:
+        return _with_error(orjson.loads(body), error)
+    except _UNUSUAL:
         return None
+
+
+def _with_error(calls: Any, error: bytes) -> bytes | None:
     shown = orjson.Fragment(error)
     replies = [
         {"jsonrpc": "2.0", "id": call.get("id"), "error": shown} for call in _listed(calls) if isinstance(call, dict)

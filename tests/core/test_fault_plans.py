@@ -6,7 +6,19 @@ import json
 
 import pytest
 
-from proxy.core.fault_plans import FAULTS, FaultPlan, affects, aged, parts_of, plan_for, plan_of, text_of
+from proxy.core.fault_plans import (
+    FAULTS,
+    FaultPlan,
+    affects,
+    aged,
+    error_replies,
+    parts_of,
+    plan_for,
+    plan_of,
+    spoiled,
+    spoiled_result,
+    text_of,
+)
 from proxy.data_files import SCHEMAS
 
 
@@ -61,6 +73,20 @@ def test_plan_that_is_not_valid_is_refused(text: str) -> None:
 def test_latest_is_replaced_by_an_older_block() -> None:
     assert aged(b'{"params":["0x1","latest"]}', 100, 5) == b'{"params":["0x1","0x5f"]}'
     assert aged(b'["latest"]', 3, 5) == b'["0x0"]'
+
+
+# orjson reads 1024 levels and writes 254.
+_DEEP = b"[" * 600 + b"]" * 600
+
+
+@pytest.mark.parametrize("result", [_DEEP, b"1e999", b'"0xzz"', b"[" * 2000 + b"]" * 2000])
+def test_result_that_cannot_be_changed_is_passed_on(result: bytes) -> None:
+    stale, empty = FaultPlan(stale=5), FaultPlan(empty=True)
+    assert spoiled_result(stale, result, is_head=True) in (result, b"null")
+    assert spoiled_result(empty, result, is_head=True) in (b"null", b"[]")
+    call, reply = b'{"id":1,"method":"eth_blockNumber"}', b'{"id":1,"result":%b}' % result
+    assert spoiled(stale, call, reply, ["eth_blockNumber"]) in (reply, b'{"id":1,"result":null}')
+    assert error_replies(b'{"id":%b,"method":"m"}' % _DEEP, b"{}") is None
 
 
 def test_api_spec_documents_the_table() -> None:

@@ -143,6 +143,34 @@ async def test_results_on_a_socket_are_empty_or_stale() -> None:
                 assert [each["result"] for each in await socket.json()] == results
 
 
+@on_uvloop
+async def test_deep_result_of_a_spoiled_socket_reaches_the_others() -> None:
+    async with faulty() as harness:
+        deep = b"[" * 600 + b"]" * 600
+        harness.upstreams[0].answers["eth_getBalance"] = lambda params: orjson.Fragment(deep)
+        options: dict[str, Any] = {"key": "test", "network": TEST}
+        async with (
+            bare(harness.worker, **options, X_Fault="stale=5") as spoiled_socket,
+            bare(harness.worker, **options) as other,
+        ):
+            for socket in (spoiled_socket, other):
+                socket.write(rpc("eth_getBalance", [ADDRESS, "0x1"]))
+            for socket in (spoiled_socket, other):
+                assert len(str((await socket.json())["result"])) == len(deep)
+
+
+@on_uvloop
+async def test_notifications_with_a_fault_get_no_reply() -> None:
+    async with faulty() as harness:
+        notifications = orjson.dumps([{"jsonrpc": "2.0", "method": "eth_getBalance", "params": [ADDRESS, "0x1"]}])
+        assert (await harness.worker.send(notifications, network=TEST, key="test", X_Fault="empty")).status == 204
+        async with bare(harness.worker, key="test", network=TEST, X_Fault="empty") as socket:
+            socket.write(notifications.replace(b"0x1", b"0x2"))
+            await until(lambda: harness.count("eth_getBalance", [ADDRESS, "0x2"]))
+            socket.write(rpc(*BALANCE))
+            assert (await socket.json())["result"] is None
+
+
 PLANS = ("status=503", "error=-32005", "empty", "stale=5", "reset", "truncate", "slow-body=500B/s", "latency=20ms")
 
 

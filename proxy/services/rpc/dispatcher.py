@@ -430,13 +430,11 @@ class Dispatcher(FlightHandler):
 
     def land_error(self, flight: Flight, error: bytes) -> None:
         self._close(flight)
-        for waiter in flight.waiters:
-            waiter.on_error(error)
+        flight.deliver_error(error)
 
     def land_fault(self, flight: Flight, fault: Fault) -> None:
         self._close(flight)
-        for waiter in flight.waiters:
-            waiter.on_fault(fault)
+        flight.deliver_fault(fault)
 
     def on_abandoned(self, flight: Flight) -> None:
         self._close(flight)

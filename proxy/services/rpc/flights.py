@@ -8,6 +8,7 @@ same time. A flight records this state and passes what its connections report to
 from __future__ import annotations
 
 import itertools
+import logging
 from typing import Protocol
 
 import msgspec
@@ -16,10 +17,13 @@ from proxy.core.directives import Directives
 from proxy.core.jsonrpc import result_start
 from proxy.core.request_records import RecordedAttempt
 from proxy.core.upstream_health import UpstreamHealth
+from proxy.errors import Fault
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
+
+log = logging.getLogger("penstock.flights")
 
 # Attempts for one read, including the first.
 MAX_TRIES = 3
@@ -252,11 +256,31 @@ class Flight:
         if weight > self.spare_weight:
             self.spare_error, self.spare_weight = error, weight
 
-    # Waiters
+    # Waiters. An exception of one must reach neither the others nor the connection, which carries calls of other clients.
 
     def deliver(self, result: bytes | msgspec.Raw) -> None:
         for waiter in self.waiters:
-            waiter.on_result(result)
+            try:
+                waiter.on_result(result)
+            except Exception:
+                self._log_exception()
+
+    def deliver_error(self, error: bytes) -> None:
+        for waiter in self.waiters:
+            try:
+                waiter.on_error(error)
+            except Exception:
+                self._log_exception()
+
+    def deliver_fault(self, fault: Fault) -> None:
+        for waiter in self.waiters:
+            try:
+                waiter.on_fault(fault)
+            except Exception:
+                self._log_exception()
+
+    def _log_exception(self) -> None:
+        log.exception("a reply was not delivered", extra={"method": self.policy.method.name})
 
     def resemble(self, other: Flight, client: str) -> None:
         """This is the same call as the other, for one of those who made it."""

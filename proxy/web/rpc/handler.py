@@ -151,6 +151,8 @@ class RpcHandler:
             return fault_injection.after(plan, request, errors)
         sent = fault_plans.aged(body, route.heads.tip, plan.stale) if plan.stale else body
         reply, share = await self._serve(request, route, key, sent, directives=directives)
+        if not reply:
+            return web.Response(status=204)
         heads = [name for name, policy in route.policies.items() if policy.is_head_number]
         response = fault_injection.after(plan, request, fault_plans.spoiled(plan, body, reply, heads))
         weakref.finalize(response, share.give_all)

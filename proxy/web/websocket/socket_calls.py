@@ -400,7 +400,7 @@ class SocketBatch:
         owner = self._owner
         units = owner.context.rpc.settle_batch(owner.key, batch)
         pieces = self._pieces(batch)
-        if self._plan is not None and not batch.share.is_large:
+        if pieces and self._plan is not None and not batch.share.is_large:
             heads = [name for name, policy in owner.route.policies.items() if policy.is_head_number]
             pieces = [fault_plans.spoiled(self._plan, self._body, b"".join(pieces), heads)]
         owner.context.requests.note_batch(
