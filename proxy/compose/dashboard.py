@@ -76,7 +76,7 @@ class DashboardFeature:
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
         self.actions = ActionLog(ActionStore(pool))
         self.announcements = Announcements(AnnouncementStore(pool))
-        self.sandbox = Sandbox(accounts.admission, settings.keys.pepper)
+        self.sandbox = Sandbox(accounts.admission, self.sign_in, settings.keys.pepper)
         self.matrix = MethodMatrix(RequestStore(pool), tables.plans)
         copy = copies.copy_of("cordons") if copies else None
         fleet = FleetStore(pool, apart)

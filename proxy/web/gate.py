@@ -11,7 +11,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -49,7 +49,7 @@ from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.reply import fault_reply, fixed_headers
 from proxy.web.request_ids import new_request_id
-from proxy.web.sandbox import Sandbox
+from proxy.web.sandbox import NOT_VOUCHED, Sandbox, VouchedKey
 from proxy.web.strict_http import check_strictly
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -75,6 +75,8 @@ CALLS: web.RequestKey[list[PendingReply]] = web.RequestKey("calls", list)
 DIRECTIVES = web.RequestKey("directives", Directives)
 FAILURE = web.RequestKey("failure", str)
 PARAMS = web.RequestKey("params", bytes)
+# The key of a sandbox token that was checked.
+_VOUCHED = web.RequestKey("vouched", VouchedKey)
 _OPERATION: web.RequestKey[str] = web.RequestKey("operation", str)
 
 _OCTETS = "application/octet-stream"
@@ -82,6 +84,7 @@ _OCTETS = "application/octet-stream"
 CONTINUE = "100-continue"
 # Bodies from this size on are compressed in a thread.
 COMPRESS_APART = 262_144
+_NO_SANDBOX = "sandbox tokens cannot open sockets: use the API key"
 _WELL_FORMED = re.compile(telemetry.REQUEST_ID, re.ASCII)
 
 
@@ -156,6 +159,7 @@ class Gate:
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             self._check_head(request)
+            await self._check_sandbox(request)
             return self._cross_origin.preflight(request) or await handler(request)
         except Fault as fault:
             request[FAILURE] = fault.message
@@ -208,6 +212,13 @@ class Gate:
             raise HeadTooLarge(f"the request's head is larger than {self._settings.max_head_bytes} bytes")
         if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
             raise ExpectationFailed(f"the header Expect must be {CONTINUE}")
+
+    async def _check_sandbox(self, request: web.Request) -> None:
+        """Check a sandbox token against its session, which `authenticate` cannot wait for."""
+        presented = _presented(request)
+        if self._sandbox is not None and _is_sandbox_token(presented):
+            client_of_task.set(place_of(self.address_of(request)))
+            request[_VOUCHED] = await self._sandbox.vouch(request, presented)
 
     def sign(self, request: web.Request, reply: web.StreamResponse) -> None:
         """Add the headers that every reply has."""
@@ -281,15 +292,26 @@ class Gate:
 
     # Called by handlers
 
-    def authenticate(self, request: web.Request, operation: str, in_query: Sequence[str] = ()) -> Key:
-        """The key of the request, from either header, or from the query if the path allows it."""
+    def authenticate(self, request: web.Request, operation: str) -> Key:
+        """The key of the request, from either header."""
         address = self.enter(request, operation)
-        origin = request.headers.get("Origin", "")
+        presented = _presented(request)
+        if self._sandbox is not None and _is_sandbox_token(presented):
+            return self._admitted(request, self._sandbox.key(request, request.get(_VOUCHED, NOT_VOUCHED), address))
+        return self._admitted(request, self._who(request, presented, address))
+
+    def authenticate_socket(self, request: web.Request, operation: str, in_query: Sequence[str]) -> Key:
+        """The key of a handshake, from the query or either header. A socket would outlive a sandbox token and its session."""
+        address = self.enter(request, operation)
         presented = _presented(request, in_query)
-        if self._sandbox is not None and presented is not None and presented.startswith(SANDBOX_PREFIX):
-            key = self._sandbox.key(request, presented, address)
-        else:
-            key = self._admission.who(presented, address, time.monotonic(), origin=origin)
+        if _is_sandbox_token(presented):
+            raise self._admission.unknown(address, time.monotonic(), _NO_SANDBOX)
+        return self._admitted(request, self._who(request, presented, address))
+
+    def _who(self, request: web.Request, presented: str | None, address: str) -> Key:
+        return self._admission.who(presented, address, time.monotonic(), origin=request.headers.get("Origin", ""))
+
+    def _admitted(self, request: web.Request, key: Key) -> Key:
         request[KEY] = key
         client_of_task.set(key.account.id)
         if isinstance(request.protocol, HandlerConnection):
@@ -366,6 +388,10 @@ def _presented(request: web.Request, in_query: Sequence[str] = ()) -> str | None
         if keys := {key.strip() for key in given} - {""}:
             return keys.pop() if len(keys) == 1 else ""
     return None
+
+
+def _is_sandbox_token(presented: str | None) -> TypeGuard[str]:
+    return presented is not None and presented.startswith(SANDBOX_PREFIX)
 
 
 def _of_http(exc: web.HTTPException, request: web.Request) -> Fault:

@@ -21,7 +21,7 @@ log = logging.getLogger("penstock.actions")
 
 PURGE_EVERY_S = 3600.0
 # POST requests that change nothing.
-_READS = ("backtest_webhook", "account_backtest_webhook", "create_sandbox_token")
+_READS = ("backtest_webhook", "account_backtest_webhook")
 
 
 def is_change(operation: str, method: str) -> bool:

@@ -92,10 +92,10 @@ class Admission:
                 return _at_its_place(key, address, origin)
         raise self.unknown(address, now, _NO_KEY if text is None else _BAD_KEY)
 
-    def stand_in(self, key_id: str, address: str, now: float, *, origin: str, words: str) -> Key:
-        """Like `who`, by the id of a key that a signed-in person may use. `words`: the refusal of an empty or unknown id."""
+    def stand_in(self, key_id: str, account: str, address: str, now: float, *, origin: str, words: str) -> Key:
+        """Like `who`, by the id of a key of the account. `words`: the refusal of an id that is empty or of no such key."""
         key = self._keyring.by_id(key_id, now)
-        if key is None:
+        if key is None or key.account.id != account:
             raise self.unknown(address, now, words)
         return _at_its_place(key, address, origin)
 

@@ -250,11 +250,14 @@ class SignIn:
 
     async def who(self, token: str, *, is_operator: bool, refuse: Callable[[str], Fault]) -> Session:
         """The session of a cookie. `refuse` counts the failure and returns the error."""
-        session = await self._store.read(token, idle_s=self._settings.idle_s) if sessions.is_token(token) else None
+        session = await self.session_of(token)
         if session is not None and session.is_operator == is_operator:
             return session
         # A browser without a cookie has not failed to authenticate.
         raise refuse(_SIGNED_OUT) if token else Unauthorized(_SIGNED_OUT)
+
+    async def session_of(self, token: str) -> Session | None:
+        return await self._store.read(token, idle_s=self._settings.idle_s) if sessions.is_token(token) else None
 
     async def operator(self, token: str, *, refuse: Callable[[str], Fault]) -> Session:
         """Authenticate an operator by an admin token, for programs."""
