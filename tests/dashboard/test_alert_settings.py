@@ -19,7 +19,7 @@ async def test_holder_chooses_alerts(service: DashboardService) -> None:
     assert (after["error_rate_percent"], after["mail"]) == (25, False)
     for wrong in ({"alerts": ["all"]}, {"error_rate_percent": 0}, {"webhook_url": "https://10.0.0.1/"}, {}):
         (await holder.request("PATCH", "/account/alerts", wrong)).fault(400)
-    assert "no place to send" in (await holder.post("/account/alerts/test", {})).fault(400)
+    assert "alerts have no address" in (await holder.post("/account/alerts/test", {})).fault(400)
     assert (await stranger.get("/account/alerts")).data["alerts"] == ["webhook_paused"]
     (await Client(service).get("/account/alerts")).fault(401)
 
