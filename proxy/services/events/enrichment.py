@@ -158,9 +158,9 @@ class EventEnricher:
         hashes = [*dict.fromkeys(event.lacks["transaction"] for event in found if "transaction" in event.lacks)]
         if not hashes:
             return {}
-        results = await self._internal_calls.call_many(
-            self._network, [("eth_getTransactionReceipt", [each]) for each in hashes]
-        )
+        # Not from the cache: a receipt of another fork would stay there until the next block.
+        calls = [("eth_getTransactionReceipt", [each]) for each in hashes]
+        results = await self._internal_calls.call_many(self._network, calls, fresh=True)
         return {name: receipt for name, receipt in zip(hashes, results, strict=True) if isinstance(receipt, Mapping)}
 
     async def _token_names(self, found: Sequence[IncompleteEvent]) -> dict[str, EventToken]:
