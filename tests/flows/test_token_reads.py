@@ -75,9 +75,12 @@ class Reads:
 async def reads(url: str, *, indexed: int | None = 1000, **sections: Any) -> AsyncIterator[Reads]:
     """A worker on this database, with its network indexed up to a block."""
     machine = Machine()
-    async with connected(url) as connection, rpc_harness(1, network=LIVE, database={"url": url}, **sections) as harness:
+    # On a busy machine Postgres may take longer than requests wait by default.
+    settings = {"url": url, "acquire_timeout_s": 30.0, "request_timeout_s": 30.0}
+    async with connected(url) as connection, rpc_harness(1, network=LIVE, database=settings, **sections) as harness:
         harness.upstreams[0].answers["eth_call"] = machine.call
         await harness.worker.app.pool.open()
+        await until(harness.worker.app.pool.is_up)
         if indexed is not None:
             await connection.execute(
                 "insert into followed_networks (network, first_block, block, block_hash) values ($1, 0, $2, '')",
