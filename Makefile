@@ -157,7 +157,8 @@ wheel: .venv/.run .venv/.docs
 	@ls -l dist/penstock-*.whl
 
 wheel-test: .venv/.test $(CHAIN) $(BUNDLER)
-	WHEEL_TEST="$$(ls $(CURDIR)/dist/penstock-*-linux_*.whl)" $(PY) -m pytest -q tests/dev/test_package.py
+	@wheel=$$(ls dist/penstock-*-linux_*.whl 2>/dev/null) || { echo "there is no compiled wheel in dist/: run make wheel first"; exit 1; }; \
+		WHEEL_TEST="$$PWD/$$wheel" $(PY) -m pytest -q tests/dev/test_package.py
 
 image:
 	@deploy/image/build
