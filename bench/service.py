@@ -115,7 +115,7 @@ class Service:
         tls_files.make()
         port = processes.free_port()
         argv = [
-            *(sys.executable, "-m", "proxy", "dev", "--no-bundler", "--ready-file", str(ready), "--port", str(port)),
+            *(self._python(), "-m", "proxy", "dev", "--no-bundler", "--ready-file", str(ready), "--port", str(port)),
             *("--data", str(self.workdir / "data"), "--workers", str(workers)),
             *("--config", str(own)),
         ]
@@ -126,6 +126,11 @@ class Service:
         self._pin(port, cpu, others)
         keys = found["keys"]
         return str(found["base_url"]), str(keys["enterprise"]), str(keys["growth"])
+
+    def _python(self) -> str:
+        """The checkout's own interpreter, whose environment has its compiled hot path."""
+        own = self.root / ".venv" / "bin" / "python"
+        return str(own) if own.exists() else sys.executable
 
     def stop(self) -> None:
         if self.child:
