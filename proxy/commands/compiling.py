@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     if not _is_usable(place):
         if faults := [*missing()]:
             raise StartError([f"the hot path was not compiled and runs from its sources: {fault}" for fault in faults])
-        print("compiling the hot path, which takes about a minute ...", flush=True)
+        print("compiling the hot path, which takes one to three minutes ...", flush=True)
         try:
             _compile(place)
         except OSError as exc:
