@@ -14,7 +14,7 @@ from pathlib import Path
 import uvloop
 
 from fleet.figures import FleetFigures
-from fleet.one_machine import COUNTS, RATE, FleetOnOneMachine
+from fleet.one_machine import COUNTS, RATE, SETTLE_S, FleetOnOneMachine
 from fleet.traffic import FleetTraffic
 from proxy.errors import StartError
 from proxy.tasks import Tasks, unless_stopped
@@ -91,7 +91,7 @@ async def _break(fleet: FleetOnOneMachine, traffic: FleetTraffic, args: argparse
         await fleet.break_in_turn(args.kills, until_s, traffic, rng)
     else:
         await fleet.break_for(until_s, traffic, rng)
-    await fleet.settle(traffic)
+    await traffic.settle(SETTLE_S)
     print("\n".join([f"\nseed {args.seed}", *fleet.ledger.lines()]), flush=True)
     return 0 if fleet.ledger.is_clean else 1
 

@@ -159,12 +159,6 @@ class FleetOnOneMachine:
         while not await part.is_ready():  # noqa: ASYNC110 - another process has no event
             await asyncio.sleep(0.05)
 
-    async def settle(self, traffic: FleetTraffic) -> None:
-        """Wait for the event of the last block, then compare all."""
-        await traffic.event_after(self.chain.head - 1, SETTLE_S)
-        await asyncio.sleep(1.0)
-        traffic.audit()
-
     # Showing
 
     async def table(self) -> list[str]:

@@ -72,9 +72,12 @@ class FleetTraffic:
             await asyncio.sleep(0.05)
         return False
 
-    def audit(self) -> None:
-        """Compare the events with the chain."""
+    async def settle(self, within_s: float) -> None:
+        """Wait for the events of all blocks that exist now, then compare them with the chain."""
         wanted = {block.hash for block in self._chain.blocks[self.first_block :]}
+        end = time.monotonic() + within_s
+        while wanted - self.received.keys() and time.monotonic() < end:  # noqa: ASYNC110 - as in `event_after`
+            await asyncio.sleep(0.05)
         known = {block.hash for block in self._chain.blocks}
         self._ledger.expected = len(wanted)
         self._ledger.lost = len(wanted - self.received.keys())
