@@ -37,6 +37,8 @@ SMALL_ONLY = "small calls only"
 FEW_ADDRESSES = "a thousand addresses"
 # Penstock's own figure while every upstream is healthy.
 ALL_HEALTHY = "all healthy"
+# Penstock whose limits hold on one host only.
+NO_VALKEY = "without Valkey"
 # The same code without the lines for traces, or the same call with tracing off.
 NO_TRACES = "without traces"
 # The same call without verification.
@@ -135,7 +137,7 @@ CASES = (
         "small call, all features on, cache off, one call per upstream connection",
         generators=("load", "wrk"),
         has_peers=True,
-        aims=(Aim(1.0, without_pgo=0.95), Aim(1.7, over="nginx+lua")),
+        aims=(Aim(1.15, without_pgo=1.0), Aim(1.7, over="nginx+lua")),
     ),
     Case(
         "heads",
@@ -149,7 +151,7 @@ CASES = (
         candidates=FEW,
         profile="in-flight",
         generators=("load", "wrk"),
-        aims=(Aim(1.5),),
+        aims=(Aim(1.6),),
     ),
     Case(
         "body",
@@ -164,7 +166,7 @@ CASES = (
         expect=f'"id":{MARKER}{BATCH - 1:02d}',
         calls_per_request=BATCH,
         has_peers=True,
-        aims=(Aim(2.0, over=ONE_BY_ONE),),
+        aims=(Aim(3.0, over=ONE_BY_ONE),),
     ),
     Case(
         "reply",
@@ -251,6 +253,13 @@ CASES = (
         aims=(Aim(0.95, over=ALL_HEALTHY),),
     ),
     Case(
+        "shared-limits",
+        "small call, limits shared with other hosts over Valkey",
+        candidates=("penstock", NO_VALKEY),
+        profile="shared-limits",
+        aims=(Aim(0.97, over=NO_VALKEY),),
+    ),
+    Case(
         "mixed",
         "p99 of small calls beside a tenth as many replies of 100 KB, some of 5 MB, and batches of 100",
         kind="mixed",
@@ -287,7 +296,7 @@ CASES = (
         generators=("load", "wrk"),
         cache="hit",
         has_peers=True,
-        aims=(Aim(1.5),),
+        aims=(Aim(2.2),),
     ),
     Case(
         "hit-number",
@@ -296,7 +305,7 @@ CASES = (
         candidates=("nginx", "penstock"),
         profile="cached",
         cache="hit",
-        aims=(Aim(1.5),),
+        aims=(Aim(2.2),),
     ),
     Case(
         "join",
@@ -317,7 +326,7 @@ CASES = (
         candidates=("direct", "nginx", "nginx+lua", "haproxy", "relay", "penstock"),
         connections=16,
         has_peers=True,
-        aims=(Aim(1.6, at_most=True, figure="p50"), Aim(1.5, at_most=True, figure="p99")),
+        aims=(Aim(1.2, at_most=True, figure="p50"), Aim(1.3, at_most=True, figure="p99")),
     ),
     Case(
         "workers",
@@ -380,7 +389,7 @@ CASES = (
         unit="messages/CPU second",
         candidates=("ws", "aiohttp", "write", "penstock"),
         connections=10_000,
-        aims=(Aim(2.0, over="ws"), Aim(1.3, over="aiohttp")),
+        aims=(Aim(1.9, over="ws"), Aim(1.3, over="aiohttp")),
     ),
     Case(
         "turn",

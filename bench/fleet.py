@@ -13,10 +13,13 @@ from urllib.parse import urlsplit
 
 from bench import baselines, machine, service, tls_files
 from bench.baselines import BASELINES, KEY, PATH
-from bench.cases import ALL_HEALTHY, OWN_RPC, RPC, Case
+from bench.cases import ALL_HEALTHY, NO_VALKEY, OWN_RPC, RPC, Case
 from bench.loaders import MARKER, Stub, Target
 from bench.peers import PEERS
 from bench.processes import StartFailed
+
+# Penstock in another configuration than the case's, as its baseline.
+OWN_PROFILES = {ALL_HEALTHY: "three", NO_VALKEY: "forward"}
 
 
 class Member(NamedTuple):
@@ -52,8 +55,8 @@ class Fleet:
     def member(self, name: str, case: Case, *, workers: int = 1) -> Member:
         if name == OWN_RPC:
             return Member("penstock", case.stub, case.profile, workers)
-        if name == ALL_HEALTHY:
-            return Member("penstock", case.stub, "three", workers)
+        if name in OWN_PROFILES:
+            return Member("penstock", case.stub, OWN_PROFILES[name], workers)
         if name in self.checkouts:
             return Member(name, case.stub, case.profile, workers, case.stem)
         return Member(name, case.stub, case.profile if name in PEERS else "", workers)
@@ -115,7 +118,8 @@ class Fleet:
     def _start_service(self, member: Member, cpus: tuple[int, ...], workdir: Path) -> Target:
         profile = service.PROFILES[member.profile]
         root = self.checkouts[member.name]
-        settings = service.settings_for(profile, self.settings, root)
+        addresses = {setting: self.stubs[name].url for setting, name in profile.addresses.items()}
+        settings = service.settings_for(profile, {**addresses, **self.settings}, root)
         if reason := service.missing(root):
             raise StartFailed(reason)
         running = service.Service(workdir, root)

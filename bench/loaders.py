@@ -147,6 +147,25 @@ class DeadStub(Stub):
             self._taken.close()
 
 
+class ValkeyStub(Stub):
+    """The server of shared limits, on the stub's core."""
+
+    @property
+    def url(self) -> str:
+        if not self.port:
+            raise processes.StartFailed("neither valkey-server nor redis-server is installed")
+        return f"valkey://127.0.0.1:{self.port}/0"
+
+    def start(self, cpu: int, *, port: int, workdir: Path) -> None:
+        server = machine.find_tool("valkey-server") or machine.find_tool("redis-server")
+        if server is None:
+            return
+        self.port = processes.free_port()
+        flags = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(workdir)]
+        self._child = processes.start(self.name, [server, *flags], cpus=[cpu], log=workdir / f"{self.name}.log")
+        processes.wait_until_listening(self._child, self.port)
+
+
 def measure(generator: Generator, load: Load, target: Target, layout: machine.Layout, *, workdir: Path) -> Sample:
     """Load one candidate and record the CPU use of its processes and of both cores."""
     request = workdir / "request"

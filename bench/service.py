@@ -34,6 +34,9 @@ class Profile:
     wants: Mapping[str, Value] = field(default_factory=dict)
     needs: Mapping[str, Value] = field(default_factory=dict)
     stubs: tuple[str, ...] = ()  # further upstreams beside the case's stub
+    addresses: Mapping[str, str] = field(
+        default_factory=dict
+    )  # settings whose value is the URL of the stub of this name
     connections: int = UPSTREAM_CONNECTIONS  # to each upstream; 0: the default of the settings
     block_time_ms: int = 0  # the dev chain also mines a block at this interval; 0: never
 
@@ -67,6 +70,11 @@ PROFILES = {
             "three",
             wants={**QUIET, "cache.enabled": False, "cache.coalesce": False, "rpc.depth": 1},
             stubs=("small-too", "small-third"),
+        ),
+        Profile(
+            "shared-limits",
+            wants={**QUIET, "cache.enabled": False, "cache.coalesce": False, "rpc.depth": 1},
+            addresses={"valkey.limits_url": "valkey"},
         ),
         Profile("cached", wants=QUIET, needs={"cache.enabled": True}),
         Profile("joined", wants={**QUIET, "cache.enabled": False}, needs={"cache.coalesce": True}),
