@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from fleet.ledger import FleetLedger
 from fleet.traffic import FleetTraffic
 from tests.chain_upstream import LittleChain
@@ -42,5 +44,5 @@ def test_audit_finds_lost_and_invented_events() -> None:
     traffic.first_block = 1
     chain.mine((), (), ())
     traffic.received = {block.hash: block.number for block in chain.blocks[1:3]} | {"0xother": 9}
-    traffic.audit()
+    asyncio.run(traffic.settle(0.0))
     assert (ledger.expected, ledger.lost, ledger.invented) == (3, 1, 1)
