@@ -1,7 +1,7 @@
 """Records of requests: the CPU time that the decision and the record add to a call, in this process.
 
-The hot path decides inline for calls that are not recorded (`web/front/reply_writer.py`); other paths ask the log. Both are
-measured here as plain Python, compiled they take less. Writing happens in the background.
+The hot path decides inline for calls that are not recorded (`web/front/reply_writer.py`); other paths ask the recorder. Both
+are measured here as plain Python, compiled they take less. Writing happens in the background.
 """
 
 import math
@@ -11,9 +11,7 @@ from collections.abc import Callable
 from proxy.core.access import ALL_SCOPES, Account, Key
 from proxy.core.directives import Directives
 from proxy.core.limits import BucketRates
-from proxy.services.request_log import MOST_OF_ACCOUNT, RequestLog
-from proxy.store.pool import Pool
-from proxy.store.request_store import RequestStore
+from proxy.services.request_recorder import MOST_OF_ACCOUNT, RequestRecorder
 
 NOT_RECORDED = "not recorded"
 INLINE = "not recorded, inline"
@@ -24,10 +22,10 @@ EXPLAINED = Directives(explain=1)
 
 def costs() -> dict[str, float]:
     """CPU microseconds per call."""
-    log, key = _log(), _key()
+    recorder, key = _recorder(), _key()
     return {
-        INLINE: _cpu_us(lambda: _inline(key.account, 0.0, log.slow_s), CALLS),
-        NOT_RECORDED: _cpu_us(lambda: log.reason(key.account, 0.001, None, failed=False), CALLS),
+        INLINE: _cpu_us(lambda: _inline(key.account, 0.0, recorder.slow_s), CALLS),
+        NOT_RECORDED: _cpu_us(lambda: recorder.reason(key.account, 0.001, None, failed=False), CALLS),
         RECORDED: _recorded_us(key),
     }
 
@@ -35,14 +33,14 @@ def costs() -> dict[str, float]:
 def _recorded_us(key: Key) -> float:
     """As many as an account may have waiting, several times: more would be dropped."""
     rounds = 20
-    return sum(_cpu_us(_recorder(_log(), key), MOST_OF_ACCOUNT) for _ in range(rounds)) / rounds
+    return sum(_cpu_us(_recording(_recorder(), key), MOST_OF_ACCOUNT) for _ in range(rounds)) / rounds
 
 
-def _recorder(log: RequestLog, key: Key) -> Callable[[], None]:
+def _recording(recorder: RequestRecorder, key: Key) -> Callable[[], None]:
     def record() -> None:
-        reason = log.reason(key.account, 0.001, EXPLAINED, failed=False)
+        reason = recorder.reason(key.account, 0.001, EXPLAINED, failed=False)
         assert reason is not None
-        log.note(
+        recorder.note(
             "req_0123456789abcdef",
             key,
             reason,
@@ -55,7 +53,7 @@ def _recorder(log: RequestLog, key: Key) -> Callable[[], None]:
             block=20_000_000,
             units=10,
             cache="miss",
-            bytes=60,
+            size=60,
         )
 
     return record
@@ -81,8 +79,8 @@ def _cpu_us(work: Callable[[], object], times: int) -> float:
 def _nothing() -> None: ...
 
 
-def _log() -> RequestLog:
-    return RequestLog(RequestStore(Pool("", size=1, acquire_timeout_s=1.0)), slow_s=1.0, keep_days=3)
+def _recorder() -> RequestRecorder:
+    return RequestRecorder(slow_s=1.0, is_on=True)
 
 
 def _key() -> Key:

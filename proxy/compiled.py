@@ -34,6 +34,7 @@ MODULES = (
     "proxy.core.routing",
     "proxy.core.upstream_health",
     "proxy.core.usage",
+    "proxy.services.request_recorder",
     "proxy.services.rpc.batch_admission",
     "proxy.services.rpc.batch_intake",
     "proxy.services.rpc.batches",

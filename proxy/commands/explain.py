@@ -62,7 +62,7 @@ async def _explain(args: argparse.Namespace) -> int:
 
 
 def members(record: RequestRecord) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__slots__}
+    return {name: getattr(record, name) for name in record.__struct_fields__}
 
 
 def _lines(record: RequestRecord, price: int | None) -> list[str]:

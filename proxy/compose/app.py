@@ -28,6 +28,7 @@ from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.process_reports import ProcessReports
 from proxy.services.readiness import Readiness
 from proxy.services.request_log import RequestLog
+from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.networks import Networks
 from proxy.settings import SCHEMAS, Certificates, Settings, Tables
@@ -141,8 +142,8 @@ class App:
         self.reads = replica_reads(given, self.pool)
         self.indexes = IndexDatabases.of(self.settings, self.pool, per_client=given.per_client)
         self.notices = Notices(self.pool)
-        slow_s = requests.slow_ms / 1000
-        self.requests = RequestLog(RequestStore(self.pool), slow_s=slow_s, keep_days=requests.keep_days)
+        self.recorder = RequestRecorder(slow_s=requests.slow_ms / 1000, is_on=requests.keep_days > 0)
+        self.requests = RequestLog(self.recorder, RequestStore(self.pool), keep_days=requests.keep_days)
 
     def _build_accounts(self, windows: Windows) -> None:
         self.accounts = AccountsFeature(
@@ -216,7 +217,7 @@ class App:
             self.limiter,
             server,
             cross_origin,
-            requests=self.requests,
+            recorder=self.recorder,
             access_log=self.settings.log.access,
             tracer=self.tracer,
             sandbox=self.dashboard.sandbox,
@@ -243,7 +244,7 @@ class App:
             held=self.held_replies,
             turns=self.turns,
             log=self.access,
-            requests=self.requests,
+            recorder=self.recorder,
             shows_upstream=self.settings.rpc.show_upstream,
             encoded_bytes=self.settings.cache.bytes // ENCODED_PART,
         )
@@ -319,7 +320,7 @@ class App:
             prices=self._tables.prices.events,
             tasks=self.tasks,
             access=self.access,
-            requests=self.requests,
+            recorder=self.recorder,
         )
         return ClientSockets(context, self.keyring)
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from proxy.core.access import KEY_PREFIXES
 
 # An attempt: the upstream, when it began after the request, how long it took, both in seconds, and how it ended.
@@ -35,8 +37,9 @@ _RPC_CODE = re.compile(r'"code":\s*(-?\d{1,12})\b')
 _SECRET = re.compile(rf"(?:{'|'.join(KEY_PREFIXES)})[0-9A-Za-z]*")
 
 
-@dataclass(slots=True, kw_only=True)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, kw_only=True):
+    """A struct, which takes a fraction of a dataclass's time to make: this happens while a client waits."""
+
     id: str
     # Unix time at its end.
     at: float

@@ -35,7 +35,7 @@ from proxy.errors import (
     of_status,
 )
 from proxy.services.accounts.admission import Admission
-from proxy.services.request_log import RequestLog
+from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.flights import Flight
@@ -96,7 +96,7 @@ class Gate:
         settings: ServerSettings,
         cross_origin: CrossOrigin,
         *,
-        requests: RequestLog,
+        recorder: RequestRecorder,
         access_log: bool,
         tracer: Tracer | None = None,
         sandbox: Sandbox | None = None,
@@ -108,7 +108,7 @@ class Gate:
         self._settings = settings
         self._fixed_headers = fixed_headers(settings.tls)
         self._access_log = access_log
-        self._requests = requests
+        self._recorder = recorder
         self._tracer = tracer
 
     @web.middleware
@@ -267,15 +267,15 @@ class Gate:
     def _explain(self, request: web.Request, reply: web.StreamResponse, key: Key, took_s: float) -> None:
         """Record what happened to the request, if it is to be recorded."""
         size = reply.content_length or 0
-        shared = {"network": request.get(NETWORK, ""), "took_s": took_s, "units": request.get(UNITS, 0), "bytes": size}
+        shared = {"network": request.get(NETWORK, ""), "took_s": took_s, "units": request.get(UNITS, 0), "size": size}
         directives = request.get(DIRECTIVES)
         if (batch := request.get(BATCH)) is not None:
-            self._requests.note_batch(request[REQUEST_ID], key, batch, directives=directives, **shared)
+            self._recorder.note_batch(request[REQUEST_ID], key, batch, directives=directives, **shared)
             return
         failure = request.get(FAILURE, "") or ("internal error" if reply.status >= 500 else "")
-        reason = self._requests.reason(key.account, took_s, directives, failed=failure != "")
+        reason = self._recorder.reason(key.account, took_s, directives, failed=failure != "")
         if reason is not None:
-            self._requests.note(
+            self._recorder.note(
                 request[REQUEST_ID],
                 key,
                 reason,

@@ -10,9 +10,10 @@ from typing import Any
 import asyncpg
 import orjson
 import pytest
+from prometheus_client import REGISTRY
 
 from proxy.core.request_records import kind_of, shown_text
-from proxy.services import request_log
+from proxy.services.request_recorder import MORE_PER_S, MOST_OF_ACCOUNT
 from tests.database import connected
 from tests.http_client import Reply, request, rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
@@ -240,22 +241,28 @@ async def test_params_are_recorded_only_if_the_account_wants_that(records: Recor
 
 @with_records()
 async def test_records_beyond_the_bound_are_dropped(records: Records, more: dict[str, str]) -> None:
-    requests = records.harness.worker.app.requests
+    recorder = records.harness.worker.app.recorder
     records.harness.worker.add_key("other")
     # More than the account is allowed again while the test runs.
-    requests._of_account["acc_1"] = request_log.MOST_OF_ACCOUNT + 1000 * request_log.MORE_PER_S
-    await requests.flush()
+    recorder._of_account["acc_1"] = MOST_OF_ACCOUNT + 1000 * MORE_PER_S
+    await records.harness.worker.app.requests.flush()
+    counted = _dropped()
     dropped = await records.harness.call(*BALANCE, X_Explain="1", **more)
     kept = await records.harness.call(*BALANCE, key="other", X_Explain="1", **more)
-    assert len(requests._waiting) == 1
+    assert len(recorder.waiting) == 1
     assert (await records.get(f"/requests/{dropped.headers['x-request-id']}")).status == 404
     assert (await records.get(f"/requests/{kept.headers['x-request-id']}", key="other")).status == 200
-    used = requests._of_account["acc_1"]
-    requests._allow_more(requests._since + 2.01)
-    assert used - requests._of_account["acc_1"] == 2 * request_log.MORE_PER_S
-    requests._allow_more(requests._since + 10_000.0)
+    assert _dropped() > counted
+    used = recorder._of_account["acc_1"]
+    recorder.allow_more(recorder._since + 2.01)
+    assert used - recorder._of_account["acc_1"] == 2 * MORE_PER_S
+    recorder.allow_more(recorder._since + 10_000.0)
     again = await records.harness.call(*BALANCE, X_Explain="1", **more)
     assert (await records.get(f"/requests/{again.headers['x-request-id']}")).status == 200
+
+
+def _dropped() -> float:
+    return REGISTRY.get_sample_value("penstock_request_records_dropped_total") or 0.0
 
 
 def test_messages_of_a_socket_have_their_own_records(database: str) -> None:

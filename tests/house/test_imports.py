@@ -34,7 +34,8 @@ SEE_EVERYTHING = {"compose", "processes", "commands", "dev", "__main__", ""}
 # Services do not import each other: what one needs is passed in. These are passed in as well, and known by type because
 # the two are one decision; a protocol between them would have one implementation and be read twice.
 TOGETHER: dict[tuple[str, str], str] = {
-    ("request_log", "rpc"): "the record of a call lists the attempts of its flight",
+    ("request_recorder", "rpc"): "the record of a call lists the attempts of its flight",
+    ("request_log", "request_recorder"): "the log writes what was recorded",
     ("readiness", "accounts"): "a worker is ready when its keys are loaded",
     ("bundler", "rpc"): "bundler calls run on the data plane, behind a guard that checks their params",
     ("wallets", "rpc"): "only the chain can say whether a wallet is deployed",

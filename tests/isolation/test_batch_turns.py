@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from proxy.core.access import Limits
-from proxy.services.request_log import MOST_OF_BATCH
+from proxy.services.request_recorder import MOST_OF_BATCH
 from proxy.services.rpc.upstream_batch import MAX_BATCH_REPLY_BYTES
 from tests.service import until
 from tests.sockets import bare
@@ -138,7 +138,7 @@ def test_few_items_of_a_batch_are_recorded(batch: Sequence[Any]) -> None:
         async with Scripted(failure) as server, running_worker({LIVE: [{"url": server.url, "batch": 50}]}) as worker:
             items = await send(worker, orjson.dumps(batch), "http")
             assert all("error" in item for item in items)
-            assert repr(worker.app.requests) == f"<RequestLog {1 + MOST_OF_BATCH} waiting>"
+            assert len(worker.app.recorder.waiting) == 1 + MOST_OF_BATCH
 
     run()
 

@@ -181,10 +181,13 @@ class ShortBatch:
         upstream.health.inflight += len(flights) - 1
         return UpstreamBatch(dispatcher, flights, began=self.began)
 
-    def sent(self) -> list[tuple[MethodPolicy, str]]:
-        """The policy of each call, and the upstream that answered all of them."""
-        label = "" if self._route.only is None else self._route.only.label
-        return [(policy, label) for policy, _ in self._calls]
+    def policies(self) -> list[MethodPolicy]:
+        return [policy for policy, _ in self._calls]
+
+    @property
+    def answered_label(self) -> str:
+        """The name of the upstream that answered all calls."""
+        return "" if self._route.only is None else self._route.only.label
 
     # The interface of `CallBatch`
 

@@ -14,7 +14,7 @@ from proxy.core.encodings import EncodedResults
 from proxy.core.iso_time import iso_of_unix
 from proxy.errors import Fault, Unauthorized
 from proxy.services.accounts.admission import Admission
-from proxy.services.request_log import RequestLog
+from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.rpc_service import RpcService
@@ -45,7 +45,7 @@ class FrontContext:
         held: HeldReplies,
         turns: TurnQueue,
         log: AccessLines | None,
-        requests: RequestLog,
+        recorder: RequestRecorder,
         shows_upstream: bool = False,
         encoded_bytes: int = 0,
     ) -> None:
@@ -59,8 +59,8 @@ class FrontContext:
         self.loop = asyncio.get_running_loop()
         self.max_head, self.max_requests = server.max_head_bytes, server.keepalive_requests
         self.held, self.turns = held, turns
-        self.log, self.requests = log, requests
-        self.slow_s = requests.slow_s
+        self.log, self.recorder = log, recorder
+        self.slow_s = recorder.slow_s
         self.windows = admission.windows
         self._admission = admission
         self.draining = False

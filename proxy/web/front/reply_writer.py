@@ -90,7 +90,7 @@ class ReplyWriter:
         # A large reply that is in memory.
         self._slices: ReplySlices | None = None
         # For the record of the request.
-        self.notes = RequestNotes(context.requests)
+        self.notes = RequestNotes(context.recorder)
 
     def __repr__(self) -> str:
         return f"<ReplyWriter {'busy' if self.busy else 'idle'}, {self.left} replies left>"

@@ -1,11 +1,13 @@
-"""Notes on the request under way, and the record made of them when its reply is written (`services/request_log.py`)."""
+"""Notes on the request under way, and the record made of them when its reply is written (`services/request_recorder.py`)."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Final, final
+from collections.abc import Sequence
+from typing import Final, final
 
-from proxy.services.request_log import RequestLog
+from proxy.core.request_records import RecordedAttempt
+from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.short_batch import ShortBatch
@@ -18,11 +20,11 @@ BROKEN: Final = "the upstream's reply broke off"
 class RequestNotes:
     """One client connection's notes. One request is served at a time, so they are reused for all of them."""
 
-    __slots__ = ("_request_id", "_requests", "_slow_s", "awaits_end", "batch", "failure", "params", "size")
+    __slots__ = ("_recorder", "_request_id", "_slow_s", "awaits_end", "batch", "failure", "params", "size")
 
-    def __init__(self, requests: RequestLog) -> None:
-        self._requests = requests
-        self._slow_s = requests.slow_s
+    def __init__(self, recorder: RequestRecorder) -> None:
+        self._recorder = recorder
+        self._slow_s = recorder.slow_s
         # The params, if they are recorded.
         self.params = b""
         # The message of the error, if the call failed.
@@ -50,16 +52,17 @@ class RequestNotes:
         if type(batch) is ShortBatch and account.unsampled > 1 and took_s <= self._slow_s and directives is None:
             account.unsampled -= 1  # the usual batch: all its items were answered, and it is not recorded
             return
-        requests, name = self._requests, request_id.decode()
+        recorder, name = self._recorder, request_id.decode()
         if batch is not None:
-            requests.note_batch(
-                name, key, batch, network=network, took_s=took_s, directives=directives, units=caller.units, bytes=size
+            recorder.note_batch(
+                name, key, batch, network=network, took_s=took_s, directives=directives, units=caller.units, size=size
             )
             return
-        reason = requests.reason(account, took_s, directives, failed=failure != "")
+        reason = recorder.reason(account, took_s, directives, failed=failure != "")
         if reason is None:
             return
-        requests.note(
+        flight = caller.flight
+        recorder.note(
             name,
             key,
             reason,
@@ -68,13 +71,14 @@ class RequestNotes:
             method=caller.policy.method.name if caller.policy is not None else "",
             status=status,
             took_s=took_s,
-            flight=caller.flight,
+            flight=flight,
             params=self.params,
             error=failure,
             units=caller.units,
             cache=caller.cache,
-            bytes=size,
-            **_short_attempt(head, caller, took_s),
+            size=size,
+            block=caller.block if flight is None else flight.block,
+            attempts=_short_attempt(head, caller, took_s) if flight is None else (),
         )
 
     def record_end(
@@ -88,11 +92,8 @@ class RequestNotes:
             self.record(head, caller, 200, self._request_id, time.monotonic() - began)
 
 
-def _short_attempt(head: RequestHead, caller: Caller, took_s: float) -> dict[str, Any]:
-    """The block and the attempt of a call without a flight."""
-    if caller.flight is not None:
-        return {}
-    only = head.route.only
-    is_short = only is not None and caller.policy is not None and caller.policy.short and not caller.cache
-    attempts = ((only.label, 0.0, took_s, "answered"),) if only is not None and is_short and caller.units else ()
-    return {"block": caller.block, "attempts": attempts}
+def _short_attempt(head: RequestHead, caller: Caller, took_s: float) -> Sequence[RecordedAttempt]:
+    """The attempt of a call without a flight."""
+    only, policy = head.route.only, caller.policy
+    is_short = policy is not None and policy.short and not caller.cache and caller.units > 0
+    return ((only.label, 0.0, took_s, "answered"),) if only is not None and is_short else ()

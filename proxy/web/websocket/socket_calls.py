@@ -153,8 +153,8 @@ class SocketCalls:
 
     def note_failure(self, number: int, fault: Fault, units: int = 0) -> None:
         """Record a message that was refused before it became a call."""
-        if self.context.requests.reason(self.key.account, 0.0, self.directives, failed=True) is not None:
-            self.context.requests.note(
+        if self.context.recorder.reason(self.key.account, 0.0, self.directives, failed=True) is not None:
+            self.context.recorder.note(
                 self.name_of(number),
                 self.key,
                 "failed",
@@ -322,10 +322,10 @@ class SocketCall(HeldResultWaiter):
 
     def _record(self, method: str, took_s: float) -> None:
         owner = self._owner
-        requests = owner.context.requests
-        reason = requests.reason(owner.key.account, took_s, owner.directives, failed=self._failure != "")
+        recorder = owner.context.recorder
+        reason = recorder.reason(owner.key.account, took_s, owner.directives, failed=self._failure != "")
         if reason is not None:
-            requests.note(
+            recorder.note(
                 owner.name_of(self._number),
                 owner.key,
                 reason,
@@ -340,7 +340,7 @@ class SocketCall(HeldResultWaiter):
                 units=self.units,
                 cache=self.cache,
                 block=self.reached,
-                bytes=self._size,
+                size=self._size,
             )
 
 
@@ -403,7 +403,7 @@ class SocketBatch:
         if pieces and self._plan is not None and not batch.share.is_large:
             heads = [name for name, policy in owner.route.policies.items() if policy.is_head_number]
             pieces = [fault_plans.spoiled(self._plan, self._body, b"".join(pieces), heads)]
-        owner.context.requests.note_batch(
+        owner.context.recorder.note_batch(
             owner.name_of(self._number),
             owner.key,
             batch,
@@ -411,7 +411,7 @@ class SocketBatch:
             took_s=time.monotonic() - self._began,
             directives=owner.directives,
             units=units,
-            bytes=sum(map(len, pieces)),
+            size=sum(map(len, pieces)),
         )
         if batch.share.is_large:
             owner.output.send_large([frame_head(sum(map(len, pieces))), *pieces], batch.share)

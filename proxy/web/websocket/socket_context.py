@@ -15,7 +15,7 @@ from proxy.core.usage import Tally
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.socket_caps import SocketCaps
 from proxy.services.feed.topics import Feeds
-from proxy.services.request_log import RequestLog
+from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import SocketSettings
@@ -75,7 +75,7 @@ class SocketContext:
         prices: Mapping[str, int],
         tasks: Tasks,
         access: AccessLines | None,
-        requests: RequestLog,
+        recorder: RequestRecorder,
     ) -> None:
         self.limits = limits
         self.limiter = limiter
@@ -91,7 +91,7 @@ class SocketContext:
         self.silent_rounds = max(1, round(limits.idle_s / limits.ping_s))
         self._tasks = tasks
         self._access = access
-        self.requests = requests
+        self.recorder = recorder
         self._log_time = b""
         self._serial = itertools.count(1)
 

@@ -1,0 +1,248 @@
+"""Records of requests, from the moment a reply is written until the log of requests writes them (`request_log.py`).
+
+Recording never blocks a call. The memory is bounded, in all and for each account, and records beyond that are dropped and
+counted: a client that fails a thousand times a second leaves room for the records of others.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Final
+
+from proxy.core.access import Account, Key
+from proxy.core.directives import Directives
+from proxy.core.request_records import (
+    MOST_ERROR,
+    MOST_PARAMS,
+    RecordedAttempt,
+    RecordReason,
+    RequestRecord,
+    Surface,
+    blame_of,
+    code_of,
+    shown_text,
+)
+from proxy.services.rpc.batches import BatchItem, CallBatch
+from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.short_batch import ShortBatch
+
+# Records that wait in a worker, in all: about 8 MB.
+MOST_WAITING: Final = 8192
+# Records of one account in this worker: this many at once, and then this many a second. A client that is refused a
+# thousand times a second must not fill the disk.
+MOST_OF_ACCOUNT: Final = 512
+MORE_PER_S: Final = 10
+# Items of one batch: more of them would delay other clients by milliseconds.
+MOST_OF_BATCH: Final = 64
+# The number of requests until the next one is sampled, for accounts without a sample.
+NEVER_SAMPLED: Final = 1 << 60
+
+
+class RequestRecorder:
+    __slots__ = ("_dropped", "_is_on", "_of_account", "_since", "slow_s", "waiting")
+
+    def __init__(self, *, slow_s: float, is_on: bool) -> None:
+        self._is_on = is_on
+        self.slow_s = slow_s if is_on else math.inf
+        self.waiting: list[RequestRecord] = []
+        # Records that were dropped and are not counted in the metrics yet.
+        self._dropped = 0
+        # The records that each account has used of its allowance, and since when.
+        self._of_account: dict[str, int] = {}
+        self._since = time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<RequestRecorder {len(self.waiting)} waiting>"
+
+    def reason(
+        self, account: Account, took_s: float, directives: Directives | None, *, failed: bool
+    ) -> RecordReason | None:
+        """Why a request is recorded; None if it is not."""
+        account.unsampled -= 1
+        is_sampled = account.unsampled <= 0
+        if is_sampled:
+            account.unsampled = account.sample_every or NEVER_SAMPLED
+        if not self._is_on:
+            return None
+        if failed:
+            return "failed"
+        if took_s > self.slow_s:
+            return "slow"
+        if directives is not None and directives.explain:
+            return "asked"
+        return "sampled" if is_sampled and account.sample_every else None
+
+    def note(
+        self,
+        request_id: str,
+        key: Key,
+        reason: RecordReason,
+        *,
+        surface: Surface,
+        network: str,
+        method: str,
+        status: int,
+        took_s: float,
+        flight: Flight | None = None,
+        params: bytes = b"",
+        error: str = "",
+        units: int = 0,
+        cache: str = "",
+        size: int = 0,
+        block: int | None = None,
+        attempts: Sequence[RecordedAttempt] = (),
+    ) -> None:
+        """Record one request. `size`: the bytes of the reply. Without `block`, it is that of the flight."""
+        account = key.account.id
+        if not self._room(account):
+            self._dropped += 1
+            return
+        self._of_account[account] = self._of_account.get(account, 0) + 1
+        if flight is not None:
+            attempts = attempts or _attempts(flight)
+            block = flight.block if block is None else block
+            params = params or flight.params
+        self.waiting.append(
+            RequestRecord(
+                id=request_id,
+                at=time.time(),
+                account=account,
+                key=key.id,
+                network=network,
+                surface=surface,
+                method=method,
+                status=status,
+                reason=reason,
+                units=units,
+                cache=cache,
+                took_s=took_s,
+                bytes=size,
+                block=block or 0,
+                error=shown_text(error, MOST_ERROR) if error else "",
+                blame=blame_of(status, was_sent=bool(attempts)) if error else "",
+                code=code_of(status, error) if error else "",
+                attempts=attempts,
+                params=_params(params) if key.records_params and params else None,
+            )
+        )
+
+    def note_batch(
+        self,
+        request_id: str,
+        key: Key,
+        batch: CallBatch | ShortBatch,
+        *,
+        network: str,
+        took_s: float,
+        directives: Directives | None,
+        units: int,
+        size: int,
+    ) -> None:
+        """Record a batch, and its items that failed. With a batch that is recorded for another reason, all its items. Of many
+        items the first are recorded."""
+        items = batch.items if isinstance(batch, CallBatch) else []
+        failed = [place for place, item in enumerate(items) if item.failure]
+        reason = self.reason(key.account, took_s, directives, failed=bool(failed))
+        if reason is None:
+            return
+        self.note(
+            request_id,
+            key,
+            reason,
+            surface="batch",
+            network=network,
+            method="batch",
+            status=200,
+            took_s=took_s,
+            units=units,
+            size=size,
+            block=batch.reached,
+        )
+        if isinstance(batch, ShortBatch):
+            self._note_short_items(request_id, key, batch, reason, network=network, took_s=took_s)
+            return
+        chosen = failed if reason == "failed" else list(range(len(items)))
+        for place in chosen[: self._room_for(key.account.id, len(chosen))]:
+            self._note_item(f"{request_id}.{place}", key, items[place], reason, network=network)
+
+    def _note_item(self, request_id: str, key: Key, item: BatchItem, reason: RecordReason, *, network: str) -> None:
+        self.note(
+            request_id,
+            key,
+            reason,
+            surface="item",
+            network=network,
+            method=item.policy.method.name if item.policy is not None else "",
+            status=item.fault.status if item.fault is not None else 200,
+            took_s=item.took_s,
+            flight=item.flight,
+            error=item.failure,
+            units=item.units if item.fault is None else 0,
+            cache=item.cache,
+            size=len(item.reply),
+            block=item.reached,
+        )
+
+    def _note_short_items(
+        self, request_id: str, key: Key, batch: ShortBatch, reason: RecordReason, *, network: str, took_s: float
+    ) -> None:
+        """All items of a short batch were answered together, by the same upstream."""
+        policies = batch.policies()
+        attempts = ((batch.answered_label, 0.0, took_s, "answered"),)
+        for place in range(self._room_for(key.account.id, len(policies))):
+            self.note(
+                f"{request_id}.{place}",
+                key,
+                reason,
+                surface="item",
+                network=network,
+                method=policies[place].method.name,
+                status=200,
+                took_s=took_s,
+                units=policies[place].units,
+                block=batch.reached,
+                attempts=attempts,
+            )
+
+    def _room(self, account: str) -> int:
+        return max(0, min(MOST_WAITING - len(self.waiting), MOST_OF_ACCOUNT - self._of_account.get(account, 0)))
+
+    def _room_for(self, account: str, items: int) -> int:
+        """How many of a batch's items are recorded. The others count as dropped."""
+        room = min(items, MOST_OF_BATCH, self._room(account))
+        self._dropped += items - room
+        return room
+
+    # Called by the log of requests
+
+    def allow_more(self, now: float) -> None:
+        """Let accounts record again what they may for the time that has passed."""
+        more = int((now - self._since) * MORE_PER_S)
+        if more:
+            self._since += more / MORE_PER_S
+            self._of_account = {name: used - more for name, used in self._of_account.items() if used > more}
+
+    def forget(self, count: int) -> None:
+        """The oldest records were written."""
+        del self.waiting[:count]
+
+    def drop_waiting(self) -> None:
+        self._dropped += len(self.waiting)
+        self.waiting.clear()
+
+    def take_dropped(self) -> int:
+        """How many records were dropped since the last call."""
+        dropped, self._dropped = self._dropped, 0
+        return dropped
+
+
+def _attempts(flight: Flight) -> list[RecordedAttempt]:
+    """In the order in which they began."""
+    return sorted(flight.attempts(time.monotonic()), key=itemgetter(1))
+
+
+def _params(params: bytes) -> str:
+    return shown_text(params.decode("utf-8", "replace"), MOST_PARAMS)
