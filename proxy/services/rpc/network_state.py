@@ -79,9 +79,9 @@ class FleetHeads(Protocol):
 
 class NetworkState:
     __slots__ = (
-        "_branch", "_mark", "_marked_tip", "_noted_at", "_seen_returns", "block_line", "caches", "chain", "exchange",
-        "flights", "group", "hashes", "head_reader", "heads", "network_id", "only", "reorgs", "replies", "seen_moves",
-        "shared_cache", "shared_head", "tip", "upstreams",
+        "_branch", "_mark", "_marked_tip", "_noted_at", "_seen_returns", "caches", "chain", "exchange", "flights", "group",
+        "hashes", "head_reader", "heads", "network_id", "only", "reorgs", "replies", "seen_moves", "shared_cache",
+        "shared_head", "tip", "tip_lines", "upstreams",
     )  # fmt: skip
 
     def __init__(
@@ -112,9 +112,10 @@ class NetworkState:
         self.chain: NetworkState | None = None
         # How often blocks were replaced: results that are joined from several replies must not span it.
         self.reorgs = 0
-        # The tip, and the header of replies whose state has reached it. Copies, because `heads` is not compiled.
+        # The tip: a copy, because `heads` is not compiled.
         self.tip = 0
-        self.block_line = b""
+        # Header lines of replies whose state has reached the tip, by how they were found. The front prepares them.
+        self.tip_lines: dict[str, bytes] = {}
         self._branch = Branch()
         # The blocks that upstreams have reported lately.
         self.hashes = RecentHashes()
@@ -217,11 +218,7 @@ class NetworkState:
     def _note_tip(self) -> None:
         if self.tip != self.heads.tip:
             self.tip = self.heads.tip
-            self.block_line = _block_line(self.tip)
-
-    def line_of(self, block: int) -> bytes:
-        """The header of replies whose state has reached this block; empty if none is known."""
-        return self.block_line if block == self.tip else _block_line(block)
+            self.tip_lines = {}
 
     def _take_shared_tip(self) -> None:
         shared = self.shared_head
@@ -353,7 +350,3 @@ class NetworkState:
 
     def head_number(self) -> bytes:
         return self.head_reader.write_number(self.heads.tip)
-
-
-def _block_line(block: int) -> bytes:
-    return b"X-Block-Number: %d\r\n" % block if block else b""

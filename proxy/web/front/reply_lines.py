@@ -47,6 +47,11 @@ def units_line(units: int) -> bytes:
     return UNITS[units] if units < 256 else b"X-Compute-Units: %d\r\n" % units
 
 
+def block_line(block: int) -> bytes:
+    """The block that the state behind a reply has reached; empty if it is unknown."""
+    return b"X-Block-Number: %d\r\n" % block if block else b""
+
+
 def upstream_line(route: Route, caller: Caller) -> bytes:
     """Which upstream answered, by its label. Cached replies, batches and refusals have none."""
     if caller.flight is not None:

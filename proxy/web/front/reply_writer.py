@@ -29,6 +29,7 @@ from proxy.web.front.reply_lines import (
     CACHE,
     CLOSE,
     REPLY_LENGTHS,
+    block_line,
     fault_bytes,
     length_line,
     reply_length,
@@ -138,8 +139,7 @@ class ReplyWriter:
             remaining,
             reset,
             units_line(self.units),
-            CACHE[self.cache],
-            state.block_line if block == state.tip else state.line_of(block),
+            (state.tip_lines.get(self.cache) if block == state.tip else None) or self._found_lines(block),
             self._extra_lines() if context.adds_lines or self.left <= 1 else b"",
             REPLY_LENGTHS[size] if size < 1024 else reply_length(size),
             self.id,
@@ -402,8 +402,7 @@ class ReplyWriter:
                 self._context.stamp,
                 self._common_lines(200),
                 units_line(self.units),
-                CACHE[self.cache],
-                self._block_line(),
+                self._found_lines(self.block if self.flight is None else self.flight.block),
                 self._upstream_line() if self._context.shows_upstream else b"",
                 encodings.LINES[encoding],
             )
@@ -437,9 +436,14 @@ class ReplyWriter:
     def _close_line(self) -> bytes:
         return CLOSE if self.left <= 1 or self._context.draining else b""
 
-    def _block_line(self) -> bytes:
+    def _found_lines(self, block: int) -> bytes:
+        """How the result was found, and the block that the state behind it has reached."""
         assert self.head is not None
-        return self.head.route.state.line_of(self.block if self.flight is None else self.flight.block)
+        state = self.head.route.state
+        lines = CACHE[self.cache] + block_line(block)
+        if block == state.tip:
+            state.tip_lines[self.cache] = lines
+        return lines
 
     def _upstream_line(self) -> bytes:
         assert self.head is not None
