@@ -11,7 +11,7 @@ from proxy.core.directives import BY_NAME, DIRECTIVES, USUAL
 from tests.http_client import request, rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain
-from tests.sockets import bare, refused
+from tests.sockets import bare, handshake, refused
 from tests.web.worker import LIVE, NO_CACHE, TEST, on_uvloop, running_worker
 
 ADDRESS = "0x" + "ab" * 20
@@ -165,6 +165,7 @@ async def test_hostile_value_is_refused_on_every_path() -> None:
         paths = (
             ("GET", "/v1/chains", b""),
             ("POST", f"/v1/rpc/{LIVE}", rpc(*BALANCE)),
+            ("POST", f"/v1/rpc/{LIVE}", b"[" + rpc(*BALANCE) + b"]"),
             ("POST", f"/v1/paymaster/{LIVE}", rpc("pm_nothing")),
         )
         for directive in DIRECTIVES:
@@ -174,9 +175,18 @@ async def test_hostile_value_is_refused_on_every_path() -> None:
                     for method, path, body in paths:
                         reply = await client.send(request(method, path, body, key=key, **header))
                         assert directive.header in reply.fault(400)["message"], (path, text)
+                        query = f"{path}?{directive.name}={quote(text)}"
+                        reply = await client.send(request(method, query, body, key=key))
+                        assert directive.header in reply.fault(400)["message"], (query, text)
                     # The helper leaves out headers without a value.
-                    handshake = await refused(worker, key="operator", **{directive.header: text or " "})
-                    assert directive.header in handshake.fault(400)["message"], text
+                    opened = handshake(worker, key="operator", **{directive.header: text or " "})
+                    queried = handshake(worker, key="operator").replace(
+                        b" HTTP/1.1", f"&{directive.name}={quote(text)} HTTP/1.1".encode(), 1
+                    )
+                    for sent in (opened, queried):
+                        async with await worker.connect() as other:
+                            reply = await other.send(sent)
+                        assert directive.header in reply.fault(400)["message"], (sent, text)
         assert not harness.count("eth_getBalance")
 
 
