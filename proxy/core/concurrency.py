@@ -5,8 +5,9 @@ longer, and the throughput does not grow. So the limit follows the latency (a *g
 fast as with half as many calls, and shrinks in proportion when they are slower.
 
 The latency to compare with is measured, not assumed, because it depends on what clients ask for: now and then the limit is
-halved for a moment, and halved again for as long as that makes answers plainly faster. Only calls that had to wait
-for their turn are observed. Below the limit nothing is measured and nothing changes.
+halved for a moment, and halved again for as long as answers then take about half as long, because the upstream still queues
+calls. Then the limit follows the latency from before, so a measurement that was disturbed costs only its own time. Only calls
+that had to wait for their turn are observed. Below the limit nothing is measured and nothing changes.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from math import exp, log, sqrt
 LEAST_SHARE = 0.125
 # Answers may take this much longer than with half as many calls before the limit shrinks.
 TOLERANCE = 1.3
-# Halving the limit was right if answers then take less than this share of the time.
-FASTER = 0.8
+# If answers take less than this share of the time with half as many calls, the upstream's throughput is about the same with
+# both, so it queues calls with both. A longer time is the upstream's own.
+QUEUED = 0.65
 # A window of observations holds at least this many, or as many as the limit. A smaller limit is not worth measuring.
 SMALLEST_WINDOW = 8
 # How often the limit is halved for a moment: after this time, or after this multiple of the latency.
@@ -49,7 +51,7 @@ class ConcurrencyLimit:
         self._base_s = 0.0
         self._measure_at = 0.0
         self._measures = False
-        # While it is measured: the latency before the limit was halved.
+        # While it is measured: the latency before the limit was last halved.
         self._before_s = 0.0
         # Calls that are still to end which were sent under the limit before.
         self._skip = most
@@ -100,11 +102,7 @@ class ConcurrencyLimit:
         self._change(max(self._least, self.allowed // 2))
 
     def _measured(self, took_s: float, now: float) -> None:
-        is_faster = took_s < FASTER * self._before_s
-        if is_faster:
-            self._stable = self.allowed
-            self.latency_s = took_s
-        if is_faster and self.allowed > self._least:
+        if took_s < QUEUED * self._before_s and self.allowed > self._least:
             self._halve(took_s)
         else:
             self._end_measurement(took_s, now)
@@ -113,7 +111,7 @@ class ConcurrencyLimit:
         self._measures = False
         self._base_s = took_s
         self._measure_at = now + max(MEASURE_EVERY_S, MEASURE_EVERY * took_s)
-        self._change(self._stable)
+        self._follow(self.latency_s)
 
     def _follow(self, took_s: float) -> None:
         gradient = TOLERANCE * self._base_s / took_s

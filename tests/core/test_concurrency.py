@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import heapq
+import random
 
 import pytest
 
 from proxy.core.concurrency import ConcurrencyLimit
 
 
-def saturate(limit: ConcurrencyLimit, capacity: int, *, service_s: float, seconds: float, start: float = 0.0) -> float:
-    """Keep the upstream saturated. It works on `capacity` calls at a time. Returns the calls it answered in a second."""
+def saturate(
+    limit: ConcurrencyLimit,
+    capacity: int,
+    *,
+    service_s: float,
+    seconds: float,
+    start: float = 0.0,
+    longest_delay_s: float = 0.0,
+) -> float:
+    """Keep the upstream saturated. It works on `capacity` calls at a time, and its replies are delayed at random. Returns the
+    calls it answered in a second."""
+    chance = random.Random(capacity)
     now, answered = start, 0
     free_at = [start] * capacity
     flying: list[tuple[float, float]] = []
@@ -18,7 +29,7 @@ def saturate(limit: ConcurrencyLimit, capacity: int, *, service_s: float, second
         while len(flying) < limit.allowed:
             ends = max(now, heapq.heappop(free_at)) + service_s
             heapq.heappush(free_at, ends)
-            heapq.heappush(flying, (ends, now))
+            heapq.heappush(flying, (ends + chance.uniform(0.0, longest_delay_s), now))
         now, sent_at = heapq.heappop(flying)
         limit.observe(now - sent_at, now)
         answered += 1
@@ -63,4 +74,15 @@ def test_slower_calls_are_not_taken_for_a_slower_upstream_for_long() -> None:
 def test_limit_is_never_less_than_its_share() -> None:
     limit = ConcurrencyLimit(64)
     saturate(limit, 1, service_s=0.01, seconds=20.0)
-    assert 8 <= limit.allowed <= 11
+    assert 8 <= limit.allowed <= 13
+
+
+@pytest.mark.parametrize("capacity", [24, 40, 64])
+def test_measurements_cost_little_although_latencies_vary(capacity: int) -> None:
+    limit = ConcurrencyLimit(128)
+    saturate(limit, capacity, service_s=0.1, seconds=1.0, longest_delay_s=0.1)
+    rates = [
+        saturate(limit, capacity, service_s=0.1, seconds=5.0, start=1.0 + 5.0 * number, longest_delay_s=0.1)
+        for number in range(6)
+    ]
+    assert min(rates) > 0.92 * capacity / 0.1
