@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from proxy.services.rpc.batches import SLICE_BYTES
+from proxy.services.rpc.forwarder import MOST_JOINED
 from proxy.services.rpc.waiters import ABSENT_WAITER
 from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.http_client import HttpClient, Reply, rpc
@@ -210,6 +211,21 @@ async def test_call_is_retried_although_the_account_that_made_it_first_has_no_re
         upstream.open(1)
         upstream.last.set()
         assert outcomes([await each.reply() for each in clients]) == [102, 102]
+
+
+@on_uvloop
+async def test_callers_of_one_flight_are_bounded() -> None:
+    """One turn of the loop answers them all."""
+    async with gated_worker(size=100) as (worker, upstream), AsyncExitStack() as stack:
+        state = worker.app.networks.routes[LIVE].state
+        clients = [await ask(worker, stack, 1) for _ in range(MOST_JOINED + 2)]
+        await until(lambda: upstream.calls == 2)
+        await joined(worker, 2)  # Those beyond the bound share the next flight.
+        assert len(state.flights) == 1
+        upstream.open(1)
+        upstream.last.set()
+        assert set(outcomes([await each.reply() for each in clients])) == {102}
+        assert upstream.calls == 2
 
 
 @on_uvloop

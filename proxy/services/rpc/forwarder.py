@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from proxy.core.access import Key
 from proxy.core.caching import key_of
@@ -20,6 +20,8 @@ from proxy.services.rpc.upstream_batch import launch_all
 
 # A call that was admitted: its caller, the policy of its method, and its params.
 AdmittedCall: TypeAlias = tuple[Caller, MethodPolicy, bytes]
+# Callers that wait for one flight: one turn of the loop answers them all, or sends each its own call.
+MOST_JOINED: Final = 128
 
 
 class CallVerifier(Protocol):
@@ -184,6 +186,8 @@ def _is_known(
     flight = state.flights.get(slot)
     # One that hangs is not joined: it ends with a timeout, and long before the caller's own time is up.
     if flight is None or now - flight.began > route.dispatcher.call_timeout_s / 2:
+        return False
+    if len(flight.waiters) >= MOST_JOINED:
         return False
     caller.cache = "join"
     caller.flight = flight
