@@ -147,6 +147,22 @@ async def test_failed_requests_raise_one_alert_a_day(accounts: Accounts) -> None
     assert await accounts.raised(quiet) == await accounts.raised(unwanted) == []
 
 
+async def test_changed_error_rate_raises_its_alert_once_an_hour(accounts: Accounts) -> None:
+    account = await accounts.account("error_rate", used=100, failed=90, error_rate_percent=30)
+    for percent in (30, 40, 50):
+        await accounts.harness.execute(
+            "update alert_settings set error_percent = $2 where account_id = $1", account, percent
+        )
+        await accounts.watch.check()
+    assert await accounts.raised(account) == [("error_rate", 30)]
+    await accounts.harness.execute(
+        "update alerts set raised_at = now() - interval '61 minutes' where account_id = $1", account
+    )
+    await accounts.watch.check()
+    await accounts.watch.check()
+    assert sorted(await accounts.raised(account)) == [("error_rate", 30), ("error_rate", 50)]
+
+
 async def test_budgets_of_policies_are_reported_in_one_mail(accounts: Accounts) -> None:
     account = await accounts.account("policy_budget")
     for number, share in enumerate((40, 55, 95)):
