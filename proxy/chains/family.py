@@ -225,8 +225,8 @@ class ProofSource(Protocol):
     async def ask_or_none(self, method: str, params: Sequence[Any]) -> Any:
         """The decoded result; None if the upstream returns an error."""
 
-    async def confirm(self, number: int, block_hash: str) -> bool:
-        """Whether enough upstreams have this block at this height."""
+    async def confirm(self, ref: str, block_hash: str) -> bool:
+        """Whether enough upstreams have this block under this number or tag."""
 
     async def off_loop(self, check: Callable[..., T], *values: Any) -> T:
         """Run a slow check outside the event loop."""

@@ -225,6 +225,27 @@ async def test_block_that_no_other_upstream_has_proves_nothing(harness: Verified
     assert (await harness.verified("eth_getBalance", [ADDRESS, "latest"], PROOF)).json["result"] == true
 
 
+async def test_no_upstream_alone_says_which_block_a_tag_means(harness: VerifiedHarness) -> None:
+    old = await harness.nodes[0].ask("eth_getBlockByNumber", hex(harness.head - 5), True)
+
+    def lie(method: str, params: list[Any], result: Any) -> Any:
+        is_tag = method == "eth_getBlockByNumber" and not params[0].startswith("0x") and params[0] != "latest"
+        return old if is_tag else result
+
+    for liar in harness.liars:
+        liar.lie = lie
+        for tag in ("finalized", "safe"):
+            reply = await harness.verified("eth_getBlockByNumber", [tag, False], PROOF)
+            true = await expected(harness, "eth_getBlockByNumber", [tag, False])
+            assert (reply.status, reply.json["result"]["hash"]) == (200, true["hash"]), reply
+        first = await harness.verified("eth_getBalance", [ADDRESS, "earliest"], PROOF)
+        assert first.json["result"] == await expected(harness, "eth_getBalance", [ADDRESS, "earliest"])
+        other = await harness.verified("eth_getBlockByNumber", ["", False], PROOF)
+        assert "'' names no block" in other.fault(503)["message"]
+        liar.lie = truth
+    assert not harness.distrusted()
+
+
 def header_hash(block: dict[str, Any]) -> str:
     later = [name for name in block_proofs._LATER if block.get(name.removeprefix("#")) is not None]
     fields = [block_proofs._field(block, name) for name in (*block_proofs._HEADER, *later)]

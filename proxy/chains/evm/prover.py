@@ -17,6 +17,9 @@ from proxy.chains.family import ProofSource, Refuted, Unprovable
 MOST_LOG_BLOCKS = 200
 # Blocks of such a range whose receipts are read: their tries are built in Python.
 MOST_RECEIPT_BLOCKS = 20
+# Characters of a tag that an error repeats.
+MOST_ECHOED = 40
+_FINAL = ("finalized", "safe")
 _PENDING = "pending blocks cannot be proven"
 Prove = Callable[[ProofSource, Sequence[Any]], Awaitable[Any]]
 
@@ -58,16 +61,23 @@ async def _block(source: ProofSource, ref: Any, *, full: bool) -> dict[str, Any]
     digest = await source.off_loop(block_proofs.check_header, block)
     if (is_hash and digest != block_proofs.raw(ref)) or (not is_hash and int(block["number"], 16) != int(ref, 16)):
         raise Refuted("the upstream returned another block")
-    if not await source.confirm(int(block["number"], 16), block["hash"]):
+    if not await source.confirm(hex(int(block["number"], 16)), block["hash"]):
         raise Refuted("other upstreams have another block at this height")
     return block
 
 
 async def _resolved(source: ProofSource, tag: str) -> str:
-    """The number of the block that a tag means. `latest` is the newest that enough upstreams have."""
+    """The number of the block that a tag means. `latest` is the newest that enough upstreams have; they must agree about
+    others, or one of them could prove the state of any old block."""
     if tag == "latest":
         return hex(source.head)
+    if tag == "earliest":
+        return "0x0"
+    if tag not in _FINAL:
+        raise Unprovable(f"{tag[:MOST_ECHOED]!r} names no block that can be proven")
     found = await source.ask("eth_getBlockByNumber", [tag, False])
+    if not await source.confirm(tag, found["hash"]):
+        raise Unprovable(f"the upstreams have different {tag} blocks at the moment")
     return str(found["number"])
 
 

@@ -415,14 +415,14 @@ class UpstreamSource:
         except RpcError:
             return None
 
-    async def confirm(self, number: int, block_hash: str) -> bool:
+    async def confirm(self, ref: str, block_hash: str) -> bool:
         """Whether another upstream has this block too. The only upstream of a network confirms itself. One whose others cannot
         be asked does not: it may have claimed a head that they do not have."""
         self.is_complete = True
         is_answered = self._call.has_one_upstream
         for other in self._others:
             try:
-                found = await self._call.ask(other, "eth_getBlockByNumber", [hex(number), False])
+                found = await self._call.ask(other, "eth_getBlockByNumber", [ref, False])
             except (RpcError, Fault):
                 continue
             is_answered = True
