@@ -27,7 +27,7 @@ export const rangeBetween = (from, to) => ({ range: CUSTOM, from: iso(from), to:
 
 export function spanOf({ range, from, to }) {
   if (range === CUSTOM) return { from, to };
-  const now = Math.floor(Date.now() / 1000);
+  const now = Math.ceil(Date.now() / 1000); // with what happened in this second
   return { from: iso(now - SECONDS[range]), to: iso(now) };
 }
 
