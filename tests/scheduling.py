@@ -46,6 +46,8 @@ TOGETHER = (
         "tests/browser/test_sign_in.py",
         "tests/browser/test_cross_origin_page.py",
         "tests/browser/test_reference.py",
+        "tests/browser/test_errors.py",
+        "tests/browser/test_team.py",
     ),
     (
         "tests/dashboard/test_sign_in.py",

@@ -25,6 +25,12 @@ def test_every_long_unit_is_named_by_its_first_file() -> None:
     assert {files[0] for files in TOGETHER} <= {*LONG}
 
 
+def test_files_of_the_browser_are_one_unit() -> None:
+    """Otherwise each process would start a service and Chromium."""
+    files = [str(file.relative_to(ROOT)) for file in (ROOT / "tests" / "browser").glob("test_*.py")]
+    assert len({unit_of(file) for file in files}) == 1, files
+
+
 @pytest.mark.parametrize("fixture", ["service", "bundled"])
 def test_files_that_share_a_service_are_one_unit(fixture: str) -> None:
     """Otherwise the service would be started once more, for each of them."""
