@@ -52,6 +52,9 @@ async def test_number_of_errors_leads_to_their_requests(holder: Visitor) -> None
     async with page.expect_response(lambda reply: "/account/requests?" in reply.url and "code=" not in reply.url):
         await holder.button("Remove filter code").click()
     assert "code=" not in page.url
+    await rows.first.get_by_role("link").first.click()
+    await expect(page.get_by_role("region", name="Error")).to_contain_text("does not exist")
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 async def test_errors_are_filtered_by_method(holder: Visitor) -> None:

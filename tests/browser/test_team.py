@@ -124,3 +124,15 @@ async def test_operator_looks_at_an_account_under_a_banner(site: Site, operator_
     await operator_alone.button("End visit").click()
     await operator_alone.heading("Accounts").wait_for()
     await expect(banner).to_have_count(0)
+
+
+async def test_deleted_account_is_signed_out_with_a_notice(fresh_holder: Visitor) -> None:
+    page = fresh_holder.page
+    await fresh_holder.open("account")
+    await expect(page.get_by_role("heading", name="Change email address")).to_have_count(0)  # no mail is configured
+    card = page.locator("section.card").filter(has=page.get_by_role("heading", name="Delete account"))
+    email = await page.locator("header.top .lead").inner_text()
+    await card.get_by_label("Email address").fill(email)
+    await fresh_holder.button("Delete account", card).click()
+    await expect(page.get_by_label("Password")).to_be_visible()
+    await expect(page.locator("#toasts")).to_contain_text("Your account has been deleted")

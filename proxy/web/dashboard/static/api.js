@@ -72,7 +72,7 @@ class ApiClient {
     // A used link or a wrong password is also a 401, but it does not end an existing session.
     if (reply.status === 401 && this.session && !path.startsWith("/sign-in")) {
       this.session = null;
-      dispatchEvent(new CustomEvent("signed-out", { detail: this.#name }));
+      dispatchEvent(new CustomEvent("signed-out", { detail: { notice: "expired" } }));
     }
     const wait = Number(reply.headers.get("Retry-After")) || null;
     throw new ApiError(reply.status, data?.error?.message ?? `Request failed with status ${reply.status}.`, wait, data?.error?.details);

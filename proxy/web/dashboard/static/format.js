@@ -58,6 +58,14 @@ export function label(value) {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
+const LIMITS = { keys: "API keys", sample_every: "Successful requests per recorded one", policies: "Gas policies", sockets: "WebSockets", subscriptions: "Subscriptions per WebSocket" };
+
+/* A limit of a plan as a label. */
+export const limitName = (name) => LIMITS[name] ?? label(name);
+
+/* "1 call", "2 calls". */
+export const counted = (amount, noun) => `${compact(amount)} ${noun}${amount === 1 ? "" : "s"}`;
+
 /* The beginning of an error: of its message, if it is a JSON-RPC error. */
 export function errorText(text) {
   let message = text;

@@ -25,7 +25,8 @@ const GROUPS = [
 ];
 const OPERATOR_PAGES = { upstreams: "Upstreams", methods: "Methods", accounts: "Accounts", usage: "Usage", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues", announcements: "Announcements" };
 const OPERATOR_FLAG = "penstock.operator";
-const EXPIRED_FLAG = "penstock.expired";
+const NOTICE_FLAG = "penstock.notice";
+const NOTICES = { expired: ["Your session expired. Sign in again.", "bad"], deleted: ["Your account has been deleted."] };
 const shell = document.getElementById("shell");
 const asset = (name) => new URL(name, import.meta.url).pathname;
 
@@ -189,9 +190,10 @@ async function start() {
     await showSignIn(panel, token);
     return;
   }
-  if (recall(EXPIRED_FLAG)) {
-    remember(EXPIRED_FLAG, null);
-    toast("Your session expired. Sign in again.", "bad");
+  const notice = recall(NOTICE_FLAG);
+  if (Object.hasOwn(NOTICES, notice)) {
+    remember(NOTICE_FLAG, null);
+    toast(...NOTICES[notice]);
   }
   const wantsOperator = location.hash.startsWith("#/operator") || recall(OPERATOR_FLAG);
   await Promise.all([account.loadSession(), wantsOperator && admin.loadSession()]);
@@ -202,8 +204,8 @@ addEventListener("hashchange", () => {
   if (mailedLink()[1]) start();
   else show();
 });
-addEventListener("signed-out", () => {
-  remember(EXPIRED_FLAG, "1");
+addEventListener("signed-out", ({ detail }) => {
+  remember(NOTICE_FLAG, detail.notice);
   location.reload();
 });
 start().catch((failure) => setChildren(main, loadError(failure, () => location.reload())));

@@ -1,6 +1,6 @@
 /* Account settings: plan and usage, password, sessions, the log of changes, and deleting the account. */
 
-import { account, query } from "../api.js";
+import { account, query, serviceOptions } from "../api.js";
 import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { asyncButton, asyncRegion, badge, card, empty, facts, heading, idField, pager, table, toast } from "../components.js";
@@ -9,7 +9,6 @@ import { membersCard } from "./members.js";
 import { secondFactorCard } from "./second-factor.js";
 
 // Names of plan limits that are not clear by themselves.
-const LABELS = { keys: "API keys", sample_every: "Good requests per record", policies: "Gas policies", sockets: "WebSockets", subscriptions: "Subscriptions per WebSocket" };
 const ACTORS = { key: "API key", operator: "Operator" };
 // Operations whose ids do not read as what happened.
 const ACTIONS = {
@@ -28,8 +27,8 @@ const LIMIT = 25;
 const limit = (value) => (value ? format.number(value) : "No limit");
 
 export async function show() {
-  const overview = await account.get("");
-  const profile = () => [passwordCard(overview.account), emailCard(overview.account), factorRegion(overview.account), sessionsCard()];
+  const [overview, { mail }] = await Promise.all([account.get(""), serviceOptions()]);
+  const profile = () => [passwordCard(overview.account), mail && emailCard(overview.account), factorRegion(overview.account), sessionsCard()];
   return [heading("Account", { lead: overview.account.email }), accountCard(overview.account), planCard(overview), membersCard(),
     account.can("profile") && profile(), actionsCard(overview.account),
     account.can("administer") && [exportCard(overview), deletionCard(overview.account)]].flat();
@@ -52,7 +51,7 @@ function planCard({ account: holder, limits, today, used, plans }) {
     show: (name) => limit(plan.name === holder.plan ? own(name, plan) : plan[name]),
   }));
   return card("Plan and limits", table("Limits by plan", [
-    { name: "Limit", show: (name) => LABELS[name] ?? format.label(name) },
+    { name: "Limit", show: format.limitName },
     { name: "Used", kind: "num", show: (name) => (spent[name] === undefined ? format.NONE : format.compact(spent[name])) },
     ...columns,
   ], names), el("p.hint", null, "Daily limits reset at midnight UTC."));
@@ -207,7 +206,7 @@ function deletionCard(holder) {
     kind: "danger",
     send: async () => {
       await account.post("/delete", { email: email.read() });
-      location.reload();
+      dispatchEvent(new CustomEvent("signed-out", { detail: { notice: "deleted" } }));
     },
   }));
 }

@@ -39,16 +39,16 @@ function accountsTable({ accounts, page, total }, plans, reload, go) {
   const rows = accounts.map((each) => ({ data: each, attributes: { class: each.disabled ? "dim" : undefined, "data-id": each.id } }));
   return [table("Accounts", [
     { name: "Name", show: (each) => [each.name, el("span.below", null, each.email)] },
-    { name: "Plan", show: (each) => format.label(each.plan) },
-    { name: "Custom limits", show: (each) => Object.entries(each.limits).filter(([, value]) => value !== null)
-      .map(([name, value]) => `${LIMITS[name].toLowerCase()} ${value ? format.number(value) : "unlimited"}`).join("; ") || format.NONE },
+    { name: "Plan", show: (each) => [format.label(each.plan), customLimits(each).map((text) => el("span.below", null, text))] },
     { name: "Keys", kind: "num", show: (each) => format.number(each.active_keys) },
     { name: "Requests today", kind: "num", show: (each) => format.number(each.used_today) },
-    { name: "Created", show: (each) => format.date(each.created_at) },
-    { name: "Status", show: (each) => badge(each.disabled ? "disabled" : "active") },
+    { name: "Status", show: (each) => [badge(each.disabled ? "disabled" : "active"), el("span.below", null, `Since ${format.date(each.created_at)}`)] },
     { name: "Actions", kind: "row-actions", show: (each) => actionsOf(each, plans, reload) },
   ], rows), pager({ page, total, limit: LIMIT }, go)];
 }
+
+const customLimits = ({ limits }) => Object.entries(limits).filter(([, value]) => value !== null)
+  .map(([name, value]) => `${LIMITS[name]}: ${value ? format.number(value) : "no limit"}`);
 
 const actionsOf = (each, plans, reload) => [
   button("Edit", () => edit(each, plans, reload), { kind: "small", "aria-label": `Edit ${each.name}` }),
@@ -116,7 +116,7 @@ function edit(each, plans, reload) {
 function plansTable(plans) {
   const names = Object.keys(plans[0] ?? {}).filter((name) => typeof plans[0][name] === "number");
   return table("Plans", [
-    { name: "Limit", show: (name) => format.label(name) },
+    { name: "Limit", show: format.limitName },
     ...plans.map((plan) => ({ name: format.label(plan.name), kind: "num", show: (name) => (plan[name] ? format.number(plan[name]) : "No limit") })),
   ], names);
 }

@@ -3,7 +3,7 @@
 import { account } from "../api.js";
 import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, asyncRegion, badge, button, card, empty, heading, note, secretDialog, secretField, table, toast } from "../components.js";
+import { asyncButton, badge, button, card, empty, heading, note, secretDialog, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { linkTo } from "../location.js";
 
@@ -17,16 +17,19 @@ const PAGES = { day_usage: "overview", error_rate: "errors", webhook_paused: "we
 
 export async function show() {
   const node = el("div");
-  const recent = asyncRegion(async () => recentTable((await account.get("/alerts")).recent), 3);
+  const recent = el("div");
+  const showRecent = (found) => setChildren(recent, recentTable(found.recent));
   const draw = (found) => setChildren(node, heading("Alerts", {
     lead: "Each threshold is reported once per day, or once per period of a budget.",
     actions: account.can("manage") && asyncButton("Send a test alert", async () => {
       const sent = await account.post("/alerts/test");
       toast(`Test alert sent ${[sent.mail && "by mail", sent.webhook && "to your webhook"].filter(Boolean).join(" and ")}`);
-      await recent.reload();
+      showRecent(await account.get("/alerts"));
     }),
-  }), account.can("manage") && settingsCard(found, draw), card("Recent alerts", recent.node));
-  draw(await account.get("/alerts"));
+  }), account.can("manage") && settingsCard(found, draw), card("Recent alerts", recent));
+  const found = await account.get("/alerts");
+  showRecent(found);
+  draw(found);
   return node;
 }
 

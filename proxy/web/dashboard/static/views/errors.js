@@ -8,6 +8,8 @@ import { linkTo, place, setParams } from "../location.js";
 import { rangeControl, rangeIn, rangeParams, spanOf } from "../ranges.js";
 
 const LEAD = "Recorded failures by status, error code, method and key. Records are kept for a few days.";
+// The API's name for methods that it does not know.
+const UNKNOWN = "other";
 const FILTERS = ["account", "network", "method", "key"];
 const filtersIn = (params) => Object.fromEntries(FILTERS.filter((name) => params[name]).map((name) => [name, params[name]]));
 
@@ -43,7 +45,7 @@ function errorsTable(errors, { client, path, more }) {
   return table("Errors", [
     { name: "Status", show: (each) => badge(String(each.status), each.status < 400 ? "wait" : "bad") },
     { name: "Code", show: (each) => [el("code", null, each.code ?? format.NONE), el("span.below", { title: each.example }, format.errorText(each.example))] },
-    { name: "Method", show: (each) => el("code", null, each.method || format.NONE) },
+    { name: "Method", show: (each) => (each.method === UNKNOWN ? "Unknown method" : el("code", null, each.method || format.NONE)) },
     { name: "Key", show: (each) => each.key_name ?? el("code", null, each.key_id) },
     client === admin && { name: "Account", show: (each) => each.account_name ?? el("code", null, each.account_id) },
     { name: "Requests", kind: "num", show: (each) => el("div", null, el("a", { href: link(each) }, format.number(each.count)), bar(each.count / most, "bad")) },

@@ -9,7 +9,7 @@ const step = (number, title, ...inside) => el("li.step", null, el("h3", null, `$
 /* A request to the first network that the account can call. */
 function firstCall({ network, samples: [call] }) {
   const body = JSON.stringify({ jsonrpc: "2.0", id: 1, ...call });
-  return `curl ${location.origin}/v1/rpc/${network} \\\n  -H "X-API-Key: $PENSTOCK_KEY" \\\n  -H 'Content-Type: application/json' \\\n  -d '${body}'`;
+  return `export PENSTOCK_KEY=svc_live_…\ncurl ${location.origin}/v1/rpc/${network} \\\n  -H "X-API-Key: $PENSTOCK_KEY" \\\n  -H 'Content-Type: application/json' \\\n  -d '${body}'`;
 }
 
 export async function firstSteps(hasKey) {

@@ -36,8 +36,8 @@ function networkCard({ network, methods }) {
 function cellOf(cell, most) {
   if (!cell) return el("div.cell", null, format.NONE);
   const share = cell.errors / cell.calls;
-  const node = el(`div.cell${share > 0.01 ? ".bad" : ""}`, null, el("b", null, `${format.compact(cell.calls)} calls`),
-    el("span.below", null, `${format.compact(cell.errors)} errors (${format.percent(share)})`),
+  const node = el(`div.cell${share > 0.01 ? ".bad" : ""}`, null, el("b", null, format.counted(cell.calls, "call")),
+    el("span.below", null, `${format.counted(cell.errors, "error")} (${format.percent(share)})`),
     el("span.below", null, `p50 ${format.millis(cell.p50_ms)}, p99 ${format.millis(cell.p99_ms)}`));
   node.style.setProperty("--heat", `${Math.round(4 + 26 * Math.log1p(cell.calls) / Math.log1p(most))}%`);
   return node;

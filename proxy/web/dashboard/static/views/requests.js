@@ -94,8 +94,21 @@ async function showRequest(client, id, base) {
   const found = await client.get(`/requests/${encodeURIComponent(id)}`);
   return [heading(found.method || "Request", { lead: idField(found.id), actions: el("a.button", { href: base }, "All requests") }),
     card("Summary", facts(summaryOf(found))), card("Upstreams", attemptsTable(found.attempts)),
-    found.error && card("Error", el("p", null, `Cause: ${found.blame}`), el("pre", null, found.error)),
-    CALLS.has(found.surface) && found.network && codeBlock("Repeat it", repeatOf(found)).node];
+    found.error && errorCard(found),
+    CALLS.has(found.surface) && found.network && codeBlock(found.params ? "Repeat it" : "Repeat it: add the params, which are not recorded", repeatOf(found)).node];
+}
+
+const CAUSES = {
+  client: "The request is not valid.",
+  limit: "A limit of the key, the account or the service.",
+  chain: "The node accepted the call and returned this error, such as a revert or a wrong param.",
+  upstream: "No upstream could serve the call.",
+  service: "A fault of the service.",
+};
+
+function errorCard({ blame, error }) {
+  const text = codeBlock("Error", error);
+  return card("Error", el("p", null, CAUSES[blame] ?? blame), text.node);
 }
 
 const summaryOf = (found) => [
