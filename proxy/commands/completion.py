@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -21,20 +21,48 @@ declare -gA _penstock_words=(
 )
 complete -o default -F _penstock penstock
 """
+_FISH = """\
+function __penstock_words
+    set -l line penstock
+    for word in (commandline -opc)[2..]
+        contains -- "$line $word" $__penstock_lines; and set line "$line $word"
+    end
+    switch $line
+{cases}
+    end
+end
+set -g __penstock_lines {lines}
+complete -c penstock -a '(__penstock_words)'
+"""
 _ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
 
 
 def register(commands: Any) -> None:
     about = "print a script that completes commands in a shell"
-    parser = commands.add_parser("completion", help=about, description=f'{about}: eval "$(penstock completion bash)"')
-    parser.add_argument("shell", choices=("bash", "zsh"))
+    parser = commands.add_parser(
+        "completion",
+        help=about,
+        description=f'{about}: eval "$(penstock completion bash)", or in fish: penstock completion fish | source',
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    words = "\n".join(f'    ["{line}"]="{following}"' for line, following in _lines("penstock", _whole_parser()))
-    print((_ZSH if args.shell == "zsh" else "") + _SCRIPT.format(words=words), end="")
+    lines = dict(_lines("penstock", _whole_parser()))
+    print(_fish(lines) if args.shell == "fish" else (_ZSH if args.shell == "zsh" else "") + _bash(lines), end="")
     return 0
+
+
+def _bash(lines: Mapping[str, str]) -> str:
+    return _SCRIPT.format(words="\n".join(f'    ["{line}"]="{words}"' for line, words in lines.items()))
+
+
+def _fish(lines: Mapping[str, str]) -> str:
+    cases = "\n".join(
+        f"        case '{line}'\n            string split ' ' -- '{words}'" for line, words in lines.items()
+    )
+    return _FISH.format(cases=cases, lines=" ".join(f"'{line}'" for line in lines))
 
 
 def _whole_parser() -> argparse.ArgumentParser:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -226,6 +228,17 @@ def test_bash_completes_commands_options_and_values() -> None:
     assert "--config" in completed("check", "--offline", "--")
     assert completed("webhooks", "trigger", "NEW") == ["NEW_BLOCK"]
     assert completed("work") == []
+
+
+def test_fish_gets_the_words_that_follow_each_command() -> None:
+    script = command_here("completion", "fish").stdout
+    words = dict(re.findall(r"case '([^']+)'\n +string split ' ' -- '([^']*)'", script))
+    assert words["penstock completion"].split() == ["--help", "bash", "zsh", "fish"]
+    assert {"listen", "trigger"} <= set(words["penstock webhooks"].split())
+    assert "NEW_BLOCK" in words["penstock webhooks trigger"].split()
+    assert "'penstock webhooks trigger'" in script.rpartition("__penstock_lines ")[2]
+    if shutil.which("fish"):
+        subprocess.run(["fish", "--no-execute"], input=script, text=True, check=True)
 
 
 def test_interpreter_without_the_packages_uses_those_of_the_checkout(tmp_path: Path) -> None:
