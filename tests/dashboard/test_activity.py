@@ -68,8 +68,8 @@ async def test_log_has_changes_of_the_holder_keys_and_operators(service: Dashboa
     assert found == [
         ("operator", "admin_update_account", "plan growth"),
         ("key", "delete_webhook", webhook),
-        ("holder", "create_key", ""),
-        ("holder", "account_create_webhook", ""),
+        ("holder", "create_key", key_id),
+        ("holder", "account_create_webhook", webhook),
         ("holder", "account_sign_in", ""),
     ]
     names = [each["name"] for each in await actions_of(holder)]

@@ -139,7 +139,7 @@ class SessionEndpoints:
                 given = await self._read(request, operation)
                 found = await handler(given)
                 if given.session is not None and is_change(operation.id, operation.method):
-                    await self._record(operation, given, found.subject if isinstance(found, RestReply) else "")
+                    await self._record(operation, given, found)
             except Fault as fault:
                 reply: web.StreamResponse = fault_reply(fault)
             else:
@@ -149,7 +149,7 @@ class SessionEndpoints:
 
         return handle
 
-    async def _record(self, operation: ApiOperation, request: SessionRequest, subject: str) -> None:
+    async def _record(self, operation: ApiOperation, request: SessionRequest, found: Any) -> None:
         """Record a change in the log of the account: the person's own, or the one in an operator's path."""
         named = dict(request.path)
         if not request.who.is_operator:
@@ -160,7 +160,7 @@ class SessionEndpoints:
             return
         # An account that has just been deleted has no log any more.
         if operation.id not in _ERASES:
-            subject = subject or next(iter(named.values()), "")
+            subject = _subject_of(found) or next(iter(named.values()), "") or _created_in(found)
             await self._actions.record(account, actor, operation.id, subject=subject, address=request.address)
 
     async def _read(self, request: web.Request, operation: ApiOperation) -> SessionRequest:
@@ -216,6 +216,16 @@ def _bearer(request: web.Request) -> str:
 def _reply(found: Any) -> web.Response:
     reply = found if isinstance(found, RestReply) else RestReply(found)
     return json_reply(reply.data, status=reply.status, headers=reply.headers)
+
+
+def _subject_of(found: Any) -> str:
+    return found.subject if isinstance(found, RestReply) else ""
+
+
+def _created_in(found: Any) -> str:
+    """The id of what was created, for the log: no path names it."""
+    data = found.data if isinstance(found, RestReply) else None
+    return str(data.get("id", "")) if isinstance(data, Mapping) else ""
 
 
 def _stand_in(session: Session) -> Key:
