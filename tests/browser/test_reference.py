@@ -52,6 +52,12 @@ async def show(page: Page, section: str) -> None:
     await page.locator(f'#links a[href="#{section}"][aria-current]').wait_for()
 
 
+async def test_home_page_has_a_first_call(reference: Page) -> None:
+    first = reference.get_by_role("region", name="First call")
+    await expect(first).to_contain_text("/v1/rpc/dev/mainnet")
+    await expect(first).to_contain_text("$API_KEY")
+
+
 # The sections whose page has more than one title, too many elements or controls without names.
 FAULTY = """async (unnamed) => {
     const faulty = [];

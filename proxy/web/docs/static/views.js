@@ -156,12 +156,23 @@ const networkTable = () => table(["Network", "JSON-RPC"], (spec.doc["x-networks"
   [code(id), code(`${server()}/rpc/${id}`)]), "Networks of this service");
 const receivers = () => [el("h2", null, "A receiver"), panel("Receiver",
   [{ texts: Object.fromEntries(spec.doc["x-receivers"].map(({ lang, source }) => [lang, source])) }])];
+/* The first call, for a reader who has just got a key. */
+function firstCall() {
+  const entry = operations().find(({ id }) => id === "rpc_call");
+  const [example] = examplesOf(Object.values(entry.operation.requestBody.content)[0]);
+  return [el("h2", null, "First call"),
+    el("p", null, inline("Get an API key in the [dashboard](/dashboard#/keys), put it into the environment with `export API_KEY=svc_live_…`, and send a call:")),
+    panel("First call", [{ texts: samples(entry, example) }]),
+    el("p", null, inline("Then: [networks of this service](#chains-and-networks), [a first webhook](#receiving-webhooks), [errors](#errors), [limits](#limits). "
+      + "The [guide](/docs/guide/) goes from here to production step by step."))];
+}
+const home = () => [facts(), firstCall()];
 const facts = () => el("p.facts", null, el("span", null, "Base URL ", code(server())),
   el("a", { href: SOURCE }, "OpenAPI document"), el("a", { href: "/docs/guide/" }, "Guide"), el("a", { href: "/llms.txt" }, "llms.txt"));
 
 /* What a part of the guide shows after its text. */
 const EXTRAS = {
-  "Overview": facts, "Authentication": schemeTable, "Errors": errorTable, "Limits": planTable, "Compute units": unitTables,
+  "Overview": home, "Authentication": schemeTable, "Errors": errorTable, "Limits": planTable, "Compute units": unitTables,
   "Chains and networks": networkTable, "Receiving webhooks": receivers,
 };
 
