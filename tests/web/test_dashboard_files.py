@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
+import hashlib
 import re
 from collections.abc import Callable
 
 import brotli
+import orjson
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
@@ -34,10 +37,14 @@ async def client(files: StaticFiles) -> object:
 
 async def test_page_refers_only_to_existing_files(client: Client, files: StaticFiles) -> None:
     page = await (await client.get("/dashboard", headers=PLAIN)).text()
+    modules = orjson.loads(re.findall(r'id="modules">(.*?)</script>', page)[0])
+    imported = {name for names in modules["imports"].values() for name in names}
     named = re.findall(r'(?:src|href)="(/dashboard/[^"]+)"', page)
-    assert len(named) > 5
+    assert len(named) == 2
+    assert len(imported) > 5
+    assert imported <= modules["imports"].keys()
     assert "assets/" not in page
-    for url in named:
+    for url in [*named, *(modules["prefix"] + name for name in modules["imports"])]:
         reply = await client.get(url)
         assert reply.status == 200, url
         assert "immutable" in reply.headers["Cache-Control"]
@@ -54,6 +61,17 @@ def test_page_names_no_chain_family() -> None:
     """The server says what each network can do, so a new family needs no edit here."""
     own = [path for path in ROOT.rglob("*.js") if "vendor" not in path.parts]
     assert [path.name for path in own if re.search(r"""["'`](evm|svm)["'`]|\b(evm|svm):""", path.read_text())] == []
+
+
+async def test_page_contains_its_styles_and_its_first_script_and_the_policy_allows_them(client: Client) -> None:
+    reply = await client.get("/dashboard", headers=PLAIN)
+    policy, page = reply.headers["Content-Security-Policy"], await reply.read()
+    assert b'rel="stylesheet"' not in page
+    parts = re.findall(rb"<(style|script)>(.*?)</(?:style|script)>", page, re.DOTALL)
+    assert [kind for kind, _ in parts] == [b"style", b"style", b"style", b"script"]
+    for _, text in parts:
+        assert f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'" in policy
+    assert (ROOT / "early.js").read_bytes() in page
 
 
 @pytest.mark.parametrize("path", ["/dashboard", "/dashboard/", "/dashboard/anything/page.js"])

@@ -4,28 +4,39 @@ The page refers to its files under a digest of all of them (`/dashboard/<digest>
 relative paths. So browsers may cache every file forever and still never mix two versions. The page itself is revalidated each
 time, with a 304 while it is unchanged. Another digest comes from another worker during an upgrade: our file is served, and is
 not cached.
+
+The page contains its style sheets and a first script, and the imports of all modules, so that the script can load those of a
+view at once.
 """
 
 from __future__ import annotations
 
 import hashlib
+import posixpath
+import re
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+import orjson
 from aiohttp import web
 
+from proxy.web.inlined_page import InlinedPage
 from proxy.web.packed_files import IMMUTABLE, TYPES, PackedFile
 
 ROOT = Path(__file__).parent / "static"
 PAGE = "index.html"
 # The page refers to its files by this prefix, which is replaced by the path with the digest.
 PLACEHOLDER = b'"assets/'
+# The element that gets the imports of all modules.
+MODULES = b'id="modules">'
+_IMPORT = re.compile(rb'^import [^;]*?"(\./[^"]+|\.\./[^"]+)"', re.MULTILINE)
 # Files from this origin only; no markup from text, no frames, no plug-ins, no form submissions.
-POLICY = "; ".join(
+_POLICY = "; ".join(
     (
         "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
+        "script-src 'self' {scripts}",
+        "style-src 'self' {styles}",
         "img-src 'self'",
         "connect-src 'self'",
         "base-uri 'none'",
@@ -36,7 +47,6 @@ POLICY = "; ".join(
     )
 )
 HEADERS = {
-    "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
     "Referrer-Policy": "no-referrer",
@@ -60,8 +70,12 @@ class StaticFiles:
         }
         whole = hashlib.sha256(b"".join(name.encode() + b"\0" + data + b"\0" for name, data in found.items()))
         self.digest = whole.hexdigest()[:16]
-        page = found.pop(PAGE).replace(PLACEHOLDER, f'"/dashboard/{self.digest}/'.encode())
-        self._page = PackedFile.of(PAGE, page)
+        prefix = f"/dashboard/{self.digest}/"
+        page = InlinedPage.of(found.pop(PAGE), {f"assets/{name}": data for name, data in found.items()})
+        modules = MODULES + orjson.dumps({"prefix": prefix, "imports": imports_of(found)})
+        html = page.html.replace(PLACEHOLDER, f'"{prefix}'.encode()).replace(MODULES, modules)
+        self._page = PackedFile.of(PAGE, html)
+        self._headers = HEADERS | {"Content-Security-Policy": _POLICY.format(scripts=page.scripts, styles=page.styles)}
         self._files = {name: PackedFile.of(name, data) for name, data in found.items()}
 
     def __repr__(self) -> str:
@@ -80,7 +94,7 @@ class StaticFiles:
         return web.Response(status=302, headers={"Location": "dashboard", "Cache-Control": "no-cache"})
 
     async def page(self, request: web.Request) -> web.Response:
-        return self._page.reply(request, HEADERS)
+        return self._page.reply(request, self._headers)
 
     async def file(self, request: web.Request) -> web.Response:
         found = self._files.get(request.match_info["name"])
@@ -88,6 +102,18 @@ class StaticFiles:
             raise web.HTTPNotFound
         is_ours = request.match_info["digest"] == self.digest
         return found.reply(request, FILE_HEADERS, cache_control=IMMUTABLE if is_ours else "no-store")
+
+
+def imports_of(files: Mapping[str, bytes]) -> dict[str, list[str]]:
+    """The modules that each module imports when it is loaded, by their names here."""
+    return {
+        name: [
+            posixpath.normpath(posixpath.join(posixpath.dirname(name), found.decode()))
+            for found in _IMPORT.findall(data)
+        ]
+        for name, data in files.items()
+        if name.endswith(".js")
+    }
 
 
 @cache

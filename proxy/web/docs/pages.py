@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,23 +18,35 @@ from proxy.web.dashboard.static_files import ROOT as DASHBOARD_FILES
 from proxy.web.dashboard.static_files import shipped_files
 from proxy.web.docs.guide_files import GuideFiles
 from proxy.web.docs.published_spec import PublishedSpec
+from proxy.web.inlined_page import InlinedPage
 from proxy.web.packed_files import DerivedFile, PackedFile
 from proxy.web.reply import json_reply
 
 PAGES = Path(__file__).parent / "static"
 PAGE = "docs.html"
+_POLICY = (
+    "default-src 'none'; style-src 'self' {styles}; script-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ReferenceFiles:
+    files: Mapping[str, PackedFile]
+    headers: Mapping[str, str]
+
+
 @cache
-def page_files() -> Mapping[str, PackedFile]:
-    found = {path.name: PackedFile.of(path.name, path.read_bytes()) for path in PAGES.iterdir()}
-    return {**found, "logo.svg": PackedFile.of("logo.svg", (DASHBOARD_FILES / "icon.svg").read_bytes())}
+def page_files() -> ReferenceFiles:
+    read = {path.name: path.read_bytes() for path in PAGES.iterdir()}
+    page = InlinedPage.of(read[PAGE], {f"/docs/{name}": data for name, data in read.items()})
+    read |= {PAGE: page.html, "logo.svg": (DASHBOARD_FILES / "icon.svg").read_bytes()}
+    headers = {"Content-Security-Policy": _POLICY.format(styles=page.styles), **_HEADERS}
+    return ReferenceFiles({name: PackedFile.of(name, data) for name, data in read.items()}, headers)
 
 
 class Pages:
@@ -45,7 +58,7 @@ class Pages:
         self._forms = DerivedFile("request-forms.json", lambda: orjson.dumps(request_forms(published.document)))
         self._options = PackedFile.of("options.json", orjson.dumps({"mail": sends_mail}))
         self._index = DerivedFile("llms.txt", lambda: published.index(self._guide.links()).encode())
-        self._files = page_files()
+        self._reference = page_files()
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -84,10 +97,10 @@ class Pages:
         return self._options.reply(request, {})
 
     async def index(self, request: web.Request) -> web.Response:
-        return await self._index.reply(request, _HEADERS)
+        return await self._index.reply(request, self._reference.headers)
 
     async def docs(self, request: web.Request) -> web.Response:
-        file = self._files.get(request.match_info.get("name", PAGE))
+        file = self._reference.files.get(request.match_info.get("name", PAGE))
         if file is None:
             raise web.HTTPNotFound
-        return file.reply(request, _HEADERS)
+        return file.reply(request, self._reference.headers)

@@ -31,10 +31,12 @@ class ApiClient {
     return this.session !== null;
   }
 
-  /* Loads the current session; null if there is none. */
+  /* Loads the current session; null if there is none. The first time, the page has requested it already. */
   async loadSession() {
+    const early = globalThis.earlySessions?.[this.#name];
+    if (early) globalThis.earlySessions[this.#name] = null;
     try {
-      this.session = await this.get("/session");
+      this.session = await this.#request("GET", "/session", undefined, await early);
     } catch (failure) {
       if (failure.status !== 401) throw failure;
       this.session = null;
@@ -61,12 +63,12 @@ class ApiClient {
   patch = (path, body) => this.#request("PATCH", path, body);
   remove = (path) => this.#request("DELETE", path);
 
-  async #request(method, path, body) {
+  async #request(method, path, body, received = null) {
     const headers = {};
     if (body !== undefined) headers["Content-Type"] = "application/json";
     if (method !== "GET" && this.session) headers["X-CSRF-Token"] = this.session.csrf_token;
     const url = `${BASE}/${this.#name}${path}`;
-    const reply = await send(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    const reply = received ?? await send(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
     const data = await reply.json().catch(() => null);
     if (reply.ok) return data;
     // A used link or a wrong password is also a 401, but it does not end an existing session.

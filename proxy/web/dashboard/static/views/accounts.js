@@ -11,7 +11,7 @@ const LIMITS = { requests_per_second: "Requests per second", units_per_second: "
 // Wait for a pause in typing before searching.
 const DEBOUNCE_MS = 250;
 
-export async function showAccounts() {
+export async function showForOperators() {
   const filters = { page: 1, search: "" };
   const { plans } = await admin.get("/plans");
   const list = asyncRegion(async () => {

@@ -13,7 +13,7 @@ const DAY = 86400e3;
 /* The value of a datetime-local field in the browser's time zone. */
 const localTime = (moment) => new Date(moment - new Date().getTimezoneOffset() * 60e3).toISOString().slice(0, 16);
 
-export async function showAnnouncements() {
+export async function showForOperators() {
   const list = asyncRegion(async () => {
     const { announcements } = await admin.get("/announcements");
     return announcements.length ? announcementTable(announcements, list) : empty("No announcements", "Every dashboard shows an announcement until it ends or is dismissed.");

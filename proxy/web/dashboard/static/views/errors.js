@@ -14,7 +14,7 @@ const FILTERS = ["account", "network", "method", "key"];
 const filtersIn = (params) => Object.fromEntries(FILTERS.filter((name) => params[name]).map((name) => [name, params[name]]));
 
 export const show = () => showErrors(account, { overview: "overview", requests: "requests" });
-export const showAllErrors = () => showErrors(admin, { overview: "operator/usage", requests: "operator/requests" });
+export const showForOperators = () => showErrors(admin, { overview: "operator/usage", requests: "operator/requests" });
 
 async function showErrors(client, paths) {
   const { params } = place();

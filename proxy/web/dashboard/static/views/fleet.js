@@ -7,7 +7,7 @@ import * as format from "../format.js";
 
 const REFRESH_S = 3;
 
-export async function showFleet() {
+export async function showForOperators() {
   const [lead, hosts, followers, processes] = [el("span"), el("div"), el("div"), el("div")];
   const load = async () => {
     const found = (await admin.get("/processes")).processes;

@@ -8,7 +8,7 @@ import * as format from "../format.js";
 const REFRESH_S = 30;
 const LEAD = "Estimated from the records of requests: failed and slow ones, and a sample of the others.";
 
-export async function showMethods() {
+export async function showForOperators() {
   let span = "hour";
   const list = asyncRegion(async () => {
     const { networks } = await admin.get(`/methods${query({ span })}`);

@@ -1,15 +1,18 @@
-/* Routes the operator pages. */
+/* Routes the operator pages. Each is loaded on first use. */
 
-import { showAccounts } from "./accounts.js";
-import { showAnnouncements } from "./announcements.js";
-import { showAllErrors } from "./errors.js";
-import { showFleet } from "./fleet.js";
-import { showMethods } from "./methods.js";
-import { showQueues } from "./queues.js";
-import { showAllRequests } from "./requests.js";
-import { showUpstreams } from "./upstreams.js";
-import { showAllUsage } from "./usage.js";
+const PAGES = {
+  upstreams: () => import("./upstreams.js"),
+  accounts: () => import("./accounts.js"),
+  methods: () => import("./methods.js"),
+  usage: () => import("./usage.js"),
+  errors: () => import("./errors.js"),
+  requests: () => import("./requests.js"),
+  fleet: () => import("./fleet.js"),
+  queues: () => import("./queues.js"),
+  announcements: () => import("./announcements.js"),
+};
 
-const PAGES = { upstreams: showUpstreams, accounts: showAccounts, methods: showMethods, usage: showAllUsage, errors: showAllErrors, requests: showAllRequests, fleet: showFleet, queues: showQueues, announcements: showAnnouncements };
-
-export const show = ([page, ...rest]) => (Object.hasOwn(PAGES, page) ? PAGES[page] : showUpstreams)(rest);
+export async function show([page, ...rest]) {
+  const { showForOperators } = await (Object.hasOwn(PAGES, page) ? PAGES[page] : PAGES.upstreams)();
+  return showForOperators(rest);
+}

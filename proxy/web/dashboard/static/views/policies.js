@@ -6,13 +6,12 @@ import * as forms from "../forms.js";
 import { chainNameOf, networkField, networksWith } from "../networks.js";
 import { asyncRegion, badge, button, card, dialog, empty, heading, pager, table, toast } from "../components.js";
 import * as format from "../format.js";
-import { showPolicy } from "./policy.js";
 import { RESETS, rulesForm } from "./rules.js";
 
 const LIMIT = 25;
 
 export async function show([id]) {
-  if (id) return showPolicy(id);
+  if (id) return (await import("./policy.js")).showPolicy(id);
   const filters = { page: 1 };
   const list = asyncRegion(async () => {
     const found = await account.get(`/gas/policies${query({ ...filters, limit: LIMIT })}`);

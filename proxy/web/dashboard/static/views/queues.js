@@ -9,7 +9,7 @@ const REFRESH_S = 3;
 const FOLLOWING = { following: "good", waiting: "wait", stopped: "bad" };
 const WEBHOOKS = ["active", "paused", "disabled"];
 
-export async function showQueues() {
+export async function showForOperators() {
   const [followers, deliveries, workers] = [el("div"), el("div"), el("div")];
   const load = async () => {
     const [followed, queue, live] = await Promise.all([admin.get("/followers"), admin.get("/deliveries"), admin.get("/live")]);

@@ -23,7 +23,7 @@ const CHIPS = ["key", "code", "account", "since", "until"];
 const LEAD = "Failed and slow requests are always recorded, others by a sample, or with the header X-Explain: 1.";
 
 export const show = ([id]) => (id ? showRequest(account, id, "#/requests") : showList(account, "#/requests"));
-export const showAllRequests = ([id]) => (id ? showRequest(admin, id, "#/operator/requests") : showList(admin, "#/operator/requests"));
+export const showForOperators = ([id]) => (id ? showRequest(admin, id, "#/operator/requests") : showList(admin, "#/operator/requests"));
 
 async function showList(client, base) {
   const { params } = place();

@@ -3,9 +3,9 @@
 import { admin, query } from "../api.js";
 import { Chart } from "../chart.js";
 import { el } from "../dom.js";
-import { badge, card, empty, heading, note, poll, table } from "../components.js";
+import { empty, heading, note, poll } from "../components.js";
 import * as format from "../format.js";
-import { linkTo, place, setParams } from "../location.js";
+import { place, setParams } from "../location.js";
 import { rangeBetween, rangeControl, rangeIn, rangeParams, spanOf } from "../ranges.js";
 
 const REFRESH_S = 15;
@@ -45,14 +45,4 @@ export async function showUpstream(id) {
   await load();
   poll(node, REFRESH_S, load);
   return node;
-}
-
-/* The log of state changes of all upstreams. */
-export function changesCard(changes) {
-  return card("State changes", changes.length ? table("State changes", [
-    { name: "Time", show: (each) => format.time(each.at) },
-    { name: "Upstream", show: (each) => [el("a", { href: linkTo(`operator/upstreams/${encodeURIComponent(each.id)}`) }, each.label), el("span.below", null, each.network)] },
-    { name: "Before", show: (each) => badge(each.before) },
-    { name: "Now", show: (each) => badge(each.state) },
-  ], changes) : empty("No changes in the last day"));
 }

@@ -5,11 +5,11 @@ import { bar, el, refreshChildren, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { asyncButton, badge, button, card, dialog, empty, heading, poll, table, toast } from "../components.js";
 import * as format from "../format.js";
-import { changesCard, showUpstream } from "./upstream.js";
+import { linkTo } from "../location.js";
 
 const REFRESH_S = 2;
 
-export const showUpstreams = ([id]) => (id ? showUpstream(id) : showList());
+export const showForOperators = async ([id]) => (id ? (await import("./upstream.js")).showUpstream(id) : showList());
 
 async function showList() {
   const region = el("div");
@@ -73,4 +73,14 @@ function cordon(each, load) {
         },
       })];
   });
+}
+
+/* The log of state changes of all upstreams. */
+function changesCard(changes) {
+  return card("State changes", changes.length ? table("State changes", [
+    { name: "Time", show: (each) => format.time(each.at) },
+    { name: "Upstream", show: (each) => [el("a", { href: linkTo(`operator/upstreams/${encodeURIComponent(each.id)}`) }, each.label), el("span.below", null, each.network)] },
+    { name: "Before", show: (each) => badge(each.before) },
+    { name: "Now", show: (each) => badge(each.state) },
+  ], changes) : empty("No changes in the last day"));
 }

@@ -3,7 +3,7 @@
 import { admin } from "../api.js";
 import { UsageView } from "./overview.js";
 
-export const showAllUsage = () => UsageView.open({
+export const showForOperators = () => UsageView.open({
   title: "Usage",
   client: admin,
   paths: { overview: "operator/usage", errors: "operator/errors" },

@@ -8,13 +8,12 @@ import { asyncRegion, button, card, dialog, empty, heading, pager, secretDialog,
 import * as format from "../format.js";
 import { filterForm, FILTERS } from "./filters.js";
 import { healthOf, lastFailureOf, statusBadge } from "./health.js";
-import { showWebhook } from "./webhook.js";
 
 const LIMIT = 25;
 const STATUS = { "": "All", active: "Active", paused: "Paused", disabled: "Disabled" };
 
 export async function show([id]) {
-  if (id) return showWebhook(id);
+  if (id) return (await import("./webhook.js")).showWebhook(id);
   const filters = { page: 1, status: "" };
   const list = asyncRegion(async () => {
     const found = await account.get(`/webhooks${query({ page: filters.page, limit: LIMIT, status: filters.status })}`);

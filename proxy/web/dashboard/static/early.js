@@ -1,0 +1,41 @@
+/*
+ * Part of the page itself, so it runs before any file is loaded. Applies the saved theme before the first paint, requests the
+ * session, and loads the modules of the view at once: they would otherwise be found one after the other.
+ */
+{
+  const recall = (name) => {
+    try {
+      return localStorage.getItem(name);
+    } catch {
+      return null; // Storage may be blocked; the system theme applies.
+    }
+  };
+  const theme = recall("penstock.theme");
+  if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
+
+  // The path of the modules, and the imports of each.
+  const { prefix, imports } = JSON.parse(document.getElementById("modules").textContent);
+  const preloaded = new Set();
+  const preload = (name) => {
+    if (!Object.hasOwn(imports, name) || preloaded.has(name)) return;
+    preloaded.add(name);
+    document.head.append(Object.assign(document.createElement("link"), { rel: "modulepreload", href: prefix + name }));
+    imports[name].forEach(preload);
+  };
+  const preloadView = ([view = "", page = ""]) => {
+    preload(`views/${view}.js`);
+    if (view === "operator") preload(`views/${page || "upstreams"}.js`);
+  };
+
+  preload("page.js");
+  // A link from a mail has another fragment. It needs no session.
+  if (!location.hash || location.hash.startsWith("#/")) {
+    const read = (name) => fetch(`/v1/${name}/session`, { credentials: "same-origin", cache: "no-store" }).catch(() => null);
+    const path = location.hash.slice(2).split("?")[0].split("/");
+    const isOperator = path[0] === "operator" || recall("penstock.operator");
+    const account = read("account");
+    globalThis.earlySessions = { account, admin: isOperator ? read("admin") : null };
+    if (path[0]) preloadView(path);
+    else account.then((reply) => preloadView([reply?.ok ? "overview" : "sign-in"]));
+  }
+}
