@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -14,8 +15,11 @@ from proxy.core.batch_reader import read_batch
 from proxy.core.jsonrpc import (
     INVALID_REQUEST,
     MAX_ID_BYTES,
+    MOST_SEARCHED,
+    MOST_SPACE,
     PARSE_ERROR,
     MalformedCall,
+    is_batch,
     parse,
     read_replies,
     read_reply,
@@ -252,11 +256,12 @@ spaces = st.sampled_from(["", " ", "\n", "  \t "])
 
 
 @st.composite
-def member_texts(draw: st.DrawFn, names: Sequence[str]) -> str:
+def member_texts(draw: st.DrawFn, names: Sequence[str], *, escapes: bool = True) -> str:
     """A call with these members in any order, spacing and spelling."""
     parts = []
     for name in draw(st.permutations(names)):
-        spelled = draw(st.sampled_from([name, f"\\u{ord(name[0]):04x}{name[1:]}"]))
+        spellings = [name, f"\\u{ord(name[0]):04x}{name[1:]}"] if escapes else [name]
+        spelled = draw(st.sampled_from(spellings))
         gaps = [draw(spaces) for _ in range(4)]
         parts.append(f'{gaps[0]}"{spelled}"{gaps[1]}:{gaps[2]}{MEMBERS[name]}{gaps[3]}')
     return "{" + ",".join(parts) + "}"
@@ -284,3 +289,50 @@ def test_call_with_a_repeated_member_is_an_invalid_request(twice: str, more: lis
     first, second, third = read_batch(b"[%b,%b,%b]" % (good, body, good), MAX_BATCH)
     assert isinstance(second, MalformedCall)
     assert first == third == ("eth_call", b"[]", b"7")
+
+
+# Large calls, which are read in time and memory that follow their size, whatever they contain.
+
+LARGE = MEMBERS["params"].removesuffix("]") + ', "\\n' + " a" * MOST_SEARCHED + '"]'
+
+
+@given(st.sampled_from([["id"], []]), st.data())
+def test_large_call_is_accepted_in_any_spacing(more: list[str], data: st.DataObject) -> None:
+    text = data.draw(member_texts(["method", "jsonrpc", "params", *more], escapes=False))
+    body = text.replace(MEMBERS["params"], LARGE).encode()
+    assert parse(body) == ("eth_call", LARGE.encode(), b"7" if more else b"")
+
+
+@given(st.sampled_from(["id", "params", "method", "jsonrpc"]), st.data())
+def test_large_call_with_a_repeated_member_is_an_invalid_request(twice: str, data: st.DataObject) -> None:
+    text = data.draw(member_texts(["method", "jsonrpc", "params", "id", twice]))
+    for count in (1, -1):
+        with pytest.raises(MalformedCall) as refused:
+            parse(text.replace(MEMBERS["params"], LARGE, count).encode())
+        assert refused.value.code == INVALID_REQUEST
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{" + b",".join(b'"%d":1' % number for number in range(20_000)) + b"}",
+        CALL[:-1].replace(b"{", b'{        "id":7,', 1) + b',"params":["\\n"' + b",10" * 60_000 + b"]}",
+        CALL[:-1].replace(b"{", b'{        "id":7,', 1) + b',"params":[' + b'{"id":1},' * 20_000 + b"1]}",
+    ],
+    ids=["members", "numbers", "objects"],
+)
+def test_large_body_is_read_without_an_object_for_each_of_its_values(body: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(MalformedCall):
+            parse(body)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4 * len(body)
+
+
+def test_batch_follows_little_space() -> None:
+    assert is_batch(b"[]")
+    assert is_batch(b" \r\n\t[]")
+    assert not is_batch(b" " * (MOST_SPACE + 1) + b"[]")

@@ -116,7 +116,10 @@ class MethodPolicy:
             or len(call_id) > LONGEST_SHORT_ID
             or (self.has_block and not self.any_block and not self.names_latest(params) and not self.is_latest(params))
             or not body.isascii()
-            or (len(body) - len(params) - len(call_id) - len(envelope.method) > _COMPACT and repeats_members(body))
+            or (
+                len(body) - len(params) - len(call_id) - len(envelope.method) > _COMPACT
+                and repeats_members(body, envelope)
+            )
             or (len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH))
         )
 
