@@ -8,13 +8,11 @@ number of the current claim. Times come from Postgres; the `at` parameters are f
 from __future__ import annotations
 
 import datetime
-import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import asyncpg
 import orjson
 
 from proxy.core import alerts
@@ -23,10 +21,9 @@ from proxy.core.paging import Page
 from proxy.core.webhook_faults import DeliveryFault, InjectedEvent, fault_of
 from proxy.store import events, mails, sql, webhooks
 from proxy.store.alerts import NO_NETWORK, AlertSender
+from proxy.store.day_tables import renew_day_tables
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.webhooks import Webhook
-
-log = logging.getLogger("penstock.deliverer")
 
 # Longer than any attempt, so that no other process claims a delivery while it is being sent.
 LEASE_S = 30.0
@@ -310,18 +307,14 @@ class DeliveryStore:
             await connection.execute(sql.deliveries.purge_webhooks, keep_days)
             await connection.execute(sql.deliveries.purge_days, keep_days)
             await connection.execute(sql.mails.purge, keep_days)
-        await self._turn_days(keep_days)
+        await renew_day_tables(
+            self._pool,
+            "delivery attempts",
+            add=sql.deliveries.add_attempt_days,
+            drop=sql.deliveries.remove_attempt_days,
+            keep=keep_days,
+        )
         return any(int(status.rsplit(" ", 1)[1]) >= at_once for status in deleted)
-
-    async def _turn_days(self, keep_days: int) -> None:
-        """Add tables for the attempts of the days ahead and drop old ones. If the tables are busy, the next purge does it."""
-        try:
-            async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
-                await connection.execute(sql.usage.bound_locks)
-                await connection.execute(sql.deliveries.add_attempt_days)
-                await connection.execute(sql.deliveries.remove_attempt_days, keep_days)
-        except (asyncpg.LockNotAvailableError, asyncpg.InsufficientPrivilegeError) as exc:
-            log.warning("daily tables for delivery attempts were not renewed", extra={"reason": str(exc)})
 
 
 def _is_uncounted(row: Any) -> bool:

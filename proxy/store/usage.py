@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,10 +17,9 @@ import asyncpg
 
 from proxy.core.usage import BUCKETS, ChartLine, UsageStep, UsageSums, lines_of
 from proxy.store import sql
+from proxy.store.day_tables import renew_day_tables
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.replica import ReplicaReads
-
-log = logging.getLogger("penstock.usage")
 
 # Account, key, network and method. An empty element means the sum over all its values.
 UsageSeries = tuple[str, str, str, str]
@@ -157,7 +155,9 @@ class UsageStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             if await connection.fetchval(sql.usage.claim_upkeep, "purge", every_s) is None:
                 return
-        await self._turn_days(until.get("minute"))
+        await renew_day_tables(
+            self._pool, "usage", add=sql.usage.add_days, drop=sql.usage.remove_days, keep=until.get("minute")
+        )
         queries = {
             "minute": sql.usage.delete_old_minutes,
             "hour": sql.usage.delete_old_hours,
@@ -168,17 +168,6 @@ class UsageStore:
                 pass
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.usage.delete_old_batches)
-
-    async def _turn_days(self, before: datetime.datetime | None) -> None:
-        """Add tables for the days ahead and drop old ones. If the tables are busy, the next round does it."""
-        try:
-            async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
-                await connection.execute(sql.usage.bound_locks)
-                await connection.execute(sql.usage.add_days)
-                if before is not None:
-                    await connection.execute(sql.usage.remove_days, before)
-        except (asyncpg.LockNotAvailableError, asyncpg.InsufficientPrivilegeError) as exc:
-            log.warning("daily tables for usage were not renewed", extra={"reason": str(exc)})
 
     async def _delete_piece(self, query: str, before: datetime.datetime) -> int:
         """Delete one piece in a short transaction, so that writers do not wait, and return its number of rows."""
