@@ -7,7 +7,7 @@ is sent by the queues, and one that was not recorded is raised again.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from proxy.core.iso_time import iso_seconds
 from proxy.core.webhook_bodies import BodyChain
 from proxy.store import events, sql
 from proxy.store.events import NewEvent
+from proxy.store.json_text import json_text
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
 # Stands for the network of an account's webhook for alerts: no follower has it.
@@ -124,7 +125,7 @@ class AlertSender:
         if not sent:
             return 0
         if self._sends_mail and settings.by_mail and (mailed := [e for e in sent if e.kind != "webhook_paused"]):
-            await connection.execute(sql.alerts.add_mail, account, _json(_mail(mailed)))
+            await connection.execute(sql.alerts.add_mail, account, json_text(_mail(mailed)))
         if settings.webhook_id:
             await self._add_events(connection, settings, sent)
         return len(sent)
@@ -183,7 +184,7 @@ def _event_id(settings: AlertSettings, alert: Alert) -> str | None:
 
 def _columns(found: Sequence[Alert], ids: Sequence[str | None]) -> list[list[Any]]:
     rows = [
-        (each.kind, each.subject, each.threshold, each.period, each.is_sent, _json(each.about), event_id)
+        (each.kind, each.subject, each.threshold, each.period, each.is_sent, json_text(each.about), event_id)
         for each, event_id in zip(found, ids, strict=True)
     ]
     return [list(column) for column in zip(*rows, strict=True)]
@@ -196,7 +197,3 @@ def _mail(sent: Sequence[Alert]) -> dict[str, Any]:
         for each in sent[:MOST_IN_MAIL]
     ]
     return {"alerts": listed, "more": len(sent) - len(listed)}
-
-
-def _json(value: Mapping[str, Any]) -> str:
-    return orjson.dumps(value).decode()

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import orjson
-
 from proxy.core import alerts
 from proxy.core.attempts import AttemptVerdict, WebhookEnd
 from proxy.core.paging import Page
@@ -22,6 +20,7 @@ from proxy.core.webhook_faults import DeliveryFault, InjectedEvent, fault_of
 from proxy.store import events, mails, sql, webhooks
 from proxy.store.alerts import NO_NETWORK, AlertSender
 from proxy.store.day_tables import renew_day_tables
+from proxy.store.json_text import json_text
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.webhooks import Webhook
 
@@ -378,7 +377,7 @@ async def _finish(
         }
         for r in results
     ]  # fmt: skip
-    await connection.execute(sql.deliveries.finish, orjson.dumps(done).decode(), at)
+    await connection.execute(sql.deliveries.finish, json_text(done), at)
 
 
 def _claimed(row: Any) -> ClaimedDelivery:

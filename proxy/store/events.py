@@ -15,6 +15,7 @@ from typing import Any, Literal
 import orjson
 
 from proxy.store import sql
+from proxy.store.json_text import json_text
 from proxy.store.pool import DatabaseConnection
 
 # The position of an incomplete event in their order; and the position before the first.
@@ -93,8 +94,8 @@ async def add(connection: DatabaseConnection, network: str, new: Sequence[NewEve
     columns = zip(
         *(
             (
-                e.id, e.webhook, e.type, e.block, e.block_hash, e.body, _json(e.lacks), e.after_block, e.finality,
-                e.takes_back,
+                e.id, e.webhook, e.type, e.block, e.block_hash, e.body, json_text(e.lacks) if e.lacks else None,
+                e.after_block, e.finality, e.takes_back,
             )
             for e in new
         ),
@@ -241,7 +242,3 @@ async def followed_block(connection: DatabaseConnection, network: str, number: i
     """Return the last block written and the hash of block `number`, which is None if it is too old to be kept."""
     row = await connection.fetchrow(sql.events.followed_block, network, number)
     return None if row is None else (row["head"], row["hash"])
-
-
-def _json(lacks: Mapping[str, Any] | None) -> str | None:
-    return orjson.dumps(lacks).decode() if lacks else None

@@ -11,6 +11,7 @@ import orjson
 from proxy.errors import Unavailable
 from proxy.store import sql
 from proxy.store.index_databases import INDEX
+from proxy.store.json_text import json_text
 from proxy.store.pool import PATIENT_S, Pool
 
 CHANNEL = "penstock_cordons"
@@ -31,7 +32,7 @@ class FleetStore:
 
     async def write_view(self, worker: str, view: dict[str, Any]) -> None:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            await connection.execute(sql.fleet.write_view, worker, orjson.dumps(view).decode())
+            await connection.execute(sql.fleet.write_view, worker, json_text(view))
 
     async def delete_view(self, worker: str) -> None:
         async with self._pool.connection() as connection:
@@ -50,7 +51,7 @@ class FleetStore:
 
     async def write_process(self, process: str, report: dict[str, Any]) -> None:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            await connection.execute(sql.fleet.write_process, process, orjson.dumps(report).decode())
+            await connection.execute(sql.fleet.write_process, process, json_text(report))
 
     async def delete_process(self, process: str) -> None:
         """Delete the report of a process that ends, and those of processes that are gone."""

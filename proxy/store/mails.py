@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from proxy.store import sql
+from proxy.store.json_text import json_text
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 
 # Longer than sending takes; after a crash the mail is sent again.
@@ -63,4 +64,4 @@ class MailStore:
 
 async def add(connection: DatabaseConnection, webhook_id: str, kind: str, about: Mapping[str, Any]) -> None:
     """Queue a mail to the holder of the webhook's account."""
-    await connection.execute(sql.mails.add, webhook_id, kind, orjson.dumps(about).decode())
+    await connection.execute(sql.mails.add, webhook_id, kind, json_text(about))

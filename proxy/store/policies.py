@@ -14,6 +14,7 @@ from proxy.chains.evm.policy import Rules
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, NotFound, Unavailable
 from proxy.store import sql
+from proxy.store.json_text import json_text
 from proxy.store.keys import new_id
 from proxy.store.pool import Pool
 
@@ -53,7 +54,7 @@ class PolicyStore:
                 network,
                 live,
                 name,
-                _json(given),
+                json_text(given),
                 *_limits(rules),
                 most,
             )
@@ -90,7 +91,7 @@ class PolicyStore:
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(
                 sql.policies.update_policy, before.id, before.account, name, status,
-                None if given is None else _json(given), *limits, before.revision,
+                None if given is None else json_text(given), *limits, before.revision,
             )  # fmt: skip
         if row is None:
             await self.read(before.id, account=before.account)  # raises NotFound if it was deleted
@@ -113,10 +114,6 @@ def _limits(rules: Rules) -> tuple[Any, ...]:
     rate = rules.rate_limit
     rated = (None, None, False) if rate is None else (rate.requests, rate.per_seconds, rate.scope == "user")
     return rules.max_total, rules.max_per_user, rules.max_per_user_per_day, rules.reset, *rated
-
-
-def _json(data: Mapping[str, Any]) -> str:
-    return orjson.dumps(data).decode()
 
 
 def _policy(row: asyncpg.Record) -> Policy:

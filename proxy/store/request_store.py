@@ -13,6 +13,7 @@ from proxy.core.access import USUAL_SAMPLE
 from proxy.core.paging import Page
 from proxy.core.request_records import ErrorGroup, RequestFilter, RequestRecord
 from proxy.store import sql
+from proxy.store.json_text import json_text
 from proxy.store.pool import PATIENT_S, Pool
 
 # Records written by one statement.
@@ -45,7 +46,7 @@ class RequestStore:
                     sql.requests.add_requests,
                     [_moment(record) for record in part],
                     [record.took_s * 1000 for record in part],
-                    [orjson.dumps(record.attempts).decode() for record in part],
+                    [json_text(record.attempts) for record in part],
                     *columns,
                     timeout=WRITE_S,
                 )

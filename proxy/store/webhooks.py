@@ -20,6 +20,7 @@ from proxy.core.lifecycle import WebhookState, WebhookTrigger
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.store import peppers, sql
+from proxy.store.json_text import json_text
 from proxy.store.keys import new_id
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.secrets import RotatedSecret
@@ -119,7 +120,7 @@ class WebhookStore:
             secret = await peppers.for_every_host(connection, secret, rotated)
             row = await connection.fetchrow(
                 sql.webhooks.create_webhook, number, webhook_id, new.account, new.network, new.live, new.url,
-                new.event_type, _json(new.config), None if addresses is None else len(addresses), secret, version,
+                new.event_type, json_text(new.config), None if addresses is None else len(addresses), secret, version,
                 new.test_key, new.fault,
             )  # fmt: skip
             await _add_lookups(connection, _webhook(row))
@@ -172,7 +173,7 @@ class WebhookStore:
             version = await lock(connection, before.network)
             row = await connection.fetchrow(
                 sql.webhooks.update_webhook, before.id, before.account, url,
-                None if config is None else _json(config), None if addresses is None else len(addresses), version, fault,
+                None if config is None else json_text(config), None if addresses is None else len(addresses), version, fault,
             )  # fmt: skip
             found = _webhook(row, before.id)
             if config is not None:
@@ -307,10 +308,6 @@ async def _copy(connection: DatabaseConnection, number: int, addresses: Sequence
             "watched_addresses", records=[(number, each) for each in addresses], columns=("webhook", "address"),
             timeout=LONG_S,
         )  # fmt: skip
-
-
-def _json(data: Mapping[str, Any]) -> str:
-    return orjson.dumps(data).decode()
 
 
 def _webhook(row: asyncpg.Record | None, webhook_id: str = "") -> Webhook:
