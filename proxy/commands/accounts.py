@@ -10,9 +10,10 @@ from getpass import getpass
 from typing import Any
 
 from proxy.commands import context, output
+from proxy.core.dashboard_links import token_link
 from proxy.errors import InvalidRequest
 from proxy.services.accounts.removal import AccountRemoval
-from proxy.services.accounts.sign_in import hash_password, link_of, new_token
+from proxy.services.accounts.sign_in import hash_password, new_token
 from proxy.settings import Settings
 from proxy.store.keys import KeyStore, LimitChange
 from proxy.store.members import MemberStore
@@ -216,4 +217,4 @@ async def _link(opened: tuple[SessionStore, Settings], args: argparse.Namespace)
     holder, token = await store.read_holder(args.id), new_token()
     until = await store.add_link(token, holder.id, lasts_s=settings.dashboard.link_s)
     where = settings.dashboard.url or f"{settings.server.tls.scheme}://{settings.server.host}:{settings.server.port}"
-    output.row({"url": link_of(where, token), "expires_at": until}, as_json=args.json)
+    output.row({"url": token_link(where, "token", token), "expires_at": until}, as_json=args.json)

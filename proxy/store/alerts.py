@@ -15,6 +15,7 @@ import orjson
 
 from proxy.core import alerts, webhook_bodies
 from proxy.core.alerts import Alert
+from proxy.core.dashboard_links import page_link
 from proxy.core.iso_time import iso_seconds
 from proxy.core.webhook_bodies import BodyChain
 from proxy.store import events, sql
@@ -112,7 +113,7 @@ class AlertSender:
 
     def __init__(self, *, sends_mail: bool, dashboard_url: str) -> None:
         self._sends_mail = sends_mail
-        self._dashboard = dashboard_url.rstrip("/") + "/dashboard" if dashboard_url else ""
+        self._dashboard_url = dashboard_url
 
     async def raise_all(self, connection: DatabaseConnection, account: str, found: Sequence[Alert]) -> int:
         settings = await read_settings(connection, account)
@@ -152,7 +153,7 @@ class AlertSender:
             "threshold": alert.threshold,
             "subject": alert.subject,
             "figures": alert.about,
-            "url": self._dashboard + alerts.page_of(alert.kind, alert.subject) if self._dashboard else "",
+            "url": page_link(self._dashboard_url, alerts.page_of(alert.kind, alert.subject)),
         }
         return webhook_bodies.body_of(
             _event_id(settings, alert) or "",

@@ -6,6 +6,7 @@ The reply to a request is the same whether or not another account has the addres
 from __future__ import annotations
 
 from proxy.core import sessions
+from proxy.core.dashboard_links import token_link
 from proxy.errors import InvalidRequest, Unauthorized
 from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.sign_in import SignedIn, SignIn, SignInPlace, new_token
@@ -41,7 +42,7 @@ class EmailChange:
         await self._sign_in.prove(by, current)
         token = new_token()
         await self._store.begin_email_change(by.session.person, email.strip(), token, lasts_s=self._settings.link_s)
-        url = f"{self._sign_in.url.rstrip('/')}/#email={token}"
+        url = token_link(self._sign_in.url, "email", token)
         minutes = round(self._settings.link_s / 60)
         self._mails.send(
             email.strip(),

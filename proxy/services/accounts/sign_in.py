@@ -27,6 +27,7 @@ from argon2.exceptions import InvalidHashError, VerificationError
 
 from proxy.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.core import access, sessions
+from proxy.core.dashboard_links import token_link
 from proxy.core.iso_time import iso_seconds
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unauthorized, Unavailable
 from proxy.services.accounts.second_factor import AppSecret, SecondFactor
@@ -80,11 +81,6 @@ def new_admin_token() -> str:
 
 def new_token() -> str:
     return sessions.token_of(secrets.token_bytes(sessions.TOKEN_BYTES))
-
-
-def link_of(where: str, token: str) -> str:
-    """The token goes into the fragment, which browsers never send: no server or log sees it."""
-    return f"{where.rstrip('/')}/#token={token}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +165,7 @@ class SignIn:
         await self._store.read_holder(account_id)
         token = new_token()
         until = await self._store.add_link(token, account_id, lasts_s=self._settings.link_s)
-        return link_of(self.url, token), iso_seconds(until)
+        return token_link(self.url, "token", token), iso_seconds(until)
 
     def _link_mail(self, email: str, url: str) -> OutgoingMail:
         minutes = round(self._settings.link_s / 60)

@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass
 
 from proxy.core import sessions
+from proxy.core.dashboard_links import token_link
 from proxy.errors import Unauthorized, Unavailable
 from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.sign_in import SignedIn, SignIn, SignInPlace, new_token
@@ -73,8 +74,7 @@ class Team:
             lasts_s=self._settings.invitation_s,
             most=self._settings.members,
         )
-        # The token goes into the fragment, which browsers never send.
-        url = f"{self._sign_in.url.rstrip('/')}/#invitation={token}"
+        url = token_link(self._sign_in.url, "invitation", token)
         if not self._mails.is_configured:
             return SentInvitation(row, url)
         self._mail_invitation(by, row, url)

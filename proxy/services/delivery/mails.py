@@ -14,6 +14,7 @@ from html import escape
 from typing import Any
 
 from proxy.core import alerts
+from proxy.core.dashboard_links import page_link
 from proxy.errors import Unavailable
 from proxy.store.alerts import EVENT_TYPE
 from proxy.store.mails import MailStore, QueuedMail
@@ -43,7 +44,7 @@ class Mails:
         check_s: float = CHECK_S,
     ) -> None:
         """`dashboard_url`: the public URL that links in mails start with; without one they have no links."""
-        self._dashboard = dashboard_url.rstrip("/") + "/dashboard" if dashboard_url else ""
+        self._dashboard_url = dashboard_url
         self._store = store
         self._mailer = mailer
         self._retry_s = retry_s
@@ -83,7 +84,7 @@ class Mails:
             await self._send(mail)
 
     async def _send(self, mail: QueuedMail) -> None:
-        outgoing = _WRITERS[mail.kind](mail, self._dashboard)
+        outgoing = _WRITERS[mail.kind](mail, self._dashboard_url)
         try:
             await self._mailer.send(outgoing, at=time.time())
         except Undelivered as exc:
@@ -103,10 +104,10 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def webhook_stopped(mail: QueuedMail, dashboard: str) -> OutgoingMail:
+def webhook_stopped(mail: QueuedMail, dashboard_url: str) -> OutgoingMail:
     """A webhook was paused because all retries of a delivery failed, or disabled because its receiver replied 410.
 
-    `dashboard`: its URL, or empty."""
+    `dashboard_url`: see `Mails`."""
     about = mail.about
     # Mails queued by earlier versions have no cause: they are about pauses.
     state, story = _gone(about) if about.get("cause") == "gone" else _exhausted(about)
@@ -119,8 +120,8 @@ def webhook_stopped(mail: QueuedMail, dashboard: str) -> OutgoingMail:
         state.capitalize(): mail.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
     }
     is_for_alerts = about["event_type"] == EVENT_TYPE
-    if dashboard:
-        facts["Deliveries"] = dashboard + (ALERTS_PAGE if is_for_alerts else f"#/webhooks/{about['webhook']}")
+    if link := page_link(dashboard_url, ALERTS_PAGE if is_for_alerts else f"#/webhooks/{about['webhook']}"):
+        facts["Deliveries"] = link
     why, consequence = story
     opening = [f"Hello {mail.name},", why]
     closing = [
@@ -161,7 +162,7 @@ def _gone(about: Mapping[str, Any]) -> tuple[str, tuple[str, str]]:
     )
 
 
-def alerts_raised(mail: QueuedMail, dashboard: str) -> OutgoingMail:
+def alerts_raised(mail: QueuedMail, dashboard_url: str) -> OutgoingMail:
     """Alerts of an account that were raised at the same time, each with its figures and a link."""
     found, more = mail.about["alerts"], mail.about["more"]
     titles = [alerts.title_of(each["kind"], each["threshold"], each["subject"], each["about"]) for each in found]
@@ -169,7 +170,8 @@ def alerts_raised(mail: QueuedMail, dashboard: str) -> OutgoingMail:
     for title, each in zip(titles, found, strict=True):
         facts += [("Alert", title)] if len(found) > 1 else []
         facts += alerts.facts_of(each["kind"], each["about"]).items()
-        facts += [("See", dashboard + alerts.page_of(each["kind"], each["subject"]))] if dashboard else []
+        link = page_link(dashboard_url, alerts.page_of(each["kind"], each["subject"]))
+        facts += [("See", link)] if link else []
     others = len(found) + more - 1
     opening = [f"Hello {mail.name},", "These alerts of your account were raised:" if others else f"{titles[0]}."]
     closing = [f"There are {more} more."] if more else []
