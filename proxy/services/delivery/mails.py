@@ -109,17 +109,17 @@ def webhook_stopped(mail: QueuedMail, dashboard_url: str) -> OutgoingMail:
 
     `dashboard_url`: see `Mails`."""
     about = mail.about
+    is_for_alerts = about["event_type"] == EVENT_TYPE
     # Mails queued by earlier versions have no cause: they are about pauses.
     state, story = _gone(about) if about.get("cause") == "gone" else _exhausted(about)
     facts = {
         "Webhook": about["webhook"],
         "URL": about["url"],
-        "Events": "alerts" if about["event_type"] == EVENT_TYPE else f"{about['event_type']} on {about['network']}",
+        "Events": "alerts" if is_for_alerts else f"{about['event_type']} on {about['network']}",
         "Failed event": about["event"],
         "Attempts": about["attempts"],
         state.capitalize(): mail.created_at.strftime("%Y-%m-%d %H:%M:%S UTC"),
     }
-    is_for_alerts = about["event_type"] == EVENT_TYPE
     if link := page_link(dashboard_url, ALERTS_PAGE if is_for_alerts else f"#/webhooks/{about['webhook']}"):
         facts["Deliveries"] = link
     why, consequence = story
