@@ -22,9 +22,8 @@ class SignInFeature:
     def __init__(self, settings: Settings, pool: Pool, keys: KeyStore, tasks: Tasks) -> None:
         store = SessionStore(pool, pepper=settings.keys.pepper, previous_pepper=settings.keys.previous_pepper)
         factor = SecondFactor(SecondFactorStore(pool, vault_of(settings)))
-        mailer = Mailer(settings.mail)
-        mails = AccountMails(mailer, tasks)
-        self.sign_in = SignIn(store, factor, settings.dashboard, mailer, tasks)
+        mails = AccountMails(Mailer(settings.mail), tasks)
+        self.sign_in = SignIn(store, factor, settings.dashboard, mails)
         self.emails = EmailChange(self.sign_in, store, keys, settings.dashboard, mails)
         self.team = Team(MemberStore(pool), store, self.sign_in, mails, settings.dashboard)
 

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from proxy.compose.dashboard import url_of
+from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.second_factor import SecondFactor
 from proxy.services.accounts.sign_in import SignIn, SignInPlace
 from proxy.settings import DashboardSettings
@@ -27,7 +28,7 @@ SETTINGS = DashboardSettings("https://dashboard.example.com/", False, 3600.0, 60
 
 def sign_in_of(pool: Pool, mail_server: MailServer, tasks: Tasks) -> SignIn:
     factor = SecondFactor(SecondFactorStore(pool, Vault(PEPPER)))
-    return SignIn(SessionStore(pool, pepper=PEPPER), factor, SETTINGS, mail_server.mailer(), tasks)
+    return SignIn(SessionStore(pool, pepper=PEPPER), factor, SETTINGS, AccountMails(mail_server.mailer(), tasks))
 
 
 async def test_link_is_mailed_to_the_address_of_the_account(pool: Pool, mail_server: MailServer) -> None:

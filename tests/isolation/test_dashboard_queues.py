@@ -13,6 +13,7 @@ import pytest
 
 from proxy.errors import RateLimited, Unavailable
 from proxy.processes import worker
+from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.second_factor import SecondFactor
 from proxy.services.accounts.sign_in import MOST_WAITING, SignIn
 from proxy.services.usage import READ_PER_ACCOUNT, UsageService
@@ -63,7 +64,7 @@ async def test_flood_of_strangers_keeps_no_known_place_from_signing_in() -> None
     settings = SETTINGS.dashboard
     pool = Pool.of(SETTINGS.database)
     store, factors = SessionStore(pool, pepper=PEPPER), SecondFactorStore(pool, Vault(PEPPER))
-    sign_in = SignIn(store, SecondFactor(factors), settings, Mailer(SETTINGS.mail), Tasks())
+    sign_in = SignIn(store, SecondFactor(factors), settings, AccountMails(Mailer(SETTINGS.mail), Tasks()))
     ended = threading.Event()
     async with asyncio.TaskGroup() as group:
         try:

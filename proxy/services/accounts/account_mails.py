@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 
 from proxy.errors import Unavailable
 from proxy.tasks import Tasks
@@ -26,16 +27,27 @@ class AccountMails:
         return self._mailer.is_configured
 
     def send(self, to: str, subject: str, text: str) -> None:
-        """Return at once: neither the time nor a failure may reveal anything about the address."""
         mail = OutgoingMail(id=f"account-{secrets.token_hex(8)}", to=to, subject=subject, text=text)
 
-        async def send() -> None:
-            try:
-                await self._mailer.send(mail, at=time.time())
-            except (Unavailable, Undelivered) as exc:
-                log.warning("mail about an account not sent", extra={"subject": subject, "reason": str(exc)})
-            except Exception:
-                # Do not let it propagate: a supervised task that raises is restarted, and this mail is sent at most once.
-                log.exception("mail about an account not sent")
+        async def written() -> OutgoingMail:
+            return mail
 
-        self._tasks.start(f"mail {mail.id}", send)
+        self.write_and_send(written, what=f"mail '{subject}'")
+
+    def write_and_send(self, write: Callable[[], Awaitable[OutgoingMail | None]], *, what: str) -> None:
+        """Send the mail that `write` returns, if any, in the background.
+
+        Returns at once: neither the time nor a failure may reveal anything about the address. `what`: the mail, in the log.
+        """
+        self._tasks.start(f"mail {secrets.token_hex(8)}", lambda: self._write_and_send(write, what))
+
+    async def _write_and_send(self, write: Callable[[], Awaitable[OutgoingMail | None]], what: str) -> None:
+        try:
+            mail = await write()
+            if mail is not None:
+                await self._mailer.send(mail, at=time.time())
+        except (Unavailable, Undelivered) as exc:
+            log.warning(f"{what} not sent", extra={"reason": str(exc)})
+        except Exception:
+            # Do not let it propagate: a supervised task that raises is restarted, and this mail is sent at most once.
+            log.exception(f"{what} not sent")

@@ -14,10 +14,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
-import logging
 import math
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -30,15 +28,13 @@ from proxy.core import access, sessions
 from proxy.core.dashboard_links import token_link
 from proxy.core.iso_time import iso_seconds
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unauthorized, Unavailable
+from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.second_factor import AppSecret, SecondFactor
 from proxy.settings import DashboardSettings
 from proxy.store.sessions import AccountHolder, Session, SessionStore
-from proxy.tasks import Tasks
-from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
+from proxy.wire.mailer import OutgoingMail
 
 __all__ = ("Session", "SignIn", "SignInPlace", "SignedIn")
-
-log = logging.getLogger("penstock.sessions")
 
 _T = TypeVar("_T")
 
@@ -112,15 +108,14 @@ class SignedIn:
 
 class SignIn:
     def __init__(
-        self, store: SessionStore, factor: SecondFactor, settings: DashboardSettings, mailer: Mailer, tasks: Tasks
+        self, store: SessionStore, factor: SecondFactor, settings: DashboardSettings, mails: AccountMails
     ) -> None:
         self._store = store
         self._factor = factor
         self._settings = settings
         # The dashboard's public URL, for links.
         self.url = settings.url
-        self._mailer = mailer
-        self._tasks = tasks
+        self._mails = mails
         self._hashing = ConnectionQueue(AT_ONCE, per_client=MOST_WAITING)
         # A hash to verify against when there is no account, so that both cases take equally long.
         self._dummy_hash = ""
@@ -142,23 +137,9 @@ class SignIn:
         return await self._begin_holder(holder, at)
 
     async def ask_link(self, email: str, *, at: SignInPlace) -> None:
-        """Send a sign-in link in the background. Returns at once: timing must not reveal whether there is an account."""
+        """Mail a sign-in link, if there is an account."""
         await self._count(at, email, kind="link")
-        self._tasks.start(f"link {secrets.token_hex(4)}", lambda: self._send_link(email))
-
-    async def _send_link(self, email: str) -> None:
-        try:
-            holder = await self._store.find_holder(email)
-            if holder is None:
-                return
-            url, _ = await self.link(holder.id)
-            # Send to the account's stored address: the typed one may match it only under the database's collation.
-            await self._mailer.send(self._link_mail(holder.email, url), at=time.time())
-        except (Unavailable, Undelivered) as exc:
-            log.warning("sign-in link not sent", extra={"reason": str(exc)})
-        except Exception:
-            # Do not let it propagate: a supervised task that raises is restarted, and this mail is sent at most once.
-            log.exception("sign-in link not sent")
+        self._mails.write_and_send(lambda: self._link_mail(email), what="sign-in link")
 
     async def link(self, account_id: str) -> tuple[str, str]:
         """A single-use sign-in link and its expiry time."""
@@ -167,7 +148,11 @@ class SignIn:
         until = await self._store.add_link(token, account_id, lasts_s=self._settings.link_s)
         return token_link(self.url, "token", token), iso_seconds(until)
 
-    def _link_mail(self, email: str, url: str) -> OutgoingMail:
+    async def _link_mail(self, email: str) -> OutgoingMail | None:
+        holder = await self._store.find_holder(email)
+        if holder is None:
+            return None
+        url, _ = await self.link(holder.id)
         minutes = round(self._settings.link_s / 60)
         validity = f"The link works once and expires in {minutes} minutes. If you did not request it, ignore this mail."
         text = f"Sign in to your dashboard:\n\n{url}\n\n{validity}\n"
@@ -175,8 +160,9 @@ class SignIn:
             f'<!doctype html><html><body style="font-family: sans-serif"><p><a href="{url}">Sign in</a></p>'
             f"<p>{validity}</p></body></html>"
         )
+        # To the account's stored address: the typed one may match it only under the database's collation.
         return OutgoingMail(
-            id=f"link-{secrets.token_hex(8)}", to=email, subject="Your sign-in link", text=text, html=html
+            id=f"link-{secrets.token_hex(8)}", to=holder.email, subject="Your sign-in link", text=text, html=html
         )
 
     async def by_link(self, token: str, *, password: str | None, code: str | None, at: SignInPlace) -> SignedIn:
