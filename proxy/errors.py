@@ -10,7 +10,7 @@ A `StartError` is for the operator. It is fatal and lists all faults at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 
 class Fault(Exception):
@@ -113,6 +113,10 @@ class RateLimited(Fault):
 
 class LeasePending(RateLimited):
     """The host has to ask for a part of the limit that all hosts share. The caller waits, or tries again soon."""
+
+
+# The message of a reply that an upstream did not complete.
+BROKEN_REPLY: Final = "the upstream's reply broke off"
 
 
 class InternalError(Fault):

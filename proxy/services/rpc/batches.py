@@ -20,7 +20,7 @@ import msgspec
 from proxy.core import jsonrpc
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.usage import KeyTallies
-from proxy.errors import BehindBlock, Fault, Forbidden, InternalError, InvalidRequest, RateLimited
+from proxy.errors import BROKEN_REPLY, BehindBlock, Fault, Forbidden, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -216,7 +216,7 @@ class BatchItem:
             self.batch.break_off()
         else:
             self._drop_parts()
-            self.on_fault(InternalError("the upstream's reply broke off"))
+            self.on_fault(InternalError(BROKEN_REPLY))
 
     def _give_up(self, error: bytes) -> None:
         """There is no room for the result. If a part of it was sent, the whole reply ends here."""

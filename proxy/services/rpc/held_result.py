@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from proxy.errors import Fault, InternalError
+from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import NO_ROOM, ReplyShare
 from proxy.wire.upstream import Piece, UpstreamConnection
@@ -119,7 +119,7 @@ class HeldResultWaiter:
     def on_stream_broken(self) -> None:
         if self.held is not None:
             self.drop_held()
-            self.on_fault(InternalError("the upstream's reply broke off"))
+            self.on_fault(InternalError(BROKEN_REPLY))
 
     def drop_held(self) -> None:
         if self.held is not None:

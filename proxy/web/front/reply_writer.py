@@ -17,7 +17,7 @@ import msgspec
 from proxy.core import encodings, jsonrpc
 from proxy.core.encodings import MAX_PREFIX
 from proxy.core.jsonrpc import MalformedCall
-from proxy.errors import Fault, InternalError
+from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM
@@ -313,7 +313,7 @@ class ReplyWriter:
         self._done()
 
     def on_stream_broken(self) -> None:
-        self._refund(InternalError("the upstream's reply broke off"))
+        self._refund(InternalError(BROKEN_REPLY))
         self.notes.record_end(self.head, self, self.began)
         self.stream.break_off()
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final, final
+from typing import final
 
 from proxy.core.request_records import RecordedAttempt
+from proxy.errors import BROKEN_REPLY
 from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.request_heads import RequestHead
-
-BROKEN: Final = "the upstream's reply broke off"
 
 
 @final
@@ -87,7 +86,7 @@ class RequestNotes:
         """Record a request at the end of its reply, or without `batch` where the reply broke off."""
         self.awaits_end = False
         self.batch = batch
-        self.failure = "" if batch is not None else BROKEN
+        self.failure = "" if batch is not None else BROKEN_REPLY
         if head is not None:
             self.record(head, caller, 200, self._request_id, time.monotonic() - began)
 
