@@ -19,7 +19,7 @@ import orjson
 from proxy import settings
 from proxy.compose.upstream_marks import renewed_marks
 from proxy.errors import StartError
-from proxy.settings import MAIN_URL, Settings
+from proxy.settings import MAIN_URL, Settings, shared_database
 from proxy.store import migrate, peppers
 from proxy.store.keys import KeyStore
 from proxy.store.pool import COMMAND_S, DatabaseConnection, Pool
@@ -156,15 +156,15 @@ async def check_indexes(found: Settings, *, may_be_away: bool = False) -> None:
                 continue
             opened.append((name, connection))
             await _check_schema(connection, "the database" if name == MAIN_URL else f"{name}: the database")
-        await _refuse_twins(opened)
+        await _refuse_shared_databases(opened)
 
 
-async def _refuse_twins(opened: Iterable[tuple[str, DatabaseConnection]]) -> None:
+async def _refuse_shared_databases(opened: Iterable[tuple[str, DatabaseConnection]]) -> None:
     """Different addresses may lead to one database: it grants this lock only to the first."""
     lock = secrets.randbits(62)
     for name, connection in opened:
         if not await connection.fetchval("select pg_try_advisory_lock($1)", lock):
-            raise StartError([f"{name}: is the address of another database: each needs its own"])
+            raise StartError([shared_database(name)])
 
 
 async def _check_schema(connection: DatabaseConnection, which: str = "the database") -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from proxy.data_files import CONFIG, SCHEMAS
 from proxy.settings.certificates import Certificates, client_context, read_certificates
-from proxy.settings.crosschecks import network_faults, paymaster_faults, signer_key
+from proxy.settings.crosschecks import network_faults, paymaster_faults, shared_database, signer_key
 from proxy.settings.loading import (
     data_directory,
     environment,
@@ -109,6 +109,7 @@ __all__ = [
     "paymaster_faults",
     "preload",
     "read_certificates",
+    "shared_database",
     "shipped_tables",
     "signer_key",
 ]

@@ -66,13 +66,17 @@ def database_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
         if each.name in seen:
             yield f"databases.{place}.name: there is already a database {each.name}"
         if each.url in seen:
-            yield f"databases.{place}.url: is the address of another database: each needs its own"
+            yield shared_database(f"databases.{place}.url")
         for network in each.networks:
             if _is_unknown(network, tables):
                 yield f"databases.{place}.networks: there is no network {network} in config/chains"
             if network in seen:
                 yield f"databases.{place}.networks: {network} is in another database already"
         seen |= {each.name, each.url, *each.networks}
+
+
+def shared_database(setting: str) -> str:
+    return f"{setting}: is the address of another database: each needs its own"
 
 
 def _verify_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
