@@ -108,6 +108,16 @@ class FirstFailure:
         self._is_reported = False
 
 
+async def repeat(work: Callable[[], Awaitable[object]], *, every_s: float) -> None:
+    """A supervised loop: do the work now and every `every_s` seconds. If Postgres is away, the next round does it."""
+    while True:
+        try:
+            await work()
+        except Unavailable:
+            pass
+        await asyncio.sleep(every_s)
+
+
 async def until_set(event: asyncio.Event, *, within_s: float) -> bool:
     """Wait for the event, and return whether it was set in time."""
     try:

@@ -26,7 +26,7 @@ from proxy.store.fleet import CHANNEL, FleetStore
 from proxy.store.index_databases import INDEX
 from proxy.store.local_copy import LocalCopy
 from proxy.store.notices import Notices
-from proxy.tasks import until_set
+from proxy.tasks import repeat, until_set
 
 log = logging.getLogger("penstock.fleet")
 
@@ -180,13 +180,11 @@ class FleetView:
 
     async def run(self) -> None:
         """A supervised loop."""
-        while True:
-            try:
-                await self._store.write_view(self._worker, self.view())
-                await self._store.purge_views()
-            except Unavailable:
-                pass
-            await asyncio.sleep(self._report_s)
+        await repeat(self._report, every_s=self._report_s)
+
+    async def _report(self) -> None:
+        await self._store.write_view(self._worker, self.view())
+        await self._store.purge_views()
 
     async def close(self) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import socket
@@ -13,6 +12,7 @@ from typing import Any
 from proxy import __version__, telemetry
 from proxy.errors import Unavailable
 from proxy.store.fleet import FleetStore
+from proxy.tasks import repeat
 
 REPORT_S = 3.0
 
@@ -55,12 +55,7 @@ class ProcessReports:
     async def run(self) -> None:
         """A supervised loop."""
         telemetry.process_info.labels(self._role, __version__).set(1)
-        while True:
-            try:
-                await self._store.write_process(self._id, self.report())
-            except Unavailable:
-                pass
-            await asyncio.sleep(REPORT_S)
+        await repeat(lambda: self._store.write_process(self._id, self.report()), every_s=REPORT_S)
 
     async def close(self) -> None:
         try:

@@ -16,6 +16,7 @@ from proxy.core.request_records import EVENT_PREFIX, ErrorGroup, RequestFilter, 
 from proxy.errors import NotFound, Unavailable
 from proxy.services.request_recorder import RequestRecorder
 from proxy.store.request_store import RequestStore
+from proxy.tasks import repeat
 
 log = logging.getLogger("penstock.requests")
 
@@ -59,13 +60,11 @@ class RequestLog:
 
     async def keep(self) -> None:
         """Supervised loop: remove days past their retention."""
-        while True:
-            before = datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(days=max(0, self._keep_days - 1))
-            try:
-                await self._store.close_days(before)
-            except Unavailable:
-                pass
-            await asyncio.sleep(KEEP_EVERY_S)
+        await repeat(self._close_days, every_s=KEEP_EVERY_S)
+
+    async def _close_days(self) -> None:
+        today = datetime.datetime.now(datetime.UTC).date()
+        await self._store.close_days(today - datetime.timedelta(days=max(0, self._keep_days - 1)))
 
     async def close(self) -> None:
         """Write what was recorded last."""

@@ -25,6 +25,7 @@ from proxy.core.usage import STEPS, ChartLine, Tally, TouchedTallies, UsageStep,
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unavailable
 from proxy.store.usage import NO_NETWORK, UsageQuery, UsageSeries, UsageStore, used_in
 from proxy.store.usage_spool import UsageSpool
+from proxy.tasks import repeat
 
 __all__ = ("UsageQuery", "UsageService")
 
@@ -154,15 +155,13 @@ class UsageService:
 
     async def keep(self) -> None:
         """Supervised loop: sum up hours and days, delete rows past their retention. One worker of the fleet does so for all."""
-        while True:
-            now = datetime.datetime.now(datetime.UTC)
-            until = {step: now - datetime.timedelta(seconds=keep_s) for step, keep_s in self._keep_s.items() if keep_s}
-            try:
-                await self._store.sum_up(self._rollup_s * UPKEEP_SHARE)
-                await self._store.purge(until, every_s=KEEP_EVERY_S)
-            except Unavailable:
-                pass
-            await asyncio.sleep(self._rollup_s)
+        await repeat(self._keep_once, every_s=self._rollup_s)
+
+    async def _keep_once(self) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        until = {step: now - datetime.timedelta(seconds=keep_s) for step, keep_s in self._keep_s.items() if keep_s}
+        await self._store.sum_up(self._rollup_s * UPKEEP_SHARE)
+        await self._store.purge(until, every_s=KEEP_EVERY_S)
 
     # Reading
 

@@ -6,7 +6,6 @@ that has happened would be worse.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -14,6 +13,7 @@ from proxy.core.paging import Page
 from proxy.core.sessions import SAFE
 from proxy.errors import Unavailable
 from proxy.store.actions import ActionStore, Actor
+from proxy.tasks import repeat
 
 __all__ = ("ActionLog", "Actor", "is_change")
 
@@ -46,9 +46,4 @@ class ActionLog:
 
     async def keep(self) -> None:
         """Supervised loop: delete old records."""
-        while True:
-            try:
-                await self._store.purge()
-            except Unavailable:
-                pass
-            await asyncio.sleep(PURGE_EVERY_S)
+        await repeat(self._store.purge, every_s=PURGE_EVERY_S)

@@ -32,6 +32,7 @@ from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.second_factor import AppSecret, SecondFactor
 from proxy.settings import DashboardSettings
 from proxy.store.sessions import AccountHolder, Session, SessionStore
+from proxy.tasks import repeat
 from proxy.wire.mailer import OutgoingMail
 
 __all__ = ("Session", "SignIn", "SignInPlace", "SignedIn")
@@ -303,12 +304,7 @@ class SignIn:
 
     async def keep(self) -> None:
         """Supervised loop: delete expired sessions, links and attempts."""
-        while True:
-            try:
-                await self._store.purge(idle_s=self._settings.idle_s)
-            except Unavailable:
-                pass
-            await asyncio.sleep(KEEP_EVERY_S)
+        await repeat(lambda: self._store.purge(idle_s=self._settings.idle_s), every_s=KEEP_EVERY_S)
 
     # Shared steps
 

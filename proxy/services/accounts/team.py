@@ -7,17 +7,17 @@ an invitation is the same whether or not the address has an account elsewhere: o
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from proxy.core import sessions
 from proxy.core.dashboard_links import token_link
-from proxy.errors import Unauthorized, Unavailable
+from proxy.errors import Unauthorized
 from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.sign_in import SignedIn, SignIn, SignInPlace, new_token
 from proxy.settings import DashboardSettings
 from proxy.store.members import MemberRow, MemberStore
 from proxy.store.sessions import SessionStore
+from proxy.tasks import repeat
 
 __all__ = ("MemberRow", "SentInvitation", "Team")
 
@@ -144,9 +144,4 @@ class Team:
 
     async def keep(self) -> None:
         """Supervised loop: delete members who are left in deleted accounts."""
-        while True:
-            try:
-                await self._store.purge()
-            except Unavailable:
-                pass
-            await asyncio.sleep(PURGE_EVERY_S)
+        await repeat(self._store.purge, every_s=PURGE_EVERY_S)
