@@ -82,6 +82,11 @@ def at_most(bound: float, figure: str = "") -> Aim:
     return Aim(bound, at_most=True, over="", figure=figure)
 
 
+def at_most_times(over: str, bounds: Mapping[str, float]) -> tuple[Aim, ...]:
+    """Bounds on the ratio of figures to those of `over`."""
+    return tuple(Aim(bound, at_most=True, over=over, figure=figure) for figure, bound in bounds.items())
+
+
 def at_least(bound: float, figure: str = "") -> Aim:
     return Aim(bound, over="", figure=figure)
 
@@ -436,11 +441,7 @@ CASES = (
         kind="spans",
         unit="µs CPU",
         candidates=ALONE,
-        aims=(
-            Aim(1.05, at_most=True, over=NO_TRACES, figure="a head, off"),
-            Aim(1.3, at_most=True, over=NO_TRACES, figure="a head, on"),
-            Aim(12.0, at_most=True, over=NO_TRACES, figure="a sampled call"),
-        ),
+        aims=at_most_times(NO_TRACES, {"a head, off": 1.05, "a head, on": 1.3, "a sampled call": 12.0}),
     ),
     Case(
         "verify",
@@ -448,10 +449,7 @@ CASES = (
         kind="verify",
         unit="µs CPU/call",
         candidates=ALONE,
-        aims=(
-            Aim(3.0, at_most=True, over=NOT_VERIFIED, figure="quorum"),
-            Aim(60.0, at_most=True, over=NOT_VERIFIED, figure="proof"),
-        ),
+        aims=at_most_times(NOT_VERIFIED, {"quorum": 3.0, "proof": 60.0}),
     ),
     Case(
         "overload",
