@@ -89,15 +89,15 @@ class Admission:
         if text:
             key = self._keyring.find(text, now)
             if key is not None:
-                return _at_its_place(key, address, origin)
+                return _allowed_from(key, address, origin)
         raise self.unknown(address, now, _NO_KEY if text is None else _BAD_KEY)
 
-    def stand_in(self, key_id: str, account: str, address: str, now: float, *, origin: str, words: str) -> Key:
+    def who_by_id(self, key_id: str, account: str, address: str, now: float, *, origin: str, words: str) -> Key:
         """Like `who`, by the id of a key of the account. `words`: the refusal of an id that is empty or of no such key."""
         key = self._keyring.by_id(key_id, now)
         if key is None or key.account.id != account:
             raise self.unknown(address, now, words)
-        return _at_its_place(key, address, origin)
+        return _allowed_from(key, address, origin)
 
     def unknown(self, address: str, now: float, words: str) -> Fault:
         """Count a failed authentication and return the error for the client."""
@@ -225,7 +225,7 @@ def _lease_pending() -> Fault:
     return RateLimited("the daily quota is almost used up and is being counted: retry in a second", retry_after_s=1)
 
 
-def _at_its_place(key: Key, address: str, origin: str) -> Key:
+def _allowed_from(key: Key, address: str, origin: str) -> Key:
     """The key. Raises if it is restricted to other addresses or origins."""
     if key.fence is not None and (refusal := key.fence.refusal(address, origin)):
         raise Forbidden(refusal)

@@ -252,7 +252,7 @@ class Dispatcher(FlightHandler):
             self._after_refusal(flight, now)
             return
         if reason in (NO_MEMORY, TOO_LARGE) and flight.joined is not None and not flight.handed_over:
-            self._part(flight, now)
+            self._send_separately(flight, now)
             return
         if reason == NO_MEMORY:
             self._after_no_memory(flight)
@@ -284,14 +284,14 @@ class Dispatcher(FlightHandler):
         if not flight.is_under_way() and not flight.handed_over:
             self.land_error(flight, NO_ROOM)
 
-    def _part(self, flight: Flight, now: float) -> None:
+    def _send_separately(self, flight: Flight, now: float) -> None:
         """Several callers wait for a reply that is too large to be held for them. Each gets its own, which can be streamed:
         a call must not fail because others make it too."""
         self.state.landed(flight)  # No other caller joins it.
         for caller, client in flight.take_joined():
             caller.cache = "miss"
             caller.flight = alone = self.new_flight(flight.policy, flight.params, caller, flight.began)
-            alone.resemble(flight, client)
+            alone.repeat(flight, client)
             self.launch(alone, now)
         if flight.waiters[0] is ABSENT_WAITER:
             self._close(flight)

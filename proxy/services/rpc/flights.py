@@ -282,8 +282,8 @@ class Flight:
     def _log_exception(self) -> None:
         log.exception("a reply was not delivered", extra={"method": self.policy.method.name})
 
-    def resemble(self, other: Flight, client: str) -> None:
-        """This is the same call as the other, for one of those who made it."""
+    def repeat(self, other: Flight, client: str) -> None:
+        """Make the same call as the other flight, for one of its clients."""
         self.client = client
         self.least_head, self.archive, self.reports_head = other.least_head, other.archive, other.reports_head
 

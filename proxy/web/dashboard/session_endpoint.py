@@ -125,7 +125,7 @@ class SessionEndpoints:
             if (mirror := f"account_{name}") in self._spec.operations:
 
                 async def call(request: SessionRequest, handler: RestHandler = handler) -> Any:
-                    key = _stand_in(request.who)
+                    key = _session_key(request.who)
                     return await handler(
                         RestRequest(key, ALL_SCOPES, request.path, request.query, request.body, resolver)
                     )
@@ -228,7 +228,7 @@ def _created_in(found: Any) -> str:
     return str(data.get("id", "")) if isinstance(data, Mapping) else ""
 
 
-def _stand_in(session: Session) -> Key:
+def _session_key(session: Session) -> Key:
     """A key of the account to call services with. It is never in the keyring, and nothing is counted for it."""
     if session.is_operator:
         raise Unauthorized("an operator's session has no account: sign in to an account")
