@@ -16,7 +16,7 @@ import orjson
 
 
 class ListeningSockets:
-    """`stand_in` is a supervised loop."""
+    """`accept_for_others` is a supervised loop."""
 
     def __init__(self, fds: Sequence[int], place: int) -> None:
         self._fds = fds
@@ -36,7 +36,7 @@ class ListeningSockets:
         self._unattended = frozenset(orjson.loads(line))
         self._changed.set()
 
-    async def stand_in(self, accept_from: Callable[[socket.socket], Awaitable[asyncio.Server]]) -> None:
+    async def accept_for_others(self, accept_from: Callable[[socket.socket], Awaitable[asyncio.Server]]) -> None:
         while True:
             await self._changed.wait()
             self._changed.clear()

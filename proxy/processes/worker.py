@@ -98,11 +98,11 @@ async def _serve(sockets: ListeningSockets, build: Callable[[], App]) -> None:
     if not await unless_stopped(stop, _start(app, sockets.own())):
         await app.pool.close()
         return
-    standing_in = Tasks()
-    standing_in.start("stand-in", lambda: sockets.stand_in(app.accept_from))
+    accepting = Tasks()
+    accepting.start("accept for others", lambda: sockets.accept_for_others(app.accept_from))
     report_ready(app.tasks)
     await stop.wait()
-    await standing_in.close()
+    await accepting.close()
     sockets.close_others()
     await app.stop()
 
