@@ -100,7 +100,7 @@ async def _forget(running: Background, route: Route) -> None:
     from proxy.services.follower.network_follower import forget
 
     network = route.network.id
-    for following in running.followings(route, running.events(route).sink):
+    for following in running.follower_specs(route, running.events(route).sink):
         async with following.blocks.backfill(network, no_timeout=True) as term:
             await forget(term, following.sinks)
     print(f"deleted the index of {network}; its follower starts again")

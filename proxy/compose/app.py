@@ -192,7 +192,7 @@ class App:
 
     def _build_features(self, builder: NetworkBuilder) -> None:
         parts = self.settings, self._tables, self.pool
-        self.data = DataFeature(*parts, self.internal_calls, reads=self.reads, apart=self.indexes.apart)
+        self.data = DataFeature(*parts, self.internal_calls, reads=self.reads, index_pools=self.indexes.split_pools)
         self.smart_wallets = SmartWalletFeature(*parts, self.internal_calls, self.networks, builder, self.tasks)
         self.gas = GasFeature(*parts, self.internal_calls, self.data.prices)
         self.webhooks = WebhookFeature(*parts, self.internal_calls)
@@ -204,7 +204,7 @@ class App:
             figures=lambda: {"connections": len(self.limiter.connections), "keys": len(self.keyring)},
             tasks=self.tasks,
             copies=self._copies,
-            apart=self.indexes.apart,
+            index_pools=self.indexes.split_pools,
         )
 
     def _build_web(self) -> None:

@@ -26,7 +26,7 @@ from proxy.services.events.notifications import Notifications
 from proxy.services.fleet import Cordons
 from proxy.services.follower.block_reader import BlockDemand, BlockReader
 from proxy.services.follower.network_follower import NetworkFollower
-from proxy.services.follower.sinks import FollowerSink, HoldingsElsewhere, HoldingsSink, topics_of
+from proxy.services.follower.sinks import FollowerSink, HoldingsSink, NoHoldingsSink, topics_of
 from proxy.services.process_reports import ProcessReports
 from proxy.services.readiness import probes
 from proxy.services.rpc.filter_ids import FilterIds
@@ -53,8 +53,8 @@ SWEEP_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Following:
-    """A cursor that follows a network, the database that has it, and what is written with it."""
+class FollowerSpec:
+    """One follower of a network: its name in lists, the database of its cursor, and its sinks."""
 
     label: str
     blocks: BlockStore
@@ -95,7 +95,7 @@ class Background:
         ]
         self.blocks = BlockStore(self.pool)
         self.internal_calls = InternalCalls(Forwarder(FilterIds(settings.keys.pepper)), self.networks)
-        self.data = DataFeature(settings, tables, self.pool, self.internal_calls, apart=self.indexes.apart)
+        self.data = DataFeature(settings, tables, self.pool, self.internal_calls, index_pools=self.indexes.split_pools)
         self.notices = Notices(self.pool)
         self.notifications = Notifications(self.notices)
         self.delivery: DeliveryFeature | None = None
@@ -119,31 +119,31 @@ class Background:
             route, self.pool, self.notifications, self.internal_calls, tokens=data.contracts, nfts=data.nft_metadata
         )
 
-    def followings(self, route: Route, events: FollowerSink) -> list[Following]:
-        """What follows a network: one cursor for everything, or one in the main database and one in that of the index."""
+    def follower_specs(self, route: Route, events: FollowerSink) -> list[FollowerSpec]:
+        """One follower for everything, or one in the main database and one in that of the network's index."""
         name = route.network.id
-        if not self.indexes.is_apart(name):
-            return [Following(name, self.blocks, [*self.sinks, events])]
-        others = [HoldingsElsewhere() if sink is self.holdings else sink for sink in self.sinks]
+        if not self.indexes.is_split(name):
+            return [FollowerSpec(name, self.blocks, [*self.sinks, events])]
+        others = [NoHoldingsSink() if sink is self.holdings else sink for sink in self.sinks]
         return [
-            Following(name, self.blocks, [*others, events]),
-            Following(f"{name}{INDEX}", self.index_blocks(name), [self.holdings]),
+            FollowerSpec(name, self.blocks, [*others, events]),
+            FollowerSpec(f"{name}{INDEX}", self.index_blocks(name), [self.holdings]),
         ]
 
     def index_blocks(self, network: str) -> BlockStore:
         """The blocks of the database that has the network's index."""
-        return BlockStore(self.indexes.pool_of(network)) if self.indexes.is_apart(network) else self.blocks
+        return BlockStore(self.indexes.pool_of(network)) if self.indexes.is_split(network) else self.blocks
 
-    def follower(self, route: Route, following: Following) -> NetworkFollower:
+    def follower(self, route: Route, spec: FollowerSpec) -> NetworkFollower:
         given = self.settings.follower
         return NetworkFollower(
-            self.reader(route, following.sinks),
-            following.blocks,
-            following.sinks,
+            self.reader(route, spec.sinks),
+            spec.blocks,
+            spec.sinks,
             start=given.start.get(route.network.id),
             keep=given.keep_blocks,
             renews=given.renew,
-            label=following.label,
+            label=spec.label,
         )
 
     async def open(self, *, needs_upstreams: bool = True) -> None:
@@ -173,7 +173,7 @@ class Background:
 
     def _follow(self, name: str, route: Route) -> None:
         events = self.events(route)
-        followers = [self.follower(route, each) for each in self.followings(route, events.sink)]
+        followers = [self.follower(route, each) for each in self.follower_specs(route, events.sink)]
         self._followers += followers
         events.start(self.tasks, lambda: followers[0].network is not None)
         for each in followers:

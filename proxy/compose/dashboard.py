@@ -60,9 +60,9 @@ class DashboardFeature:
         figures: Callable[[], dict[str, Any]],
         tasks: Tasks,
         copies: CopyDirectory | None = None,
-        apart: Mapping[str, Pool] | None = None,
+        index_pools: Mapping[str, Pool] | None = None,
     ) -> None:
-        """`apart`: the databases of networks whose index is not in the main one."""
+        """`index_pools`: the databases of networks whose index is not in the main one."""
         self._settings = settings
         self._tables = tables
         self._usage = accounts.usage
@@ -79,7 +79,7 @@ class DashboardFeature:
         self.sandbox = Sandbox(accounts.admission, self.sign_in, settings.keys.pepper)
         self.matrix = MethodMatrix(RequestStore(pool), tables.plans)
         copy = copies.copy_of("cordons") if copies else None
-        fleet = FleetStore(pool, apart)
+        fleet = FleetStore(pool, index_pools)
         self.cordons = Cordons(fleet, (networks, bundlers), copy=copy)
         report_s = settings.dashboard.report_s
         self.fleet = FleetView(

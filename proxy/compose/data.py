@@ -40,16 +40,16 @@ class DataFeature:
         internal_calls: InternalCalls,
         *,
         reads: ReplicaReads | None = None,
-        apart: Mapping[str, Pool] | None = None,
+        index_pools: Mapping[str, Pool] | None = None,
     ) -> None:
-        """`reads`: where holdings are read. `apart`: the databases of networks whose index is not in the main one."""
+        """`reads`: where holdings are read. `index_pools`: the databases of networks whose index is not in the main one."""
         given, nfts = settings.cache, settings.nfts
         self.cache = DataCache(bytes=given.data_bytes, redis_url=settings.valkey.cache_url, enabled=given.enabled)
         self.multicall = Multicall(internal_calls)
         self._price_api = _price_api(settings.prices)
         sources = sources_of(settings.prices, tables.chains, self.multicall, self._price_api)
         self.prices = PriceService(sources, self.cache, keep_s=settings.prices.keep_s, stale_s=settings.prices.stale_s)
-        holdings = HoldingStore(pool, reads, apart=apart)
+        holdings = HoldingStore(pool, reads, index_pools=index_pools)
         self.contracts = TokenContracts(self.multicall, holdings, self.cache, follows=settings.follower.follows)
         token_prices = TokenPrices(self.prices, tables.logos)
         self.tokens: dict[TokenKind, TokenReader] = {

@@ -20,10 +20,10 @@ FRESH_S = 10.0
 
 
 class FleetStore:
-    def __init__(self, pool: Pool, apart: Mapping[str, Pool] | None = None) -> None:
-        """`apart`: the databases of networks whose index is not in the main one."""
+    def __init__(self, pool: Pool, index_pools: Mapping[str, Pool] | None = None) -> None:
+        """`index_pools`: the databases of networks whose index is not in the main one."""
         self._pool = pool
-        self._apart = apart or {}
+        self._index_pools = index_pools or {}
 
     def __repr__(self) -> str:
         return f"<FleetStore {self._pool!r}>"
@@ -88,7 +88,7 @@ class FleetStore:
     async def followed(self) -> list[dict[str, Any]]:
         """The networks' cursors. An index in another database is a separate row, unless that database is away."""
         rows = await _followed(self._pool)
-        for network, pool in self._apart.items():
+        for network, pool in self._index_pools.items():
             try:
                 found = await _followed(pool)
             except Unavailable:

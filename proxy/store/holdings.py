@@ -67,11 +67,11 @@ class HoldingStore:
     """Reads holdings. The data of a network is never older than the block that `as_of` returned last."""
 
     def __init__(
-        self, pool: Pool, reads: ReplicaReads | None = None, *, apart: Mapping[str, Pool] | None = None
+        self, pool: Pool, reads: ReplicaReads | None = None, *, index_pools: Mapping[str, Pool] | None = None
     ) -> None:
-        """`apart`: the databases of networks whose index is not in the main one."""
+        """`index_pools`: the databases of networks whose index is not in the main one."""
         self._reads = reads or ReplicaReads(pool)
-        self._apart = {network: ReplicaReads(other) for network, other in (apart or {}).items()}
+        self._index_reads = {network: ReplicaReads(other) for network, other in (index_pools or {}).items()}
         # The position of the last `as_of` of each network.
         self._positions: dict[str, int] = {}
 
@@ -119,7 +119,7 @@ class HoldingStore:
         return await reads.read(lambda connection: connection.fetch(query, network, *arguments), since=since)
 
     def _reads_of(self, network: str) -> ReplicaReads:
-        return self._apart.get(network, self._reads)
+        return self._index_reads.get(network, self._reads)
 
 
 # Writes, on the caller's connection and in its transaction. `network` is the network's number.

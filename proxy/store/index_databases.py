@@ -21,11 +21,11 @@ INDEX = " index"
 
 
 class IndexDatabases:
-    def __init__(self, main: Pool, others: Mapping[str, Pool], homes: Mapping[str, str]) -> None:
-        """`others`: databases by name. `homes`: the one of each network whose index is not in the main database."""
+    def __init__(self, main: Pool, others: Mapping[str, Pool], database_of: Mapping[str, str]) -> None:
+        """`others`: databases by name. `database_of`: the name of the one with a network's index, if it is not the main one."""
         self._main = main
         self._others = others
-        self._homes = homes
+        self._database_of = database_of
 
     @classmethod
     def of(cls, settings: Settings, main: Pool, **pool: Any) -> IndexDatabases:
@@ -34,27 +34,27 @@ class IndexDatabases:
             each.name: Pool.of(replace(settings.database, url=each.url, direct_url=each.direct_url), **pool)
             for each in settings.databases
         }
-        homes = {network: each.name for each in settings.databases for network in each.networks}
-        return cls(main, others, homes)
+        database_of = {network: each.name for each in settings.databases for network in each.networks}
+        return cls(main, others, database_of)
 
     def __repr__(self) -> str:
-        return f"<IndexDatabases {self._homes!r}>"
+        return f"<IndexDatabases {self._database_of!r}>"
 
     def pool_of(self, network: str) -> Pool:
-        return self._others[self._homes[network]] if self.is_apart(network) else self._main
+        return self._others[self._database_of[network]] if self.is_split(network) else self._main
 
-    def is_apart(self, network: str) -> bool:
+    def is_split(self, network: str) -> bool:
         """Whether the network's index is not in the main database."""
-        return network in self._homes
+        return network in self._database_of
 
     @property
     def by_name(self) -> Mapping[str, Pool]:
         return {MAIN: self._main, **self._others}
 
     @property
-    def apart(self) -> Mapping[str, Pool]:
+    def split_pools(self) -> Mapping[str, Pool]:
         """The pools of the networks whose index is not in the main database."""
-        return {network: self._others[name] for network, name in self._homes.items()}
+        return {network: self._others[name] for network, name in self._database_of.items()}
 
     async def open(self) -> None:
         """Open the other databases. The main one belongs to the process."""

@@ -190,7 +190,7 @@ async def test_holdings_are_read_where_the_index_is(apart: SplitIndex) -> None:
         network = apart.harness.route.network
         assert (await contracts.newest_block(network)).block == apart.harness.chain.head
         assert set(running.indexes.by_name) == {"main", "index"}
-        shown = await FleetStore(running.pool, running.indexes.apart).followed()
+        shown = await FleetStore(running.pool, running.indexes.split_pools).followed()
         assert [row["network"] for row in shown] == [NETWORK, f"{NETWORK} index"]
         assert set(running._followed()) == {NETWORK, f"{NETWORK} index"}
     finally:

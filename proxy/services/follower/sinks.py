@@ -94,8 +94,8 @@ class HoldingsSink:
         await holdings.delete_network(connection, network.number)
 
 
-class HoldingsElsewhere:
-    """Takes the place of `HoldingsSink` in the main database if another one has the network's index."""
+class NoHoldingsSink:
+    """Replaces `HoldingsSink` in the main database if the network's index is in another one."""
 
     topics: frozenset[str] | None = frozenset()
     blocks = False
