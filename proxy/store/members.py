@@ -20,7 +20,7 @@ MemberRow = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class NewMember:
     """A person who has accepted an invitation, and the address of the account's first owner."""
 
     id: str
@@ -72,13 +72,13 @@ class MemberStore:
         rows = await self._rows(sql.members.read_invitation, digests)
         return rows[0] if rows else None
 
-    async def accept(self, digests: Sequence[bytes], password_hash: str) -> Joined | None:
+    async def accept(self, digests: Sequence[bytes], password_hash: str) -> NewMember | None:
         """Use up an invitation. Returns None if it is not valid; if the address is taken, it stays."""
         async with self._pool.connection() as connection, connection.transaction():
             row = await connection.fetchrow(sql.members.take_invitation, digests)
             if row is None:
                 return None
-            joined = Joined(id=new_id("mem"), **row)
+            joined = NewMember(id=new_id("mem"), **row)
             await claim_email(connection, joined.email)
             await connection.execute(sql.members.add_member, joined.id, joined.account_id, joined.email, joined.role)
             await connection.execute(sql.sessions.set_password, joined.id, password_hash)
