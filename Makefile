@@ -153,7 +153,7 @@ geth:
 wheel: .venv/.run .venv/.docs
 	rm -rf build dist/penstock-*.whl
 	$(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
-	COMPILE_HOT_PATH=1 $(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	PENSTOCK_COMPILE=1 $(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 	@ls -l dist/penstock-*.whl
 
 wheel-test: .venv/.test $(CHAIN) $(BUNDLER)

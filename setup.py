@@ -1,6 +1,6 @@
 """Builds the package that `setup.cfg` describes. Adds the directories that are beside the code in a checkout, and the guide.
 
-With COMPILE_HOT_PATH=1 the wheel also contains the hot path as machine code, so it is for one platform and version of Python.
+With PENSTOCK_COMPILE=1 the wheel also contains the hot path as machine code, so it is for one platform and version of Python.
 This needs the tools of `penstock compile` and the package's requirements in the building environment (`make wheel`).
 """
 
@@ -14,13 +14,15 @@ from setuptools import Distribution, find_packages, setup
 from setuptools.command.build_py import build_py
 
 DATA = {"proxy.data.config": "config", "proxy.data.schemas": "schemas"}
+# The variable that asks for machine code, and its former name.
+COMPILE = ("PENSTOCK_COMPILE", "COMPILE_HOT_PATH")
 # `proxy/compiled.py` looks for it beside the package.
 COMPILED = "penstock_compiled"
 
 
 class PlatformOrPure(Distribution):
     def has_ext_modules(self) -> bool:
-        return "COMPILE_HOT_PATH" in os.environ
+        return any(name in os.environ for name in COMPILE)
 
 
 class BuildWithGuide(build_py):

@@ -25,9 +25,16 @@ from proxy.settings.toml_files import read
 
 PREFIX = "PENSTOCK_"
 # Variables with the prefix that are not settings: the directory of `dev`, options of its chain (config/devnet), the tests'
-# browser (tests/browser), and whether to ignore compiled modules (proxy/compiled.py).
+# browser (tests/browser), and whether to make (setup.py) or ignore (proxy/compiled.py) compiled modules.
 _NOT_SETTINGS = frozenset(
-    {"PENSTOCK_DATA", "PENSTOCK_BLOCK_TIME_MS", "PENSTOCK_DEVNET_LOG", "PENSTOCK_CHROMIUM", "PENSTOCK_SOURCE"}
+    {
+        "PENSTOCK_DATA",
+        "PENSTOCK_BLOCK_TIME_MS",
+        "PENSTOCK_DEVNET_LOG",
+        "PENSTOCK_CHROMIUM",
+        "PENSTOCK_COMPILE",
+        "PENSTOCK_SOURCE",
+    }
 )
 
 
