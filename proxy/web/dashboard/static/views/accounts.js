@@ -3,7 +3,7 @@
 import { admin, query } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, asyncRegion, badge, button, card, dialog, empty, heading, pager, secretField, table, toast } from "../components.js";
+import { asyncButton, asyncRegion, badge, button, card, dialog, empty, heading, pager, secretDialog, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
 
 const LIMIT = 25;
@@ -55,9 +55,9 @@ const actionsOf = (each, plans, reload) => [
   button("Keys", () => showKeys(each), { kind: "small", "aria-label": `Keys of ${each.name}` }),
   asyncButton("Sign-in link", async () => {
     const link = await admin.post(`/accounts/${each.id}/link`);
-    dialog("Sign-in link", () => [
+    secretDialog("Sign-in link", (close) => [
       el("p", null, `Anyone with this link can sign in as ${each.name}. It works once and expires at ${format.clockTime(link.expires_at)}. Send it only to ${each.email}.`),
-      secretField(link.url, "Sign-in link")]);
+      secretField(link.url, "Sign-in link"), el("div.actions", null, button("Done", close, { kind: "main" }))]);
   }, { kind: "small", "aria-label": `Sign-in link for ${each.name}` }),
   !each.disabled && button("View", () => visit(each), { kind: "small", "aria-label": `View the account of ${each.name}` }),
 ];
