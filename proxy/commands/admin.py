@@ -1,4 +1,4 @@
-"""`admin`: tokens with which operators sign in to the dashboard."""
+"""`admin`: tokens that sign operators in to the dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`completion`: print a script with which a shell completes commands and options."""
+"""`completion`: print a shell script that completes commands and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries what the service connects to, for `check --connect`: one row for each of the database, the cache and the upstreams."""
+"""Tests the service's connections for `check --connect`: one row for the database, the cache and each upstream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from proxy.wire.write_buffer import WriteBuffer
 
 COLUMNS = ("part", "state", "chain", "head", "behind", "archive", "batches")
 CACHE_S = 3.0
-# States of a part with which the service cannot work.
+# States that keep the service from working.
 _USELESS = frozenset(("failed", "wrong_chain", "forked", "silent", "unchecked"))
 ConnectionRow = dict[str, Any]
 

@@ -220,7 +220,7 @@ def parts_of(plan: FaultPlan, surface: FaultSurface) -> FaultPlan | None:
 
 
 def plan_for(text: str, surface: FaultSurface) -> FaultPlan:
-    """Read a plan all parts of which apply to this surface. Raises ValueError with the part that is not valid."""
+    """Read a plan for this surface. Raises ValueError with the part that is not valid or does not apply to it."""
     plan = plan_of(text)
     for part in _used(plan):
         if surface not in part.surfaces:

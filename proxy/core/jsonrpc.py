@@ -116,7 +116,7 @@ def checked(envelope: Envelope) -> RawCall:
 # repeated member makes a call longer than its parts are, so most calls need no search for one.
 AROUND: Final = len(b'{"jsonrpc":"2.0","method":"","params":,"id":}')
 LEAST_REPEAT: Final = len(b',"id":1')
-# The most bytes around the parts of a call with all four members of which none is repeated for certain.
+# A call with all four members and at most this many bytes around their values certainly repeats none of them.
 COMPACT: Final = AROUND + LEAST_REPEAT - 1
 # A larger call is measured instead of searched, which would take tens of milliseconds.
 MOST_SEARCHED: Final = 16_384

@@ -91,7 +91,7 @@ class UpstreamHealth:
     contradictions = 0
     contradicted_at = 0.0
     distrusted_until = 0.0
-    # All of them since the start, and what the last one was.
+    # All contradicted replies since the start, and the last contradiction.
     contradicted_replies = 0
     last_contradiction = ""
 
@@ -214,12 +214,12 @@ class UpstreamHealth:
         self.free = False
 
     def cordon(self, *, cordoned: bool, now: float) -> None:
-        """No calls, or calls again, because an operator says so; what is under way goes on to its end."""
+        """An operator cordons or uncordons the upstream. Calls under way are completed."""
         self.cordoned = cordoned
         self.refresh(now)
 
     def stand(self, standing: Standing, now: float) -> bool:
-        """Its chain or branch was compared with what it should be. Returns whether the outcome is new."""
+        """Record whether its chain and branch are right. Returns whether the outcome is new."""
         if standing == self.standing:
             return False
         self.standing = standing
@@ -301,7 +301,7 @@ class UpstreamHealth:
         return (self.latency_s + 0.0005) * (1.0 + self.inflight / self.weight) * (1.0 + 4.0 * self.failing_share)
 
     def late_after_s(self) -> float:
-        """The age from which a call is late. Those of a distant upstream are not, as long as they take what they always do."""
+        """The age from which a call is late. A distant upstream is not late while its calls take their usual time."""
         return min(max(LATE * self.latency_s, SOONEST_LATE_S), LATEST_LATE_S)
 
     def quantile_s(self, share: float) -> float | None:

@@ -80,7 +80,7 @@ class ForkServer:
         return f"<ForkServer {len(self._children)} processes{', retired' if self._is_retired else ''}>"
 
     def run(self) -> list[str] | None:
-        """Serve requests. Returns in every forked process, with its command; and in the server at its end, with None."""
+        """Serve requests. Returns the command in every forked process, and None in the server when it ends."""
         self._poll.register(self._control, select.POLLIN)
         self._control.send(READY)
         while not self._is_over():
@@ -155,7 +155,7 @@ class ForkServer:
             socket.send_fds(self._control, [message], fds)
 
     def _become(self, request: ForkRequest, streams: Sequence[int]) -> None:
-        """Keep only what the new process would have if it had been started on its own."""
+        """Drop everything that a process started without the fork server would not have."""
         os.setsid()
         for number, fd in enumerate(streams):
             os.dup2(fd, number)

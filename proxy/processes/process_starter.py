@@ -129,7 +129,7 @@ class ProcessStarter:
             await server.kill()
 
     async def _discard(self, server: ForkServerProcess) -> None:
-        """Its processes go on without it."""
+        """Its processes keep running."""
         self._server = None
         self._is_stale = True
         await server.kill()

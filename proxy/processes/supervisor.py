@@ -50,7 +50,7 @@ FIXED = ("server.host", "server.port", "server.workers", "metrics.host", "metric
 
 # The code of workers and parts.
 WORKER_MODULE, PART_MODULE = "proxy.processes.worker", "proxy.compose.background"
-# Added to the time in which a process kills itself if the supervisor is gone. After it the fork server does.
+# If the supervisor is gone, the fork server kills a process this long after it should have killed itself.
 KILL_AFTER_S = 1.0
 
 ProcessChange = Literal["ended", "hung", "reload"]

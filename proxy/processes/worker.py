@@ -151,7 +151,7 @@ async def _beat() -> None:
 
 
 def watch_supervisor(settings: Settings, hear: Callable[[bytes], None] | None = None) -> asyncio.Event:
-    """Return an event that is set when the supervisor sends SIGTERM or ends. `hear` gets what it writes until then."""
+    """Return an event that is set when the supervisor sends SIGTERM or ends. `hear` gets all bytes written until then."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The supervisor handles Ctrl-C.

@@ -37,13 +37,13 @@ class RequestLog:
     # Writing
 
     async def run(self) -> None:
-        """Supervised loop: write what was recorded."""
+        """Supervised loop: write the records that wait."""
         while True:
             await asyncio.sleep(FLUSH_S)
             try:
                 await self.flush()
             except Unavailable:
-                pass  # They wait for the next time; what has no room meanwhile is dropped.
+                pass  # They wait for the next round; records for which there is no room are dropped.
             except asyncpg.PostgresError as exc:
                 log.error("the database refused records of requests", extra={"reason": str(exc)})
                 self._recorder.drop_waiting()
@@ -67,7 +67,7 @@ class RequestLog:
         await self._store.close_days(today - datetime.timedelta(days=max(0, self._keep_days - 1)))
 
     async def close(self) -> None:
-        """Write what was recorded last."""
+        """Write the last records."""
         try:
             await self.flush()
         except (Unavailable, asyncpg.PostgresError):

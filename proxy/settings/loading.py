@@ -107,7 +107,7 @@ def from_tree(tree: Mapping[str, Any], *, faults: list[str] | None = None) -> Se
 
 
 def preload() -> None:
-    """Read the files that ship with the code, before processes are forked: they then share what that takes."""
+    """Read the files that ship with the code before processes are forked, so that they share the memory."""
     shipped_tables()
     load(environ={}, overrides={"database": {"url": "postgresql://localhost"}, "keys": {"pepper": "-" * 32}})
 

@@ -81,7 +81,7 @@ class AlertStore:
             return True
 
     async def raise_all(self, account: str, found: Sequence[Alert]) -> int:
-        """Record alerts and queue what is to be sent. Returns the number of alerts that are sent."""
+        """Record alerts and queue their mails and events. Returns the number of alerts that are sent."""
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             return await self.sender.raise_all(connection, account, found)
 

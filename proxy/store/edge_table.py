@@ -54,7 +54,7 @@ class EdgeTable:
             self._edges[place] = limits.edge_after_call(self._edges[place], now, cost_s)
 
     def owe(self, name: str, now: float, cost_s: float, *, holds_s: float) -> None:
-        """Charge what happened elsewhere. The debt is bounded by what the bucket holds."""
+        """Charge events on other hosts. The debt is at most the size of the bucket."""
         tag = _tag(name)
         with self._guard(tag):
             place = self._claim(tag)

@@ -39,7 +39,7 @@ class FleetCounts:
         return f"<FleetCounts of {len(self._others)}>"
 
     async def is_within(self, kind: CountKind, slot: int, most: int, *, place: int) -> bool:
-        """Whether the one that was counted at this place on this host is within what all hosts together may have."""
+        """Whether one more is within the limit of all hosts together. `place`: its number on this host when it was counted."""
         own = self._counts.total(kind, slot)
         reply = await self._link.ask(*self._words(kind, slot, own))
         self._heard(kind, slot, own, reply)
@@ -49,7 +49,7 @@ class FleetCounts:
         return place <= (most - others if isinstance(reply, int) else self._share(most))
 
     def room(self, kind: CountKind, slot: int, most: int) -> int:
-        """How many this host may have, by what is known of the others."""
+        """How many this host may have, given the last known counts of the others."""
         self._changed.add((kind, slot))
         return most - self._others.get((kind, slot), 0) if self._link.is_up else self._share(most)
 
@@ -64,14 +64,14 @@ class FleetCounts:
         return ("FCALL", COUNT, "1", f"{TAG}:{kind}:{slot}", self._host, str(own), str(int(KEPT_S * 1000)))
 
     def _heard(self, kind: CountKind, slot: int, own: int, reply: Any) -> None:
-        """`own`: what this host had when it asked. Without any, it need not know of the others."""
+        """`own`: this host's count when it asked. If it is 0, the counts of other hosts are not needed."""
         if not own:
             self._others.pop((kind, slot), None)
         elif isinstance(reply, int):
             self._others[(kind, slot)] = reply - own
 
     async def run(self) -> None:
-        """Write what has changed, and from time to time everything: a supervised loop."""
+        """A supervised loop: write changed counts often, and all of them from time to time."""
         loop = asyncio.get_running_loop()
         renewed_at = loop.time()
         while True:

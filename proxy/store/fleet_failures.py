@@ -50,7 +50,7 @@ class FleetFailures:
     def _on_message(self, message: bytes) -> None:
         host, serial, *words = message.decode().split(" ")
         now = time.monotonic()
-        # Every worker of the host hears it, and one of them charges it: the one that takes the message's own bucket.
+        # Every worker of the host gets the message; the one that takes the message's own bucket charges it.
         if host == self._host or self._buckets.take(f"message {host} {serial}", now, HOLDS_S, holds_s=HOLDS_S):
             return
         for word in words:

@@ -71,7 +71,7 @@ class LeaseKeeper:
         return f"<LeaseKeeper {len(self._asks)} slots, {self._link!r}>"
 
     def __len__(self) -> int:
-        """Limits of which this worker has asked for tokens lately."""
+        """The number of limits for which this worker has recently requested tokens."""
         return len(self._asks)
 
     # Waiting calls
@@ -172,7 +172,7 @@ class LeaseKeeper:
         self._windows.away = not self._link.is_up
 
     async def run(self) -> None:
-        """Report what was spent: a supervised loop."""
+        """A supervised loop: report spent tokens."""
         while True:
             await asyncio.sleep(SWEEP_S)
             if self._link.is_up:

@@ -169,7 +169,7 @@ class LeasedWindows(Windows):
         cells[at + RESERVE_U] = reserve_u
 
     def _take_share(self, at: int, now: float, request_s: float, unit_s: float) -> float:
-        """Take from the host's share of what was refilled since Valkey last answered."""
+        """Take from the host's share of the tokens refilled since Valkey last answered."""
         requests = self._share_edge(at, EDGE_R, now, request_s)
         units = self._share_edge(at, EDGE_U, now, unit_s)
         wait = max(requests, units) - now
@@ -192,7 +192,7 @@ class LeasedWindows(Windows):
         return float(max(since, min(cells[at + place], now + 1.0)) + cost_s)
 
     def share_of(self, at: int) -> float:
-        """Most of the part of all grants that this host got lately, and at least one part of as many as there are hosts."""
+        """Most of the share of recent grants that went to this host, and at least an equal share among all hosts."""
         granted = self._cells[at + ALL]
         share = KEPT_SHARE * self._cells[at + MINE] / granted if granted > 0.0 else 0.0
         return float(min(1.0, max(self.least_share, share)))
@@ -382,7 +382,7 @@ class LeasedWindows(Windows):
             cells[at + OLD_U] += given.granted_u
             cells[at + UNTIL] = min(cells[at + UNTIL], given.until)
         elif behind:
-            # A new slot: what is held becomes the older part.
+            # A new slot: the tokens held so far become the older part.
             cells[at + OLD_SLOT] = cells[at + NEW_SLOT]
             cells[at + OLD_R] = max(0.0, cells[at + BASE_R])
             cells[at + OLD_U] = max(0.0, cells[at + BASE_U])

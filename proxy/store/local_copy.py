@@ -25,7 +25,7 @@ log = logging.getLogger("penstock.copy")
 CopiedRows = dict[str, Any]
 # Rows per frame: decoding one frame blocks other threads.
 FRAME_ROWS = 500
-# The file is rewritten when what was appended exceeds what it began with by this much.
+# The file is rewritten when its appended part exceeds its first part by this much.
 SLACK_BYTES = 4 << 20
 _LENGTH = struct.Struct("<I")
 

@@ -30,7 +30,7 @@ ROWS = 1000
 PIECE = 5000
 # Series whose id is cached; beyond that the cache is cleared.
 REMEMBERED = 200_000
-# Advisory locks of the worker that sums up, and of the one that deletes old rows: numbers that no other lock uses.
+# Advisory locks for summing up and for deleting old rows. No other lock uses these numbers.
 SUM_LOCK = (0x70656E73, 10)
 LOCK = (0x70656E73, 9)
 # Timeouts for large batches and charts, longer than the pool's default.

@@ -24,7 +24,7 @@ from proxy.store.usage import UsageSeries, UsageStore, UsageTable
 
 # Files in the inbox; above this limit, while Postgres is away, workers keep their usage in memory, which is bounded.
 MOST_FILES = 1000
-# How long a worker that ends waits for the sender's place, to send what is left.
+# How long a worker that shuts down waits to become the sender, so that it can send the rest.
 CLOSE_S, CLOSE_STEP_S = 1.0, 0.02
 
 SpooledRow = tuple[UsageSeries, int, int, int, int, int, list[int]]
@@ -49,7 +49,7 @@ class UsageSpool:
             raise Unavailable("usage cannot be written to the service's directory") from exc
 
     async def send(self) -> None:
-        """Write what is in the inbox to Postgres, if this worker is the sender."""
+        """Write the contents of the inbox to Postgres, if this worker is the sender."""
         if not self._leads():
             return
         while (found := await asyncio.to_thread(self._next)) is not None:
@@ -58,7 +58,7 @@ class UsageSpool:
             await asyncio.to_thread(shutil.rmtree, found)
 
     async def close(self) -> None:
-        """Send what is left, unless another worker is the sender and stays."""
+        """Send the rest, unless another worker is the sender and keeps running."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 while not self._leads():  # noqa: ASYNC110 - a lock of another process has no event

@@ -1,7 +1,7 @@
 """The address of Valkey or Redis.
 
     valkey://user:password@host:6379/0                 one server; redis:// means the same, valkeys:// and rediss:// use TLS
-    valkey://host1:6379,host2:6379                     several: the nodes of a Cluster, or servers of which one takes writes
+    valkey://host1:6379,host2:6379                     several: nodes of a Cluster, or servers, one of which takes writes
     valkey://host1:26379,host2:26379/0?sentinel=name   the Sentinels that know the primary of this name
 
 All keys contain the same hash tag, so a Cluster keeps them on one node; a node that does not have them names the one that does.
@@ -63,7 +63,7 @@ def address_of(url: str) -> ValkeyAddress:
 
 
 def is_misplaced(error: str) -> bool:
-    """Whether a server cannot serve us any more: it is not the one that has the keys, is a replica, or lost the functions."""
+    """Whether another server is needed: this one does not have the keys, is a replica, or has lost the functions."""
     return error.startswith(("MOVED", "READONLY", "CLUSTERDOWN", "MASTERDOWN", "ERR Function not found"))
 
 

@@ -219,7 +219,7 @@ class ValkeyLink:
                 raise self._refused(str(reply))
 
     def _refused(self, error: str) -> OSError:
-        """A node of a Cluster or a replica: another server has to be asked, the one that the error names next."""
+        """The error of a Cluster node or a replica: ask another server, first the one that the error names."""
         if (other := moved_to(error)) is not None:
             if other in self._servers:
                 self._servers.remove(other)

@@ -29,7 +29,7 @@ from proxy.wire.write_buffer import DEFER_BELOW, WriteBuffer
 
 log = logging.getLogger("penstock.upstream")
 
-# While calls wait, a reply whose reader has kept its connection waiting for longer is read to its end, or dropped.
+# While calls wait, a reply whose client has not read for this long is read into memory, or dropped.
 STALLED_S: Final = 2.0
 # Many servers close connections after 5 s without a call. A call that must not be sent twice avoids those idle for this long.
 WARM_S = 1.0

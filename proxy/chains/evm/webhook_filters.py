@@ -80,7 +80,7 @@ def most_addresses(event_type: str) -> int:
 
 
 def parse(event_type: str, config: Mapping[str, Any]) -> WatchFilter:
-    """The filter without its addresses, of which only the number matters here."""
+    """The filter without its addresses: only their number matters here."""
     kind = KINDS[event_type]
     _check_members(event_type, kind, config)
     if (addresses := config.get("addresses")) is not None:

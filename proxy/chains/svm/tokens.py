@@ -24,10 +24,10 @@ METADATA_PROGRAM = "metaqbxxUerdq28cj1RbAWkYQm3ybzjb6a8bt518x1s"
 ACCOUNT_BYTES = 72
 _MINT_BYTES = 82
 _SUPPLY, _DECIMALS, _INITIALISED = slice(36, 44), 44, 45
-# Token-2022: where extensions begin, what stands before them in a mint, and the one that holds a name.
+# Token-2022: offset of the extensions, of the kind of account before them, the kind of a mint, and the extension with a name.
 _EXTENSIONS, _KIND_AT, _MINT_KIND = 166, 165, 1
 _TOKEN_METADATA = 19
-# In both kinds of metadata: who may change it and the mint, before the first text.
+# Both kinds of metadata have two keys before the first text: the update authority and the mint.
 _KEYS = 64
 # The metadata program's accounts begin with their kind.
 _METADATA_V1 = 4

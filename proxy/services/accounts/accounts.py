@@ -68,7 +68,7 @@ class AccountService:
         )
 
     def _used(self, row: KeyRow, counted: int, *, leased: int) -> int:
-        """Usage counts refused requests too, so under a daily limit the result is capped by what was leased from it."""
+        """Usage counts refused requests too, so under a daily limit the result is at most the number that was leased."""
         return min(counted, leased) if self.limits_of(row).requests_per_day else counted
 
     async def today(self, row: KeyRow) -> DayUsage:

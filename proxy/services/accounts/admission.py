@@ -70,7 +70,7 @@ class Admission:
         failures: AuthFailures,
         leases: LeaseKeeper | None = None,
     ) -> None:
-        """`leases`: what asks for parts of limits that all hosts share."""
+        """`leases`: leases parts of limits that all hosts share."""
         self._leases = leases
         self._keyring = keyring
         self._quotas = quotas
@@ -143,7 +143,7 @@ class Admission:
         return LeasePending(refusal.message, retry_after_s=1, wait_s=LEASE_PAUSE_S)
 
     def _need(self, leases: LeaseKeeper, key: Key, requests: int, units: int) -> tuple[int, tuple[float, float]]:
-        """The slot of the limit that a request has to wait for, and what it needs there."""
+        """The slot of the limit that a request has to wait for, and the tokens it needs."""
         limit = key.rate if key.own_rate is None else leases.lacking(key.rate, key.own_rate, requests, units)
         return limit.slot, (requests * limit.request_s, units * limit.unit_s)
 

@@ -63,7 +63,7 @@ class EmailChange:
         self._mails.send(
             found.old_email,
             "Your email address was changed",
-            f"The email address with which you sign in is now {found.email}.\n\n"
+            f"You now sign in with the email address {found.email}.\n\n"
             "If you did not change it, contact the operators of the service at once.\n",
         )
         return found.account_id, found.email

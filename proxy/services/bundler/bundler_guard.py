@@ -68,7 +68,7 @@ class BundlerGuard:
         return f"<BundlerGuard of {self._network.id}>"
 
     def read(self, policy: MethodPolicy, params: bytes) -> BundlerParams:
-        """Parse the params. BadOperation names what is wrong."""
+        """Parse the params. Raises BadOperation with the reason if they are not valid."""
         items = _params(params)
         sends = policy.method.name == SEND
         if not 2 <= len(items) <= (2 if sends else 3):

@@ -1,6 +1,6 @@
 """Raises the alerts of accounts: a loop that one process of the fleet runs at a time.
 
-It reads what is counted in Postgres already, a page of accounts at a time, and writes only what is new. Each account has its
+It reads existing counts from Postgres, a page of accounts at a time, and writes only new alerts. Each account has its
 own transaction, so that one account's alerts never hold up another's.
 """
 

@@ -48,7 +48,7 @@ SIGNATURES_PER_CALL = 256
 # Polls under way at once.
 CONCURRENCY = 16
 
-# Replies that are not what the method returns.
+# Replies of another type than the method returns.
 _UNREADABLE = (ValueError, msgspec.DecodeError, RecursionError)
 _slot = msgspec.json.Decoder(int).decode
 
@@ -72,7 +72,7 @@ POLLED = frozenset((*_POLLS, "accountSubscribe", "signatureSubscribe"))
 
 
 class SvmPoller:
-    """`channels()`: those to poll now. `wants(channel)`: whether it is still one of them. `end(channel)`: it is over."""
+    """`channels()`: the channels to poll now. `wants(channel)`: whether to poll it still. `end(channel)`: end it."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class SvmPoller:
                 await asyncio.sleep(self._poll_s)
 
     def forget(self) -> None:
-        """The topics are streamed from now on: what was seen here is out of date."""
+        """The topics are streamed from now on: discard the state that was polled."""
         for seen in (self._polls, self._accounts, self._signatures, self._due_at):
             seen.clear()
 
@@ -183,7 +183,7 @@ class SvmPoller:
         return True
 
     def _refuse(self, channel: SvmChannel, error: bytes) -> None:
-        """A topic that was confirmed goes on: the error may pass."""
+        """Keep polling a confirmed topic: the error may be temporary."""
         if not channel.settled.is_set():
             channel.refused = error
             self._end(channel)

@@ -134,7 +134,7 @@ class BatchAdmission:
         self._batch.leave()
 
     def _admit(self) -> None:
-        """Admit what the buckets hold, and come back for the rest."""
+        """Admit as many items as the buckets allow, and return later for the rest."""
         self._timer = None
         now = time.monotonic()
         admitted: list[PricedItem] = []

@@ -395,7 +395,7 @@ class CallBatch:
             sink.on_batch_end(self)
 
     def _send_held(self, item: BatchItem, sink: BatchSink) -> bool:
-        """Send what is held of the item. Returns whether the client takes more."""
+        """Send the pieces of the item that are held. Returns whether the client takes more."""
         if item.reply:
             item.parts = deque(slices(item.reply))
             item.reply = b""

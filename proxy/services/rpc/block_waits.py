@@ -19,7 +19,7 @@ from proxy.tasks import Tasks
 
 # Pause between two polls of the heads while calls wait: ten polls a second cost an upstream less than one busy client.
 POLL_S = 0.1
-# How long a slow poll delays a look at what the others have reported.
+# How long to wait for a slow poll before the blocks of the other upstreams are checked.
 CHECK_S = 0.02
 # Calls that wait on one network in this worker, in all and of one account.
 MOST_WAITING = 4096

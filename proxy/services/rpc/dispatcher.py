@@ -280,7 +280,7 @@ class Dispatcher(FlightHandler):
         self._give_up(flight, Unavailable(self._message("the upstreams are overloaded; try again shortly")))
 
     def _after_no_memory(self, flight: Flight) -> None:
-        """The account that made the call holds too many large replies. Nothing speaks against the upstream."""
+        """The account that made the call holds too many large replies. This is no fault of the upstream."""
         if not flight.is_under_way() and not flight.handed_over:
             self.land_error(flight, NO_ROOM)
 
@@ -354,7 +354,7 @@ class Dispatcher(FlightHandler):
         return not flight.is_piece and self.on_split is not None and self.on_split(flight, error)
 
     def _agrees_with_head(self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float) -> bool:
-        """Whether a result that contains the head may be passed on: the head never goes back, nor beyond what is plausible."""
+        """Whether a result that contains the head may be passed on: the head must neither go back nor be implausibly high."""
         match self.state.compare_head(bytes(reply.result), upstream.health, now):
             case "current":
                 return True

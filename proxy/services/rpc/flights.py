@@ -227,7 +227,7 @@ class Flight:
                 other.leave(self)
 
     def leave_attempts(self, now: float) -> None:
-        """Give up the attempts that are left. One that began before the one that was answered counts as late."""
+        """Give up the remaining attempts. Those that began before the answered one count as late."""
         answered_began = self.last_began
         if self.answered_by is not None and self.trail is None:
             self.note(self.answered_by, answered_began, now, "answered")
@@ -310,7 +310,7 @@ class Flight:
         return found
 
     def leave(self, waiter: Waiter) -> None:
-        """The waiter no longer wants the result. A read without waiters is given up; a write goes on to its end."""
+        """The waiter no longer wants the result. A read without waiters is cancelled; a write is completed."""
         if self.done or waiter not in self.waiters:
             return
         self.waiters[self.waiters.index(waiter)] = ABSENT_WAITER

@@ -154,7 +154,7 @@ class ReplyShare:
         return True
 
     def take_anyway(self, size: int) -> None:
-        """Count what has come already, beyond the bounds too: the beginning of a result that waits for room."""
+        """Count the beginning of a result that waits for room, even beyond the bounds: it has arrived already."""
         self._held += size
         if self._held > FREE_BYTES:
             self._replies.take_anyway(self._account, self._held - self._counted)
@@ -174,7 +174,7 @@ class ReplyShare:
         self._replies.forget(self._account, take)
 
     def give(self, size: int) -> None:
-        """Give back what was taken. A reply is a little longer than the result in it, so `size` may be too."""
+        """Release memory. `size` may be a little more than was taken, because a reply is longer than its result."""
         size = min(size, self._held)
         self._held -= size
         if counted := min(size, self._counted):

@@ -49,12 +49,12 @@ class HeldResult:
 
 
 class HeldResultWaiter:
-    """A waiter that takes a large result in pieces and holds them. Subclasses have the attributes, and send what is whole."""
+    """A waiter that holds a large result in pieces. Subclasses declare the attributes and send the complete result."""
 
     streams: bool = True
     flight: Flight | None
     held: HeldResult | None
-    # The upstream connection of a result that waits for room, and what comes of it.
+    # A result that waits for room: its upstream connection, and the bytes that are left to read.
     waiting: UpstreamConnection | None = None
     left: int = 0
 

@@ -46,7 +46,7 @@ def _latest_shape(method: Method, tag: bytes) -> tuple[int, bytes, bytes]:
 
 
 def _scope_of(method: Method) -> int:
-    """The scopes of which a key needs one, as bits."""
+    """The scopes that allow the method, as bits: a key needs one of them."""
     scope = 0
     for name in method.scopes:
         scope |= access.SCOPE_BIT[name]
@@ -77,7 +77,7 @@ class MethodPolicy:
         self.has_block = method.block_at is not None
         # The usual shape of params at the latest block. See `_latest_shape`.
         self.opens, self.before_latest, self.latest = _latest_shape(method, family.latest.encode())
-        # How params end that name the latest block last or no block at all; empty if the family has no such tag.
+        # The ends of params that name the latest block last, or no block; empty if the family has no such tag.
         self.ends_latest = (b'"%b"]' % family.latest.encode(), b"[]") if family.latest else ()
         # Whether replies are cached or shared on this route, and whether calls may take the short path. Set by the route.
         self.shared = False

@@ -23,7 +23,7 @@ class Probe:
         self._upstream = upstream
         self._body = b"".join((jsonrpc.HEAD, self._id, jsonrpc.request_tail(method), params, b"}"))
         self._result: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        # Whether the upstream replied at all, be it with an error.
+        # Whether the upstream replied, even with an error.
         self.is_answered = False
 
     async def send(self, within_s: float = REPLY_S) -> bytes | None:

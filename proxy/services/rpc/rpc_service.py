@@ -40,7 +40,7 @@ from proxy.services.rpc.networks import Route
 from proxy.services.rpc.short_batch import ShortBatch, may_be_short
 from proxy.turn_queue import TurnQueue
 
-# A batch that can be left.
+# A batch that its client may abandon.
 BatchUnderWay: TypeAlias = CallBatch | ShortBatch | BatchAdmission | BatchIntake
 
 

@@ -40,7 +40,7 @@ class SharedCache:
             self._store.put(name, result)
 
     def forget_recent(self) -> None:
-        """Delete what this worker has put there lately: it may be wrong."""
+        """Delete the replies that this worker stored recently: they may be wrong."""
         self._store.forget(self._recent)
         self._recent.clear()
 

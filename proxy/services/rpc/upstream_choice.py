@@ -26,7 +26,7 @@ def choose_upstream(state: NetworkState, flight: Flight, now: float, tried: int)
 
 
 def _left_out(state: NetworkState, directives: Directives) -> int:
-    """The upstreams that are not the one that was named, or have not reached the block, as a bit set of their indexes."""
+    """A bit set of the upstreams to exclude: all but the named one, and those that have not reached the block."""
     found = 0
     for upstream in state.upstreams:
         health = upstream.health

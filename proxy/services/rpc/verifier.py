@@ -261,7 +261,7 @@ class VerifiedCall:
                 self._blame(vote.upstream, reply=vote.digest, agreed=winner.digest)
 
     async def _vote(self, upstream: Upstream) -> ReplyVote | None:
-        """The reply of one upstream; None if it fails, which is neither for nor against."""
+        """The reply of one upstream; None if it fails, which counts neither as agreement nor as contradiction."""
         try:
             result = await self._ask(upstream, self._policy, self._params)
         except RpcError as exc:
@@ -279,7 +279,7 @@ class VerifiedCall:
         prover = self._policy.family.prover
         if prover is None or not prover.covers(self._method) or vote.error or winner.error:
             return False
-        # Upstreams may differ about blocks that are not final, about tags, and about what they have at all.
+        # Upstreams may differ about blocks that are not final, about tags, and about the data that they keep.
         if not self._is_final() or b"null" in (vote.result, winner.result):
             return False
         again = await self._vote(vote.upstream)

@@ -1,4 +1,4 @@
-"""/account/announcements and /admin/announcements: notices by operators, and their current ones for every dashboard."""
+"""/account/announcements and /admin/announcements: operators' notices; every dashboard shows the current ones."""
 
 from __future__ import annotations
 

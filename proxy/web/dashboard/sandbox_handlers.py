@@ -1,4 +1,4 @@
-"""/account/keys/{id}/sandbox: tokens with which the reference sends requests as one of the account's keys."""
+"""/account/keys/{id}/sandbox: tokens for the reference, which sends requests as one of the account's keys."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class ConnectionLimiter:
         self._rate_headers = rate_headers
 
     def __call__(self) -> asyncio.Protocol:
-        """A protocol for a new connection: what `create_server` wants."""
+        """The protocol factory for `create_server`."""
         assert self._front is not None
         return self._front()
 

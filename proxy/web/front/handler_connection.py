@@ -181,7 +181,7 @@ class HandlerConnection(web.RequestHandler):
         body.set_exception(reason)
 
     def _resume_transport_reading(self) -> None:
-        """Called by aiohttp too, when a body has been read: first comes what was left for later."""
+        """Called by aiohttp too, when a body has been read. Bytes that were deferred come first."""
         if self._unparsed:
             self._parse_soon()
         else:

@@ -211,7 +211,7 @@ class RpcHandler:
         return (reply if call[2] else b""), share
 
     def _describe(self, request: web.Request, pending: HeldReply) -> None:
-        """Note what the headers of the reply say."""
+        """Note the values for the headers of the reply."""
         request[UNITS] = pending.units
         request[CACHE] = pending.cache
         request[BLOCK] = pending.reached

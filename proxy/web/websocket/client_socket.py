@@ -32,7 +32,7 @@ from proxy.web.websocket.unit_allowance import UnitAllowance
 FRAMES_PER_TURN = 16
 # The same for the bytes of messages: a compressed one may become a thousand times as large.
 BYTES_PER_TURN = 65_536
-# How long a client may take to answer a close frame; and to read what was written before it.
+# How long a client may take to answer a close frame, and to read the frames before it.
 CLOSE_REPLY_S = 1.0
 CLOSE_READ_S = 10.0
 _PING = frame(b"", frames.PING)

@@ -109,7 +109,7 @@ class FrameReader:
     __slots__ = ("_at", "_bytes", "_fragments", "_inflates", "_is_deflated", "_kind", "_limit", "_parts")
 
     def __init__(self, limit: int, *, inflates: bool = False) -> None:
-        """`inflates`: compressed messages are accepted. The limit holds for what they become."""
+        """`inflates`: compressed messages are accepted. The limit applies to their decompressed size."""
         self._limit = limit
         self._inflates = inflates
         self._is_deflated = False
@@ -127,7 +127,7 @@ class FrameReader:
 
     @property
     def is_in_message(self) -> bool:
-        """Fragments of a message are there, and its end is not."""
+        """Whether a fragmented message is incomplete."""
         return self._parts is not None
 
     @property

@@ -166,7 +166,7 @@ class SocketOutput:
             self.pending = [pending, data]
 
     def send_large(self, pieces: Sequence[bytes | memoryview], share: ReplyShare) -> None:
-        """Send a message in pieces, the first of which is the head of its frame. Its memory is held until the client has read
+        """Send a message in pieces; the first is the head of its frame. Its memory is held until the client has read
         most of it. A message that is not very large is compressed if the client accepts that."""
         if self.compress_from <= sum(map(len, pieces[1:])) <= MAX_DEFLATED:
             pieces = [self._deflated(b"".join(pieces[1:]))]
@@ -226,7 +226,7 @@ class SocketOutput:
         self._shares.clear()
 
     def write(self) -> None:
-        """Write what is pending. Bypassing an empty transport saves 1 µs per message, a seventh of its whole cost."""
+        """Write pending frames. Bypassing an empty transport saves 1 µs per message, a seventh of its whole cost."""
         data, self.pending = self.pending, None
         if data is None or self.transport is None:
             return
@@ -242,7 +242,7 @@ class SocketOutput:
             self.write_later(data)
 
     def write_later(self, data: bytes) -> None:
-        """Give the transport what the kernel did not take, behind the rest of a large message."""
+        """Give the transport the bytes that the kernel did not take, behind the rest of a large message."""
         self.is_direct = False
         if self.transport is None:
             return
@@ -256,7 +256,7 @@ class SocketOutput:
             self.transport.write(data)
 
     def shut(self) -> None:
-        """Write what is left and close the transport."""
+        """Write the remaining frames and close the transport."""
         self.write()
         self.is_direct = False
         if self.transport is not None:
@@ -265,7 +265,7 @@ class SocketOutput:
             self.transport.close()
 
     def drop(self) -> None:
-        """Write what is pending and end the connection without a close frame."""
+        """Write pending frames and end the connection without a close frame."""
         self.write()
         self.is_direct = False
         if self.transport is not None:
