@@ -119,7 +119,7 @@ class SessionEndpoints:
         return {name: self._wrap(self._spec.operations[name], handler) for name, handler in handlers.items()}
 
     def mirrored(self, handlers: Mapping[str, RestHandler], resolver: NetworkResolver) -> dict[str, Handler]:
-        """Key operations that also exist under /account: called with a stand-in key of the account that has all scopes."""
+        """Key operations that also exist under /account: called with a key of the account that has all scopes."""
         found: dict[str, SessionHandler] = {}
         for name, handler in handlers.items():
             if (mirror := f"account_{name}") in self._spec.operations:
