@@ -120,7 +120,7 @@ class RequestRecorder:
                 cache=cache,
                 took_s=took_s,
                 bytes=size,
-                block=block or 0,
+                block=(block or 0) if status < 400 else 0,  # A refusal says nothing about the state.
                 error=shown_text(error, MOST_ERROR) if error else "",
                 blame=blame_of(status, was_sent=bool(attempts)) if error else "",
                 code=code_of(status, error) if error else "",

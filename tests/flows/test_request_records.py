@@ -157,6 +157,7 @@ async def test_every_failure_says_whose_fault_it_was(records: Records, more: dic
     assert "execution reverted" in chain["error"]
     client = await records.of(await harness.call(*BALANCE, X_Min_Block="99999999999", X_Min_Block_Wait="0", **more))
     assert (client["blame"], client["status"]) == ("service", 503)
+    assert (client["block"], client["bytes"] > 0) == (None, True)
     unknown = await records.of(await harness.worker.send(b"{", **more))
     assert (unknown["blame"], unknown["status"]) == ("client", 400)
     failed = (await records.get("/requests?reason=failed&status=503")).json

@@ -5,8 +5,6 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Final
 
-import orjson
-
 from proxy.core import jsonrpc
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault
@@ -62,9 +60,8 @@ def upstream_line(route: Route, caller: Caller) -> bytes:
     return b"X-Upstream: %b\r\n" % label.encode() if label else b""
 
 
-def fault_bytes(fault: Fault, stamp: bytes, common: bytes) -> bytes:
+def fault_bytes(fault: Fault, body: bytes, stamp: bytes, common: bytes) -> bytes:
     """The whole reply. `stamp` and `common`: the header lines that every reply has."""
-    body = orjson.dumps(fault.body())
     extra = "".join(f"{name}: {value}\r\n" for name, value in fault.headers.items())
     line = f"HTTP/1.1 {fault.status} {HTTPStatus(fault.status).phrase}\r\nContent-Type: application/json"
     tail = f"{extra}Content-Length: {len(body)}\r\n\r\n"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, final
 
 import msgspec
+import orjson
 
 from proxy.core import encodings, jsonrpc
 from proxy.core.encodings import MAX_PREFIX
@@ -131,6 +132,7 @@ class ReplyWriter:
         limit, remaining, reset = context.rate_lines(head.key, now)
         state = head.route.state
         block = self.block if self.flight is None else self.flight.block
+        found = state.tip_lines.get(self.cache) if block == state.tip else None
         request_id = head.request_id or context.request_id()
         reply = (
             context.ok_stamp,
@@ -139,7 +141,7 @@ class ReplyWriter:
             remaining,
             reset,
             units_line(self.units),
-            (state.tip_lines.get(self.cache) if block == state.tip else None) or self._found_lines(block),
+            self._found_lines(block) if found is None else found,
             self._extra_lines() if context.adds_lines or self.left <= 1 else b"",
             REPLY_LENGTHS[size] if size < 1024 else reply_length(size),
             self.id,
@@ -413,7 +415,9 @@ class ReplyWriter:
         return b"".join((b"HTTP/1.1 204 No Content", *lines, b"\r\n"))
 
     def _fault(self, fault: Fault) -> bytes:
-        return fault_bytes(fault, self._context.stamp, self._common_lines(fault.status))
+        body = orjson.dumps(fault.body())
+        self.notes.size = len(body)
+        return fault_bytes(fault, body, self._context.stamp, self._common_lines(fault.status))
 
     def _common_lines(self, status: int) -> bytes:
         """The request id, the three rate headers, and `Connection: close` on the last reply."""
