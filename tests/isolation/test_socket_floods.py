@@ -79,3 +79,26 @@ async def test_one_turn_reads_a_bounded_number_of_frames() -> None:
         # The call at the end is not read in this turn, and is answered all the same.
         assert not socket.calls
         assert (await client.json())["result"]
+
+
+@on_uvloop
+async def test_messages_under_way_are_bounded_by_their_bytes() -> None:
+    """A large batch waits for its turns, and is small while it is compressed."""
+    async with rpc_harness(1) as harness, bare(harness.worker) as client:
+        socket = harness.worker.only_connection
+        assert isinstance(socket, ClientSocket)
+        limit, count, most = socket.context.limits.max_message_bytes, 10, 0
+        for _ in range(count):
+            client.write(b"[" + b" " * (limit // 2) + b"{}" + b",{}" * 500 + b"]")
+
+        async def read() -> None:
+            for _ in range(count):
+                assert len(await client.json()) == 501
+
+        async with asyncio.TaskGroup() as group:
+            reading = group.create_task(read())
+            while not reading.done():
+                most = max(most, socket.calls.bytes_under_way)
+                await asyncio.sleep(0)
+        assert limit // 2 < most <= 2 * limit
+        await until(lambda: not socket.calls.bytes_under_way)

@@ -1,7 +1,8 @@
 """One WebSocket, from its handshake to its close: messages in, frames out, and a bound on everything that waits.
 
-*Reading.* Messages are read while fewer than the allowed number of calls are under way and the client reads what it is sent.
-Otherwise they stay in the client's own buffers. A client that leaves too many bytes of replies unread is closed.
+*Reading.* Messages are read while fewer than the allowed number of calls are under way, and fewer bytes of their messages than
+one message may have, and the client reads what it is sent. Otherwise they stay in the client's own buffers. A client that
+leaves too many bytes of replies unread is closed.
 
 *Writing.* Frames sent in one turn of the event loop leave in one write (`socket_output.py`).
 
@@ -185,8 +186,10 @@ class ClientSocket(asyncio.Protocol):
     def _is_busy(self) -> bool:
         if self._close_sent_at:
             return False
+        limits = self.context.limits
         return (
-            len(self.calls) >= self.context.limits.max_in_flight
+            len(self.calls) >= limits.max_in_flight
+            or self.calls.bytes_under_way >= limits.max_message_bytes
             or self.output.is_stalled
             or self._close_when_answered is not None
         )

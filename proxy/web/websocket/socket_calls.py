@@ -40,6 +40,7 @@ class SocketCalls:
         "_on_answered",
         "_served",
         "_under_way",
+        "bytes_under_way",
         "context",
         "directives",
         "key",
@@ -67,7 +68,9 @@ class SocketCalls:
         self.request_id = terms.request_id
         self.directives = terms.directives
         self._on_answered = on_answered
-        self._under_way: set[SocketCall | SocketBatch] = set()
+        # With the size of their messages.
+        self._under_way: dict[SocketCall | SocketBatch, int] = {}
+        self.bytes_under_way = 0
         self._served = 0
         # Messages that wait for the latency of a fault plan. They count as under way, which bounds them.
         self._delayed = 0
@@ -85,12 +88,14 @@ class SocketCalls:
             self._serve(message)
         elif plan.latency_ms:
             self._delayed += 1
+            self.bytes_under_way += len(message)
             self.context.loop.call_later(plan.latency_ms / 1000, self._serve_delayed, plan, message)
         else:
             self._serve_spoiled(plan, message)
 
     def _serve_delayed(self, plan: FaultPlan, message: bytes) -> None:
         self._delayed -= 1
+        self.bytes_under_way -= len(message)
         self._serve_spoiled(plan, message)
         self._on_answered()
 
@@ -137,11 +142,12 @@ class SocketCalls:
         units = 0 if refusal is not None else UNITS_OF_AN_ERROR
         self.note_failure(number, refusal or InvalidRequest(exc.message), units)
 
-    def add(self, call: SocketCall | SocketBatch) -> None:
-        self._under_way.add(call)
+    def add(self, call: SocketCall | SocketBatch, size: int) -> None:
+        self._under_way[call] = size
+        self.bytes_under_way += size
 
     def answered(self, call: SocketCall | SocketBatch, method: str, *, outcome: str, units: int, took_s: float) -> None:
-        self._under_way.discard(call)
+        self.bytes_under_way -= self._under_way.pop(call, 0)
         self.context.log(
             self.request_id, self.route.network.id, self.key, method, outcome=outcome, units=units, took_s=took_s
         )
@@ -181,7 +187,8 @@ class SocketCalls:
 
     def leave(self) -> None:
         """The client has left: nothing waits for the replies any more."""
-        calls, self._under_way = self._under_way, set()
+        calls, self._under_way = self._under_way, {}
+        self.bytes_under_way -= sum(calls.values())
         for call in calls:
             call.leave()
 
@@ -230,7 +237,7 @@ class SocketCall(HeldResultWaiter):
 
     def start(self, call: jsonrpc.RawCall) -> None:
         owner = self._owner
-        owner.add(self)
+        owner.add(self, len(call[1]))
         self.id = call[2]
         self._params = call[1] if owner.key.records_params else b""
         owner.context.rpc.call(
@@ -363,7 +370,7 @@ class SocketBatch:
 
     def start(self, body: bytes) -> None:
         owner = self._owner
-        owner.add(self)
+        owner.add(self, len(body))
         self._body = b"" if self._plan is None else body
         batch = owner.context.rpc.call_batch(
             body,
