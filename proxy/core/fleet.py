@@ -28,6 +28,20 @@ _STATES: dict[str, Callable[[UpstreamHealth, float], bool]] = {
     "up": lambda health, now: True,
 }
 STATES = tuple(_STATES)
+# What each state means, for the log.
+REASONS = {
+    "cordoned": "an operator took it out of use",
+    "wrong_chain": "it is on another chain than the settings name",
+    "forked": "it is on another branch than most upstreams",
+    "distrusted": "its replies were contradicted by others or by a proof",
+    "open": "too many calls failed",
+    "silent": "it does not report its head",
+    "unchecked": "its chain is not known yet",
+    "resting": "it limits our rate",
+    "ahead": "its head is far above that of the others",
+    "lagging": "its head is behind that of the others",
+    "up": "it replies and is at the head",
+}
 
 
 def state_of(health: UpstreamHealth, now: float) -> str:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from proxy import telemetry
-from proxy.core.fleet import networks_of, seen, state_of
+from proxy.core.fleet import REASONS, networks_of, seen, state_of
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.networks import Networks
@@ -131,6 +131,7 @@ class UpstreamWatch:
                 "upstream": health.label,
                 "state": state,
                 "before": before,
+                "reason": REASONS[state],
                 "failures_in_a_row": health.failures_in_a_row,
                 "head": health.head,
             },

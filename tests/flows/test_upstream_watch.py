@@ -8,6 +8,7 @@ import time
 import pytest
 from prometheus_client import REGISTRY
 
+from proxy.core.fleet import REASONS, STATES
 from proxy.services.fleet import UpstreamWatch
 from tests.rpc_harness import rpc_harness
 from tests.web.worker import on_uvloop
@@ -39,6 +40,8 @@ def test_state_of_each_upstream_is_measured_and_its_changes_are_logged(caplog: p
         [line] = caplog.records
         assert line.message == "upstream state changed"
         assert vars(line).items() >= {"upstream": one.label, "state": "open", "before": "up"}.items()
+        assert vars(line)["reason"] == "too many calls failed"
+        assert REASONS.keys() == set(STATES)
 
     with caplog.at_level(logging.INFO, "penstock.fleet"):
         run()
