@@ -26,7 +26,7 @@ BLAMED: Mapping[Blame, str] = {
     "": "of unknown cause",
     "client": "caused by the request",
     "limit": "refused by a limit",
-    "chain": "an answer of the chain",
+    "chain": "caused by the call itself",
     "upstream": "caused by an upstream",
     "service": "caused by the service",
 }

@@ -113,7 +113,7 @@ async def test_request_is_explained_from_the_command_line(service: DashboardServ
     await until(is_written)
     text = (await run(service, "explain", request_id)).stdout
     assert "status 200" in text
-    assert "(an answer of the chain)" in text
+    assert "(caused by the call itself)" in text
     assert "none was asked" in text
     assert (await run_json(service, "explain", request_id))["id"] == request_id
     assert (await run(service, "explain", "absent")).returncode == 1

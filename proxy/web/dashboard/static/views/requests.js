@@ -101,7 +101,7 @@ async function showRequest(client, id, base) {
 const CAUSES = {
   client: "The request is not valid.",
   limit: "A limit of the key, the account or the service.",
-  chain: "The node accepted the call and returned this error, such as a revert or a wrong param.",
+  chain: "The call itself: every node would refuse it, such as a revert, a wrong param or an unknown method.",
   upstream: "No upstream could serve the call.",
   service: "A fault of the service.",
 };
