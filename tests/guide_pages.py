@@ -29,7 +29,8 @@ from tests.client_scripts import ENVIRONMENT, SCRIPTS
 from tests.service import ROOT
 
 PAGES = ROOT / "docs"
-RECEIVERS = ROOT / "schemas" / "receivers"
+# Directories of the files that pages include, as in mkdocs.yml.
+INCLUDED = (ROOT / "schemas" / "receivers", ROOT / "config")
 MODULES = SCRIPTS / "node_modules"
 HARDHAT = ROOT / "config" / "devnet" / "node_modules" / "hardhat"
 # Languages that run. Blocks in any other are data or output.
@@ -75,10 +76,14 @@ def blocks_of(page: Path) -> list[PageBlock]:
     for match in _BLOCK.finditer(page.read_text("utf-8")):
         text = textwrap.dedent(match["text"])
         assert "--8" not in text or _INCLUDED.search(text), f"{page.name}: a broken inclusion"
-        text = _INCLUDED.sub(lambda name: (RECEIVERS / name["name"]).read_text("utf-8"), text)
+        text = _INCLUDED.sub(lambda name: _included(name["name"]), text)
         reason = match["reason"] or (match["program"] and _lack_of(match["program"])) or ""
         found.append(PageBlock(match["language"], match["title"] or "", text, reason))
     return found
+
+
+def _included(name: str) -> str:
+    return next(place / name for place in INCLUDED if (place / name).exists()).read_text("utf-8")
 
 
 def _lack_of(program: str) -> str:
@@ -128,12 +133,13 @@ def run_page(page: Path, room: Path, *, environ: Mapping[str, str], replace: Map
 
 
 def _new_project(room: Path) -> None:
-    """A directory of a reader who has installed the libraries."""
+    """A directory of a reader who has installed the libraries, and has the checkout's files for deployment."""
     (bin_ := room / "node_modules" / ".bin").mkdir(parents=True)
     for installed in (*MODULES.iterdir(), HARDHAT):
         if not installed.name.startswith("."):
             (room / "node_modules" / installed.name).symlink_to(installed)
     (bin_ / "hardhat").symlink_to(HARDHAT.parent / ".bin" / "hardhat")
+    (room / "deploy").symlink_to(ROOT / "deploy")
     (room / "package.json").write_text('{"type": "module"}')
 
 
@@ -150,6 +156,7 @@ def _tools(room: Path) -> Path:
         "node": f'exec "{node_binary()}" "$@"',
         "penstock": f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -m proxy "$@"',
         "cast": f'exec "{_installed("cast")}" "$@"',
+        "kubernetes-validate": f'exec "{sys.executable}" -m kubernetes_validate "$@"',
     }.items():
         (tools / name).write_text(f"#!/bin/sh\n{line}\n")
         (tools / name).chmod(0o755)

@@ -51,7 +51,8 @@ def test_compose_has_every_part() -> None:
     assert SERVICES.keys() - OURS.keys() == {"postgres", "valkey", "valkey-limits", "prometheus", "grafana"}
     assert SERVICES["gateway"]["deploy"]["replicas"] == 2
     assert OURS["gateway"]["image"] == f"${{PENSTOCK_IMAGE:-localhost/penstock:{__version__}}}"
-    for file in (DEPLOY / "README.md", DEPLOY / "image" / "Dockerfile", ROOT / "docs" / "kubernetes.md"):
+    pages = [ROOT / "docs" / name for name in ("kubernetes.md", "production.md")]
+    for file in (DEPLOY / "image" / "Dockerfile", *pages):
         assert {*re.findall(r"localhost/penstock:(\S+)", file.read_text())} == {__version__}, file.name
 
 

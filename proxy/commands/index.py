@@ -92,7 +92,7 @@ def _network(tables: settings_room.Tables, text: str) -> Network:
     chain, slash, name = text.partition("/")
     found = tables.chains.find(chain, name) if slash else tables.chains.find_word(text, live=True)
     if found is None:
-        raise StartError([f"--chain {text}: unknown chain (see config/chains)"])
+        raise StartError([f"--chain {text}: unknown chain; penstock chains list shows all"])
     return found
 
 

@@ -81,7 +81,7 @@ def _checked(upstreams: Sequence[dict[str, str]]) -> Sequence[dict[str, str]]:
         network = registry.find(*upstream["network"].split("/", 1))
         if network is None:
             near = get_close_matches(upstream["network"], names, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see config/chains"
+            hint = f"did you mean {near[0]}?" if near else "penstock chains list shows all"
             raise StartError([f"--upstream: there is no network {upstream['network']}; {hint}"])
         upstream["network"] = network.id
     return upstreams

@@ -1,4 +1,4 @@
-"""The commands of deploy/README.md for compose, run with Docker: from an empty directory to calls through both gateways."""
+"""The guide's commands for containers and for compose, run with Docker: from an empty directory to a first call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,8 @@ import aiohttp
 import orjson
 import pytest
 
+from proxy import __version__
+from tests.guide_pages import PAGES, blocks_of
 from tests.service import ROOT, until
 
 DEPLOY = ROOT / "deploy"
@@ -30,11 +31,17 @@ pytestmark = [
 ]
 
 
-def documented(title: str) -> str:
-    """The commands of a section of deploy/README.md."""
-    section = (DEPLOY / "README.md").read_text("utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    [block] = re.findall(r"(?:^    .*\n)+", section, re.MULTILINE)
-    return textwrap.dedent(block)
+def documented(word: str) -> str:
+    """The commands of the guide that contain a word, for the network of the stub, and run as a user without rights."""
+    [block] = [block.text for block in blocks_of(PAGES / "production.md") if word in block.text]
+    for text, other in {
+        "ethereum/mainnet": "ethereum/sepolia",
+        "--mode live": "--mode test",
+        "id -u": f"echo {USER}",
+        "id -g": f"echo {USER}",
+    }.items():
+        block = block.replace(text, other)
+    return block
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +60,19 @@ def output(here: Path) -> Iterator[str]:
         shutil.copy(ROOT / "tests" / "compose" / name, here)
     for path in (room, *room.rglob("*")):
         os.chown(path, USER, USER)
-    commands = documented("Compose").replace("ethereum/mainnet=https://…", "ethereum/sepolia=http://upstream:8545")
-    commands = commands.replace("id -u", f"echo {USER}").replace("id -g", f"echo {USER}")
     try:
-        done = subprocess.run(["bash", "-euxc", commands], cwd=room, capture_output=True, text=True, check=False)
+        done = run(documented("docker compose up"), room, UPSTREAM_URL="http://upstream:8545")
         logs = "" if done.returncode == 0 else docker(here, "logs", "--tail", "40")
         assert done.returncode == 0, done.stdout + done.stderr + logs
         yield done.stdout
     finally:
         docker(here, "down", "--volumes", "--timeout", "60")
+
+
+def run(commands: str, room: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-euxc", commands], cwd=room, env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
 
 
 def docker(here: Path, *words: str) -> str:
@@ -126,3 +137,59 @@ async def test_no_part_is_away(here: Path, output: str) -> None:
 
     await until(are_whole)
     assert "valkey refused" not in docker(here, "logs", "gateway")
+
+
+# One container
+
+
+def engine(*words: str) -> str:
+    return subprocess.run(["docker", *words], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def away(output: str) -> Iterator[dict[str, str]]:
+    """Postgres and an upstream on other hosts: the variables of the guide."""
+    password = {"POSTGRES_USER": "penstock", "POSTGRES_DB": "penstock", "POSTGRES_PASSWORD": "secret"}
+    given = [word for name, value in password.items() for word in ("--env", f"{name}={value}")]
+    stub = ROOT / "tests" / "compose" / "chain_stub.py"
+    image = f"localhost/penstock:{__version__}"
+    names = [
+        engine("run", "--detach", *given, "localhost/stand-in-postgres", "postgres"),
+        engine("run", "--detach", "--volume", f"{stub}:/stub.py:ro", "--entrypoint", "python", image, "/stub.py"),
+    ]
+    database, upstream = (engine("inspect", "--format", "{{.NetworkSettings.IPAddress}}", name) for name in names)
+    ready = f"until docker exec {names[0]} pg_isready --host 127.0.0.1 --username penstock; do sleep 0.2; done"
+    subprocess.run(["bash", "-c", ready], check=True, capture_output=True, timeout=120)
+    yield {
+        "DATABASE_URL": f"postgresql://penstock:secret@{database}/penstock",
+        "UPSTREAM_URL": f"http://{upstream}:8545",
+    }
+    engine("rm", "--force", "--volumes", *names)
+
+
+@pytest.fixture(scope="module")
+def container(away: dict[str, str], here: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The output of the commands that start one container. Its port is that of a gateway of compose, which stops first."""
+    docker(here, "stop", "gateway")
+    room = tmp_path_factory.mktemp("container")
+    os.chown(room, USER, USER)
+    done = run(documented("--name penstock "), room, **away)
+    try:
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield done.stdout
+    finally:
+        subprocess.run(["docker", "rm", "--force", "penstock"], capture_output=True, check=False)
+
+
+async def test_container_answers_a_call_and_becomes_healthy(container: str) -> None:
+    assert '"result":"eth_gasPrice"' in container.replace(" ", "")
+    await until(lambda: engine("inspect", "--format", "{{.State.Health.Status}}", "penstock") == "healthy", within_s=60)
+
+
+def test_container_has_no_privileges_and_ends_in_time(container: str) -> None:
+    assert engine("exec", "penstock", "id", "-u") == str(USER)
+    refused = subprocess.run(["docker", "exec", "penstock", "touch", "/file"], capture_output=True, check=False)
+    assert b"Read-only file system" in refused.stderr
+    assert "CycloneDX" in engine("exec", "penstock", "cat", "/usr/share/penstock/sbom.cdx.json")
+    engine("stop", "--time", "40", "penstock")
+    assert engine("inspect", "--format", "{{.State.ExitCode}}", "penstock") == "0"
