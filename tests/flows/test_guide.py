@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from proxy import settings
+from proxy.__main__ import COMMANDS
 from proxy.data_files import CONFIG
 from proxy.web.docs.guide_files import GuideFiles
-from tests.database import Server
-from tests.guide_pages import CODE, PAGES, blocks_of, free_port, run_page
+from tests.certificates import Authority
+from tests.database import Server, connected
+from tests.guide_pages import CODE, PAGES, PageBlock, blocks_of, free_port, run_page
 from tests.service import ROOT, Service
 
 WITHIN_S = 170.0
@@ -57,14 +67,84 @@ def test_named_settings_and_metrics_exist(page: Path) -> None:
     for section, name in re.findall(r"`(\w+)\.(\w+)(?: = [^`]+)?`", text):
         if section in sections and name not in chart.get(section, {}):
             assert name in sections[section], f"{section}.{name}"
-    for block in blocks_of(page):
-        if block.language == "toml":
-            for section, values in tomllib.loads(block.text).items():
-                # Arrays of tables are comments in the defaults.
-                assert isinstance(values, list) or set(values) <= set(sections[section]), (section, values)
     source = "".join(file.read_text("utf-8") for file in (ROOT / "proxy").rglob("*.py"))
     for metric in re.findall(r"`(penstock_[a-z_]+)`", text):
         assert f'"{metric.removesuffix("_total")}' in source, metric
+
+
+def written_in(language: str) -> list[PageBlock]:
+    return [block for page in ALL for block in blocks_of(page) if block.language == language]
+
+
+def test_settings_of_the_guide_are_valid(tmp_path: Path) -> None:
+    leaf = Authority(tmp_path).leaf("rpc.example.com")
+    examples = {
+        "/etc/letsencrypt/live/rpc.example.com/fullchain.pem": str(leaf.cert),
+        "/etc/letsencrypt/live/rpc.example.com/privkey.pem": str(leaf.key),
+        "0x…": f"0x{'22' * 20}",
+    }
+    environ = {
+        "DATABASE_URL": "postgresql:///a",
+        "PENSTOCK_KEYS__PEPPER": "0" * 32,
+        "PAYMASTER_SIGNER": "0x" + "11" * 32,
+    }
+    blocks = written_in("toml")
+    assert len(blocks) >= 5
+    for block in blocks:
+        text = block.text
+        for shown, value in examples.items():
+            text = text.replace(shown, value)
+        (file := tmp_path / "penstock.toml").write_text(text)
+        settings.load_with_tables(file, environ=environ)
+
+
+async def test_sql_of_the_guide_runs(server: Server) -> None:
+    name = await server.create("migrated")
+    async with connected(server.url(name)) as connection:
+        for block in written_in("sql"):
+            await connection.execute(block.text)
+    await server.drop(name)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_prometheus_accepts_the_file_of_the_guide(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "deploy" / "prometheus" / "rules.yml", tmp_path)
+    [block] = written_in("yaml")
+    (tmp_path / "prometheus.yml").write_text(block.text)
+    subprocess.run(["promtool", "check", "config", tmp_path / "prometheus.yml"], check=True, capture_output=True)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Accepts a command without its required arguments: the guide often only names it."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith(("the following arguments are required", "one of the arguments")):
+            raise EOFError
+        raise ValueError(message)
+
+
+def named_commands(page: Path) -> Iterator[str]:
+    """Commands in the text, and in blocks that do not run."""
+    yield from re.findall(r"(?<!`)`penstock ([^`]+)`", page.read_text("utf-8"))
+    for block in blocks_of(page):
+        if block.reason and block.language == "bash":
+            lines = block.text.replace("\\\n", "").splitlines()
+            found = [re.search(r"(?:^|\(|&& |bin/)penstock ([a-z].*)", line) for line in lines]
+            yield from (re.split(r" [|>&#]", match[1])[0] for match in found if match)
+
+
+@pytest.mark.parametrize("page", ALL, ids=[page.stem for page in ALL])
+def test_named_commands_exist(page: Path) -> None:
+    for command in named_commands(page):
+        words = shlex.split(command)
+        parser = CommandParser()
+        import_module(f"proxy.commands.{COMMANDS[words[0]]}").register(parser.add_subparsers())
+        try:
+            parser.parse_args(words)
+        except EOFError:
+            pass
+    targets = re.findall(r"(?:`|^)make ([a-z0-9-]+)", page.read_text("utf-8"), re.MULTILINE)
+    assert {*targets} <= {*re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)}
 
 
 @pytest.mark.parametrize("page", RUNNING, ids=[page.stem for page in RUNNING])
@@ -91,10 +171,16 @@ async def test_page_runs(bundled: Service, server: Server, tmp_path: Path, page:
         "9001": str(free_port()),
     }
     try:
-        await asyncio.to_thread(run_page, page, tmp_path / "room", environ=environ, replace=replace, within_s=WITHIN_S)
+        output = await asyncio.to_thread(
+            run_page, page, tmp_path / "room", environ=environ, replace=replace, within_s=WITHIN_S
+        )
     finally:
         await server.drop(name)
         await server.drop(empty)
+    # Replies that the page shows.
+    for block in blocks_of(page):
+        if block.language == "json":
+            assert json.dumps(json.loads(block.text), separators=(",", ":"), ensure_ascii=False) in output
 
 
 @pytest.fixture(scope="module")
