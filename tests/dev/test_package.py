@@ -24,6 +24,7 @@ import pytest
 
 from proxy import __version__
 from proxy.data_files import CONFIG
+from tests.guide_pages import PAGES, blocks_of
 from tests.service import ROOT, end_with_the_tests, finished, until
 
 SHIPPED = {"config": {".toml", ".json", ".mjs", ".cjs"}, "schemas": {".json", ".sql", ".mjs", ".py", ".go"}}
@@ -31,6 +32,7 @@ SHIPPED = {"config": {".toml", ".json", ".mjs", ".cjs"}, "schemas": {".json", ".
 NOT_SHIPPED = ("config/devnet/contracts/", "schemas/sql/schema.sql")
 # A wheel that was built before, for this platform.
 COMPILED_WHEEL = os.environ.get("WHEEL_TEST", "")
+needs_a_built_wheel = pytest.mark.skipif(not COMPILED_WHEEL, reason="make wheel-test runs it")
 
 
 @dataclass
@@ -150,6 +152,55 @@ async def block_number(base: str, key: str) -> str:
 async def guide_title(base: str) -> str:
     async with aiohttp.ClientSession() as session, session.get(base.removesuffix("/v1") + "/docs/guide/") as response:
         return (await response.text()).partition("<title>")[2].partition("</title>")[0]
+
+
+def documented(page: str, word: str) -> str:
+    """The commands of the guide that contain a word."""
+    [block] = [block.text for block in blocks_of(PAGES / page) if word in block.text]
+    return block
+
+
+def in_shell(commands: str, room: Path, log: Path) -> subprocess.Popen[bytes]:
+    """Start commands as a new user would: without variables of the tests' environment, except those for package indexes."""
+    kept = {name: value for name, value in os.environ.items() if "CERT" in name or name.startswith(("PIP_", "NODE_"))}
+    env = {"PATH": f"{sys.base_prefix}/bin:{os.environ['PATH']}", **kept, "HOME": str(room)}
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            ["bash", "-euxc", commands], cwd=room, env=env, stdout=output, stderr=output, preexec_fn=end_with_the_tests
+        )
+
+
+@needs_a_built_wheel
+@pytest.mark.timeout(600)
+async def test_quickstart_runs_as_written(tmp_path: Path) -> None:
+    """With Python's and npm's packages from the network, and the ready wheel for every platform."""
+    [wheel] = Path(COMPILED_WHEEL).parent.glob("penstock-*-py3-none-any.whl")
+    (room := tmp_path / "a new user").mkdir()
+    shutil.copy(wheel, room)
+    commands = documented("quickstart.md", "penstock dev").replace(
+        "penstock dev", "exec penstock dev --port 0 --ready-file ready.json"
+    )
+    dev = in_shell(commands, room, log := tmp_path / "log")
+    try:
+        await until(lambda: (room / "ready.json").exists() or dev.poll() is not None, within_s=540.0)
+        assert dev.poll() is None, log.read_text()
+        ready = orjson.loads((room / "ready.json").read_bytes())
+        assert int(await block_number(ready["base_url"], ready["keys"]["enterprise"]), 16) > 0
+        assert "installing" in log.read_text()
+    finally:
+        dev.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(dev.wait, 60.0) == 0
+
+
+@needs_a_built_wheel
+@pytest.mark.timeout(600)
+async def test_installation_for_production_runs_as_written(tmp_path: Path) -> None:
+    commands = documented("production.md", "make wheel").replace("make wheel\n", "")
+    (tmp_path / "dist").symlink_to(Path(COMPILED_WHEEL).parent)
+    commands = commands.replace("/opt/penstock", f"{tmp_path}/penstock") + "\npenstock/bin/penstock --version"
+    installing = in_shell(commands, tmp_path, log := tmp_path / "log")
+    assert await asyncio.to_thread(installing.wait, 540.0) == 0, log.read_text()
+    assert log.read_text().endswith(f"penstock {__version__}\n")
 
 
 async def test_dev_and_serve_answer_calls(package: Package, tmp_path: Path) -> None:
