@@ -12,7 +12,7 @@ from tests.isolation.attack import beside, steady_load
 from tests.rpc_harness import rpc_harness
 from tests.service import until
 from tests.sockets import bare
-from tests.web.worker import on_uvloop
+from tests.web.worker import TEST, on_uvloop
 
 CALLS = 200
 # One masked frame without a payload; 40,000 fill what a transport reads at a time.
@@ -102,3 +102,19 @@ async def test_messages_under_way_are_bounded_by_their_bytes() -> None:
                 await asyncio.sleep(0)
         assert limit // 2 < most <= 2 * limit
         await until(lambda: not socket.calls.bytes_under_way)
+
+
+@on_uvloop
+async def test_messages_that_a_fault_plan_delays_are_bounded_and_leave_with_their_client() -> None:
+    async with rpc_harness(1, network=TEST) as harness:
+        harness.worker.add_key("test", live=False)
+        async with bare(harness.worker, key="test", network=TEST, X_Fault="latency=30s") as client:
+            socket = harness.worker.only_connection
+            assert isinstance(socket, ClientSocket)
+            limit = socket.context.limits.max_message_bytes
+            for _ in range(10):
+                client.write(b" " * (limit // 2) + CALL)
+            await until(lambda: socket.calls.bytes_under_way >= limit)
+            assert len(socket.calls) == 2
+        await until(lambda: not len(socket.calls))
+        assert not socket.calls.bytes_under_way

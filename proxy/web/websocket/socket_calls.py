@@ -5,6 +5,8 @@ Replies carry the ids of their calls, so a slow call delays no other. A malforme
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,6 +31,7 @@ from proxy.web.websocket.socket_context import SocketContext, SocketTerms
 from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.subscriptions import Subscriptions
 
+_serial = itertools.count()
 _AROUND_A_RESULT = len(jsonrpc.HEAD) + len(',"result":}')
 
 
@@ -73,13 +76,13 @@ class SocketCalls:
         self.bytes_under_way = 0
         self._served = 0
         # Messages that wait for the latency of a fault plan. They count as under way, which bounds them.
-        self._delayed = 0
+        self._delayed: dict[int, asyncio.TimerHandle] = {}
 
     def __repr__(self) -> str:
         return f"<SocketCalls {len(self._under_way)} under way>"
 
     def __len__(self) -> int:
-        return len(self._under_way) + self._delayed
+        return len(self._under_way) + len(self._delayed)
 
     def serve(self, message: bytes) -> None:
         is_spoiled = self.directives is not None and self.directives.fault is not None
@@ -87,14 +90,18 @@ class SocketCalls:
         if plan is None:
             self._serve(message)
         elif plan.latency_ms:
-            self._delayed += 1
-            self.bytes_under_way += len(message)
-            self.context.loop.call_later(plan.latency_ms / 1000, self._serve_delayed, plan, message)
+            self._delay(plan, message)
         else:
             self._serve_spoiled(plan, message)
 
-    def _serve_delayed(self, plan: FaultPlan, message: bytes) -> None:
-        self._delayed -= 1
+    def _delay(self, plan: FaultPlan, message: bytes) -> None:
+        place = next(_serial)
+        later = self.context.loop.call_later(plan.latency_ms / 1000, self._serve_delayed, place, plan, message)
+        self._delayed[place] = later
+        self.bytes_under_way += len(message)
+
+    def _serve_delayed(self, place: int, plan: FaultPlan, message: bytes) -> None:
+        del self._delayed[place]
         self.bytes_under_way -= len(message)
         self._serve_spoiled(plan, message)
         self._on_answered()
@@ -187,8 +194,10 @@ class SocketCalls:
 
     def leave(self) -> None:
         """The client has left: nothing waits for the replies any more."""
-        calls, self._under_way = self._under_way, {}
-        self.bytes_under_way -= sum(calls.values())
+        calls, self._under_way, self.bytes_under_way = self._under_way, {}, 0
+        for later in self._delayed.values():
+            later.cancel()
+        self._delayed.clear()
         for call in calls:
             call.leave()
 
