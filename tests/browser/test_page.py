@@ -269,7 +269,7 @@ CONTRAST = """() => {
     const faint = [];
     for (const node of document.querySelectorAll('body *')) {
         const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.textContent.trim());
-        if (!own || !node.checkVisibility() || node.closest('.visually-hidden, .skip, .dim, :disabled')) continue;
+        if (!own || !node.checkVisibility() || node.closest('.visually-hidden, .skip, :disabled')) continue;
         const [one, other] = [light(read(getComputedStyle(node).color).slice(0, 3)), light(behind(node))].sort((a, b) => b - a);
         const ratio = (one + 0.05) / (other + 0.05);
         const [size, weight] = [parseFloat(getComputedStyle(node).fontSize), Number(getComputedStyle(node).fontWeight)];

@@ -6,6 +6,7 @@ import * as forms from "../forms.js";
 import { asyncRegion, badge, button, card, codeBlock, empty, facts, heading, idField, pager, poll, segmentedControl, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { place, setParams } from "../location.js";
+import { highlighted } from "./json.js";
 import { curl } from "./snippets.js";
 
 const LIMIT = 50;
@@ -107,7 +108,8 @@ const CAUSES = {
 };
 
 function errorCard({ blame, error }) {
-  const text = codeBlock("Error", error);
+  const text = codeBlock("Error", "");
+  text.show(highlighted(error));
   return card("Error", el("p", null, CAUSES[blame] ?? blame), text.node);
 }
 
