@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import tracemalloc
 
 import pytest
 
@@ -118,3 +120,19 @@ async def test_messages_that_a_fault_plan_delays_are_bounded_and_leave_with_thei
             assert len(socket.calls) == 2
         await until(lambda: not len(socket.calls))
         assert not socket.calls.bytes_under_way
+
+
+@on_uvloop
+async def test_refused_batch_gives_its_memory_back_at_once() -> None:
+    """The garbage collector runs seldom."""
+    async with rpc_harness(1) as harness, bare(harness.worker) as client:
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(20):
+                client.write(b"[" * 500_000)
+                assert (await client.json())["error"]["code"] == -32700
+            assert tracemalloc.get_traced_memory()[0] < 4_000_000
+        finally:
+            tracemalloc.stop()
+            gc.enable()

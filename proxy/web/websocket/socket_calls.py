@@ -452,5 +452,6 @@ class SocketBatch:
         return [*found, b"]"] if found else []
 
     def _end(self, outcome: str, units: int) -> None:
+        self._batch = None  # It refers to this object and to the message, which would wait for the garbage collector.
         took_s = time.monotonic() - self._began
         self._owner.answered(self, "batch", outcome=outcome, units=units, took_s=took_s)
