@@ -76,25 +76,10 @@ class RequestRecorder:
         return "sampled" if is_sampled and account.sample_every else None
 
     def note(
-        self,
-        request_id: str,
-        key: Key,
-        reason: RecordReason,
-        *,
-        surface: Surface,
-        network: str,
-        method: str,
-        status: int,
-        took_s: float,
-        flight: Flight | None = None,
-        params: bytes = b"",
-        error: str = "",
-        units: int = 0,
-        cache: str = "",
-        size: int = 0,
-        block: int | None = None,
-        attempts: Sequence[RecordedAttempt] = (),
-    ) -> None:
+        self, request_id: str, key: Key, reason: RecordReason, *, surface: Surface, network: str, method: str, status: int,
+        took_s: float, flight: Flight | None = None, params: bytes = b"", error: str = "", units: int = 0, cache: str = "",
+        size: int = 0, block: int | None = None, attempts: Sequence[RecordedAttempt] = (),
+    ) -> None:  # fmt: skip
         """Record one request. `size`: the bytes of the reply. Without `block`, it is that of the flight."""
         account = key.account.id
         if not self._room(account):

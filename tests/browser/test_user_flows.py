@@ -435,4 +435,4 @@ async def test_methods_are_shown_by_upstream(operator: Visitor) -> None:
 
     await operator.open("operator/methods")
     await until(is_shown)
-    await expect(row).to_contain_text("calls")
+    await expect(row).to_contain_text("1 call")

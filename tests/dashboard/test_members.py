@@ -153,7 +153,7 @@ def test_operations_that_change_an_account_need_more_than_a_look() -> None:
 async def test_developer_manages_keys_and_the_log_names_each_person(service: DashboardService) -> None:
     owner = await service.holder()
     member = await member_of(service, owner)
-    await member.new_key()
+    key = (await member.new_key())["id"]
     email = member.account["person"]["email"]
     (await member.post("/account/delete", {"email": owner.account["email"]})).fault(403)
     (await invite(member, address())).fault(403)
@@ -162,7 +162,7 @@ async def test_developer_manages_keys_and_the_log_names_each_person(service: Das
         for each in (await owner.get("/account/actions")).data["actions"]
     ]
     assert log == [
-        (email, "create_key", ""),
+        (email, "create_key", key),
         (email, "account_accept_invitation", ""),
         (owner.account["email"], "invite_member", email),
         (owner.account["email"], "account_sign_in", ""),

@@ -100,10 +100,9 @@ class NetworkState:
         self.group = UpstreamGroup([upstream.health for upstream in upstreams])
         self.only = self.upstreams[0] if len(self.upstreams) == 1 else None
         self.heads, self.head_reader = heads, head_reader
-        self.replies = replies
+        self.replies, self.caches = replies, caches
         self.shared_head = shared_head
         self.seen_moves = 0
-        self.caches = caches
         # Replies that other workers and hosts have cached, if a shared cache is configured.
         self.shared_cache: SharedCache | None = None
         # Flights that the same call may join, by cache key.

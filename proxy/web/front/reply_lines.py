@@ -9,6 +9,7 @@ from proxy.core import jsonrpc
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault
 from proxy.services.rpc.flights import Caller
+from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.networks import Route
 
 LOG_LINE: Final = (
@@ -48,6 +49,14 @@ def units_line(units: int) -> bytes:
 def block_line(block: int) -> bytes:
     """The block that the state behind a reply has reached; empty if it is unknown."""
     return b"X-Block-Number: %d\r\n" % block if block else b""
+
+
+def found_lines(state: NetworkState, cache: str, block: int) -> bytes:
+    """How a result was found, and the block that the state behind it has reached."""
+    lines = CACHE[cache] + block_line(block)
+    if block == state.tip:
+        state.tip_lines[cache] = lines
+    return lines
 
 
 def upstream_line(route: Route, caller: Caller) -> bytes:

@@ -30,8 +30,8 @@ from proxy.web.front.reply_lines import (
     CACHE,
     CLOSE,
     REPLY_LENGTHS,
-    block_line,
     fault_bytes,
+    found_lines,
     length_line,
     reply_length,
     units_line,
@@ -141,7 +141,7 @@ class ReplyWriter:
             remaining,
             reset,
             units_line(self.units),
-            self._found_lines(block) if found is None else found,
+            found_lines(state, self.cache, block) if found is None else found,
             self._extra_lines() if context.adds_lines or self.left <= 1 else b"",
             REPLY_LENGTHS[size] if size < 1024 else reply_length(size),
             self.id,
@@ -387,8 +387,7 @@ class ReplyWriter:
 
     def _count(self, outcome: str) -> None:
         if self.policy is not None and self.head is not None:
-            took_s = _monotonic() - self.began
-            self.head.key.sheet[self.policy.tally].count(outcome, self.cache, self.units, took_s)
+            self.head.key.sheet[self.policy.tally].count(outcome, self.cache, self.units, _monotonic() - self.began)
 
     # The bytes of other replies
 
@@ -398,13 +397,15 @@ class ReplyWriter:
         return self._ok_lines(encoding) + (b"Transfer-Encoding: chunked\r\n\r\n" if size is None else length_line(size))
 
     def _ok_lines(self, encoding: int) -> bytes:
+        assert self.head is not None
+        block = self.block if self.flight is None else self.flight.block
         return b"".join(
             (
                 b"HTTP/1.1 200 OK\r\nContent-Type: application/json",
                 self._context.stamp,
                 self._common_lines(200),
                 units_line(self.units),
-                self._found_lines(self.block if self.flight is None else self.flight.block),
+                found_lines(self.head.route.state, self.cache, block),
                 self._upstream_line() if self._context.shows_upstream else b"",
                 encodings.LINES[encoding],
             )
@@ -439,15 +440,6 @@ class ReplyWriter:
 
     def _close_line(self) -> bytes:
         return CLOSE if self.left <= 1 or self._context.draining else b""
-
-    def _found_lines(self, block: int) -> bytes:
-        """How the result was found, and the block that the state behind it has reached."""
-        assert self.head is not None
-        state = self.head.route.state
-        lines = CACHE[self.cache] + block_line(block)
-        if block == state.tip:
-            state.tip_lines[self.cache] = lines
-        return lines
 
     def _upstream_line(self) -> bytes:
         assert self.head is not None

@@ -39,19 +39,9 @@ class SocketCalls:
     """The calls and batches of one socket that are under way."""
 
     __slots__ = (
-        "_delayed",
-        "_on_answered",
-        "_served",
-        "_under_way",
-        "bytes_under_way",
-        "context",
-        "directives",
-        "key",
-        "output",
-        "request_id",
-        "route",
-        "subscriptions",
-    )
+        "_delayed", "_on_answered", "_served", "_under_way", "bytes_under_way", "context", "directives", "key", "output",
+        "request_id", "route", "subscriptions",
+    )  # fmt: skip
 
     def __init__(
         self,
