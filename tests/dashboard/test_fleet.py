@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.dashboard.service import NETWORK, Client, DashboardService, call
+from tests.dashboard.service import NETWORK, Client, DashboardService, Reply, call
 from tests.dashboard.test_usage import known_key
 from tests.database import connected
 from tests.http_client import HttpClient, post, rpc
@@ -178,7 +178,13 @@ async def test_account_list_includes_the_requests_of_today(service: DashboardSer
 async def test_account_is_found_by_key_member_and_request(service: DashboardService) -> None:
     holder, operator = await service.holder(), await service.operator()
     created = await holder.new_key()
-    failed = await call(service, created["key"], "eth_sendTransaction")
+
+    async def known() -> Reply | None:
+        """A worker that does not know the key yet records nothing."""
+        reply = await call(service, created["key"], "eth_sendTransaction")
+        return None if reply.status == 401 else reply
+
+    failed = await until(known)
 
     async def found(text: str) -> bool:
         rows = (await operator.get(f"/admin/accounts?search={text}")).data["accounts"]
