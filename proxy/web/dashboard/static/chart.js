@@ -3,6 +3,7 @@
  * under the pointer are shown in a tooltip, or in a long legend. Dragging over the plot selects a range.
  */
 
+import "./language.js"; // before uPlot
 import uPlot from "./vendor/uplot/uPlot.min.js";
 import { el, setChildren, swatch } from "./dom.js";
 import * as format from "./format.js";
