@@ -119,7 +119,7 @@ async def take_all(browser: Browser, site: Site) -> None:
     await open_view(dark, "overview")
     await take(dark.page, "overview-dark")
     await open_view(dark, "explorer")
-    await dark.page.get_by_label("API key").fill(site.service.keys["test"])
+    await dark.paste_key("test")
     await dark.page.get_by_label("Network").select_option("dev/testnet")
     await dark.page.get_by_label("Method").fill("eth_getBlockByNumber")
     await dark.page.get_by_label("Method").blur()

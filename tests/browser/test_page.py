@@ -50,7 +50,7 @@ async def test_untrusted_text_is_never_parsed_as_markup(holder: Visitor) -> None
     site.upstreams[0].act = site.upstreams[1].act = hostile
     try:
         await holder.open("explorer")
-        await page.get_by_label("API key").fill(site.service.keys["test"])
+        await holder.paste_key("test")
         await page.get_by_label("Network").select_option("ethereum/sepolia")
         await page.get_by_label("Method").fill("eth_feeHistory")
         await page.get_by_label("Method").blur()

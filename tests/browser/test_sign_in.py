@@ -61,7 +61,7 @@ async def test_sign_out_clears_the_api_key_in_the_explorer(site: Site, page: Pag
     visitor = Visitor(site, page)
     await visitor.sign_in()
     await visitor.open("explorer")
-    await page.get_by_label("API key").fill(site.service.keys["test"])
+    await visitor.paste_key("test")
     await visitor.button("Sign out").click()
     await page.get_by_label("Email").fill("free@example.com")
     await page.get_by_label("Password").fill(site.credentials["password"])

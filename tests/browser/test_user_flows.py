@@ -240,7 +240,7 @@ async def test_gas_policy_is_created_edited_and_paused(holder: Visitor) -> None:
 async def test_explorer_sends_a_request_and_shows_snippets(holder: Visitor) -> None:
     page = holder.page
     await holder.open("explorer")
-    await page.get_by_label("API key").fill(holder.site.service.keys["test"])
+    await holder.paste_key("test")
     await page.get_by_label("Network").select_option("ethereum/sepolia")
     await page.get_by_label("Method").fill("eth_getBalance")
     await page.get_by_label("Method").blur()
@@ -254,6 +254,18 @@ async def test_explorer_sends_a_request_and_shows_snippets(holder: Visitor) -> N
         snippet = page.get_by_role("region", name="Snippet")
         await expect(snippet).to_contain_text(word)
         await expect(snippet).not_to_contain_text("svc_test_")
+
+
+async def test_explorer_sends_as_a_key_of_the_session(holder: Visitor) -> None:
+    page = holder.page
+    await holder.open("explorer")
+    await expect(page.get_by_label("API key")).to_be_hidden()
+    await page.get_by_label("Send as").select_option("dev live (live)")
+    await page.get_by_label("Network").select_option("dev/mainnet")
+    async with page.expect_request("**/v1/rpc/dev/mainnet") as sent:
+        await holder.button("Send").click()
+    await expect(page.get_by_role("region", name="Body")).to_contain_text('"result": "0x')
+    assert not (await (await sent.value).all_headers())["x-api-key"].startswith("svc_")
 
 
 async def test_cordoned_upstream_gets_no_calls(operator: Visitor) -> None:

@@ -129,6 +129,11 @@ class Visitor:
         await self.button("Done").click()
         return key
 
+    async def paste_key(self, plan: str) -> None:
+        """Use a pasted key in the explorer, instead of one of the session's account."""
+        await self.page.get_by_label("Send as").select_option("Another key…")
+        await self.page.get_by_label("API key").fill(self.site.service.keys[plan])
+
     async def create_webhook(self, path: str, *, event: str = "NEW_BLOCK") -> None:
         """Creates a webhook on the development chain through the form, and opens its page."""
         await self.open("webhooks")

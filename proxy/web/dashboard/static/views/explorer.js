@@ -1,4 +1,7 @@
-/* The explorer sends any REST operation or JSON-RPC method with the user's own API key. The key stays in this module's memory. */
+/*
+ * The explorer sends any REST operation or JSON-RPC method as one of the account's keys, or with a pasted one, which stays in this
+ * module's memory.
+ */
 
 import { requestForms } from "../api.js";
 import { el, setChildren } from "../dom.js";
@@ -8,16 +11,42 @@ import { card, codeBlock, empty, facts, heading, note, segmentedControl, toast }
 import * as format from "../format.js";
 import { highlighted } from "./json.js";
 import { requestForm } from "./operations.js";
+import { sessionKeys, tokenFor } from "./session-keys.js";
 import { NAMES, SNIPPETS } from "./snippets.js";
 
 // Characters of a reply body. More would slow the page down.
 const MAX_SHOWN = 200_000;
-const state = { key: "", kind: "rpc", language: "curl" };
+const PASTED = "";
+// `id` is the key to send as, null until one is chosen. `key` is the pasted one.
+const state = { id: null, key: "", kind: "rpc", language: "curl" };
 
 export async function show() {
-  const view = new Explorer(await networks());
+  const view = new Explorer(...await Promise.all([networks(), sessionKeys().catch(() => ({}))]));
   await view.setKind(state.kind);
   return view.node;
+}
+
+/* A choice between the account's keys and a pasted one; only the field to paste it into if there are none. */
+function keyFields(keys) {
+  const pasted = forms.text("API key", { value: state.key, class: "mono masked", placeholder: "svc_live_…", autocomplete: "off",
+    hint: "Kept in this tab's memory only. Never stored.", oninput: () => { state.key = pasted.read(); } });
+  const options = { ...keys, [PASTED]: "Another key…" };
+  if (!Object.hasOwn(options, state.id)) state.id = Object.keys(keys)[0] ?? PASTED;
+  const show = () => { pasted.node.hidden = state.id !== PASTED; };
+  const chosen = forms.select("Send as", options, { value: state.id, hint: "Requests are counted and limited as those of this key. You need not paste it.",
+    onchange: () => {
+      state.id = chosen.read();
+      show();
+    } });
+  show();
+  return [Object.keys(keys).length > 0 && chosen.node, pasted.node];
+}
+
+/* The value of X-API-Key, and whether the session's cookie goes with it. */
+async function authorityOf({ id, key }) {
+  if (id !== PASTED) return { key: await tokenFor(id), credentials: "same-origin" };
+  if (!key) throw new Error("Enter an API key.");
+  return { key, credentials: "omit" };
 }
 
 class Explorer {
@@ -26,11 +55,10 @@ class Explorer {
   #snippet = codeBlock("Snippet", "");
   #request = null;
 
-  constructor(available) {
+  /* `keys`: names of the keys that the session can send as, by id. */
+  constructor(available, keys) {
     this.networks = available;
-    const key = forms.text("API key", { value: state.key, class: "mono masked", placeholder: "svc_live_…", autocomplete: "off",
-      hint: "Kept in this tab's memory only. Never stored.", oninput: () => { state.key = key.read(); } });
-    const form = forms.form([key.node, this.#fields], { label: "Send", send: () => this.#send() });
+    const form = forms.form([...keyFields(keys), this.#fields], { label: "Send", send: () => this.#send() });
     form.addEventListener("input", () => this.#updateSnippet());
     form.addEventListener("change", () => this.#updateSnippet());
     setChildren(this.#reply, empty("No reply yet", "Send a request to see its body, headers and cost."));
@@ -100,14 +128,14 @@ class Explorer {
   }
 
   async #send() {
-    if (!state.key) throw new Error("Enter an API key. Your dashboard session does not authorize API requests.");
+    const authority = await authorityOf(state);
     this.#request = this.current.read();
     this.#updateSnippet();
     const { method, url, body } = this.#request;
     const startedAt = performance.now();
     const reply = await fetch(url, {
-      method, credentials: "omit", cache: "no-store",
-      headers: { "X-API-Key": state.key, ...(body !== undefined && { "Content-Type": "application/json" }) },
+      method, credentials: authority.credentials, cache: "no-store",
+      headers: { "X-API-Key": authority.key, ...(body !== undefined && { "Content-Type": "application/json" }) },
       body: body === undefined ? undefined : JSON.stringify(body),
     });
     const text = await reply.text();
