@@ -46,7 +46,7 @@ async def test_number_of_errors_leads_to_their_requests(holder: Visitor) -> None
     await row.get_by_role("link").click()
     await holder.heading("Requests").wait_for()
     rows = page.get_by_role("table", name="Requests").locator("tbody tr")
-    await expect(rows.first).to_contain_text("Failed 200")
+    await expect(rows.first).to_contain_text("JSON-RPC error")
     await expect(holder.button("Remove filter code")).to_contain_text("-32601")
     await expect(page.get_by_label("Method")).to_have_value("other")
     async with page.expect_response(lambda reply: "/account/requests?" in reply.url and "code=" not in reply.url):

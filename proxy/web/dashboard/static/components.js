@@ -11,7 +11,15 @@ const TONES = {
   wrong_chain: "bad", forked: "bad", ahead: "bad", unchecked: "wait", stopped: "bad", expired: "off",
 };
 
-export const badge = (status, tone = TONES[status] ?? "off") => el(`span.badge.${tone}`, null, format.label(status));
+export const badge = (status, tone = TONES[status] ?? "off") => tag(format.label(status), tone);
+
+const tag = (text, tone) => el(`span.badge.${tone}`, null, text);
+
+/* The outcome of a request. A call that fails on the chain gets a JSON-RPC error with the status 200. */
+export function outcome(status, hasFailed) {
+  if (hasFailed && status < 400) return tag("JSON-RPC error", "bad");
+  return tag(hasFailed ? `HTTP ${status}` : String(status), hasFailed ? "bad" : "good");
+}
 
 export function button(label, onclick, { kind = "", ...attributes } = {}) {
   return el(`button${kind && `.${kind}`}`, { type: "button", onclick, ...attributes }, label);

@@ -2,7 +2,7 @@
 
 import { account, admin, query } from "../api.js";
 import { bar, el } from "../dom.js";
-import { asyncRegion, badge, card, empty, heading, table } from "../components.js";
+import { asyncRegion, card, empty, heading, outcome, table } from "../components.js";
 import * as format from "../format.js";
 import { linkTo, place, setParams } from "../location.js";
 import { rangeControl, rangeIn, rangeParams, spanOf } from "../ranges.js";
@@ -43,7 +43,7 @@ function errorsTable(errors, { client, path, more }) {
   const most = Math.max(...errors.map(({ count }) => count));
   const link = ({ status, code, method, key_id: key }) => linkTo(path, { reason: "failed", ...more, status, code, method, key });
   return table("Errors", [
-    { name: "Status", show: (each) => badge(String(each.status), each.status < 400 ? "wait" : "bad") },
+    { name: "Status", show: (each) => outcome(each.status, true) },
     { name: "Code", show: (each) => [el("code", null, each.code ?? format.NONE), el("span.below", { title: each.example }, format.errorText(each.example))] },
     { name: "Method", show: (each) => (each.method === UNKNOWN ? "Unknown method" : el("code", null, each.method || format.NONE)) },
     { name: "Key", show: (each) => each.key_name ?? el("code", null, each.key_id) },

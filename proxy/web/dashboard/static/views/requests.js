@@ -3,7 +3,7 @@
 import { account, admin, query } from "../api.js";
 import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncRegion, badge, button, card, codeBlock, empty, facts, heading, idField, pager, poll, segmentedControl, table, toast } from "../components.js";
+import { asyncRegion, button, card, codeBlock, empty, facts, heading, idField, outcome, pager, poll, segmentedControl, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { place, setParams } from "../location.js";
 import { highlighted } from "./json.js";
@@ -79,7 +79,7 @@ function requestsTable({ requests, page, total }, filters, reload, base) {
   return [table("Requests", [
     { name: "Time", show: (each) => el("a", { href: `${base}/${encodeURIComponent(each.id)}` }, format.time(each.at)) },
     { name: "Method", show: (each) => [el("code", null, each.method || each.surface), el("span.below", null, each.network ?? "")] },
-    { name: "Status", show: (each) => [badge(each.error ? `failed ${each.status}` : String(each.status), each.error ? "bad" : "good"),
+    { name: "Status", show: (each) => [outcome(each.status, Boolean(each.error)),
       each.error && el("span.below", null, format.errorText(each.error))] },
     { name: "Duration", kind: "num", show: (each) => format.millis(each.ms) },
     { name: "Upstreams asked", kind: "num", show: (each) => format.number(each.attempts.length) },
@@ -115,7 +115,7 @@ function errorCard({ blame, error }) {
 
 const summaryOf = (found) => [
   ["Time", format.time(found.at)],
-  ["Status", String(found.status)],
+  ["Status", found.error && found.status < 400 ? `${found.status}, with a JSON-RPC error` : String(found.status)],
   ["Network", found.network ?? format.NONE],
   ["Duration", format.millis(found.ms)],
   ["Price", found.price === null ? format.NONE : `${format.number(found.price)} units`],
