@@ -4,9 +4,12 @@
  */
 
 import "./language.js"; // before uPlot
-import uPlot from "./vendor/uplot/uPlot.min.js";
 import { el, setChildren, swatch } from "./dom.js";
 import * as format from "./format.js";
+
+// Loaded beside the data of the view, whose figures do not wait for it.
+const loading = import("./vendor/uplot/uPlot.min.js");
+let uPlot = null;
 
 const HEIGHT = 168;
 const FONT = '12px -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", Arial, sans-serif';
@@ -16,20 +19,26 @@ const LEGEND_ABOVE = 2;
 const TIP_GAP = 14;
 // Half the width of the last label of the time axis.
 const RIGHT_PADDING = 24;
+// Charts this close to the screen are drawn. The others wait until the page is scrolled.
+const NEAR = "200px";
 const drawn = new Set();
+const colours = new Map();
 
 /* Resolves a CSS colour variable for the canvas. light-dark() resolves only on an element, hence the probe. */
 function colourOf(name) {
-  const probe = el("span");
-  probe.style.color = `var(--${name})`;
-  document.body.append(probe);
-  const found = getComputedStyle(probe).color;
-  probe.remove();
-  return found;
+  if (!colours.has(name)) {
+    const probe = el("span");
+    probe.style.color = `var(--${name})`;
+    document.body.append(probe);
+    colours.set(name, getComputedStyle(probe).color);
+    probe.remove();
+  }
+  return colours.get(name);
 }
 
 /* Redraws all charts, after a theme change. */
 export function redraw() {
+  colours.clear();
   for (const chart of drawn) chart.rebuild();
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
@@ -40,6 +49,8 @@ export class Chart {
   #data = [];
   #series = [];
   #width = 0;
+  #isNear = false;
+  #isStale = false;
   #step = 3600;
   #unit = el("span.hint");
 
@@ -56,6 +67,16 @@ export class Chart {
       this.legend, el("div.stage", null, this.canvas, this.tip));
     this.observer = new ResizeObserver(([entry]) => this.#fit(entry.contentRect.width));
     this.observer.observe(this.canvas);
+    this.sight = new IntersectionObserver((entries) => this.#see(entries.at(-1).isIntersecting), { rootMargin: NEAR });
+    this.sight.observe(this.canvas);
+  }
+
+  /* Each chart is drawn in a task of its own, so that none blocks the page for long. */
+  async #see(isNear) {
+    this.#isNear = isNear;
+    if (!isNear) return;
+    uPlot ??= (await loading).default;
+    setTimeout(() => this.#update());
   }
 
   /*
@@ -70,10 +91,18 @@ export class Chart {
     this.canvas.setAttribute("aria-label", `${this.title}: ${series.map(({ label, total }) => `${label} ${total}`).join(", ")}`);
     this.node.classList.toggle("beside", series.length > LEGEND_ABOVE);
     this.#showLegend();
-    const shape = JSON.stringify(series.map(({ label, colour, bars }) => [label, colour, bars]));
+    this.#isStale = true;
+    this.#update();
+  }
+
+  /* Plots what has changed, unless the chart is far off the screen. */
+  #update() {
+    if (!uPlot || !this.#isStale || !this.#isNear || !this.#width || !this.#data.length) return;
+    const shape = JSON.stringify(this.#series.map(({ label, colour, bars }) => [label, colour, bars]));
     if (this.#plot && shape === this.#shape) this.#plot.setData(this.#data);
-    else this.rebuild();
+    else this.#build();
     this.#shape = shape;
+    this.#isStale = false;
     this.#showPointer();
   }
 
@@ -84,9 +113,13 @@ export class Chart {
   }
 
   rebuild() {
+    this.#shape = "";
+    this.#isStale = true;
+    this.#update();
+  }
+
+  #build() {
     this.#plot?.destroy();
-    this.#plot = null;
-    if (!this.#data.length || !this.#width) return;
     this.#plot = new uPlot(this.#options(), this.#data, this.canvas);
     drawn.add(this);
     for (const chart of drawn) if (!chart.canvas.isConnected) chart.destroy();
@@ -94,6 +127,7 @@ export class Chart {
 
   destroy() {
     this.observer.disconnect();
+    this.sight.disconnect();
     this.#plot?.destroy();
     drawn.delete(this);
   }
@@ -101,7 +135,7 @@ export class Chart {
   #fit(width) {
     this.#width = Math.floor(width);
     if (this.#plot) this.#plot.setSize({ width: this.#width, height: HEIGHT });
-    else this.rebuild();
+    else this.#update();
   }
 
   #options() {

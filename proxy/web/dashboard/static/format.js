@@ -1,21 +1,26 @@
 /* Formats numbers in the browser's language, and times in its time zone. Dates have one form everywhere: 16 Nov 2026, 14:05:09. */
 
 const DATES = "en-GB";
-const integer = new Intl.NumberFormat();
-const shortened = new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 });
-const cents = new Intl.NumberFormat(undefined, { minimumFractionDigits: 2, maximumFractionDigits: 2 });
-const small = new Intl.NumberFormat(undefined, { maximumSignificantDigits: 2 });
-const day = new Intl.DateTimeFormat(DATES, { dateStyle: "medium" });
-const dateTime = new Intl.DateTimeFormat(DATES, { dateStyle: "medium", timeStyle: "medium" });
-const clock = new Intl.DateTimeFormat(DATES, { timeStyle: "medium" });
-const minute = new Intl.DateTimeFormat(DATES, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
-const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" });
+// A formatter takes about a millisecond to make: only those that a page uses are made.
+const once = (make) => {
+  let made = null;
+  return () => (made ??= make());
+};
+const integer = once(() => new Intl.NumberFormat());
+const shortened = once(() => new Intl.NumberFormat(undefined, { notation: "compact", maximumFractionDigits: 1 }));
+const cents = once(() => new Intl.NumberFormat(undefined, { minimumFractionDigits: 2, maximumFractionDigits: 2 }));
+const small = once(() => new Intl.NumberFormat(undefined, { maximumSignificantDigits: 2 }));
+const day = once(() => new Intl.DateTimeFormat(DATES, { dateStyle: "medium" }));
+const dateTime = once(() => new Intl.DateTimeFormat(DATES, { dateStyle: "medium", timeStyle: "medium" }));
+const clock = once(() => new Intl.DateTimeFormat(DATES, { timeStyle: "medium" }));
+const minute = once(() => new Intl.DateTimeFormat(DATES, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }));
+const relative = once(() => new Intl.RelativeTimeFormat(undefined, { numeric: "auto" }));
 const SPANS = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
 
 export const NONE = "–";
 
-export const number = (value) => (value === null || value === undefined ? NONE : integer.format(value));
-export const compact = (value) => (value === null || value === undefined ? NONE : value < 10000 ? integer.format(Math.round(value * 100) / 100) : shortened.format(value));
+export const number = (value) => (value === null || value === undefined ? NONE : integer().format(value));
+export const compact = (value) => (value === null || value === undefined ? NONE : value < 10000 ? integer().format(Math.round(value * 100) / 100) : shortened().format(value));
 export const share = (part, all) => (all ? percent(part / all) : NONE);
 
 export function percent(value) {
@@ -36,20 +41,20 @@ export function millis(value) {
 export function usd(amount) {
   if (amount === null || amount === undefined) return NONE;
   const value = Number(amount);
-  return `$${(Math.abs(value) >= 1 || value === 0 ? cents : small).format(value)}`;
+  return `$${(Math.abs(value) >= 1 || value === 0 ? cents : small)().format(value)}`;
 }
 
-export const date = (iso) => (iso ? day.format(new Date(iso)) : NONE);
-export const time = (iso) => (iso ? dateTime.format(new Date(iso)) : NONE);
-export const clockTime = (iso) => (iso ? clock.format(new Date(iso)) : NONE);
-export const span = (from, to) => minute.formatRange(new Date(from), new Date(to));
+export const date = (iso) => (iso ? day().format(new Date(iso)) : NONE);
+export const time = (iso) => (iso ? dateTime().format(new Date(iso)) : NONE);
+export const clockTime = (iso) => (iso ? clock().format(new Date(iso)) : NONE);
+export const span = (from, to) => minute().formatRange(new Date(from), new Date(to));
 
 /* A relative time: "3 minutes ago", "in 2 hours". */
 export function ago(iso, now = Date.now()) {
   if (!iso) return "Never";
   const seconds = (new Date(iso).getTime() - now) / 1000;
   const [unit, size] = SPANS.find(([, size]) => Math.abs(seconds) >= size) ?? ["second", 1];
-  return relative.format(Math.trunc(seconds / size), unit);
+  return relative().format(Math.trunc(seconds / size), unit);
 }
 
 /* An API value as a label: address_activity -> Address activity. */

@@ -169,7 +169,8 @@ async function show() {
     const { show: showView } = await view.load();
     if (current !== navigations) return;
     setChildren(main, await showView(parts.slice(1)));
-    if (current > 1) main.querySelector("h1")?.focus({ preventScroll: true });
+    if (current === 1) return;
+    main.querySelector("h1")?.focus({ preventScroll: true });
     scrollTo(0, 0);
   } catch (failure) {
     if (current === navigations) setChildren(main, loadError(failure, show));
