@@ -34,6 +34,7 @@ from proxy.web.dashboard.account import AccountHandlers
 from proxy.web.dashboard.admin import AdminHandlers
 from proxy.web.dashboard.announcements import AnnouncementHandlers
 from proxy.web.dashboard.network_list import network_list
+from proxy.web.dashboard.page_reads import PageReads
 from proxy.web.dashboard.people import PeopleHandlers
 from proxy.web.dashboard.sandbox_handlers import SandboxHandlers
 from proxy.web.dashboard.session_endpoint import SessionEndpoints, SessionHandler
@@ -107,7 +108,7 @@ class DashboardFeature:
         networks = network_list(self._networks, self._tables.methods, self._settings.follower.follows)
         session_s = self._settings.dashboard.session_s
         signing = SignInHandlers(self.sign_in, self.emails, self.actions, session_s=session_s)
-        return {
+        handlers = {
             **endpoints.wrapped(signing.handlers()),
             **endpoints.wrapped(PeopleHandlers(self.team, self.accounts, signing).handlers()),
             **endpoints.wrapped(
@@ -122,6 +123,7 @@ class DashboardFeature:
             **endpoints.wrapped(operator),
             **endpoints.mirrored(rest, resolver),
         }
+        return handlers | endpoints.wrapped(PageReads(spec, endpoints.readers).handlers())
 
     def start(self, notices: Notices) -> None:
         """Start the loops that use the database."""

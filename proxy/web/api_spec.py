@@ -64,6 +64,8 @@ class ApiOperation:
     session: SessionKind | None
     # The permission that the role of a person in the account needs.
     permission: Permission | None
+    # Whether it is a GET whose reply is JSON.
+    is_read: bool
     large_body: bool
     path_parameters: Mapping[str, Parameter]
     query: Mapping[str, Parameter]
@@ -175,6 +177,7 @@ def _operations(document: dict[str, Any]) -> Iterator[ApiOperation]:
                 scope=spec.get("x-scope", ""),
                 session=spec.get("x-session"),
                 permission=_permission(spec),
+                is_read=method == "get" and "application/json" in spec["responses"]["200"].get("content", {}),
                 large_body=spec.get("x-large-body", False),
                 path_parameters={p["name"]: _parameter(document, p, words) for p in parameters if p["in"] == "path"},
                 query={p["name"]: _parameter(document, p, words) for p in parameters if p["in"] == "query"},
@@ -259,7 +262,7 @@ def _cast(text: str, kind: str) -> Any:
         return int(text)
     if kind == "boolean" and text in ("true", "false"):
         return text == "true"
-    return text
+    return text.split(",") if kind == "array" else text
 
 
 def _whole(data: Any) -> Any:

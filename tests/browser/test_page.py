@@ -18,6 +18,7 @@ from proxy.store.pool import Pool
 from proxy.store.refusals import RefusalStore, RefusedOperation
 from tests.browser.visitor import WAIT_MS, Site, Visitor
 from tests.flows.upstream import echo, reply
+from tests.service import until
 
 expect.set_options(timeout=WAIT_MS)
 HOSTILE = '"><img src=x onerror=alert(1)><svg onload=alert(2)><script>alert(3)</script>'
@@ -340,6 +341,85 @@ async def test_first_view_transfers_less_than_80_kb(
     await page.wait_for_load_state("networkidle")
     assert 10_000 < sum(sizes) < 80_000
     await context.close()
+
+
+SESSION = "/reads?paths=%2Fannouncements%2C%2Fsession"
+# Records every call of the API, and whether the view was still being loaded.
+CALLS = """() => {
+    window.calls = [];
+    const original = window.fetch;
+    window.fetch = (url, ...rest) => {
+        const isFirst = !document.querySelector('main h1');
+        if (String(url).startsWith('/v1/')) window.calls.push([String(url), isFirst]);
+        return original(url, ...rest);
+    };
+}"""
+
+
+async def first_calls(visitor: Visitor) -> list[str]:
+    """The calls that the current view has made to show itself, without those of its refreshes and of the session."""
+    calls = await visitor.page.evaluate("window.calls.splice(0)")
+    return [url for url, is_first in calls if is_first and not url.endswith(SESSION)]
+
+
+async def test_each_page_makes_one_call(visitor: Visitor) -> None:
+    page, service = visitor.page, visitor.site.service
+    await service.rpc("eth_chainId", [], key="growth", network="dev/mainnet")
+
+    async def is_used() -> bool:
+        """The overview of an account that is not new."""
+        keys = (await (await page.request.get(f"{service.base}/account/keys")).json())["keys"]
+        return any(key["last_used_at"] for key in keys)
+
+    await until(is_used)
+    await page.add_init_script(f"({CALLS})()")
+    for view in VIEWS:
+        await visitor.open(view)
+        assert len(await first_calls(visitor)) == 1, view
+        await page.goto("about:blank")
+
+
+async def test_session_and_announcements_are_one_call(visitor: Visitor) -> None:
+    await visitor.page.add_init_script(f"({CALLS})()")
+    await visitor.open("keys")
+    calls = [url for url, _ in await visitor.page.evaluate("window.calls") if url.startswith("/v1/account/")]
+    assert calls == [f"/v1/account{SESSION}", "/v1/account/keys"]
+
+
+async def test_section_that_fails_says_so_beside_the_others(operator: Visitor) -> None:
+    """As if the deliveries alone could not be read."""
+
+    async def spoil(route: Route) -> None:
+        reply = await route.fetch()
+        data = await reply.json()
+        data["parts"][1] = {"status": 503, "body": {"error": {"message": "the queue is away"}}}
+        await route.fulfill(response=reply, json=data)
+
+    await operator.page.route("**/v1/admin/reads?*deliveries*", spoil)
+    await operator.open("operator/queues")
+    await expect(operator.page.get_by_role("alert")).to_contain_text("the queue is away")
+    await expect(operator.page.get_by_role("table", name="Followers")).to_contain_text("dev/mainnet")
+    await expect(operator.page.get_by_role("table", name="Workers")).to_be_visible()
+    await operator.page.unroute_all(behavior="wait")
+
+
+async def test_chart_off_the_screen_is_drawn_when_it_is_scrolled_to(phone: Visitor) -> None:
+    await phone.site.service.rpc("eth_chainId", [], key="growth", network="dev/mainnet")
+    await phone.open("overview?range=live")
+    last = phone.page.locator("figure.chart").last
+    await expect(phone.page.locator("figure.chart").first).to_be_visible()
+    await expect(last.locator("canvas")).to_have_count(0)
+    await last.scroll_into_view_if_needed()
+    await expect(last.locator("canvas")).to_be_visible()
+
+
+async def test_buttons_of_the_sidebar_are_in_one_row(visitor: Visitor) -> None:
+    await visitor.open("keys")
+    buttons = visitor.page.locator(".side .foot .actions > *")
+    for _ in ("light", "dark"):
+        boxes = await buttons.evaluate_all("(found) => found.map((each) => [each.offsetTop, each.clientHeight])")
+        assert len({tuple(box) for box in boxes}) == 1, boxes
+        await visitor.button("Switch theme").click()
 
 
 async def test_list_of_policies_takes_one_call(holder: Visitor) -> None:

@@ -94,8 +94,12 @@ async def test_chart_groups_by_network_and_key_and_folds_the_rest_into_other(ser
     assert [(line["label"], line["totals"]["requests"]) for line in by_key] == [("first", 6), ("second", 3)]
     by_network = (await holder.get("/account/usage?by=network")).data["series"]
     assert [(line["name"], line["totals"]["requests"]) for line in by_network] == [(NETWORK, 9)]
-    folded = (await holder.get("/account/usage?by=key&top=1")).data["series"]
-    assert [(line["name"] == "other", line["totals"]["requests"]) for line in folded] == [(False, 6), (True, 3)]
+    folded = (await holder.get("/account/usage?by=key&top=1")).data
+    found = [(line["name"] == "other", line["totals"]["requests"]) for line in folded["series"]]
+    assert found == [(False, 6), (True, 3)]
+    whole = (await holder.get("/account/usage?by=total")).data
+    assert folded["total"] == whole["total"] == {name: whole["series"][0][name] for name in whole["total"]}
+    assert folded["totals"] == whole["totals"]
     assert (await totals(holder, "method=eth_chainId"))["requests"] == 1
     assert (await totals(holder, f"key={by_key[1]['name']}"))["requests"] == 3
     assert (await totals(holder, "network=ethereum/mainnet"))["requests"] == 0

@@ -156,7 +156,9 @@ class AccountHandlers:
         labels = {}
         if wanted.by == "key":
             labels = {row["id"]: row["name"] for row in await self._accounts.keys(request.who.id)}
-        return await asyncio.to_thread(charts.chart_of, wanted, lines, labels)
+        chart = await asyncio.to_thread(charts.chart_of, wanted, lines, labels)
+        today = await self._today(await self._accounts.read(request.who.id))
+        return {**chart, "flush_s": self._usage.flush_s, "today": today}
 
     async def export(self, request: SessionRequest) -> web.Response:
         wanted = charts.wanted_of(request.query, request.who.id)

@@ -142,7 +142,8 @@ class AdminHandlers:
         wanted = charts.wanted_of(request.query, request.query["account"])
         lines = await self._usage.chart(wanted)
         labels = await self._accounts.names([line.name for line in lines]) if wanted.by == "account" else {}
-        return await asyncio.to_thread(charts.chart_of, wanted, lines, labels)
+        chart = await asyncio.to_thread(charts.chart_of, wanted, lines, labels)
+        return {**chart, "flush_s": self._usage.flush_s}
 
     async def live(self, _request: SessionRequest) -> dict[str, Any]:
         views, networks = await self._fleet.read()

@@ -6,6 +6,7 @@ import csv
 import datetime
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from proxy.core.usage import STEPS, ChartLine, UsageStep, UsageSums, step_of, times_of
@@ -59,9 +60,7 @@ def _step_start(moment: datetime.datetime, step: UsageStep) -> datetime.datetime
 def chart_of(wanted: UsageQuery, lines: Sequence[ChartLine], labels: Mapping[str, str]) -> dict[str, Any]:
     """The chart as columns over time. With many lines this is slow: run it in a thread."""
     times = times_of(int(wanted.first.timestamp()), int(wanted.last.timestamp()), wanted.step)
-    total = UsageSums()
-    for line in lines:
-        total.merge(line.total)
+    whole = _sum_of(lines)
     return {
         "from": time_of(wanted.first),
         "to": time_of(wanted.last),
@@ -77,8 +76,18 @@ def chart_of(wanted: UsageQuery, lines: Sequence[ChartLine], labels: Mapping[str
             }
             for line in lines
         ],
-        "totals": sums_of(total),
+        "total": columns_of(whole, times),
+        "totals": sums_of(whole.total),
     }
+
+
+def _sum_of(lines: Sequence[ChartLine]) -> ChartLine:
+    whole = ChartLine("")
+    for line in lines:
+        for at, used in line.points.items():
+            # A copy: the line itself must not change with the sum.
+            whole.add(at, replace(used))
+    return whole
 
 
 def columns_of(line: ChartLine, times: Sequence[int]) -> dict[str, list[Any]]:

@@ -113,9 +113,12 @@ class SessionEndpoints:
         self._actions = actions
         self._settings = settings
         self._host = settings.url.partition("://")[2].partition("/")[0].lower()
+        # The handlers that only read JSON, by operation id: a page may ask for several of them at once.
+        self.readers: dict[str, SessionHandler] = {}
 
     def wrapped(self, handlers: Mapping[str, SessionHandler]) -> dict[str, Handler]:
         """The aiohttp handlers, by operation id."""
+        self.readers |= {name: each for name, each in handlers.items() if self._spec.operations[name].is_read}
         return {name: self._wrap(self._spec.operations[name], handler) for name, handler in handlers.items()}
 
     def mirrored(self, handlers: Mapping[str, RestHandler], resolver: NetworkResolver) -> dict[str, Handler]:
@@ -179,8 +182,7 @@ class SessionEndpoints:
             # Browsers send cookies by themselves, but never a bearer token: only a cookie needs the CSRF token.
             if changes and not bearer and not sessions.is_csrf(token, request.headers.get(CSRF, "")):
                 raise Forbidden(f"the header {CSRF} must be the session's csrf_token")
-            if operation.permission and (words := roles.refusal(session.role, operation.permission)):
-                raise Forbidden(words)
+            check_role(session, operation)
         path = operation.check_path(request.match_info)
         query = operation.check_query(request.query)
         body = operation.check_body(await self._gate.read_body(request)) if operation.body is not None else None
@@ -199,6 +201,11 @@ class SessionEndpoints:
         if bearer:
             return await self._sign_in.operator(bearer, refuse=refuse)
         return await self._sign_in.who(token, is_operator=operation.session == "admin", refuse=refuse)
+
+
+def check_role(session: Session, operation: ApiOperation) -> None:
+    if operation.permission and (words := roles.refusal(session.role, operation.permission)):
+        raise Forbidden(words)
 
 
 def actor_of(session: Session) -> Actor:

@@ -26,8 +26,7 @@ function dismiss(id, current) {
 
 export function announcementBar(client) {
   const node = el("aside.announcements", { "aria-label": "Announcements" });
-  const load = async () => {
-    const { announcements } = await client.get("/announcements");
+  const show = (announcements) => {
     const hidden = dismissed();
     const now = Date.now();
     const ids = announcements.map(({ id }) => id);
@@ -40,7 +39,9 @@ export function announcementBar(client) {
       return text;
     }));
   };
-  load().catch(() => {});
+  const load = async () => show((await client.get("/announcements")).announcements);
+  if (client.announcements) show(client.announcements);
+  else load().catch(() => {});
   poll(node, REFRESH_S, load);
   return node;
 }

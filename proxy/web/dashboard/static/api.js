@@ -4,22 +4,25 @@
  */
 
 const BASE = "/v1";
+// As many as one request may ask for.
+const MAX_PARTS = 10;
 
 export class ApiError extends Error {
-  constructor(status, message, retryAfter, details = {}) {
+  constructor(status, message, details = {}) {
     super(message);
     this.details = details;
     this.status = status;
-    this.retryAfter = retryAfter;
   }
 }
 
 class ApiClient {
   #name;
+  #reads = [];
 
   constructor(name) {
     this.#name = name;
     this.session = null;
+    this.announcements = null;
   }
 
   /* Whether the role of the signed-in person has a permission. */
@@ -31,12 +34,12 @@ class ApiClient {
     return this.session !== null;
   }
 
-  /* Loads the current session; null if there is none. The first time, the page has requested it already. */
+  /* Loads the current session, null if there is none, and the announcements. `early.js` has requested them already. */
   async loadSession() {
-    const early = globalThis.earlySessions?.[this.#name];
-    if (early) globalThis.earlySessions[this.#name] = null;
+    const announcements = this.get("/announcements").catch(() => null);
     try {
-      this.session = await this.#request("GET", "/session", undefined, await early);
+      this.session = await this.get("/session");
+      this.announcements = (await announcements)?.announcements ?? null;
     } catch (failure) {
       if (failure.status !== 401) throw failure;
       this.session = null;
@@ -57,18 +60,41 @@ class ApiClient {
     }
   }
 
-  get = (path) => this.#request("GET", path);
+  /* Reads that begin in the same turn are one request, so a page with five sections makes one call. Each has its own error. */
+  get = (path) => new Promise((resolve, reject) => {
+    this.#reads.push({ path, resolve, reject });
+    if (this.#reads.length === 1) queueMicrotask(() => this.#readAll());
+  });
+
   post = (path, body) => this.#request("POST", path, body ?? {});
   put = (path, body) => this.#request("PUT", path, body);
   patch = (path, body) => this.#request("PATCH", path, body);
   remove = (path) => this.#request("DELETE", path);
 
-  async #request(method, path, body, received = null) {
+  #readAll() {
+    const reads = this.#reads;
+    this.#reads = [];
+    for (let at = 0; at < reads.length; at += MAX_PARTS) this.#readParts(reads.slice(at, at + MAX_PARTS));
+  }
+
+  async #readParts(reads) {
+    try {
+      const parts = reads.length === 1 ? [{ status: 200, body: await this.#request("GET", reads[0].path) }]
+        : (await this.#request("GET", `/reads${query({ paths: reads.map(({ path }) => path.replaceAll(",", "%2C")).join(",") })}`)).parts;
+      parts.forEach(({ status, body }, at) => (status < 400 ? reads[at].resolve(body) : reads[at].reject(errorOf(status, body))));
+    } catch (failure) {
+      // A worker of the version before has no parts: each is read alone.
+      if (failure.status === 404 && reads.length > 1) reads.forEach((each) => this.#readParts([each]));
+      else reads.forEach(({ reject }) => reject(failure));
+    }
+  }
+
+  async #request(method, path, body) {
     const headers = {};
     if (body !== undefined) headers["Content-Type"] = "application/json";
     if (method !== "GET" && this.session) headers["X-CSRF-Token"] = this.session.csrf_token;
     const url = `${BASE}/${this.#name}${path}`;
-    const reply = received ?? await send(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    const reply = await send(url, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
     const data = await reply.json().catch(() => null);
     if (reply.ok) return data;
     // A used link or a wrong password is also a 401, but it does not end an existing session.
@@ -76,16 +102,24 @@ class ApiClient {
       this.session = null;
       dispatchEvent(new CustomEvent("signed-out", { detail: { notice: "expired" } }));
     }
-    const wait = Number(reply.headers.get("Retry-After")) || null;
-    throw new ApiError(reply.status, data?.error?.message ?? `Request failed with status ${reply.status}.`, wait, data?.error?.details);
+    throw errorOf(reply.status, data);
   }
+}
+
+const errorOf = (status, data) => new ApiError(status, data?.error?.message ?? `Request failed with status ${status}.`, data?.error?.details);
+
+/* The reply to a request that `early.js` has sent, once. */
+function earlyReply(url) {
+  const found = globalThis.earlyReplies?.get(url);
+  globalThis.earlyReplies?.delete(url);
+  return found;
 }
 
 async function send(url, options, cache = "no-store") {
   try {
-    return await fetch(url, { ...options, credentials: "same-origin", cache });
+    return await earlyReply(url) ?? await fetch(url, { ...options, credentials: "same-origin", cache });
   } catch {
-    throw new ApiError(0, "Cannot reach the service. It may be restarting; try again in a moment.", null);
+    throw new ApiError(0, "Cannot reach the service. It may be restarting; try again in a moment.");
   }
 }
 

@@ -30,11 +30,17 @@
   preload("page.js");
   // A link from a mail has another fragment. It needs no session.
   if (!location.hash || location.hash.startsWith("#/")) {
-    const read = (name) => fetch(`/v1/${name}/session`, { credentials: "same-origin", cache: "no-store" }).catch(() => null);
+    // The same URL as `loadSession` requests, which takes the reply.
+    const earlyReplies = globalThis.earlyReplies = new Map();
+    const read = (name) => {
+      const url = `/v1/${name}/reads?paths=%2Fannouncements%2C%2Fsession`;
+      earlyReplies.set(url, fetch(url, { credentials: "same-origin", cache: "no-store" }).catch(() => null));
+      return earlyReplies.get(url);
+    };
     const path = location.hash.slice(2).split("?")[0].split("/");
     const isOperator = path[0] === "operator" || recall("penstock.operator");
     const account = read("account");
-    globalThis.earlySessions = { account, admin: isOperator ? read("admin") : null };
+    if (isOperator) read("admin");
     if (path[0]) preloadView(path);
     else account.then((reply) => preloadView([reply?.ok ? "overview" : "sign-in"]));
   }

@@ -27,10 +27,13 @@ const LIMIT = 25;
 const limit = (value) => (value ? format.number(value) : "No limit");
 
 export async function show() {
-  const [overview, { mail }] = await Promise.all([account.get(""), serviceOptions()]);
-  const profile = () => [passwordCard(overview.account), mail && emailCard(overview.account), factorRegion(overview.account), sessionsCard()];
-  return [heading("Account", { lead: overview.account.email }), accountCard(overview.account), planCard(overview), membersCard(),
-    account.can("profile") && profile(), actionsCard(overview.account),
+  // All sections begin to load in this turn, so they share one request.
+  const loading = account.get("");
+  const [members, sessions, actions] = [membersCard(), account.can("profile") && sessionsCard(), actionsCard(loading)];
+  const [overview, { mail }] = await Promise.all([loading, serviceOptions()]);
+  const profile = () => [passwordCard(overview.account), mail && emailCard(overview.account), factorRegion(overview.account), sessions];
+  return [heading("Account", { lead: overview.account.email }), accountCard(overview.account), planCard(overview), members,
+    account.can("profile") && profile(), actions,
     account.can("administer") && [exportCard(overview), deletionCard(overview.account)]].flat();
 }
 
@@ -144,10 +147,11 @@ function actorOf({ by, name }, holder) {
   return email === account.session.person.email ? "You" : email;
 }
 
-function actionsCard(holder) {
+/* `overview`: the promise of the account. */
+function actionsCard(overview) {
   let page = 1;
   const list = asyncRegion(async () => {
-    const { actions, total } = await account.get(`/actions${query({ page, limit: LIMIT })}`);
+    const [{ actions, total }, { account: holder }] = await Promise.all([account.get(`/actions${query({ page, limit: LIMIT })}`), overview]);
     if (!actions.length) return empty("Nothing yet", "Sign-ins and changes to keys, webhooks and policies appear here.");
     const go = (next) => {
       page = next;

@@ -11,11 +11,21 @@ const LIMITS = { requests_per_second: "Requests per second", units_per_second: "
 // Wait for a pause in typing before searching.
 const DEBOUNCE_MS = 250;
 
+let loading = null;
+
+/* The plans, loaded once. */
+function allPlans() {
+  loading ??= admin.get("/plans").then(({ plans }) => plans).catch((failure) => {
+    loading = null;
+    throw failure;
+  });
+  return loading;
+}
+
 export async function showForOperators() {
   const filters = { page: 1, search: "" };
-  const { plans } = await admin.get("/plans");
   const list = asyncRegion(async () => {
-    const found = await admin.get(`/accounts${query({ ...filters, limit: LIMIT })}`);
+    const [found, plans] = await Promise.all([admin.get(`/accounts${query({ ...filters, limit: LIMIT })}`), allPlans()]);
     return accountsTable(found, plans, list.reload, (page) => {
       filters.page = page;
       list.reload();
@@ -29,9 +39,10 @@ export async function showForOperators() {
       list.reload();
     }, DEBOUNCE_MS);
   } });
-  await list.ready;
-  return [heading("Accounts", { actions: button("Create account", () => edit(null, plans, list.reload), { kind: "main" }) }),
-    card(null, search.node, list.node), card("Plans", plansTable(plans))];
+  const plans = asyncRegion(async () => plansTable(await allPlans()));
+  await Promise.all([list.ready, plans.ready]);
+  const create = asyncButton("Create account", async () => edit(null, await allPlans(), list.reload), { kind: "main" });
+  return [heading("Accounts", { actions: create }), card(null, search.node, list.node), card("Plans", plans.node)];
 }
 
 function accountsTable({ accounts, page, total }, plans, reload, go) {

@@ -17,11 +17,13 @@ const STEPS = { minute: 60, hour: 3600, day: 86400 };
 // Groups in charts, and in the table that "other" leads to.
 const [SHOWN, ALL] = [8, 100];
 
-export async function show() {
+export const show = () => UsageView.open({ title: "Overview", client: account, by: { network: "Network", method: "Method", key: "Key" },
+  paths: { overview: "overview", errors: "errors" }, loadFirstSteps });
+
+/* The first steps, while no key has been used. */
+async function loadFirstSteps() {
   const { keys } = await account.get("/keys");
-  const isNew = !keys.some((key) => key.last_used_at);
-  return UsageView.open({ title: "Overview", client: account, by: { network: "Network", method: "Method", key: "Key" },
-    paths: { overview: "overview", errors: "errors" }, before: isNew ? await firstSteps(keys.some((key) => key.status === "active")) : null });
+  return keys.some((key) => key.last_used_at) ? null : firstSteps(keys.some((key) => key.status === "active"));
 }
 
 // The params of each view, by path. They last until the page is reloaded.
@@ -41,10 +43,12 @@ const paramsOf = (settings) => ({ ...rangeParams(settings), by: settings.by, spl
   ...settings.filters });
 
 export class UsageView {
-  static async open(options) {
+  /* `loadFirstSteps` returns what is shown instead of empty charts until the first request, or null. */
+  static async open({ loadFirstSteps = async () => null, ...options }) {
     const view = new UsageView(options);
-    await view.load().catch((failure) => view.fail(failure));
-    poll(view.node, 2, () => view.refresh());
+    const [steps] = await Promise.all([loadFirstSteps().catch(() => null), view.load().catch((failure) => view.fail(failure))]);
+    if (steps) view.showFirst(steps);
+    poll(view.node, view.flushSeconds, () => view.refresh());
     return view.node;
   }
 
@@ -58,24 +62,26 @@ export class UsageView {
   #chips = el("div.filter");
   #table = el("div");
   #error = el("div");
-  #flushSeconds = 5;
+  #before = el("div");
+  #loadedAt = 0;
   #newest = 0;
+  #requests = 0;
+  #shown = "";
 
-  /* `before`: shown in place of empty charts until the first request. */
-  constructor({ title, client, by, paths, before = null }) {
+  constructor({ title, client, by, paths }) {
     const { params } = place();
     this.paths = paths;
     this.settings = settingsIn(Object.keys(params).length ? params : remembered.get(paths.overview) ?? {}, by);
     this.range = rangeControl(this.settings, (range) => this.#change(range));
     this.client = client;
     this.by = by;
-    this.before = before;
+    this.flushSeconds = 5;
     this.csv = el("a.button.small", { download: "usage.csv" }, "Export CSV");
     this.figures = el("div", null, this.#tiles, this.#chips, el("div.grid", null, Object.values(this.#charts).map(({ node }) => node)),
       this.#breakdown());
     this.node = el("div", null,
       heading(title, { actions: [this.range.node, client === account && this.csv] }),
-      this.#error, before, this.figures);
+      this.#error, this.#before, this.figures);
   }
 
   #chart(title, formatted) {
@@ -104,10 +110,15 @@ export class UsageView {
     this.load().catch((failure) => this.fail(failure));
   }
 
-  /* Loads, and returns the seconds until the next refresh. */
+  get #isNew() {
+    return this.#before.childElementCount > 0;
+  }
+
+  /* Loads if it is time to, and returns the seconds until the next look. The range may change meanwhile. */
   async refresh() {
-    await this.load();
-    return this.settings.range === "live" ? this.#flushSeconds : Math.max(SLOW_REFRESH_S, this.#flushSeconds);
+    const isQuick = this.settings.range === "live" || this.#isNew;
+    if (isQuick || Date.now() - this.#loadedAt > SLOW_REFRESH_S * 1000) await this.load();
+    return this.flushSeconds;
   }
 
   fail(failure) {
@@ -118,33 +129,41 @@ export class UsageView {
     const number = ++this.#newest;
     const { filters, by, all, split } = this.settings;
     const span = spanOf(this.settings);
-    const params = { ...span, ...filters, step: stepOf(this.settings) };
-    const grouped = (top) => this.client.get(`/usage${query({ ...params, by, top })}`);
+    const grouped = (top) => this.client.get(`/usage${query({ ...span, ...filters, step: stepOf(this.settings), by, top })}`);
     const top = all && !split ? ALL : SHOWN;
-    const [live, total, groups, whole] = await Promise.all([
-      this.client.get("/live"),
-      this.client.get(`/usage${query({ ...params, by: "total" })}`),
-      grouped(top),
-      all && split ? grouped(ALL) : null,
-    ]);
+    const [groups, whole] = await Promise.all([grouped(top), all && split ? grouped(ALL) : null]);
     if (number !== this.#newest) return;
     markRest(groups, top);
     if (whole) markRest(whole, ALL);
-    this.#flushSeconds = live.flush_s || this.#flushSeconds;
-    this.csv.setAttribute("href", `/v1/account/usage/csv${query({ ...span, ...filters, step: total.step })}`);
+    this.#loadedAt = Date.now();
+    this.flushSeconds = groups.flush_s;
+    this.#requests = groups.totals.requests;
+    this.csv.setAttribute("href", `/v1/account/usage/csv${query({ ...span, ...filters, step: groups.step })}`);
     setChildren(this.#error);
-    if (this.before) this.#hideUntilUsed(total.totals.requests);
-    this.#showTiles(total.totals, live.today);
-    this.#showChips(groups);
-    this.#showCharts(total, groups);
-    this.#showTable(whole ?? groups);
+    this.#show(groups, whole ?? groups);
   }
 
-  #hideUntilUsed(requests) {
-    this.figures.hidden = !requests;
-    if (!requests) return;
-    this.before.remove();
-    this.before = null;
+  /* Draws the figures, if they have changed. */
+  #show(groups, listed) {
+    const { from: _from, to: _to, ...figures } = groups;
+    const shown = JSON.stringify([this.settings, figures, listed.series.length, groups.today && format.ago(groups.today.resets_at)]);
+    if (shown === this.#shown) return;
+    this.#shown = shown;
+    this.#hideUntilUsed();
+    this.#showTiles(groups.totals, groups.today);
+    this.#showChips(groups);
+    this.#showCharts(groups);
+    this.#showTable(listed);
+  }
+
+  showFirst(steps) {
+    setChildren(this.#before, steps);
+    this.#hideUntilUsed();
+  }
+
+  #hideUntilUsed() {
+    if (this.#requests) setChildren(this.#before);
+    this.figures.hidden = this.#isNew;
   }
 
   #showTiles(totals, today) {
@@ -174,13 +193,12 @@ export class UsageView {
     this.#chips.classList.toggle("spread", chips.length > 0);
   }
 
-  #showCharts(total, groups) {
+  #showCharts(groups) {
     const split = this.settings.split && groups.series.length > 0;
     const lines = (pick, sumUp) => groups.series.map((each, at) => ({
       label: labelOf(each), colour: `series-${at}`, values: pick(each), total: sumUp(each.totals), soft: true,
       onclick: each.isRest ? () => this.#showAll() : undefined }));
-    const all = total.series[0] ?? { requests: [], errors: [], units: [], hits: [], p50_ms: [], p99_ms: [] };
-    const { totals } = total;
+    const { total, totals } = groups;
     const shown = split ? {
       requests: lines((each) => each.requests, (sum) => format.compact(sum.requests)),
       units: lines((each) => each.units, (sum) => format.compact(sum.units)),
@@ -188,20 +206,20 @@ export class UsageView {
       hits: lines((each) => ratio(each.hits, each.requests), (sum) => format.share(sum.hits, sum.requests)),
     } : {
       requests: [
-        { label: "requests", colour: "series-0", values: all.requests, bars: true, total: format.compact(totals.requests) },
-        { label: "errors", colour: "series-4", values: all.errors, bars: true, total: format.compact(totals.errors) },
+        { label: "requests", colour: "series-0", values: total.requests, bars: true, total: format.compact(totals.requests) },
+        { label: "errors", colour: "series-4", values: total.errors, bars: true, total: format.compact(totals.errors) },
       ],
-      units: [{ label: "units", colour: "series-2", values: all.units, bars: true, total: format.compact(totals.units) }],
+      units: [{ label: "units", colour: "series-2", values: total.units, bars: true, total: format.compact(totals.units) }],
       latency: [
-        { label: "p50", colour: "series-0", values: all.p50_ms, total: format.millis(totals.p50_ms) },
-        { label: "p99", colour: "series-1", values: all.p99_ms, soft: true, total: format.millis(totals.p99_ms) },
+        { label: "p50", colour: "series-0", values: total.p50_ms, total: format.millis(totals.p50_ms) },
+        { label: "p99", colour: "series-1", values: total.p99_ms, soft: true, total: format.millis(totals.p99_ms) },
       ],
-      hits: [{ label: "of all replies", colour: "series-6", values: ratio(all.hits, all.requests), total: format.share(totals.hits, totals.requests) }],
+      hits: [{ label: "of all replies", colour: "series-6", values: ratio(total.hits, total.requests), total: format.share(totals.hits, totals.requests) }],
     };
-    const per = `per ${total.step}`;
+    const per = `per ${groups.step}`;
     const units = { requests: per, units: per, latency: split ? "p99" : "", hits: `of requests ${per}` };
     for (const [name, series] of Object.entries(shown)) {
-      this.#charts[name].draw(split ? groups.times : total.times, series, { unit: units[name], step: STEPS[total.step] });
+      this.#charts[name].draw(groups.times, series, { unit: units[name], step: STEPS[groups.step] });
     }
   }
 

@@ -1,8 +1,8 @@
 /* Background work, for operators: followed networks, the webhook delivery queue, and the workers. */
 
 import { admin } from "../api.js";
-import { el, setChildren } from "../dom.js";
-import { badge, card, empty, facts, heading, poll, table } from "../components.js";
+import { el } from "../dom.js";
+import { asyncRegion, badge, card, empty, facts, heading, poll, table } from "../components.js";
 import * as format from "../format.js";
 
 const REFRESH_S = 3;
@@ -10,17 +10,15 @@ const FOLLOWING = { following: "good", waiting: "wait", stopped: "bad" };
 const WEBHOOKS = ["active", "paused", "disabled"];
 
 export async function showForOperators() {
-  const [followers, deliveries, workers] = [el("div"), el("div"), el("div")];
-  const load = async () => {
-    const [followed, queue, live] = await Promise.all([admin.get("/followers"), admin.get("/deliveries"), admin.get("/live")]);
-    setChildren(followers, followersTable(followed.followers));
-    setChildren(deliveries, deliveryFacts(queue));
-    setChildren(workers, workersTable(live.workers));
-  };
+  const sections = Object.entries({
+    Followers: async () => followersTable((await admin.get("/followers")).followers),
+    Deliveries: async () => deliveryFacts(await admin.get("/deliveries")),
+    Workers: async () => workersTable((await admin.get("/live")).workers),
+  }).map(([title, load]) => ({ title, ...asyncRegion(load) }));
   const node = el("div", null, heading("Queues", { lead: "Chain followers, webhook deliveries and workers." }),
-    card("Followers", followers), card("Deliveries", deliveries), card("Workers", workers));
-  await load();
-  poll(node, REFRESH_S, load);
+    sections.map((each) => card(each.title, each.node)));
+  await Promise.all(sections.map(({ ready }) => ready));
+  poll(node, REFRESH_S, () => Promise.all(sections.map(({ reload }) => reload())).then(() => REFRESH_S));
   return node;
 }
 

@@ -1,9 +1,9 @@
 /* The health of every upstream, aggregated over all workers, with cordon and uncordon. */
 
 import { admin } from "../api.js";
-import { bar, el, refreshChildren, setChildren } from "../dom.js";
+import { bar, el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, badge, button, card, dialog, empty, heading, poll, table, toast } from "../components.js";
+import { asyncButton, asyncRegion, badge, button, card, dialog, empty, heading, poll, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { linkTo } from "../location.js";
 
@@ -12,19 +12,17 @@ const REFRESH_S = 2;
 export const showForOperators = async ([id]) => (id ? (await import("./upstream.js")).showUpstream(id) : showList());
 
 async function showList() {
-  const region = el("div");
-  const changed = el("div");
   const lead = el("span");
-  const load = async () => {
-    const [{ workers, networks }, { changes }] = await Promise.all([admin.get("/networks"), admin.get("/upstream-changes")]);
-    refreshChildren(changed, changesCard(changes));
+  const health = asyncRegion(async () => {
+    const { workers, networks } = await admin.get("/networks");
     setChildren(lead, `Live health reported by ${format.number(workers)} ${workers === 1 ? "worker" : "workers"}.`);
-    refreshChildren(region, networks.length ? networks.map((network) => networkCard(network, load))
-      : empty("No upstreams configured", "Add [[upstreams]] entries with network and url to the settings."));
-  };
-  const node = el("div", null, heading("Upstreams", { lead }), region, changed);
-  await load();
-  poll(node, REFRESH_S, load);
+    return networks.length ? networks.map((network) => networkCard(network, health.reload))
+      : empty("No upstreams configured", "Add [[upstreams]] entries with network and url to the settings.");
+  });
+  const changes = asyncRegion(async () => changesTable((await admin.get("/upstream-changes")).changes));
+  const node = el("div", null, heading("Upstreams", { lead }), health.node, card("State changes", changes.node));
+  await Promise.all([health.ready, changes.ready]);
+  poll(node, REFRESH_S, () => Promise.all([health.reload(), changes.reload()]).then(() => REFRESH_S));
   return node;
 }
 
@@ -76,11 +74,9 @@ function cordon(each, load) {
 }
 
 /* The log of state changes of all upstreams. */
-function changesCard(changes) {
-  return card("State changes", changes.length ? table("State changes", [
-    { name: "Time", show: (each) => format.time(each.at) },
-    { name: "Upstream", show: (each) => [el("a", { href: linkTo(`operator/upstreams/${encodeURIComponent(each.id)}`) }, each.label), el("span.below", null, each.network)] },
-    { name: "Before", show: (each) => badge(each.before) },
-    { name: "Now", show: (each) => badge(each.state) },
-  ], changes) : empty("No changes in the last day"));
-}
+const changesTable = (changes) => (changes.length ? table("State changes", [
+  { name: "Time", show: (each) => format.time(each.at) },
+  { name: "Upstream", show: (each) => [el("a", { href: linkTo(`operator/upstreams/${encodeURIComponent(each.id)}`) }, each.label), el("span.below", null, each.network)] },
+  { name: "Before", show: (each) => badge(each.before) },
+  { name: "Now", show: (each) => badge(each.state) },
+], changes) : empty("No changes in the last day"));
