@@ -12,7 +12,9 @@ the OP stack (type 0x7e).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import coincurve
@@ -32,35 +34,28 @@ _LATER = (
 )
 _SIGNED = ("#v", "#r", "#s")
 _PRICE = ("#chainId", "#nonce", "#maxPriorityFeePerGas", "#maxFeePerGas", "#gas", "to", "#value", "input", "accessList")
-# Fields of a transaction by type, without its signature. "#" marks a number.
+# Fields of a transaction by type, without its signature. "#" marks a number, "+" one that may be missing, "?" a flag.
 _TRANSACTIONS: Mapping[int, tuple[str, ...]] = {
     0x00: ("#nonce", "#gasPrice", "#gas", "to", "#value", "input"),
     0x01: ("#chainId", "#nonce", "#gasPrice", "#gas", "to", "#value", "input", "accessList"),
     0x02: _PRICE,
     0x03: (*_PRICE, "#maxFeePerBlobGas", "blobVersionedHashes"),
     0x04: (*_PRICE, "authorizationList"),
-    0x7E: ("sourceHash", "from", "to", "#mint", "#value", "#gas", "?isSystemTx", "input"),
+    0x7E: ("sourceHash", "from", "to", "+mint", "#value", "#gas", "?isSystemTx", "input"),
 }
 DEPOSIT = 0x7E
+ADDRESS_BYTES, ROOT_BYTES = 20, 32
+# Members of a transaction that follow from hashed ones, and are compared with them.
+_DERIVED = ("v", "r", "s", "yParity", "chainId", "gasPrice")
 _PLACED = ("blockHash", "blockNumber", "transactionIndex")
 _LOG = frozenset(("address", "topics", "data", "logIndex", "transactionHash", "removed", *_PLACED))
 _RECEIPT = frozenset(
     (
-        *(
-            "status",
-            "root",
-            "cumulativeGasUsed",
-            "logsBloom",
-            "logs",
-            "type",
-            "transactionHash",
-            "from",
-            "to",
-            *_PLACED,
-        ),
-        *("contractAddress", "gasUsed", "effectiveGasPrice", "depositNonce", "depositReceiptVersion"),
+        *("cumulativeGasUsed", "logsBloom", "logs", "type", "transactionHash", "from", "to", *_PLACED),
+        *("gasUsed", "effectiveGasPrice"),
     )
 )
+_QUANTITY = re.compile(r"0x[0-9a-fA-F]{1,64}", re.ASCII)
 _EMPTY_LIST = "0x1dcc4de8dec75d7aab85b567b6ccd41ad312451b948a7413f0a142fd40d49347"
 
 
@@ -73,17 +68,33 @@ def keccak(data: bytes) -> bytes:
 
 
 def raw(text: str | None) -> bytes:
-    return b"" if text is None else bytes.fromhex(text.removeprefix("0x"))
+    """The bytes of a text in hex. A form that other programs may read differently raises ValueError."""
+    if text is None:
+        return b""
+    found = bytes.fromhex(text[2:])
+    # `fromhex` skips spaces.
+    if text[:2] != "0x" or len(text) != 2 + 2 * len(found):
+        raise ValueError(text[:10])
+    return found
 
 
-def number(value: Any) -> int:
-    return value if isinstance(value, int) else int(value, 16)
+def number(text: str) -> int:
+    """A number in hex. Raises ValueError for signs, spaces and underscores, which `int` accepts."""
+    if not _QUANTITY.fullmatch(text):
+        raise ValueError(text[:10])
+    return int(text, 16)
+
+
+def _optional(text: str | None) -> int:
+    return 0 if text is None else number(text)
 
 
 def _field(source: RpcObject, name: str) -> Any:
     """One field as RLP encodes it."""
     if name[0] == "#":
-        return _minimal(number(source.get(name[1:]) or 0))
+        return _minimal(number(source[name[1:]]))
+    if name[0] == "+":
+        return _minimal(_optional(source.get(name[1:])))
     if name[0] == "?":
         return b"\x01" if source.get(name[1:]) else b""
     return _ENCODED.get(name, raw)(source.get(name))
@@ -91,6 +102,14 @@ def _field(source: RpcObject, name: str) -> Any:
 
 def _minimal(value: int) -> bytes:
     return value.to_bytes((value.bit_length() + 7) // 8, "big")
+
+
+def _recipient(value: str | None) -> bytes:
+    """An address, or nothing if a contract is created."""
+    found = raw(value)
+    if value is not None and len(found) != ADDRESS_BYTES:
+        raise ValueError(value[:10])
+    return found
 
 
 def _access_list(value: Any) -> list[Any]:
@@ -105,6 +124,7 @@ def _authorizations(value: Any) -> list[Any]:
 _ENCODED: Mapping[str, Callable[[Any], Any]] = {
     "accessList": _access_list,
     "authorizationList": _authorizations,
+    "to": _recipient,
     "blobVersionedHashes": lambda value: [raw(each) for each in value or ()],
 }
 
@@ -118,34 +138,45 @@ def _kept(source: RpcObject, names: Iterable[str]) -> dict[str, Any]:
 
 def only_proven(block: RpcObject, transactions: Sequence[Any]) -> dict[str, Any]:
     """The members of a block that its header covers, with these transactions, which were checked."""
-    names = [name.lstrip("#") for name in (*_HEADER, *_LATER)]
-    found = {**_kept(block, names), "hash": block["hash"], "transactions": list(transactions)}
+    found = {**_kept(block, map(_name, _header_of(block))), "hash": block["hash"], "transactions": list(transactions)}
     if block["sha3Uncles"].lower() == _EMPTY_LIST:
         found["uncles"] = []
     return found
 
 
 def only_proven_transaction(transaction: RpcObject) -> dict[str, Any]:
-    kind = number(transaction.get("type") or 0)
-    names = [name.lstrip("#?") for name in (*_TRANSACTIONS[kind], *_SIGNED)]
-    return _kept(transaction, [*names, "yParity", "chainId", "gasPrice", "type", "hash", "from", *_PLACED])
+    kind = _kind(transaction)
+    names = [*map(_name, _TRANSACTIONS[kind]), *(() if kind == DEPOSIT else _DERIVED)]
+    return _kept(transaction, [*names, "type", "hash", "from", *_PLACED])
 
 
 def only_proven_receipt(receipt: RpcObject) -> dict[str, Any]:
-    return {**_kept(receipt, _RECEIPT), "logs": [_kept(log, _LOG) for log in receipt["logs"]]}
+    hashed = map(_name, (_outcome(receipt), *_deposit_of(receipt)))
+    names = [*_RECEIPT, *hashed, *(() if _is_deposit(receipt) else ("contractAddress",))]
+    return {**_kept(receipt, names), "logs": [_kept(log, _LOG) for log in receipt["logs"]]}
+
+
+def _name(field: str) -> str:
+    return field.lstrip("#+?")
+
+
+def _kind(source: RpcObject) -> int:
+    """The type of a transaction or a receipt."""
+    return _optional(source.get("type"))
 
 
 # Headers
 
 
+def _header_of(block: RpcObject) -> list[str]:
+    """The fields of this block's header. The first one that is missing was added by a later fork, and so were all after it."""
+    later = takewhile(lambda name: block.get(_name(name)) is not None, _LATER)
+    return [*_HEADER, *later]
+
+
 def check_header(block: RpcObject) -> bytes:
     """Check that the fields of the header hash to the block's hash; return it."""
-    fields = [_field(block, name) for name in _HEADER]
-    for name in _LATER:
-        if block.get(name.removeprefix("#")) is None:
-            break
-        fields.append(_field(block, name))
-    found = keccak(rlp.encode(fields))
+    found = keccak(rlp.encode([_field(block, name) for name in _header_of(block)]))
     if found != raw(block.get("hash")):
         raise NotProven("the header does not hash to the block's hash")
     return found
@@ -173,7 +204,7 @@ def check_transactions(block: RpcObject) -> list[RpcObject]:
 
 def _check_derived(transaction: RpcObject, block: RpcObject) -> None:
     """Check the members that are not hashed but follow from those that are."""
-    kind = number(transaction.get("type") or 0)
+    kind = _kind(transaction)
     if kind == DEPOSIT:
         return
     v, parity = number(transaction["v"]), transaction.get("yParity")
@@ -189,7 +220,7 @@ def price_of(transaction: RpcObject, block: RpcObject) -> int:
     """The price of gas that a transaction paid (EIP-1559)."""
     if transaction.get("maxFeePerGas") is None:
         return number(transaction["gasPrice"])
-    base = number(block.get("baseFeePerGas") or 0)
+    base = _optional(block.get("baseFeePerGas"))
     return min(number(transaction["maxFeePerGas"]), base + number(transaction["maxPriorityFeePerGas"]))
 
 
@@ -198,7 +229,7 @@ def _legacy_parity(v: int) -> int:
 
 
 def encode_transaction(transaction: RpcObject) -> bytes:
-    kind = number(transaction.get("type") or 0)
+    kind = _kind(transaction)
     if kind not in _TRANSACTIONS:
         raise NotProven(f"transactions of type {kind:#x} are not supported")
     fields = [_field(transaction, name) for name in _TRANSACTIONS[kind]]
@@ -217,7 +248,7 @@ def _parity(transaction: RpcObject) -> int:
 
 def check_sender(transaction: RpcObject) -> None:
     """Recover the sender from the signature and compare it. A deposit has none: its sender is a field that is hashed."""
-    kind = number(transaction.get("type") or 0)
+    kind = _kind(transaction)
     if kind == DEPOSIT:
         return
     fields = [_field(transaction, name) for name in _TRANSACTIONS[kind]]
@@ -263,19 +294,33 @@ def check_receipts(block: RpcObject, receipts: Sequence[RpcObject]) -> list[dict
 
 
 def _check_price(receipt: RpcObject, transaction: RpcObject, block: RpcObject) -> None:
-    claimed, kind = receipt.get("effectiveGasPrice"), number(transaction.get("type") or 0)
-    if claimed is not None and number(claimed) != (0 if kind == DEPOSIT else price_of(transaction, block)):
+    claimed = receipt.get("effectiveGasPrice")
+    if claimed is not None and number(claimed) != (0 if _is_deposit(transaction) else price_of(transaction, block)):
         raise NotProven("effectiveGasPrice of a receipt is wrong")
 
 
 def encode_receipt(receipt: RpcObject) -> bytes:
-    kind = number(receipt.get("type") or 0)
-    outcome = raw(receipt["root"]) if receipt.get("root") else _field(receipt, "#status")
+    kind = _kind(receipt)
     logs = [[raw(log["address"]), [raw(each) for each in log["topics"]], raw(log["data"])] for log in receipt["logs"]]
-    fields = [outcome, _field(receipt, "#cumulativeGasUsed"), raw(receipt["logsBloom"]), logs]
-    if kind == DEPOSIT and receipt.get("depositNonce") is not None:
-        fields += [_field(receipt, "#depositNonce"), _field(receipt, "#depositReceiptVersion")]
+    before = [_field(receipt, name) for name in (_outcome(receipt), "#cumulativeGasUsed", "logsBloom")]
+    fields = [*before, logs, *(_field(receipt, name) for name in _deposit_of(receipt))]
     return (bytes([kind]) if kind else b"") + bytes(rlp.encode(fields))
+
+
+def _outcome(receipt: RpcObject) -> str:
+    """The field with the outcome of a transaction: before Byzantium the root of the state after it. Nothing shorter is taken
+    for a root: a status under this name would have the same hash."""
+    return "root" if len(raw(receipt.get("root") or None)) == ROOT_BYTES else "#status"
+
+
+def _is_deposit(source: RpcObject) -> bool:
+    return _kind(source) == DEPOSIT
+
+
+def _deposit_of(receipt: RpcObject) -> Sequence[str]:
+    """Fields of a deposit's receipt, since Canyon. Before that, its nonce is not hashed."""
+    is_hashed = _is_deposit(receipt) and receipt.get("depositReceiptVersion") is not None
+    return ("#depositNonce", "#depositReceiptVersion") if is_hashed else ()
 
 
 def _check_place(
@@ -295,15 +340,15 @@ def _check_place(
 
 def _check_parties(receipt: RpcObject, transaction: RpcObject) -> None:
     for name in ("from", "to"):
-        if raw(receipt.get(name)) != raw(transaction.get(name)):
+        if _recipient(receipt.get(name)) != raw(transaction.get(name)):
             raise NotProven(f"{name} of a receipt is wrong")
-    if number(transaction.get("type") or 0) == DEPOSIT:
+    if _is_deposit(transaction):
         return
-    created, made = raw(receipt.get("contractAddress")), b""
+    created, made = _recipient(receipt.get("contractAddress")), b""
     if transaction.get("to") is None:
         made = keccak(rlp.encode([raw(transaction["from"]), _field(transaction, "#nonce")]))[12:]
     # Nodes disagree on whether a failed creation has an address.
-    if created != made and not (not created and number(receipt.get("status") or 0) == 0):
+    if created != made and not (not created and _optional(receipt.get("status")) == 0):
         raise NotProven("contractAddress of a receipt is wrong")
 
 
@@ -313,7 +358,7 @@ def _check_log(log: RpcObject, receipt: RpcObject, index: int) -> None:
             raise NotProven(f"{name} of a log is wrong")
     if number(log["logIndex"]) != index or number(log["transactionIndex"]) != number(receipt["transactionIndex"]):
         raise NotProven("the index of a log is wrong")
-    if number(log["blockNumber"]) != number(receipt["blockNumber"]) or log.get("removed"):
+    if number(log["blockNumber"]) != number(receipt["blockNumber"]) or log.get("removed") not in (None, False):
         raise NotProven("a log names another block")
 
 
