@@ -161,10 +161,11 @@ class NotVerified(Fault):
     """Upstreams were asked, and their replies could not be verified. Paid for, like any call that they answered."""
 
     status = 503
+    retry_after_s: ClassVar[int] = 1
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"Retry-After": "1"}
+        return {"Retry-After": str(self.retry_after_s)}
 
 
 _BY_STATUS: dict[int, type[Fault]] = {

@@ -12,7 +12,7 @@ moving head, never final data. An empty result proves nothing and is never cache
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -211,7 +211,11 @@ class Refuted(Exception):
 
 
 class Unprovable(Refuted):
-    """No hash can prove such a reply, whichever upstream gives it, or there is nothing to prove. It is no upstream's fault."""
+    """There is nothing to prove at the moment, or the upstream does not have the proof. It is no upstream's fault."""
+
+
+class NeverProvable(Unprovable):
+    """No hash can prove the reply, whichever upstream gives it and however often it is asked."""
 
 
 class ProofSource(Protocol):
@@ -236,6 +240,12 @@ class Prover(Protocol):
     """Proves replies by the hashes of the chain. `covers`: whether it can do so for a method."""
 
     def covers(self, method: str) -> bool: ...
+    def needs(self, method: str) -> Collection[str]:
+        """The methods that an upstream must offer for the proof."""
+
+    def why_not(self, method: str, params: Any) -> str:
+        """Why a call with these params can never be proven; empty if it may be."""
+
     async def prove(self, method: str, params: Sequence[Any], source: ProofSource) -> bytes:
         """The proven result as JSON. Raises Refuted."""
 

@@ -7,7 +7,9 @@ the reply of one upstream is true; a quorum agrees on the hash of the block only
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -18,10 +20,13 @@ MOST_ASKED = 9
 PROOF_QUORUM = 2
 # A proof takes about this many calls: the value with its proof, the header, and the header's hash elsewhere.
 PROOF_PRICE = 4
-# Members that some nodes leave out: they are not compared.
+# Members that some nodes leave out. Upstreams may agree without them; those that they do not all give are left out.
 OPTIONAL = frozenset(
     ("author", "blockTimestamp", "removed", "root", "sealFields", "size", "totalDifficulty", "uncles", "v", "yParity")
 )
+# The messages of errors whose code upstreams agree on. Clients look for "reverted".
+_REVERT_CODE, _REVERTED = 3, "execution reverted"
+_OTHER_ERROR = "upstreams agree on the code of this error, but not on its message"
 _QUORUM = re.compile(r"quorum ([1-9])/([1-9])", re.ASCII)
 
 
@@ -75,7 +80,41 @@ def digest_of(result: bytes) -> str:
 def digest_of_error(error: bytes) -> str:
     """A digest of an error. Nodes agree on the code and the data of a revert, but not on the message."""
     found = msgspec.json.decode(error)
+    if not isinstance(found, dict):
+        raise ValueError("an error must be an object")
     return _digest(["error", found.get("code"), _canonical(found.get("data"))])
+
+
+def agreed_result(results: Sequence[bytes]) -> bytes:
+    """The result of upstreams that agree: no single one of them has chosen any part of it."""
+    if all(each == results[0] for each in results):
+        return results[0]
+    return msgspec.json.encode(reduce(_common, map(msgspec.json.decode, results)))
+
+
+def agreed_error(errors: Sequence[bytes]) -> bytes:
+    """The same for errors. A message that not all of them give is replaced."""
+    if all(each == errors[0] for each in errors):
+        return errors[0]
+    found = [msgspec.json.decode(each) for each in errors]
+    code, message = found[0].get("code"), found[0].get("message")
+    if any(each.get("message") != message for each in found):
+        message = _REVERTED if code == _REVERT_CODE else _OTHER_ERROR
+    data = reduce(_common, [each.get("data") for each in found])
+    return msgspec.json.encode({"code": code, "message": message, **({} if data is None else {"data": data})})
+
+
+def _common(one: Any, other: Any) -> Any:
+    """One of two values with the same digest, without the optional members in which they differ."""
+    if isinstance(one, dict):
+        return {
+            name: _common(member, other.get(name))
+            for name, member in one.items()
+            if name not in OPTIONAL or _canonical(member) == _canonical(other.get(name))
+        }
+    if isinstance(one, list):
+        return [_common(*pair) for pair in zip(one, other, strict=True)]
+    return one
 
 
 def _digest(value: Any) -> str:

@@ -80,16 +80,19 @@ def shared_database(setting: str) -> str:
 
 
 def _verify_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
-    """Report methods that do not exist or are not reads."""
+    """Report methods that do not exist, are not reads, or cannot be verified in this way."""
     for place, each in _listed(tree, "verify", VerifySettings):
         if _is_unknown(each.network, tables):
             continue
         chain, _, name = each.network.partition("/")
         network = tables.chains.find(chain, name)
         methods = tables.methods[network.family] if network is not None else {}
+        prover = None if network is None else family_of(network).prover
         for method in each.methods:
             if method not in methods or methods[method].kind != "read":
                 yield f"verify.{place}.methods: {method} is not a read of {each.network}"
+            elif each.by == "proof" and (prover is None or not prover.covers(method)):
+                yield f"verify.{place}.methods: {method} cannot be verified by proof: name a quorum, such as quorum 2/3"
 
 
 def _call_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:

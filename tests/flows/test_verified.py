@@ -18,7 +18,8 @@ from proxy.chains.evm import block_proofs
 from proxy.core.access import Limits
 from proxy.core.directives import USUAL
 from proxy.core.fleet import seen
-from proxy.core.verification import digest_of
+from proxy.core.verification import agreed_error, agreed_result, digest_of
+from proxy.dev.funded_accounts import FUNDED
 from tests.http_client import Reply
 from tests.lying_upstream import Lie, LyingUpstream, changed, lying_upstreams, truth
 from tests.real_harness import ADDRESS, BASE, DEV, RealHarness
@@ -241,7 +242,7 @@ async def test_no_upstream_alone_says_which_block_a_tag_means(harness: VerifiedH
         first = await harness.verified("eth_getBalance", [ADDRESS, "earliest"], PROOF)
         assert first.json["result"] == await expected(harness, "eth_getBalance", [ADDRESS, "earliest"])
         other = await harness.verified("eth_getBlockByNumber", ["", False], PROOF)
-        assert "'' names no block" in other.fault(503)["message"]
+        assert "'' names no block" in other.fault(400)["message"]
         liar.lie = truth
     assert not harness.distrusted()
 
@@ -382,20 +383,20 @@ async def test_receipts_are_read_only_where_the_bloom_allows_for_a_log(alone: Ve
         assert asked.count("eth_getBlockReceipts") <= most
     every = {name: there[name] for name in ("fromBlock", "toBlock", "address")}
     reply = await alone.verified("eth_getLogs", [every], PROOF)
-    assert "more than 20 blocks" in reply.fault(503)["message"]
+    assert "more than 20 blocks" in reply.fault(400)["message"]
 
 
 async def test_calls_that_cannot_be_proven_count_against_no_upstream(harness: VerifiedHarness) -> None:
     unknown = "0x" + "ee" * 32
     for _ in range(4):
-        for method, params in (
-            ("eth_getTransactionReceipt", [unknown]),
-            ("eth_getBalance", [ADDRESS, "pending"]),
-            ("eth_getLogs", [{"fromBlock": "0x0", "toBlock": "0xffffff"}]),
-            ("eth_getBlockByNumber", ["0xffffff", False]),
-            ("eth_getStorageAt", [ADDRESS, "nonsense", "latest"]),
+        for status, method, params in (
+            (503, "eth_getTransactionReceipt", [unknown]),
+            (503, "eth_getTransactionByHash", [unknown]),
+            (503, "eth_getBlockByNumber", ["0xffffff", False]),
+            (400, "eth_getBalance", [ADDRESS, "pending"]),
+            (400, "eth_getLogs", [{"fromBlock": "0x0", "toBlock": "0xffffff"}]),
         ):
-            assert (await harness.verified(method, params, PROOF)).status == 503, method
+            assert (await harness.verified(method, params, PROOF)).status == status, method
     assert harness.states == ["up"] * 3
 
 
@@ -437,6 +438,77 @@ async def test_operator_chooses_methods_to_verify(nodes: list[RealNode]) -> None
         assert batch.json[0]["result"] == reply.json["result"]
 
 
+# Lies that leave the compared part of a reply alone
+
+
+def with_optional_members(_: str, __: list[Any], result: Any) -> Any:
+    if isinstance(result, dict):
+        shown = {name: with_optional_members("", [], member) for name, member in result.items()}
+        return {**shown, "removed": True, "root": "0x01", "size": "0x7", "v": "0x7"}
+    return [with_optional_members("", [], each) for each in result] if isinstance(result, list) else result
+
+
+async def test_no_upstream_alone_chooses_an_optional_member(harness: VerifiedHarness) -> None:
+    head = hex(harness.head)
+    for liar in harness.liars:
+        liar.lie = with_optional_members
+        for method, params in (
+            ("eth_getLogs", [{"fromBlock": hex(harness.head - 2), "toBlock": head}]),
+            ("eth_getTransactionReceipt", [harness.transaction]),
+            ("eth_getBlockByNumber", [hex(harness.head - 3), True]),
+        ):
+            for verify in ("quorum 2/3", "quorum 3/3"):
+                reply = await harness.verified(method, params, {"X_Verify": verify})
+                assert reply.headers.get("x-verified") == verify, reply.json
+                assert is_part_of(reply.json["result"], await expected(harness, method, params)), method
+        liar.lie = truth
+
+
+@pytest.mark.parametrize("verify", ["quorum 2/3", "proof"])
+@pytest.mark.parametrize("part", ["0x-1", "-0x1", 7, True, None, [], {}, "0x" + "f" * 70], ids=str)
+async def test_reply_in_no_known_form_does_not_keep_others_from_verifying(
+    harness: VerifiedHarness, verify: str, part: Any
+) -> None:
+    def lie(method: str, _: list[Any], result: Any) -> Any:
+        if method == "eth_getProof":
+            return {**result, "nonce": part, "accountProof": [part]}
+        return nested(400) if method == "eth_getBalance" else result
+
+    params = [ADDRESS, hex(harness.head - 2)]
+    for liar in harness.liars:
+        liar.lie = lie
+        reply = await harness.verified("eth_getBalance", params, {"X_Verify": verify})
+        assert reply.headers.get("x-verified") == verify, reply.json
+        assert reply.json["result"] == await expected(harness, "eth_getBalance", params)
+        liar.lie = truth
+
+
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+async def test_upstream_that_claims_no_head_does_not_make_the_first_block_the_latest(harness: VerifiedHarness) -> None:
+    first = await harness.nodes[0].ask("eth_getBlockByNumber", "0x0", False)
+
+    def lie(method: str, params: list[Any], result: Any) -> Any:
+        if method == "eth_blockNumber":
+            return "0x0"
+        return first if method == "eth_getBlockByNumber" and params[0] == "latest" else result
+
+    for liar in harness.liars:
+        liar.lie = lie
+        await harness.look()
+        for headers in (PROOF, QUORUM):
+            reply = await harness.verified("eth_getTransactionCount", [FUNDED.address, "latest"], headers)
+            true = await expected(harness, "eth_getTransactionCount", [FUNDED.address, hex(harness.head)])
+            assert reply.json["result"] == true
+        liar.lie = truth
+        await harness.look()
+
+
 async def test_each_item_of_a_batch_is_verified(harness: VerifiedHarness) -> None:
     harness.liars[0].lie = lambda method, _, result: "0x7" if method == "eth_getBalance" else result
     harness.liars[1].lie = lambda method, _, result: "0x8" if method == "eth_getBalance" else result
@@ -468,6 +540,28 @@ async def test_verified_call_costs_the_calls_that_it_makes(harness: VerifiedHarn
     for headers, factor in ((QUORUM, 3), (PROOF, 4)):
         reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], headers)
         assert int(reply.headers["x-compute-units"]) == factor * int(plain.headers["x-compute-units"])
+
+
+def test_only_members_that_all_have_are_passed_on() -> None:
+    one = b'{"a":"0xAB","b":[{"c":null,"removed":false}],"size":"0x1","v":"0x1"}'
+    other = b'{"b":[{"removed":true}],"v":"0x1","a":"0xab","root":"0x1"}'
+    assert agreed_result([one, one]) == one
+    for pair in ([one, other], [other, one]):
+        found = orjson.loads(agreed_result(pair))
+        assert (found["a"].lower(), found["v"], found["b"][0].get("removed")) == ("0xab", "0x1", None)
+        assert not {"size", "root"} & found.keys()
+    # The last of several members with the same name is compared, and another program may read the first.
+    twice = b'{"a":"0x1","a":"0xab","b":[{}],"v":"0x1"}'
+    assert orjson.loads(agreed_result([twice, other]))["a"] == "0xab"
+    assert agreed_result([twice, other]).count(b'"a"') == 1
+
+
+def test_message_of_an_error_is_passed_on_only_if_all_give_it() -> None:
+    one, other = [b'{"code":3,"message":"%b","data":"0x08"}' % text for text in (b"execution reverted: a", b"call me")]
+    assert agreed_error([one, one]) == one
+    assert orjson.loads(agreed_error([one, other])) == {"code": 3, "message": "execution reverted", "data": "0x08"}
+    third = b'{"code":-32000,"message":"%b"}'
+    assert "differ" not in orjson.loads(agreed_error([third % b"a", third % b"b"]))["message"]
 
 
 def test_replies_that_differ_only_in_form_are_equal() -> None:

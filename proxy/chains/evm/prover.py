@@ -11,16 +11,16 @@ from typing import Any
 
 import msgspec
 
-from proxy.chains.family import ProofSource, Refuted, Unprovable
+from proxy.chains.evm.provable import MOST_LOG_BLOCKS, TOO_MANY_BLOCKS, why_not
+from proxy.chains.family import NeverProvable, ProofSource, Refuted, Unprovable
 
-# Longer ranges of logs are refused: each block has to be read.
-MOST_LOG_BLOCKS = 200
-# Blocks of such a range whose receipts are read: their tries are built in Python.
+# Blocks of a range of logs whose receipts are read: their tries are built in Python.
 MOST_RECEIPT_BLOCKS = 20
-# Characters of a tag that an error repeats.
-MOST_ECHOED = 40
-_FINAL = ("finalized", "safe")
-_PENDING = "pending blocks cannot be proven"
+TOO_MANY_RECEIPTS = (
+    f"logs in more than {MOST_RECEIPT_BLOCKS} blocks cannot be proven at a time: ask for a shorter range"
+)
+# Errors of the checks, if a reply does not have the form that they expect. The params were checked before.
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 Prove = Callable[[ProofSource, Sequence[Any]], Awaitable[Any]]
 
 
@@ -28,16 +28,22 @@ class EvmProver:
     def covers(self, method: str) -> bool:
         return method in _PROVERS
 
+    def needs(self, method: str) -> Sequence[str]:
+        return _PROVERS[method][1]
+
+    def why_not(self, method: str, params: Any) -> str:
+        return why_not(method, params)
+
     async def prove(self, method: str, params: Sequence[Any], source: ProofSource) -> bytes:
         """The proven result as JSON."""
         from proxy.chains.evm.block_proofs import NotProven
 
         try:
-            return msgspec.json.encode(await _PROVERS[method](source, params))
+            return msgspec.json.encode(await _PROVERS[method][0](source, params))
         except NotProven as exc:
             raise Refuted(str(exc)) from None
-        except (KeyError, ValueError, TypeError, IndexError, AttributeError) as exc:
-            raise Unprovable(f"a call or a reply does not have the usual form ({type(exc).__name__})") from None
+        except _MALFORMED as exc:
+            raise Unprovable(f"a reply does not have the usual form ({type(exc).__name__})") from None
 
 
 # Blocks
@@ -49,8 +55,6 @@ async def _block(source: ProofSource, ref: Any, *, full: bool) -> dict[str, Any]
 
     if isinstance(ref, Mapping):  # EIP-1898
         ref = ref.get("blockHash") or ref.get("blockNumber")
-    if ref == "pending":
-        raise Unprovable(_PENDING)
     is_hash = isinstance(ref, str) and len(ref) == 66
     if isinstance(ref, str) and not ref.startswith("0x"):
         ref = await _resolved(source, ref)
@@ -73,8 +77,6 @@ async def _resolved(source: ProofSource, tag: str) -> str:
         return hex(source.head)
     if tag == "earliest":
         return "0x0"
-    if tag not in _FINAL:
-        raise Unprovable(f"{tag[:MOST_ECHOED]!r} names no block that can be proven")
     found = await source.ask("eth_getBlockByNumber", [tag, False])
     if not await source.confirm(tag, found["hash"]):
         raise Unprovable(f"the upstreams have different {tag} blocks at the moment")
@@ -114,7 +116,7 @@ async def _prove_receipt(source: ProofSource, params: Sequence[Any]) -> Any:
 
 
 async def _prove_receipts(source: ProofSource, params: Sequence[Any]) -> Any:
-    return await _receipts(source, await _block(source, params[0], full=True))
+    return await _receipts(source, await _block(source, _at(params, 0), full=True))
 
 
 async def _receipts(source: ProofSource, block: Mapping[str, Any]) -> list[Any]:
@@ -143,12 +145,12 @@ async def _prove_logs(source: ProofSource, params: Sequence[Any]) -> Any:
 
     The last block is confirmed; each earlier one by the parent hash of the next.
     """
-    wanted = params[0] if params else {}
+    wanted = params[0]
     if wanted.get("blockHash"):
         return await _logs_of(source, await _block(source, wanted["blockHash"], full=False), wanted)
-    first, last = [await _number(source, wanted.get(name, "latest")) for name in ("fromBlock", "toBlock")]
+    first, last = [await _number(source, wanted.get(name) or "latest") for name in ("fromBlock", "toBlock")]
     if last - first >= MOST_LOG_BLOCKS:
-        raise Unprovable(f"logs of at most {MOST_LOG_BLOCKS} blocks can be proven at a time")
+        raise NeverProvable(TOO_MANY_BLOCKS)
     found: list[Any] = []
     read = 0
     header = await _block(source, hex(last), full=False) if last >= first else None
@@ -156,7 +158,7 @@ async def _prove_logs(source: ProofSource, params: Sequence[Any]) -> Any:
         if _may_match(wanted, header["logsBloom"]):
             read += 1
             if read > MOST_RECEIPT_BLOCKS:
-                raise Unprovable(f"logs in more than {MOST_RECEIPT_BLOCKS} blocks cannot be proven at a time")
+                raise NeverProvable(TOO_MANY_RECEIPTS)
             found = await _logs_of(source, header, wanted) + found
         above = int(header["number"], 16) > first
         header = await _linked(source, header["parentHash"], full=False) if above else None
@@ -174,8 +176,6 @@ async def _linked(source: ProofSource, block_hash: str, *, full: bool) -> dict[s
 
 
 async def _number(source: ProofSource, ref: str) -> int:
-    if ref == "pending":
-        raise Unprovable(_PENDING)
     return int(ref if ref.startswith("0x") else await _resolved(source, ref), 16)
 
 
@@ -187,7 +187,9 @@ async def _logs_of(source: ProofSource, block: Mapping[str, Any], wanted: Mappin
 
 def _alternatives(value: Any) -> list[str]:
     """An address or topic of a filter as a list; empty means any."""
-    return [] if value is None else [value.lower()] if isinstance(value, str) else [each.lower() for each in value]
+    if isinstance(value, str):
+        return [value.lower()]
+    return [] if value is None or None in value else [each.lower() for each in value]
 
 
 def _matches(wanted: Mapping[str, Any], log: Mapping[str, Any]) -> bool:
@@ -224,7 +226,7 @@ async def _account(source: ProofSource, address: str, ref: Any, slots: Sequence[
 
 
 def _at(params: Sequence[Any], place: int) -> Any:
-    return params[place] if len(params) > place else "latest"
+    return params[place] if len(params) > place and params[place] is not None else "latest"
 
 
 async def _prove_balance(source: ProofSource, params: Sequence[Any]) -> Any:
@@ -254,15 +256,16 @@ async def _prove_slot(source: ProofSource, params: Sequence[Any]) -> Any:
     return f"0x{state_proofs.check_slot(proof, slot):064x}"
 
 
-_PROVERS: Mapping[str, Prove] = {
-    "eth_getBlockByNumber": _prove_block,
-    "eth_getBlockByHash": _prove_block,
-    "eth_getTransactionByHash": _prove_transaction,
-    "eth_getTransactionReceipt": _prove_receipt,
-    "eth_getBlockReceipts": _prove_receipts,
-    "eth_getLogs": _prove_logs,
-    "eth_getBalance": _prove_balance,
-    "eth_getTransactionCount": _prove_nonce,
-    "eth_getCode": _prove_code,
-    "eth_getStorageAt": _prove_slot,
+# How each method is proven, and the methods that this always takes.
+_PROVERS: Mapping[str, tuple[Prove, Sequence[str]]] = {
+    "eth_getBlockByNumber": (_prove_block, ("eth_getBlockByNumber",)),
+    "eth_getBlockByHash": (_prove_block, ("eth_getBlockByHash",)),
+    "eth_getTransactionByHash": (_prove_transaction, ("eth_getTransactionByHash", "eth_getBlockByHash")),
+    "eth_getTransactionReceipt": (_prove_receipt, ("eth_getTransactionReceipt", "eth_getBlockByHash")),
+    "eth_getBlockReceipts": (_prove_receipts, ("eth_getBlockByNumber",)),
+    "eth_getLogs": (_prove_logs, ("eth_getBlockByNumber", "eth_getBlockByHash")),
+    "eth_getBalance": (_prove_balance, ("eth_getProof", "eth_getBlockByNumber")),
+    "eth_getTransactionCount": (_prove_nonce, ("eth_getProof", "eth_getBlockByNumber")),
+    "eth_getCode": (_prove_code, ("eth_getProof", "eth_getCode", "eth_getBlockByNumber")),
+    "eth_getStorageAt": (_prove_slot, ("eth_getProof", "eth_getBlockByNumber")),
 }

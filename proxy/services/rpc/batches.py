@@ -20,7 +20,17 @@ import msgspec
 from proxy.core import jsonrpc
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.usage import KeyTallies
-from proxy.errors import BROKEN_REPLY, BehindBlock, Fault, Forbidden, InternalError, InvalidRequest, RateLimited
+from proxy.errors import (
+    BROKEN_REPLY,
+    BehindBlock,
+    Fault,
+    Forbidden,
+    InternalError,
+    InvalidRequest,
+    NotVerified,
+    RateLimited,
+    Unavailable,
+)
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -431,6 +441,9 @@ def rpc_error_of(fault: Fault) -> bytes:
         case BehindBlock():
             code = jsonrpc.RESOURCE_UNAVAILABLE
             data = {"retryAfter": fault.retry_after_s, **(fault.details or {})}
+        case NotVerified() | Unavailable():
+            code = jsonrpc.INTERNAL_ERROR
+            data = {"retryAfter": fault.retry_after_s}
         case Forbidden():
             code = jsonrpc.UNAUTHORIZED
         case InvalidRequest():

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -19,10 +19,18 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from proxy import telemetry
-from proxy.chains.family import Refuted, Unprovable
+from proxy.chains.family import NeverProvable, Prover, Refuted, Unprovable
 from proxy.core.directives import Directives
 from proxy.core.request_records import VERIFYING
-from proxy.core.verification import PROOF_QUORUM, Ballot, Verification, digest_of, digest_of_error
+from proxy.core.verification import (
+    PROOF_QUORUM,
+    Ballot,
+    Verification,
+    agreed_error,
+    agreed_result,
+    digest_of,
+    digest_of_error,
+)
 from proxy.errors import (
     BehindBlock,
     DeadlinePassed,
@@ -37,6 +45,7 @@ from proxy.services.rpc.calls import PendingReply, RpcError, call_upstream
 from proxy.services.rpc.flights import Caller, Flight, next_id
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
+from proxy.services.rpc.unverifiable import CONFIRMS, offering, why_never
 from proxy.tasks import Tasks
 from proxy.tracing import CallTrace, below, current_span
 from proxy.wire.upstream import Upstream
@@ -57,6 +66,8 @@ MOST_SHOWN = 300
 MOST_COMPARED, SMALL = 4 << 20, 1 << 14
 # Checks take turns in one thread of their own: more would starve the loop, and the default ones compress replies of others.
 _checks = ThreadPoolExecutor(1, "verifier")
+# Errors of reading a reply. One upstream must not keep others from verifying a call.
+UNREADABLE = (msgspec.DecodeError, RecursionError, ValueError)
 # A caller, the policy of its method, and its params.
 VerifiableCall: TypeAlias = tuple[Caller, MethodPolicy, bytes]
 
@@ -85,7 +96,7 @@ class Verifier:
         answer = VerifiedAnswer(caller, how)
         # It is never sent: it lists the attempts for the record of the request, and has the block of the reply.
         caller.flight = flight = route.dispatcher.new_flight(policy, params, caller, time.monotonic())
-        verified = VerifiedCall(route, flight, client, directives)
+        verified = VerifiedCall(route, flight, how, client, directives)
         if self._known[client] >= MOST_KNOWN_OF_ACCOUNT:
             answer.fault(RateLimited("this account verifies too many calls: make fewer at a time", retry_after_s=1))
             return
@@ -93,31 +104,32 @@ class Verifier:
             answer.fault(Unavailable("too many calls are being verified: try again shortly"))
             return
         self._known[client] += 1
-        self._tasks.start(f"verification {next_id()}", lambda: self._run(answer, verified, how, client))
+        self._tasks.start(f"verification {next_id()}", lambda: self._run(answer, verified, client))
 
-    async def _run(self, answer: VerifiedAnswer, call: VerifiedCall, how: Verification, client: str) -> None:
+    async def _run(self, answer: VerifiedAnswer, call: VerifiedCall, client: str) -> None:
         """Verify a call in its account's turn."""
         turn = self._turns.setdefault(client, asyncio.Semaphore(MOST_OF_ACCOUNT))
         try:
             with below(current_span.get(), "verification") as span:
                 call.trace = None if span is None else CallTrace(span)
-                await _answer(answer, call, how, turn)
+                await _answer(answer, call, turn)
                 if span is not None:
-                    span.set({"penstock.verify": str(how), "penstock.outcome": answer.outcome})
+                    span.set({"penstock.verify": str(call.how), "penstock.outcome": answer.outcome})
         finally:
             self._known[client] -= 1
             if not self._known[client]:
                 del self._known[client], self._turns[client]
 
 
-async def _answer(answer: VerifiedAnswer, call: VerifiedCall, how: Verification, turn: asyncio.Semaphore) -> None:
+async def _answer(answer: VerifiedAnswer, call: VerifiedCall, turn: asyncio.Semaphore) -> None:
     try:
+        call.refuse_if_in_vain()
         async with asyncio.timeout(call.longest_s), turn:
-            await call.reach_block(how.needed)
-            if how.kind == "proof":
-                answer.result(await call.proven())
+            await call.reach_block()
+            if call.prover is not None:
+                answer.result(await call.proven(call.prover))
             else:
-                await call.vote(how, answer)
+                await call.vote(answer)
     except TimeoutError:
         answer.fault(call.late())
     except RpcError as exc:
@@ -176,7 +188,10 @@ class ReplyVote:
 class VerifiedCall:
     """One call to verify. `client`: the account that made it."""
 
-    def __init__(self, route: Route, flight: Flight, client: str, directives: Directives) -> None:
+    def __init__(self, route: Route, flight: Flight, how: Verification, client: str, directives: Directives) -> None:
+        self.how = how
+        # None for a quorum.
+        self.prover = flight.policy.family.prover if how.kind == "proof" else None
         self._directives = directives
         self._route = route
         self._flight = flight
@@ -192,6 +207,11 @@ class VerifiedCall:
     def __repr__(self) -> str:
         return f"<VerifiedCall {self._method}>"
 
+    def refuse_if_in_vain(self) -> None:
+        reason = why_never(self._route, self._policy, self._params, self.how)
+        if reason:
+            raise _refused(self._method, self.how, reason)
+
     # Directives
 
     @property
@@ -205,15 +225,19 @@ class VerifiedCall:
             return DeadlinePassed(reason)
         return NotVerified(f"not verified within {LONGEST_S:g} s")
 
-    async def reach_block(self, needed: int) -> None:
+    async def reach_block(self) -> None:
         """Wait until as many upstreams as are needed have the block of X-Min-Block. Raises BehindBlock after the wait."""
         block, state = self._directives.min_block, self._route.state
         deadline = time.monotonic() + self._directives.min_block_wait
-        while block and len(self.upstreams(needed)) < min(needed, len(self._route.upstreams)):
+        while block and not self._has_enough():
             if time.monotonic() >= deadline:
                 newest = max([state.heads.tip, *[member.head for member in state.group.members]])
                 raise BehindBlock(state.network_id, block, newest)
             await asyncio.sleep(BLOCK_CHECK_S)
+
+    def _has_enough(self) -> bool:
+        needed = min(self.how.needed, len(self._route.upstreams))
+        return bool(self.upstreams()) and len(self.confirming()) >= needed
 
     def _note(self, asked: PendingReply, outcome: str) -> None:
         """List an attempt in the record of the request. After the answer there is none to add it to."""
@@ -233,13 +257,13 @@ class VerifiedCall:
 
     # Quorum
 
-    async def vote(self, how: Verification, answer: VerifiedAnswer) -> None:
+    async def vote(self, answer: VerifiedAnswer) -> None:
         """Answer as soon as enough upstreams agree. The others are waited for afterwards, to learn whether they disagree."""
-        chosen = self.upstreams(how.asked)
-        if len(chosen) < how.needed:
-            raise Unavailable(f"not verified: {how} needs {how.needed} upstreams, and {len(chosen)} take calls now")
+        needed, chosen = self.how.needed, self.upstreams()[: self.how.asked]
+        if len(chosen) < needed:
+            raise Unavailable(f"not verified: {self.how} needs {needed} upstreams, and {len(chosen)} take calls now")
         self._params = self._at_common_head(chosen)
-        ballot, winner, votes = Ballot(how.needed), None, []
+        ballot, winner, votes = Ballot(needed), None, list[ReplyVote]()
         async with asyncio.TaskGroup() as group:
             for each in asyncio.as_completed([group.create_task(self._vote(upstream)) for upstream in chosen]):
                 found = await each
@@ -249,13 +273,13 @@ class VerifiedCall:
                 if ballot.add(found.digest, found.upstream.label) and winner is None:
                     winner = found
                     self.note_late()
-                    answer.error(found.error) if found.error else answer.result(found.result)
+                    await _answer_agreed(answer, [vote for vote in votes if vote.digest == found.digest])
         if winner is None:
             log.warning(
                 "upstreams disagree, and no quorum was reached",
                 extra={"network": self._route.network.id, "method": self._method, "votes": ballot.votes},
             )
-            raise NotVerified(f"not verified: fewer than {how.needed} of {len(chosen)} upstreams agree")
+            raise NotVerified(f"not verified: fewer than {needed} of {len(chosen)} upstreams agree")
         for vote in votes:
             if vote.digest != winner.digest and await self._is_wrong(vote, winner):
                 self._blame(vote.upstream, reply=vote.digest, agreed=winner.digest)
@@ -263,11 +287,15 @@ class VerifiedCall:
     async def _vote(self, upstream: Upstream) -> ReplyVote | None:
         """The reply of one upstream; None if it fails, which counts neither as agreement nor as contradiction."""
         try:
+            return await self._counted(upstream)
+        except (Fault, *UNREADABLE):
+            return None
+
+    async def _counted(self, upstream: Upstream) -> ReplyVote | None:
+        try:
             result = await self._ask(upstream, self._policy, self._params)
         except RpcError as exc:
             return ReplyVote(upstream, digest_of_error(exc.error), error=exc.error)
-        except Fault:
-            return None
         if len(result) > MOST_COMPARED:
             return None
         digest = digest_of(result) if len(result) <= SMALL else await _off_loop(digest_of, result)
@@ -301,25 +329,24 @@ class VerifiedCall:
 
     # Proof
 
-    async def proven(self) -> bytes:
-        prover = self._policy.family.prover
-        if prover is None or not prover.covers(self._method):
-            raise InvalidRequest(f"{self._method} cannot be verified by proof")
+    async def proven(self, prover: Prover) -> bytes:
         params, failures = msgspec.json.decode(self._params), []
         # A call that no upstream can prove says nothing about them: they are blamed only if another one proves it.
         suspects: list[tuple[Upstream, str]] = []
-        for upstream in self.upstreams(len(self._route.upstreams)):
+        for upstream in self.upstreams():
             source = UpstreamSource(self, upstream)
             try:
                 result = await prover.prove(self._method, params, source)
                 for suspect, reason in suspects:
                     self._blame(suspect, reason=reason)
                 return result
+            except NeverProvable as exc:
+                raise _refused(self._method, self.how, str(exc)) from None
             except Unprovable as exc:
                 failures.append(str(exc))
             except Refuted as exc:
                 failures.append(str(exc))
-                if source.is_complete and await self._is_refuted_again(source, params):
+                if source.is_complete and await self._is_refuted_again(prover, source, params):
                     suspects.append((upstream, str(exc)))
             except RpcError as exc:
                 failures.append(f"an upstream does not have what the proof needs: {exc.error.decode()}")
@@ -329,10 +356,8 @@ class VerifiedCall:
             raise Unavailable("not verified: no upstream takes calls")
         raise NotVerified(f"not verified: {failures[-1]}")
 
-    async def _is_refuted_again(self, source: UpstreamSource, params: Any) -> bool:
+    async def _is_refuted_again(self, prover: Prover, source: UpstreamSource, params: Any) -> bool:
         """A block may have been replaced between two calls of a proof."""
-        prover = self._policy.family.prover
-        assert prover is not None
         try:
             await prover.prove(self._method, params, source)
         except (Unprovable, RpcError, Fault):
@@ -349,18 +374,24 @@ class VerifiedCall:
 
     # Upstreams
 
-    def upstreams(self, most: int) -> list[Upstream]:
-        """Up to this many upstreams that may serve the call, the fastest first."""
-        now = time.monotonic()
+    def upstreams(self) -> list[Upstream]:
+        """The upstreams that may serve the call, the fastest first."""
+        return self._able([self._method] if self.prover is None else self.prover.needs(self._method))
+
+    def confirming(self) -> list[Upstream]:
+        """The upstreams that may confirm the reply, the fastest first: all of it, or the block that a proof starts from."""
+        return self._able([self._method if self.prover is None else CONFIRMS])
+
+    def _able(self, methods: Collection[str]) -> list[Upstream]:
+        now, least = time.monotonic(), self._directives.min_block
+        # One that claims no head would make any old state the latest.
+        least = max(least, 1 if self._route.heads.tip else 0)
         able = [
             each
-            for each in self._route.upstreams
-            if each.health.may_serve(self._method)
-            and each.health.takes_calls(now)
-            and not each.health.lagging
-            and each.health.head >= self._directives.min_block
+            for each in offering(self._route, methods)
+            if each.health.takes_calls(now) and not each.health.lagging and each.health.head >= least
         ]
-        return sorted(able, key=lambda each: each.health.latency_s)[:most]
+        return sorted(able, key=lambda each: each.health.latency_s)
 
     @property
     def has_one_upstream(self) -> bool:
@@ -398,7 +429,7 @@ class UpstreamSource:
     def __init__(self, call: VerifiedCall, upstream: Upstream) -> None:
         self._call = call
         self._upstream = upstream
-        self._others = [each for each in call.upstreams(MOST_CONFIRMING) if each is not upstream]
+        self._others = [each for each in call.confirming() if each is not upstream][: MOST_CONFIRMING - 1]
         self.head = min(each.health.head for each in (upstream, *self._others[: PROOF_QUORUM - 1]))
         self.is_complete = True
         call.read_at(self.head)
@@ -410,6 +441,8 @@ class UpstreamSource:
         return await self._call.ask(self._upstream, method, params)
 
     async def ask_or_none(self, method: str, params: Sequence[Any]) -> Any:
+        if not self._upstream.health.may_serve(method):
+            return None
         try:
             return await self.ask(method, params)
         except RpcError:
@@ -422,8 +455,8 @@ class UpstreamSource:
         is_answered = self._call.has_one_upstream
         for other in self._others:
             try:
-                found = await self._call.ask(other, "eth_getBlockByNumber", [ref, False])
-            except (RpcError, Fault):
+                found = await self._call.ask(other, CONFIRMS, [ref, False])
+            except (RpcError, Fault, *UNREADABLE):
                 continue
             is_answered = True
             if isinstance(found, dict) and str(found.get("hash")).lower() == block_hash.lower():
@@ -436,6 +469,18 @@ class UpstreamSource:
 
     async def off_loop(self, check: Callable[..., T], *values: Any) -> T:
         return await _off_loop(check, *values)
+
+
+async def _answer_agreed(answer: VerifiedAnswer, votes: Sequence[ReplyVote]) -> None:
+    if votes[0].error:
+        answer.error(agreed_error([vote.error for vote in votes]))
+        return
+    results = [vote.result for vote in votes]
+    answer.result(agreed_result(results) if len(results[0]) <= SMALL else await _off_loop(agreed_result, results))
+
+
+def _refused(method: str, how: Verification, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"{method} cannot be verified by {how}: {reason}")
 
 
 async def _off_loop(check: Callable[..., T], *values: Any) -> T:
