@@ -169,6 +169,8 @@ class Tallies:
 
     def __init__(self) -> None:
         self._all: dict[tuple[str, str], Tally] = {}
+        # The file that was last written, and its content.
+        self._written: tuple[Path, bytes] | None = None
 
     def __repr__(self) -> str:
         return f"<Tallies {len(self._all)}>"
@@ -177,15 +179,20 @@ class Tallies:
         return self._all.setdefault((network, method), Tally(network, method))
 
     def write(self, path: Path, upstreams: Sequence[tuple[str, str, int, int, int]] = ()) -> None:
-        """Write the file atomically, so that a scrape never reads half of it."""
+        """Write the file atomically, so that a scrape never reads half of it. A process without calls writes nothing: renaming
+        a file can take milliseconds."""
         rows = [
             [*t.labels, t.results, t.errors, t.faults, t.hits, t.joins, t.units, t.seconds, t.buckets]
             for t in self._all.values()
             if any(t.buckets)
         ]
+        content = orjson.dumps({"calls": rows, "upstreams": upstreams, "exemplars": exemplars.rows()})
+        if (path, content) == self._written:
+            return
         part = path.with_suffix(".part")
-        part.write_bytes(orjson.dumps({"calls": rows, "upstreams": upstreams, "exemplars": exemplars.rows()}))
+        part.write_bytes(content)
         part.replace(path)
+        self._written = path, content
 
 
 class CallCollector(Collector):

@@ -336,6 +336,16 @@ def test_duration_of_a_call_is_counted_in_its_bucket(tmp_path: Path, seconds: fl
     assert found["penstock_call_seconds_bucket", "a/b", "m", "+Inf"] == 1
 
 
+def test_counts_are_written_again_only_if_they_have_changed(tmp_path: Path) -> None:
+    tallies, file = Tallies(), tmp_path / "calls-1.json"
+    tallies.write(file, [("one/main", "one/main#1", 1, 0, 0)])
+    file.unlink()
+    tallies.write(file, [("one/main", "one/main#1", 1, 0, 0)])
+    assert not file.exists()
+    tallies.write(file, [("one/main", "one/main#1", 2, 0, 0)])
+    assert file.exists()
+
+
 def test_broken_file_of_one_worker_does_not_fail_the_scrape(tmp_path: Path) -> None:
     tallies = Tallies()
     tallies.of("a/b", "m").count("results", "", 1, 0.1)
