@@ -227,6 +227,22 @@ async def test_stopped_network_is_followed_again_once_its_index_is_deleted(
         await tasks.close()
 
 
+async def test_index_that_was_deleted_is_noticed_without_a_new_block(database: str) -> None:
+    async with follower_harness(database) as harness, harness.leading() as (follower, term):
+        harness.chain.mine(*everything())
+        await follower.step(term)
+        for _ in range(2 * network_follower.HEADS_PER_READ):
+            await follower.step(term)
+        await forget(term, harness.running.sinks)
+
+        async def go_on() -> None:
+            for _ in range(2 * network_follower.HEADS_PER_READ):
+                await follower.step(term)
+
+        with pytest.raises(LeadershipLost):
+            await go_on()
+
+
 async def test_development_service_resets_the_index_instead(database: str) -> None:
     async with follower_harness(database) as harness, harness.leading(keep=4, renews=True) as (follower, term):
         harness.chain.mine(*(everything() * 12))

@@ -48,6 +48,8 @@ STOPPED_S = 30.0
 # purpose. On other networks a stuck upstream is far more likely, so it takes that many heads and at least this much time.
 SHORTER_HEADS = 20
 SHORTER_S = 600.0
+# While the chain has no new block, the index is read with every so many heads: it may have been reset.
+HEADS_PER_READ = 8
 
 
 class ParentMismatch(Exception):
@@ -89,6 +91,8 @@ class NetworkFollower:
         self._failing_s = 0.0
         self._doubted = b""
         self._shorter_heads = 0
+        # How often in a row the head was the cursor's block.
+        self._equal_heads = 0
         self._failure = FirstFailure(log, "no longer following network")
         self.id = reader.route.network.id
         self.label = label or self.id
@@ -247,8 +251,12 @@ class NetworkFollower:
         """Whether the head contradicts the index. It must be reported twice, because one upstream may be on an abandoned
         fork. A head that is in the index comes from an upstream that is behind; after many of them the chain counts as
         shortened."""
-        ours = next(iter(await term.recent(BlockMark(number, b""), 1)), None)
         hash_ = bytes.fromhex(head.hash[2:])
+        self._equal_heads = self._equal_heads + 1 if BlockMark(number, hash_) == self.cursor else 0
+        if self._equal_heads % HEADS_PER_READ and not self._doubted:
+            self._shorter_heads = 0
+            return False
+        ours = next(iter(await term.recent(BlockMark(number, b""), 1)), None)
         if ours is None or ours.number != number or ours.hash != hash_:
             was, self._doubted = self._doubted, hash_
             return was == hash_
