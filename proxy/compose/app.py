@@ -184,6 +184,7 @@ class App:
             held_replies=self.held_replies,
             turns=self.turns,
             tasks=self.tasks,
+            polls=self.memory.polls,
         )
         self.networks = self.plane.networks
         self.rpc = self.plane.rpc
@@ -398,7 +399,7 @@ class App:
         self.tasks.start("sockets", self.sockets.watch)
         if self.access is not None:
             self.tasks.start("access log", self.access.run)
-        self.tasks.start("sweep", lambda: sweep(self._groups))
+        self.tasks.start("sweep", lambda: sweep(self._groups, self.plane.adopt_heads))
         self._server = await self.accept_from(listener)
 
     async def accept_from(self, listener: socket.socket) -> asyncio.Server:

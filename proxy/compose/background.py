@@ -48,7 +48,7 @@ from proxy.telemetry import Tallies
 from proxy.turn_queue import TurnQueue
 from proxy.wire.write_buffer import WriteBuffer
 
-# How often deadlines and hedges of calls are checked. No client waits for these calls.
+# How often deadlines and hedges of calls are checked, and whether another process has found a new head. No client waits.
 SWEEP_S = 0.05
 
 
@@ -86,6 +86,8 @@ class Background:
             hosts=self._limits.hosts if self._limits else lambda: 1,
             leases=self._limits.leases if self._limits else None,
         ).networks()
+        table = None if memory is None else memory.polls
+        self._trackers = [Tracker(route, table=table) for route in self.networks.routes.values()]
         self.holdings = HoldingsSink()
         self.sinks: list[FollowerSink] = [
             self.holdings,
@@ -157,7 +159,7 @@ class Background:
         if self._limits is not None:
             self._limits.start(self.tasks)
         self.tasks.start("sweep", self._sweep)
-        await start_tracking(map(Tracker, self.networks.routes.values()), self.tasks)
+        await start_tracking(self._trackers, self.tasks)
         self.tasks.start("notifications", self.notices.run)
         cordons = Cordons(FleetStore(self.pool), (self.networks,))
         cordons.listen(self.notices)
@@ -200,6 +202,8 @@ class Background:
         while True:
             await asyncio.sleep(SWEEP_S)
             self.networks.sweep()
+            for tracker in self._trackers:
+                tracker.adopt()
 
     async def close(self) -> None:
         if self.delivery is not None:

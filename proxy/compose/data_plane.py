@@ -18,6 +18,7 @@ from proxy.services.rpc.shared_lookup import SharedLookup
 from proxy.services.rpc.tracker import Tracker, start_tracking
 from proxy.services.rpc.verifier import Verifier
 from proxy.settings import Settings, Tables
+from proxy.store.poll_table import PollTable
 from proxy.store.shared_replies import SharedReplies
 from proxy.tasks import Tasks
 from proxy.turn_queue import TurnQueue
@@ -34,7 +35,9 @@ class DataPlane:
         held_replies: HeldReplies,
         turns: TurnQueue,
         tasks: Tasks,
+        polls: PollTable,
     ) -> None:
+        """`polls`: those of upstreams, which the processes of the host share."""
         self._tasks = tasks
         self.networks = builder.networks()
         self._shared = self._shared_replies(settings)
@@ -50,7 +53,7 @@ class DataPlane:
             batch_wait_s=settings.rpc.batch_wait_s,
         )
         self.internal_calls = InternalCalls(forwarder, self.networks)
-        self.trackers = {name: Tracker(route) for name, route in self.networks.routes.items()}
+        self.trackers = {name: Tracker(route, table=polls) for name, route in self.networks.routes.items()}
         for name, tracker in self.trackers.items():
             dispatcher = self.networks.routes[name].dispatcher
             dispatcher.on_behind = BlockWaits(dispatcher, tracker.look, tasks).take
@@ -77,6 +80,11 @@ class DataPlane:
             announcements = HeadAnnouncements(self.networks.routes[name], tracker)
             if announcements.is_possible:
                 self._tasks.start(f"announced heads {name}", announcements.run)
+
+    def adopt_heads(self) -> None:
+        """Apply what other processes of the host have found."""
+        for tracker in self.trackers.values():
+            tracker.adopt()
 
     def serve(self) -> None:
         """Start what only clients' calls need."""

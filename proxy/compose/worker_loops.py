@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from proxy.services.fleet import UpstreamWatch
@@ -14,16 +14,17 @@ from proxy.services.usage import UsageService
 from proxy.telemetry import Tallies
 from proxy.web.front.front_context import FrontContext
 
-# How often the deadlines and hedges of calls are checked.
+# How often the deadlines and hedges of calls are checked, and whether another process has found a new head.
 SWEEP_S = 0.02
 TALLY_S = 1.0
 
 
-async def sweep(groups: Sequence[Networks]) -> None:
+async def sweep(groups: Sequence[Networks], adopt_heads: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(SWEEP_S)
         for networks in groups:
             networks.sweep()
+        adopt_heads()
 
 
 async def update_date(front: FrontContext) -> None:

@@ -3,7 +3,7 @@
 It is an anonymous file that the supervisor creates and every process maps: mutexes, the owners of the regions in
 `AccountCounts`, the buckets of upstreams and of client addresses (`EdgeTable`), those regions, and last the leases
 (store/leased_windows), which grow with the number of accounts and keys. Far beyond those are the leases of upstreams
-(store/upstream_windows). The file is sparse: only pages that are used exist.
+(store/upstream_windows) and their polls (store/poll_table). The file is sparse: only pages that are used exist.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 from proxy.store import account_counts, edge_table, robust_mutexes
 from proxy.store.account_counts import AccountCounts
 from proxy.store.edge_table import EdgeTable
+from proxy.store.poll_table import PollTable
 
 # In the environment of a host's processes: what identifies the host among those that share a Valkey.
 HOST = "PENSTOCK_HOST"
@@ -36,6 +37,7 @@ LEASES_AT = _REGIONS_AT + account_counts.PROCESSES * account_counts.REGION_BYTES
 # Leaves room for the leases of a billion accounts and keys.
 UPSTREAM_LEASES_AT = LEASES_AT + (1 << 38)
 UPSTREAMS = UPSTREAM_SETS * edge_table.WAYS
+_POLLS_AT = UPSTREAM_LEASES_AT + (1 << 30)
 
 
 def create() -> int:
@@ -60,6 +62,7 @@ class HostMemory:
         # How many hosts share a Valkey, as last counted by a process of this host; 0 if none has.
         self.hosts = view[_HOSTS_AT : _HOSTS_AT + 8].cast("q")
         self.counts = AccountCounts(fd, _REGIONS_AT, view[_OWNERS_AT:_UPSTREAMS_AT], mutexes)
+        self.polls = PollTable(fd, _POLLS_AT)
 
     def __repr__(self) -> str:
         return f"<HostMemory {self.counts!r}>"

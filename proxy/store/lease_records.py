@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
 from typing import Final, NamedTuple
+
+from proxy.store.growing_file import map_part
 
 # The numbers of a record. The first three are all that a warm `take` needs.
 READY_R: Final = 0
@@ -77,12 +76,5 @@ class LeaseGrant(NamedTuple):
 
 
 def records_of(fd: int, start: int, slots: int) -> memoryview[float]:
-    """Map the records of this many slots. The file only grows."""
-    size = slots * RECORD_BYTES
-    fcntl.lockf(fd, fcntl.LOCK_EX)
-    try:
-        if os.fstat(fd).st_size < start + size:
-            os.ftruncate(fd, start + size)
-    finally:
-        fcntl.lockf(fd, fcntl.LOCK_UN)
-    return memoryview(mmap.mmap(fd, size, offset=start)).cast("d")
+    """Map the records of this many slots."""
+    return memoryview(map_part(fd, start, slots * RECORD_BYTES)).cast("d")

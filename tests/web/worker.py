@@ -52,8 +52,9 @@ def on_uvloop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 
 
 class Worker:
-    def __init__(self, app: App, port: int) -> None:
+    def __init__(self, app: App, port: int, windows_fd: int = -1) -> None:
         self.app = app
+        self.windows_fd = windows_fd
         self.port = port
         self.keys: dict[str, str] = {}
         # Headers of every request that `send` sends.
@@ -153,10 +154,12 @@ class ChunkedClient(HttpClient):
 @asynccontextmanager
 async def running_worker(
     upstreams: Mapping[str, Sequence[str | Mapping[str, Any]]] | str,
+    beside: Worker | None = None,
     /,
     **sections: Mapping[str, Any] | Sequence[Mapping[str, Any]],
 ) -> AsyncIterator[Worker]:
-    """A worker with these upstreams by network (or one for both). `sections` override the default settings."""
+    """A worker with these upstreams by network (or one for both). `sections` override the default settings. `beside`: another
+    worker of the same host."""
     if isinstance(upstreams, str):
         upstreams = {LIVE: [upstreams], TEST: [upstreams]}
     blocks = [
@@ -173,13 +176,14 @@ async def running_worker(
     }
     for name, section in sections.items():
         over[name] = {**over.get(name, {}), **section} if isinstance(section, Mapping) else section  # type: ignore[dict-item]
-    fd = windows.create()
+    fd = windows.create() if beside is None else os.dup(beside.windows_fd)
+    memory = None if beside is None else beside.app.memory
     settings = load(environ={}, overrides=over)
     certificates = read_certificates(settings.server.tls)
-    app = App(settings, TABLES, UnsharedWindows(fd), certificates=certificates)
+    app = App(settings, TABLES, UnsharedWindows(fd), memory=memory, certificates=certificates)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
-    found = Worker(app, listener.getsockname()[1])
+    found = Worker(app, listener.getsockname()[1], fd)
     found.add_key("main")
     await app.listen(listener)
     try:

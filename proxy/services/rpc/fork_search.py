@@ -19,6 +19,7 @@ from proxy.core.heads import STALE_S, most_voted, preferred, second_of_many
 from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.shared_polls import SharedPolls
 
 # Upstreams that report their heads within this time of each other are near each other.
 NEAR_S = 1.0
@@ -30,16 +31,16 @@ Vote = tuple[UpstreamHealth, str]
 
 
 class ForkSearch:
-    def __init__(self, route: Route, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, route: Route, polls: SharedPolls, clock: Callable[[], float] = time.monotonic) -> None:
+        """`polls` has the final block that all processes of the host remember."""
         self._route = route
+        self._polls = polls
         self._reader = route.state.head_reader
         self._clock = clock
         self._near_blocks = max(FEWEST_NEAR_BLOCKS, round(NEAR_S / route.network.facts.block_time_s))
-        # A final block of the network: its number and hash.
-        self._anchor: tuple[int, str] | None = None
 
     def __repr__(self) -> str:
-        return f"<ForkSearch {self._route.network.id}, anchor {self._anchor}>"
+        return f"<ForkSearch {self._route.network.id}, anchor {self._polls.anchor}>"
 
     async def verdicts(self) -> dict[UpstreamHealth, Standing]:
         """The standing of each upstream that has reported its head lately."""
@@ -104,9 +105,10 @@ class ForkSearch:
 
     async def _not_contradicted(self, tied: list[str], votes: list[Vote]) -> list[str]:
         """Without the branches that lack the final block that the network had. If all of several lack it, it is out of date."""
-        if self._anchor is None:
+        anchor = self._polls.anchor
+        if anchor is None:
             return tied
-        number, expected = self._anchor
+        number, expected = anchor
         hashes = await asyncio.gather(*[self._hash_at(number, _first_of(branch, votes)) for branch in tied])
         left = [branch for branch, found in zip(tied, hashes, strict=True) if found in (expected, "")]
         return left if left or len(tied) == 1 else tied
@@ -139,11 +141,11 @@ class ForkSearch:
     async def _move_anchor(self, judge: UpstreamHealth) -> None:
         """Remember a newer final block from time to time."""
         depth = self._route.network.facts.finality_blocks
-        final = judge.head - depth
-        if final <= 0 or (self._anchor is not None and 0 <= final - self._anchor[0] < max(1, depth // 2)):
+        final, anchor = judge.head - depth, self._polls.anchor
+        if final <= 0 or (anchor is not None and 0 <= final - anchor[0] < max(1, depth // 2)):
             return
         if found := await self._hash_at(final, judge):
-            self._anchor = (final, found)
+            self._polls.set_anchor(final, found, self._clock())
 
 
 def _first_of(branch: str, votes: list[Vote]) -> UpstreamHealth:

@@ -2,7 +2,8 @@
 
 Probes bypass admission and routing and go straight to their upstream, never behind calls that wait. A failed probe does not
 count against the upstream: its traffic shows its health better. A probe returns the number and the hash of the newest block,
-because numbers alone do not show a reorganisation. A network that is in use is polled every second at least.
+because numbers alone do not show a reorganisation. A network that is in use is polled every second at least. The processes of
+a host share their polls (`SharedPolls`): one of them polls an upstream, and the others adopt what it finds.
 
 An upstream must prove that it belongs here. Before its first call, and now and then afterwards, it names its chain: one of
 another chain takes no calls. In each round the upstreams' hashes are compared at one height (`ForkSearch`): one on another
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
+from proxy.chains.family import ReportedBlock
 from proxy.core import jsonrpc
 from proxy.core.heads import HIGHEST, heard_of
 from proxy.core.upstream_health import Standing, UpstreamHealth
@@ -25,14 +27,15 @@ from proxy.errors import Unavailable
 from proxy.services.rpc.fork_search import ForkSearch
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.shared_polls import SHORTEST_S, SharedPolls
 from proxy.services.rpc.stream_checks import StreamChecks
+from proxy.store.poll_table import HeadPoll, PollTable
 from proxy.tasks import Tasks, until_set
 from proxy.wire.upstream import Upstream
 
 log = logging.getLogger("penstock.heads")
 
-# Heads of a network that is not in use are polled twice per block within these bounds.
-SHORTEST_S = 0.5
+# Heads of a network that is not in use are polled twice per block, but at least this often.
 LONGEST_S = 6.0
 # While a network is in use, or has recent replies cached, it is polled at least this often.
 IN_USE_S = 1.0
@@ -42,6 +45,10 @@ USED_FOR_S = 30.0
 START_S = 4.0
 # How long the reports of some upstreams wait for the others.
 PATIENCE_S = 0.25
+# Upstreams that are due within this time of each other are polled in one round, so that their hashes can be compared.
+TOGETHER_S = 0.1
+# What was found longer ago is not adopted: it is from before this process, and the others have ended.
+FRESH_S = 10.0
 # How often an upstream names its chain, besides each time that it was silent.
 NAMES_CHAIN_S = 60.0
 
@@ -70,20 +77,27 @@ async def start_tracking(trackers: Iterable[Tracker], tasks: Tasks) -> None:
 class Tracker:
     """Tracks the heads of one network's upstreams."""
 
-    def __init__(self, route: Route, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, route: Route, clock: Callable[[], float] = time.monotonic, *, table: PollTable | None = None
+    ) -> None:
+        """`table`: the polls of all processes of the host."""
         self.network_id = route.network.id
         self._route = route
         self._state = route.state
         self._clock = clock
         self._idle_s = min(max(route.network.facts.block_time_s / 2, SHORTEST_S), LONGEST_S)
-        self._forks = ForkSearch(route, clock)
+        self._polls = SharedPolls(route.network, self._state.group.members, table)
+        self._forks = ForkSearch(route, self._polls, clock)
         self._streams = StreamChecks(route, clock)
         # When each upstream last named its chain, and which of them are being polled.
         self._named_at: dict[int, float] = {}
         self._polled: set[int] = set()
+        # When the head that another process found was adopted, for each upstream.
+        self._adopted_at: dict[int, float] = {}
         self._uses = 0
         self._used_at = -math.inf
         self._wake = asyncio.Event()
+        self._woken_at = -math.inf
         self.is_ready = asyncio.Event()
 
     def __repr__(self) -> str:
@@ -100,19 +114,23 @@ class Tracker:
         async with asyncio.TaskGroup() as group:
             while True:
                 began = self._clock()
-                await self._look(
-                    group, [each for each in self._route.upstreams if each.health.index not in self._polled]
-                )
+                self._begin_with_news(began)
+                await self._look(group, self._due(began))
                 self.is_ready.set()
                 if self._route.streams:
                     group.create_task(self._check_streams())
                 await self._rest(began)
 
+    def adopt(self) -> None:
+        """Apply what other processes have found. Before the head is known, the next round does so for all upstreams at once."""
+        if self._route.heads.agreed and self._adopt_news(now := self._clock()):
+            self._observe_heads(now)
+
     async def look(self) -> None:
         """Poll all upstreams at once and update the head."""
         async with asyncio.TaskGroup() as group:
             await self._look(group, self._route.upstreams)
-        self._state.observe_heads(self._clock())
+        self._observe_heads(self._clock())
         await self._check_streams()
 
     async def newest(self) -> int:
@@ -143,55 +161,122 @@ class Tracker:
             self._uses, self._used_at = uses, now
         return replies.has_recent or now - self._used_at < USED_FOR_S
 
+    def _due(self, now: float) -> list[Upstream]:
+        """The upstreams to poll. While no head is known, that is all of them, whatever other processes find."""
+        free = [each for each in self._route.upstreams if each.health.index not in self._polled]
+        if not self._route.heads.agreed:
+            return free
+        return [each for each in free if self._is_due(each.health, now)]
+
+    def _is_due(self, health: UpstreamHealth, now: float) -> bool:
+        return health.standing == "unchecked" or self._due_at(health, now) <= now + TOGETHER_S
+
+    def _due_at(self, health: UpstreamHealth, now: float) -> float:
+        return max(health.rests_until, self._polls.due_at(health, self._every_s(now), self._woken_at))
+
     async def _rest(self, began: float) -> None:
         """Wait for the next round. A network that comes into use meanwhile is polled earlier."""
-        while (left_s := began + self._every_s(now := self._clock()) - now) > 0:
+        while (left_s := self._next_round_at(began, now := self._clock()) - now) > 0:
             if await until_set(self._wake, within_s=min(left_s, IN_USE_S)):
                 self._wake.clear()
-                # Quick chains announce several blocks a second.
-                await asyncio.sleep(max(0.0, began + SHORTEST_S - self._clock()))
-                return
+                self._woken_at = self._clock()
+
+    def _next_round_at(self, began: float, now: float) -> float:
+        healths = [each.health for each in self._route.upstreams if each.health.index not in self._polled]
+        if not healths or not self._route.heads.agreed:
+            return began + self._every_s(now)
+        due_at = min([self._due_at(health, now) for health in healths])
+        # Quick chains announce several blocks a second.
+        return max(due_at, began + SHORTEST_S)
 
     # Polls
 
     async def _look(self, group: asyncio.TaskGroup, upstreams: Sequence[Upstream]) -> None:
         """Slow upstreams are taken into account in the round after their reply."""
-        polls = [group.create_task(self._poll(upstream)) for upstream in upstreams]
+        began = self._clock()
+        polls = [group.create_task(self._poll(upstream, began)) for upstream in upstreams]
         if polls:
             # At first there is no head to compare reports with, and the fastest upstream alone could be far behind or wrong.
             await asyncio.wait(polls, timeout=PATIENCE_S if self._route.heads.agreed else None)
-        for health, standing in (await self._forks.verdicts()).items():
-            self._stand(health, standing)
-        self._state.observe_heads(self._clock())
-        group.create_task(self._identify_chain())
+            for health, standing in (await self._forks.verdicts()).items():
+                self._stand(health, standing)
+        self._observe_heads(self._clock())
+        if self._state.shared_cache is not None and not self._state.shared_cache.chain:
+            group.create_task(self._identify_chain())
 
-    async def _poll(self, upstream: Upstream) -> None:
+    def _observe_heads(self, now: float) -> None:
+        # Another worker may have published the same head already, which then is no news.
+        self._state.stay_current()
+        self._state.observe_heads(now)
+
+    async def _poll(self, upstream: Upstream, now: float) -> None:
         health = upstream.health
-        if self._clock() < health.rests_until:
+        if now < health.rests_until:
             return
         self._polled.add(health.index)
+        self._polls.begin(health, now)
         try:
+            block, took_s = None, 0.0
             if await self._is_our_chain(upstream):
-                await self._read_head(upstream)
+                began = self._clock()
+                block = await self._newest_block(upstream)
+                took_s = self._clock() - began
+                self._note(health, block, took_s)
+            self._polls.end(health, block, took_s, self._clock())
         finally:
             self._polled.discard(health.index)
 
-    async def _read_head(self, upstream: Upstream) -> None:
-        health, reader, began = upstream.health, self._state.head_reader, self._clock()
+    async def _newest_block(self, upstream: Upstream) -> ReportedBlock | None:
+        reader = self._state.head_reader
         call = reader.head_block_call
         block, probe = None, None
-        if call is not None and health.may_serve(call[0]):
+        if call is not None and upstream.health.may_serve(call[0]):
             probe = Probe(upstream, *call)
             block = reader.read_block(await probe.send() or b"")
         if block is None and (probe is None or probe.is_answered):
             number = reader.read_number(await Probe(upstream, *reader.number_call).send() or b"")
             block = None if number is None else (number, "", "")
+        return block if block is not None and 0 <= block[0] <= HIGHEST else None
+
+    def _note(self, health: UpstreamHealth, block: ReportedBlock | None, took_s: float) -> None:
         now = self._clock()
-        if block is None or not 0 <= block[0] <= HIGHEST:
+        if block is None:
             health.fell_silent(now)
             return
-        health.spoke(now - began, now)
+        health.spoke(took_s, now)
         health.saw_head(block[0], now, block[1], block[2])
+
+    # Polls of other processes
+
+    def _begin_with_news(self, now: float) -> None:
+        """A process that starts needs no poll if others have found all heads."""
+        self._adopt_news(now)
+        members = self._state.group.members
+        if not self._route.heads.agreed and len(heard_of(members, now)) == len(members):
+            self._observe_heads(now)
+
+    def _adopt_news(self, now: float) -> bool:
+        """Returns whether there was any."""
+        found = [each for each in self._polls.news() if now - each[2].ended < FRESH_S]
+        for health, known, poll in found:
+            if poll.standing and poll.judged_at > known.judged_at:
+                self._change_standing(health, poll.standing)
+            if poll.ended > known.ended:
+                self._adopt(health, poll, now)
+        return bool(found)
+
+    def _adopt(self, health: UpstreamHealth, poll: HeadPoll, now: float) -> None:
+        if poll.is_silent:
+            if not health.silent:
+                health.fell_silent(now)
+            return
+        if poll.head < 0:
+            return
+        health.spoke(poll.took_s, now)
+        # Calls of this process may have seen a newer head since.
+        if poll.ended >= health.head_at or health.head_at == self._adopted_at.get(health.index):
+            health.saw_head(poll.head, now, poll.block_hash, poll.parent_hash)
+            self._adopted_at[health.index] = now
 
     # Chains and branches
 
@@ -222,6 +307,10 @@ class Tracker:
             self._stand(health, standing)
 
     def _stand(self, health: UpstreamHealth, standing: Standing) -> None:
+        self._change_standing(health, standing)
+        self._polls.judge(health, self._clock())
+
+    def _change_standing(self, health: UpstreamHealth, standing: Standing) -> None:
         was = health.standing
         if not health.stand(standing, self._clock()):
             return
@@ -235,7 +324,7 @@ class Tracker:
         """Identify the chain for the shared cache, which outlives this process."""
         cache = self._state.shared_cache
         upstream = next(filter(self._is_at_the_tip, self._route.upstreams), None)
-        if cache is None or cache.chain or upstream is None:
+        if cache is None or upstream is None:
             return
         reader = self._state.head_reader
         first = await Probe(upstream, *reader.genesis_call).send()
