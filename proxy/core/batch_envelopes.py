@@ -27,8 +27,11 @@ def parse_short_batch(body: bytes) -> list[RawCall] | None:
     if len(body) > SHORT_BATCH_BYTES:
         return None
     try:
-        if not body.isascii():
+        is_ascii = body.isascii()
+        if not is_ascii:
             body.decode()
+        # Text that is written in ASCII and without escapes is ASCII.
+        has_ascii_text = is_ascii and b"\\" not in body
         envelopes = _read(body)
         if not 0 < len(envelopes) <= SHORT_BATCH_ITEMS:
             return None
@@ -44,7 +47,7 @@ def parse_short_batch(body: bytes) -> list[RawCall] | None:
                 and call_id[0] in _ID_STARTS
                 and len(call_id) <= _MAX_ID
                 and 0 < len(method) <= _MAX_METHOD
-                and method.isascii()
+                and (has_ascii_text or method.isascii())
             ):
                 calls.append((method, params, call_id))
                 parts += len(method) + len(params) + len(call_id)

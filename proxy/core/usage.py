@@ -63,6 +63,13 @@ class Tally:
         self.seconds += seconds
         self.buckets[bisect_left(LATENCY_S, seconds)] += 1
 
+    def count_results(self, calls: int, units: int, seconds: float) -> None:
+        """Count calls that took as long as each other and had results; `units` is the price of one."""
+        self.results += calls
+        self.units += calls * units
+        self.seconds += calls * seconds
+        self.buckets[bisect_left(LATENCY_S, seconds)] += calls
+
     def add(self, other: Tally) -> None:
         self.results += other.results
         self.errors += other.errors

@@ -177,9 +177,9 @@ class RpcService:
         if calls is None or len(calls) > self.max_batch:
             batch = CallBatch((), done, now, key.sheet, share, sink)
             return self._take_in(body, batch, route, key, subscriber, send, refuse, factor)
-        if directives is None and (short := self._short_calls(calls, route, key)):
-            units = sum([self._price(policy, route, call) for policy, call in short])
-            if self._admission.charge(key, len(short), units, now) is None:
+        if directives is None:
+            short, units = self._short_calls(calls, route, key)
+            if short and self._admission.charge(key, len(short), units, now) is None:
                 return self._send_short(ShortBatch(short, route, done, key, share, sink), route, units, now)
         batch = CallBatch((), done, now, key.sheet, share, sink)
         checked = CheckedItems()
@@ -285,22 +285,29 @@ class RpcService:
                 forwarded.append((item, policy, call[1]))
         self.forwarder.forward_all(forwarded, route, key, now, directives=directives)
 
-    def _short_calls(self, calls: Sequence[RawCall], route: Route, key: Key) -> list[tuple[MethodPolicy, RawCall]]:
-        """The calls with their policies, if all are plain reads and the only upstream accepts them in one request."""
+    def _short_calls(
+        self, calls: Sequence[RawCall], route: Route, key: Key
+    ) -> tuple[list[tuple[MethodPolicy, RawCall]], int]:
+        """The calls with their policies, and their price, if all are plain reads and the only upstream accepts them in one
+        request. No calls otherwise."""
         upstream = route.only
         if upstream is None or not upstream.health.free:
-            return []
+            return [], 0
         if not 1 < len(calls) <= upstream.batches.of(key.account.id):
-            return []
-        found = []
+            return [], 0
+        found, units = [], 0
         for call in calls:
             policy = route.policies.get(call[0])
-            if policy is None or not key.scopes & policy.scope:
-                return []
-            if not may_be_short(policy, call):
-                return []
+            if policy is None or not key.scopes & policy.scope or not may_be_short(policy, call):
+                return [], 0
+            if policy.is_plain or policy.names_latest(call[1]):
+                units += policy.units
+            elif call[1].endswith(policy.ends_latest):
+                units += self._price(policy, route, call)
+            else:
+                return [], 0
             found.append((policy, call))
-        return found
+        return found, units
 
     def _send_short(self, batch: ShortBatch, route: Route, units: int, now: float) -> ShortBatch:
         assert route.only is not None

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.batch_envelopes import SHORT_BATCH_ITEMS
@@ -32,14 +34,13 @@ _PLACES: Final = [b"%03d" % place for place in range(SHORT_BATCH_ITEMS)]
 
 
 def may_be_short(policy: MethodPolicy, call: RawCall) -> bool:
-    """Whether the call only has to be passed on: it is not cached, is not about an old block, and expects a reply."""
-    is_simple = policy.short and not policy.shared and not policy.looks_up_null
-    return is_simple and call[2] != b"" and (not policy.has_block or call[1].endswith(policy.ends_latest))
+    """Whether the call only has to be passed on if it is not about an old block: it is not cached, and expects a reply."""
+    return policy.short and not policy.shared and not policy.looks_up_null and call[2] != b""
 
 
 class ShortBatch:
     __slots__ = (
-        "_became", "_body", "_calls", "_client", "_done", "_first_id", "_id_start", "_route", "_sheet", "_sink", "_upstream",
+        "_became", "_body", "_calls", "_client", "_done", "_first_id", "_ids", "_route", "_sheet", "_sink", "_upstream",
         "began", "reached", "share", "units",
     )  # fmt: skip
 
@@ -58,7 +59,7 @@ class ShortBatch:
         self._sheet = key.sheet
         self._client = key.account.id
         self._first_id = 0
-        self._id_start = b""
+        self._ids = b""
         self._upstream: Upstream | None = None
         self._became: CallBatch | None = None
         self._body = b""
@@ -83,14 +84,15 @@ class ShortBatch:
         # Far from the ids of flights: an `UpstreamBatch` that takes over keeps these.
         number = next_id()
         self._first_id = number * 1000
-        self._id_start = start = b"%d" % number
+        start = b"%d" % number
+        self._ids = start + (b"," + start).join(_PLACES[: len(self._calls)])
         parts: list[bytes] = []
         for place, (policy, call) in enumerate(self._calls):
             parts += (_NEXT, start, _PLACES[place], policy.request_tail, call[1])
         parts[0] = _FIRST
         parts.append(_LAST)
         upstream.health.inflight += 1
-        upstream.submit(self, *parts)
+        upstream.submit(self, b"".join(parts))
 
     # A sink of its connection
 
@@ -107,15 +109,20 @@ class ShortBatch:
         health.good += len(results) - 1
         self._upstream = None
         parts: list[bytes] = []
+        counted, same = self._calls[0][0], 0
         for (policy, call), result in zip(self._calls, results, strict=True):
             parts += (_NEXT, call[2], b',"result":', result)
-            self._sheet[policy.tally].count("results", "", policy.units, took)
+            if policy is not counted:
+                self._sheet[counted.tally].count_results(same, counted.units, took)
+                counted, same = policy, 0
+            same += 1
+        self._sheet[counted.tally].count_results(same, counted.units, took)
         parts[0] = _FIRST
         parts.append(_LAST)
         self._body = b"".join(parts)
         self._done(self)
 
-    def _results(self, head: ReplyHead, body: bytes) -> list[bytes] | None:
+    def _results(self, head: ReplyHead, body: bytes) -> list[msgspec.Raw] | None:
         """The results in order; None if the reply is anything else."""
         if head.status != 200 or not head.plain or not body.isascii():
             return None
@@ -125,13 +132,14 @@ class ShortBatch:
             return None
         if len(replies) != len(self._calls):
             return None
-        start = self._id_start
-        results: list[bytes] = []
-        for place, reply in enumerate(replies):
-            if not reply.result or reply.error or bytes(reply.id) != start + _PLACES[place]:
+        ids: list[msgspec.Raw] = []
+        results: list[msgspec.Raw] = []
+        for reply in replies:
+            if not reply.result or reply.error:
                 return None
-            results.append(bytes(reply.result))
-        return results
+            ids.append(reply.id)
+            results.append(reply.result)
+        return results if b",".join(ids) == self._ids else None
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         # A refusal is reported one loop turn later: the client may have left meanwhile.
