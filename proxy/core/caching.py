@@ -11,8 +11,7 @@ entry costs 38 to 50 bytes and a key object 48 at least, OrderedDict's links ano
 a processor's cache is: the key picks one of n *sets*, and a set is one record `(keys, result, result, …)` where `keys`
 is the 16-byte keys in one string. `bytes.find` searches it at memory speed; a match that is not at a multiple of 16 is
 a coincidence and counts as a miss. An entry costs 24 bytes beside the result's own object and nothing is ever rehashed.
-A record is a msgspec Struct without garbage collection: tuples or lists would be walked through by the collector, 20 to
-30 ms at a time. Measured with 1,000,000 results of 300 bytes: process memory is 1.26 × the results alone (a dict with
+Measured with 1,000,000 results of 300 bytes: process memory is 1.26 × the results alone (a dict with
 16-byte keys: 1.51). Results from 4 KB on are compressed, and take a quarter of their size. They are read once per head:
 a hit puts a result among the recent ones as it is.
 
@@ -33,14 +32,14 @@ the same digest would share a reply, so it is a cryptographic one: Python's own 
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Literal, cast
+from typing import Literal
 
-import msgspec
 from msgspec.structs import astuple
 
 from proxy.core import encodings
+from proxy.core.reply_sets import NO_REPLIES, ReplySet, reply_at, set_of
 
 Lifetime = Literal["never", "head", "forever"]
 
@@ -66,15 +65,6 @@ RECENT_PART = 4
 FREED_PER_PUT = 8
 
 
-class _Set(msgspec.Struct, gc=False):
-    """The keys of a set in one string, oldest first, and the places of their owners. Its results are the further fields of a
-    subclass: one for each length."""
-
-    keys: bytes
-    owners: bytes
-
-
-_EMPTY = _Set(b"", b"")
 _PLACES = [bytes([place]) for place in range(OWNERS)]
 
 
@@ -156,7 +146,7 @@ class ReplyCache:
         # Replies that a new head has invalidated, and when; 0.0 for those that were dropped for lack of room.
         self._retired: list[tuple[float, dict[bytes, bytes]]] = []
         self._retired_bytes = 0
-        self._sets: list[_Set] = [_EMPTY] * (self._mask + 1)
+        self._sets: list[ReplySet] = [NO_REPLIES] * (self._mask + 1)
         self._kept_bytes = 0
         self._kept_by = OwnedBytes()
         self._is_uneven = False
@@ -194,7 +184,7 @@ class ReplyCache:
             if PACKED_FROM <= len(result) <= PACKED_TO:
                 result = encodings.pack(result)
             keys, owners, *results = astuple(self._sets[at])
-            self._sets[at] = _set_of(keys + key, owners + _PLACES[place], *results, result)
+            self._sets[at] = set_of(keys + key, owners + _PLACES[place], *results, result)
             self._kept_bytes += len(result) + KEPT_OVERHEAD
             self._kept_by.add(place, len(result) + KEPT_OVERHEAD)
             self._count += 1
@@ -226,7 +216,7 @@ class ReplyCache:
         """Forgets everything: for a reorganisation below the final height, after which nothing is known to be true."""
         self.head_moved()
         self._retired.clear()
-        self._sets = [_EMPTY] * (self._mask + 1)
+        self._sets = [NO_REPLIES] * (self._mask + 1)
         self._kept_by.clear()
         self._retired_bytes = self._kept_bytes = self._count = 0
 
@@ -254,12 +244,12 @@ class ReplyCache:
         replies = self._sets[at]
         if (place := _place(replies, key)) < 0:
             return None
-        found = encodings.unpack(cast(bytes, getattr(replies, _field(place))))
+        found = encodings.unpack(reply_at(replies, place))
         if place * 2 * KEY_BYTES < len(replies.keys):
             keys, owners, *results = astuple(replies)
             results.append(results.pop(place))
             owners = owners[:place] + owners[place + 1 :] + owners[place : place + 1]
-            self._sets[at] = _set_of(keys.replace(key, b"", 1) + key, owners, *results)
+            self._sets[at] = set_of(keys.replace(key, b"", 1) + key, owners, *results)
         self._fronts += 1
         self._put_recent(key, found)
         self._make_room(at)
@@ -326,7 +316,7 @@ class ReplyCache:
         start = place * KEY_BYTES
         key, size = keys[start : start + KEY_BYTES], len(results.pop(place)) + KEPT_OVERHEAD
         keys = keys[:start] + keys[start + KEY_BYTES :]
-        self._sets[at] = _set_of(keys, owners[:place] + owners[place + 1 :], *results) if results else _EMPTY
+        self._sets[at] = set_of(keys, owners[:place] + owners[place + 1 :], *results) if results else NO_REPLIES
         self._kept_bytes -= size
         self._kept_by.add(owners[place], -size)
         self._count -= 1
@@ -334,26 +324,10 @@ class ReplyCache:
         self.evictions += 1
 
 
-def _place(replies: _Set, key: bytes) -> int:
+def _place(replies: ReplySet, key: bytes) -> int:
     """The index of the reply in its set; negative if it is absent."""
     at = replies.keys.find(key)
     return -1 if at % KEY_BYTES else at // KEY_BYTES
-
-
-@cache
-def _field(place: int) -> str:
-    return f"result{place}"
-
-
-@cache
-def _shape(count: int) -> type[_Set]:
-    """The record of a number of results."""
-    fields = [(_field(place), bytes) for place in range(count)]
-    return cast(type[_Set], msgspec.defstruct("_Set", fields, bases=(_Set,), gc=False))
-
-
-def _set_of(keys: bytes, owners: bytes, *results: bytes) -> _Set:
-    return _shape(len(results))(keys, owners, *results)
 
 
 def _sets_for(limit: int) -> int:
