@@ -164,14 +164,14 @@ class ReplyCache:
         self.hits += 1
         return found
 
-    def put(self, key: bytes, result: bytes, lifetime: Lifetime, owner: str = "") -> None:
+    def put(self, key: bytes, reply: bytes | memoryview, lifetime: Lifetime, owner: str = "") -> None:
         """Store the result for the account that caused it. One that is kept forever is not stored again: it cannot have
         changed."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes: use key_of")
-        if lifetime == "never" or len(result) > self.limit // LARGEST_PART:
+        if lifetime == "never" or len(reply) > self.limit // LARGEST_PART:
             return
-        result = bytes(result)  # a view would keep the whole reply of the upstream in memory
+        result = bytes(reply)  # a view would keep the whole reply of the upstream in memory
         at = hash(key) & self._mask
         if _place(self._sets[at], key) >= 0:
             return

@@ -96,7 +96,7 @@ def test_recent_reply_that_became_final_is_kept_once() -> None:
 
 def test_view_of_a_larger_buffer_is_copied() -> None:
     replies = ReplyCache(1 << 20)
-    replies.put(key(1), memoryview(b"xx-result-xx")[3:9], "forever")  # type: ignore[arg-type]
+    replies.put(key(1), memoryview(b"xx-result-xx")[3:9], "forever")
     assert type(replies.get(key(1))) is bytes
 
 
