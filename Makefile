@@ -19,7 +19,7 @@ GUIDE := site/index.html
 TESTED := .venv/.test $(CHAIN) $(BUNDLER) $(LIBRARIES) browser
 # Processes that share the test files, for two cores: half of the files mostly wait. Each starts its own services.
 JOBS ?= 4
-PYTEST := $(PY) -m tests.second_look -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(PY) -m tests.second_look --processes $(JOBS)
 COMPILED := tests/core tests/store/test_windows.py tests/wire tests/web $(wildcard tests/flows/test_upstream_*.py) \
 	tests/flows/test_cache.py tests/flows/test_logs_filters.py tests/flows/test_short_batches.py
 PURE := tests/core tests/chains tests/test_settings.py \

@@ -11,18 +11,17 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
-from tests import memory_disk, scheduling
+from tests import forked_run, memory_disk, scheduling
 from tests import service as service_room
 from tests.certificates import authority
 from tests.database import database, empty_database, pool, server
 from tests.flows.upstream import HOODI, Upstream, echo
+from tests.forked_run import pytest_runtestloop
 from tests.service import Service
 from tests.shared_services import NEXT, SharedServices, shared_services
 
-__all__ = ("authority", "database", "empty_database", "pool", "server", "shared_services")
+__all__ = ("authority", "database", "empty_database", "pool", "pytest_runtestloop", "server", "shared_services")
 
 memory_disk.use()
 
@@ -51,6 +50,7 @@ COMPILED_ONLY = "--compiled-only"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(COMPILED_ONLY, action="store_true", help="run only test files that import compiled modules")
+    forked_run.add_option(parser)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -80,17 +80,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     item.session.stash[NEXT] = nextitem
-
-
-class UnitScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives a process whole files, and those that share a service together."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return scheduling.unit_of(nodeid.partition("::")[0])
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> UnitScheduling:
-    return UnitScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,8 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests.forked_run import PROCESSES
+
 FEW = 5
 
 
@@ -28,7 +30,7 @@ def main(words: Sequence[str]) -> int:
         if len(failed) > FEW:
             return status
         print(f"running {len(failed)} failed tests again, alone:", *failed, sep="\n  ", flush=True)
-        status = subprocess.call([*command, "-n", "0", "--last-failed"])
+        status = subprocess.call([*command, PROCESSES, "0", "--last-failed"])
         if status == pytest.ExitCode.OK:
             print("these tests failed beside others and passed alone:", *failed, sep="\n  ", flush=True)
         return status
