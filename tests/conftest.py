@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-from tests import forked_run, memory_disk, scheduling
+from tests import forked_run, leftovers, memory_disk, scheduling
 from tests import service as service_room
 from tests.certificates import authority
 from tests.database import database, empty_database, pool, server
@@ -80,6 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     item.session.stash[NEXT] = nextitem
+    leftovers.drop()
 
 
 @pytest.fixture(scope="session")

@@ -40,6 +40,26 @@ def test_is_skipped():
 """
 
 
+LEAVING = """
+import gc, socket
+
+def test_fails():
+    opened = socket.socket()
+    assert not opened
+
+def test_is_innocent():
+    gc.collect()
+"""
+DROPPING = """
+import pytest
+from tests import leftovers
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown():
+    leftovers.drop()
+"""
+
+
 def run(place: Path, *words: str, **files: str) -> subprocess.CompletedProcess[str]:
     """Run pytest over these files in a directory of their own."""
     for name, text in {"conftest": CONFTEST, **files}.items():
@@ -110,3 +130,11 @@ def test_failed_tests_are_known_to_the_next_run(tmp_path: Path) -> None:
     again = run(tmp_path, "--processes", "0", "--last-failed", *cache)
     assert "2 failed" in again.stdout
     assert "passed" not in again.stdout
+
+
+def test_test_after_a_failed_one_does_not_fail_for_what_that_left_open(tmp_path: Path) -> None:
+    words = ("-W", "error", "-p", "no:cacheprovider")
+    assert "2 failed" in run(tmp_path, *words, test_one=LEAVING, conftest="").stdout
+    done = run(tmp_path, *words, test_one=LEAVING, conftest=DROPPING)
+    assert "1 failed, 1 passed, 1 error" in done.stdout
+    assert "ERROR at teardown of test_fails" in done.stdout
