@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.internal.conjecture import providers
 
-from tests import forked_run, leftovers, memory_disk, scheduling
+from tests import forked_run, leftovers, memory_disk, prepared_cluster, scheduling
 from tests import service as service_room
 from tests.certificates import authority
 from tests.database import database, empty_database, pool, server
@@ -51,6 +51,14 @@ COMPILED_ONLY = "--compiled-only"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(COMPILED_ONLY, action="store_true", help="run only test files that import compiled modules")
     forked_run.add_option(parser)
+
+
+def pytest_configure() -> None:
+    prepared_cluster.begin()
+
+
+def pytest_unconfigure() -> None:
+    prepared_cluster.end()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -14,9 +14,9 @@ import asyncpg
 import pytest
 
 from proxy.dev import postgres
-from proxy.dev.postgres import Postgres
-from proxy.store import migrate
+from proxy.dev.postgres import USER, Postgres
 from proxy.store.pool import Pool
+from tests import prepared_cluster
 
 MIGRATED = "migrated"
 _serial = itertools.count(1)
@@ -45,19 +45,16 @@ class Server:
 
 @asynccontextmanager
 async def running() -> AsyncIterator[Server]:
-    """A server in a temporary directory."""
+    """A server in a temporary directory. Its own database has every migration."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as place:
         home = Path(place)
         home.chmod(0o711)  # without user namespaces, root starts the server as another user, who needs access
         (sockets := home / "s").mkdir(mode=0o700)
+        await prepared_cluster.copy_to(home / "data")
         server = Postgres(home / "data", sockets, home / "log")
         try:
             await server.start()
             admin = await asyncpg.connect(server.url, timeout=5)
-            # This data need not survive a power cut, and may be in memory.
-            await admin.execute("alter system set fsync = off")
-            await admin.execute("alter system set max_wal_size = '128MB'")
-            await admin.execute("select pg_reload_conf()")
             yield Server(server, sockets, admin)
             await admin.close()
         finally:
@@ -86,9 +83,7 @@ async def pooled(url: str, *, size: int = 10, acquire_timeout_s: float = 5.0, **
 @pytest.fixture(scope="session")
 async def server() -> AsyncIterator[Server]:
     async with running() as found:
-        await found.admin.execute(f"create database {MIGRATED} template template0")
-        async with connected(found.url(MIGRATED)) as connection:
-            await migrate.migrate(connection)
+        await found.admin.execute(f"create database {MIGRATED} template {USER} strategy file_copy")
         yield found
 
 

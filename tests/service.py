@@ -24,6 +24,7 @@ import orjson
 
 from proxy.__main__ import main
 from proxy.dev.child import die_with_parent
+from tests import prepared_cluster
 
 # The output streams belong to the process, so only one thread at a time may redirect them.
 _output_lock = threading.Lock()
@@ -285,9 +286,11 @@ def node_session() -> aiohttp.ClientSession:
 
 
 async def start(data: Path, *words: str, env: Mapping[str, str] | None = None, bundler: bool = False) -> Service:
-    """Start the service and wait until it is ready."""
+    """Start the service and wait until it is ready. In a new directory it finds a migrated database."""
     ready_file = data / "ready.json"
     ready_file.unlink(missing_ok=True)  # A killed run leaves its file behind.
+    if not data.exists() or not any(data.iterdir()):
+        await prepared_cluster.copy_to(data / "postgres")
     process = launch(data, *words, env=env, bundler=bundler)
     try:
         await until(lambda: ready_file.exists() or process.poll() is not None, within_s=START_S)

@@ -21,7 +21,6 @@ import orjson
 import pytest
 from aiohttp import web
 
-from proxy.store import migrate
 from tests import database as database_room
 from tests.chain_upstream import ZERO, ChainUpstream, Event, LittleChain, address, erc20, erc721, erc1155
 from tests.database import Server, connected
@@ -212,8 +211,6 @@ async def test_every_event_is_delivered_despite_kills(tmp_path: Path) -> None:
         scripted(1, chain, ChainUpstream) as (upstream,),  # type: ignore[arg-type]
         receiving(receiver),
     ):
-        async with connected(server.postgres.url) as connection:
-            await migrate.migrate(connection)
         config = tmp_path / "config.toml"
         config.write_text(settings(server.postgres.url, upstream.url))
         running = await production.start(config, tmp_path / "log", await key_of(config))

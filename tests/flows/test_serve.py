@@ -22,6 +22,7 @@ from proxy import settings
 from proxy.dev.postgres import Postgres
 from proxy.processes.supervisor import Supervisor, listeners, refuse_new, waiting
 from tests.certificates import Authority
+from tests.database import Server, another
 from tests.flows import production
 from tests.flows.production import PEPPER, Production, settings_text
 from tests.flows.upstream import PASSWORD, SECRET_PATH, Upstream, reply
@@ -29,6 +30,7 @@ from tests.http_client import Closed, HttpClient, Reply, close_all, fresh_call, 
 from tests.service import command, command_here, descendants, is_running, owner_of, until
 
 SEPOLIA = "ethereum/sepolia"
+SERVED = "served"
 CONNECTIONS = 12
 SO_LOCK_FILTER = 44
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="some kernels let only root have a filter")
@@ -37,18 +39,19 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="some kernels let only ro
 @pytest.fixture(scope="module")
 async def config(
     tmp_path_factory: pytest.TempPathFactory, cluster: Postgres, upstream_server: Upstream
-) -> tuple[Path, str]:
+) -> AsyncIterator[tuple[Path, str]]:
     """A settings file for a migrated database, and an enterprise key."""
     path = tmp_path_factory.mktemp("config") / "penstock.toml"
-    path.write_text(settings_text(cluster.url, upstream_server.url))
-    said = await asyncio.gather(*(asyncio.to_thread(command, "migrate", "--config", str(path)) for _ in range(3)))
-    assert [done.returncode for done in said] == [0, 0, 0], said
-    assert [done.stdout.startswith("applied ") for done in said].count(True) == 1
-    account = await _json(
-        "accounts", "create", "--name", "A", "--email", "a@example.com", "--plan", "enterprise", at=path
-    )
-    key = await _json("keys", "create", "--account", account["id"], at=path)
-    return path, key["key"]
+    async with another(cluster.url, SERVED) as url:
+        path.write_text(settings_text(url, upstream_server.url))
+        said = await asyncio.gather(*(asyncio.to_thread(command, "migrate", "--config", str(path)) for _ in range(3)))
+        assert [done.returncode for done in said] == [0, 0, 0], said
+        assert [done.stdout.startswith("applied ") for done in said].count(True) == 1
+        account = await _json(
+            "accounts", "create", "--name", "A", "--email", "a@example.com", "--plan", "enterprise", at=path
+        )
+        key = await _json("keys", "create", "--account", account["id"], at=path)
+        yield path, key["key"]
 
 
 async def _json(*words: str, at: Path) -> Any:
@@ -407,7 +410,7 @@ async def test_killed_worker_is_replaced_and_counted(steady: Production) -> None
 
 
 @asynccontextmanager
-async def far(cluster: Postgres, seconds: float) -> AsyncIterator[str]:
+async def far(server: Server, seconds: float) -> AsyncIterator[str]:
     """The database's URL behind a forwarder that delays each new connection."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -419,21 +422,21 @@ async def far(cluster: Postgres, seconds: float) -> AsyncIterator[str]:
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(seconds)
-        back, forth = await asyncio.open_unix_connection(cluster.url.split("host=")[1] + "/.s.PGSQL.5432")
+        back, forth = await asyncio.open_unix_connection(server.sockets / ".s.PGSQL.5432")
         await asyncio.gather(carry(reader, forth), carry(back, writer))
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    yield f"postgresql://penstock@127.0.0.1:{server.sockets[0].getsockname()[1]}/penstock"
-    server.close()
+    forwarder = await asyncio.start_server(accept, "127.0.0.1", 0)
+    yield f"postgresql://penstock@127.0.0.1:{forwarder.sockets[0].getsockname()[1]}/{SERVED}"
+    forwarder.close()
 
 
 async def test_slow_database_connections_are_waited_for(
-    tmp_path: Path, config: tuple[Path, str], cluster: Postgres
+    tmp_path: Path, config: tuple[Path, str], server: Server
 ) -> None:
     """Connecting takes longer than a request may wait, but keys are loaded and changes still arrive."""
-    async with far(cluster, 0.6) as address:
+    async with far(server, 0.6) as address:
         path = tmp_path / "penstock.toml"
-        path.write_text(config[0].read_text().replace(cluster.url, address))
+        path.write_text(config[0].read_text().replace(server.url(SERVED), address))
         running = await production.start(path, tmp_path / "log", config[1], role="gateway")
         data = post(fresh_call(), key=running.key, network=SEPOLIA)
         assert (await _send(running, data)).status == 200

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from proxy.store import migrate
 from proxy.tasks import Tasks
 from tests import database as database_room
 from tests.chain_upstream import ZERO, Event, address, erc20, erc721
@@ -173,22 +172,19 @@ async def test_follower_recovers_from_a_lost_database_connection(server: Server,
 
 async def test_follower_recovers_after_postgres_was_killed() -> None:
     rng = random.Random(8)
-    async with database_room.running() as own:
-        async with connected(own.postgres.url) as connection:
-            await migrate.migrate(connection)
-        async with follower_harness(own.postgres.url) as harness:
-            harness.chain.mine(*(some_events(rng) for _ in range(50)))
-            with follower(harness) as process:
-                for _ in range(2):
-                    await until(harness.is_complete, within_s=40.0)
-                    change(harness, rng)
-                    assert own.postgres.child.process is not None
-                    own.postgres.child.process.send_signal(signal.SIGKILL)
-                    await own.postgres.child.process.wait()
-                    change(harness, rng)
-                    await own.postgres.start()
+    async with database_room.running() as own, follower_harness(own.postgres.url) as harness:
+        harness.chain.mine(*(some_events(rng) for _ in range(50)))
+        with follower(harness) as process:
+            for _ in range(2):
                 await until(harness.is_complete, within_s=40.0)
-                assert process.code is None
+                change(harness, rng)
+                assert own.postgres.child.process is not None
+                own.postgres.child.process.send_signal(signal.SIGKILL)
+                await own.postgres.child.process.wait()
+                change(harness, rng)
+                await own.postgres.start()
+            await until(harness.is_complete, within_s=40.0)
+            assert process.code is None
 
 
 async def test_cancelled_loop_leaves_complete_blocks(database: str) -> None:

@@ -17,7 +17,6 @@ from proxy.commands import context
 from proxy.compose.background import Background
 from proxy.errors import StartError
 from proxy.settings import load
-from proxy.store import migrate
 from proxy.store.fleet import FleetStore
 from proxy.store.webhooks import NewWebhook, WebhookStore
 from proxy.tasks import Tasks
@@ -163,20 +162,18 @@ async def test_index_moved_back_is_refused_until_it_is_reset(apart: SplitIndex) 
 
 
 async def test_each_database_is_followed_while_the_other_is_away(database: str) -> None:
-    async with database_room.running() as second:
-        await migrate.migrate(second.admin)
-        async with follower_harness(database) as harness:
-            both = SplitIndex(harness, database, second.postgres.url)
-            with both.follower() as process:
-                await until(both.is_complete, within_s=40.0)
-                assert second.postgres.child.process is not None
-                second.postgres.child.process.send_signal(signal.SIGKILL)
-                await second.postgres.child.process.wait()
-                harness.chain.mine([erc20(COIN, ZERO, HOLDER, 5)])
-                await until(lambda: both.is_followed(database), within_s=40.0)
-                await second.postgres.start()
-                await until(both.is_complete, within_s=40.0)
-                assert process.code is None
+    async with database_room.running() as second, follower_harness(database) as harness:
+        both = SplitIndex(harness, database, second.postgres.url)
+        with both.follower() as process:
+            await until(both.is_complete, within_s=40.0)
+            assert second.postgres.child.process is not None
+            second.postgres.child.process.send_signal(signal.SIGKILL)
+            await second.postgres.child.process.wait()
+            harness.chain.mine([erc20(COIN, ZERO, HOLDER, 5)])
+            await until(lambda: both.is_followed(database), within_s=40.0)
+            await second.postgres.start()
+            await until(both.is_complete, within_s=40.0)
+            assert process.code is None
 
 
 async def test_holdings_are_read_where_the_index_is(apart: SplitIndex) -> None:

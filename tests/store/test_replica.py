@@ -12,7 +12,6 @@ import pytest
 
 from proxy.dev import postgres
 from proxy.dev.postgres import Postgres
-from proxy.store import migrate
 from proxy.store.holdings import HoldingStore
 from proxy.store.pool import DatabaseAway, DatabaseConnection, Pool
 from proxy.store.replica import SAMPLE_S, ReplicaReads
@@ -47,7 +46,6 @@ async def standby(primary: Postgres) -> AsyncIterator[Postgres]:
 async def pair() -> AsyncIterator[tuple[Server, Postgres]]:
     """A primary with a table, and its standby."""
     async with database_room.running() as primary:
-        await migrate.migrate(primary.admin)
         await primary.admin.execute("create table notes (text text)")
         async with standby(primary.postgres) as second:
             yield primary, second
