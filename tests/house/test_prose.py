@@ -34,6 +34,13 @@ def checked() -> list[Passage]:
     return [passage for passage in passages() if passage.file not in EXEMPT]
 
 
+@cache
+def passages_of(part: str) -> tuple[list[Passage], int]:
+    """The passages of a part, and the number of their words."""
+    found = [passage for passage in checked() if part_of(passage) == part]
+    return found, sum(words_in(passage.text) for passage in found)
+
+
 def part_of(passage: Passage) -> str:
     """Each package is measured by itself, so that one cannot make up for another."""
     first = passage.file.split("/")[0]
@@ -43,8 +50,7 @@ def part_of(passage: Passage) -> str:
 @pytest.mark.parametrize("marker", MARKERS)
 @pytest.mark.parametrize("part", ["proxy", "bench", "tests", "documents"])
 def test_marker_is_rare(part: str, marker: str) -> None:
-    found = [passage for passage in checked() if part_of(passage) == part]
-    total = sum(words_in(passage.text) for passage in found)
+    found, total = passages_of(part)
     counts = [(passage, MARKERS[marker](passage.text)) for passage in found]
     places = [f"{passage.file}:{passage.line}" for passage, count in counts if count]
     rate = 1000 * sum(count for _, count in counts) / max(total, 1)
