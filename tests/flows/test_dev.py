@@ -146,7 +146,7 @@ async def test_kill_during_startup_leaves_nothing_behind(
     def has_come() -> bool:
         return process.poll() is not None or any(moment in line for line in descendants(process.pid).values())
 
-    await until(has_come, within_s=60.0, every_s=0.01)
+    await until(has_come, within_s=60.0, every_s=0.05)
     process.send_signal(number)
     code, said = await finished(process, within_s=GONE_S)
     await _all_gone(data)
