@@ -27,6 +27,7 @@ from proxy.core.request_records import (
 )
 from proxy.services.rpc.batches import BatchItem, CallBatch
 from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.short_batch import ShortBatch
 
 # Records that wait in a worker, in all: about 8 MB.
@@ -160,7 +161,7 @@ class RequestRecorder:
             reason,
             surface="item",
             network=network,
-            method=item.policy.method.name if item.policy is not None else "",
+            method=method_of(item.policy),
             status=item.fault.status if item.fault is not None else 200,
             took_s=item.took_s,
             flight=item.flight,

@@ -153,6 +153,11 @@ class MethodPolicy:
         return self.family.sent_id(params) if self.method.identified else None
 
 
+def method_of(policy: MethodPolicy | None) -> str:
+    """The name of a call's method for logs and records; empty if the call was refused before it was known."""
+    return "" if policy is None else policy.method.name
+
+
 def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> MethodPolicy:
     """The policy of all methods that do not exist. They share one tally, because callers can invent names."""
     return MethodPolicy(Method("other"), family_of(network), tally(network.id, "other"))

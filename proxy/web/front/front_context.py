@@ -17,6 +17,7 @@ from proxy.services.accounts.admission import Admission
 from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.held_replies import HeldReplies
+from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import ServerSettings
 from proxy.telemetry import AccessLines
@@ -124,7 +125,7 @@ class FrontContext:
         if self.log is None:
             return
         network, key = head.route.network.id.encode(), head.key.id.encode()
-        method = caller.policy.method.name if caller.policy is not None else ""
+        method = method_of(caller.policy)
         self.log.add(
             LOG_LINE
             % (

@@ -11,6 +11,7 @@ from proxy.errors import BROKEN_REPLY
 from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Caller
+from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.request_heads import RequestHead
 
@@ -67,7 +68,7 @@ class RequestNotes:
             reason,
             surface="http",
             network=network,
-            method=caller.policy.method.name if caller.policy is not None else "",
+            method=method_of(caller.policy),
             status=status,
             took_s=took_s,
             flight=flight,
