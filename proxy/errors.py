@@ -134,8 +134,11 @@ class Unavailable(InternalError):
         return {"Retry-After": str(self.retry_after_s)}
 
 
-class BehindBlock(Unavailable):
-    """A request needs a block that has not been reached."""
+class BehindBlock(Fault):
+    """A request needs a block that has not been reached. Paid for: upstreams were polled, or the index was read, for it."""
+
+    status = 503
+    retry_after_s: ClassVar[int] = 1
 
     def __init__(self, what: str, min_block: int, block: int) -> None:
         """`what` is at `block` and has not reached `min_block`."""
@@ -144,7 +147,7 @@ class BehindBlock(Unavailable):
 
     @property
     def headers(self) -> dict[str, str]:
-        return {**super().headers, "X-Block-Number": str(self.block)}
+        return {"Retry-After": str(self.retry_after_s), "X-Block-Number": str(self.block)}
 
 
 class UpstreamTimeout(InternalError):

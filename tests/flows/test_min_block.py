@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from proxy.core.directives import Directives
+from proxy.errors import BehindBlock
+from proxy.services.rpc.block_waits import MOST_POLLS
+from proxy.web.network_resolver import NetworkResolver
+from proxy.web.rest.endpoint import RestRequest, _at_block
 from tests.http_client import Reply, rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain, value_of
 from tests.service import until
+from tests.shipped_tables import TABLES
 from tests.sockets import bare, refused
 from tests.web.worker import NO_CACHE, on_uvloop
 
@@ -138,6 +145,41 @@ async def test_client_that_leaves_while_its_call_waits_leaves_nothing_behind() -
         harness.chain.head += 1
         await harness.look()
         assert not harness.count("eth_getBalance")
+
+
+@on_uvloop
+async def test_calls_that_wait_for_a_block_are_paid_for_and_cause_few_polls() -> None:
+    """Upstreams limit the calls of all accounts together, and a block that never comes would cost its account nothing."""
+    async with rpc_harness(1) as harness:
+        key = harness.worker.add_key("patient")
+        wait: dict[str, Any] = {"X_Min_Block": str(harness.chain.head + 5), "X_Min_Block_Wait": "4"}
+        began, polls = time.monotonic(), harness.count("eth_getBlockByNumber")
+        replies = await asyncio.gather(*[harness.call(*BALANCE, key="patient", **wait) for _ in range(3)])
+        took_s = time.monotonic() - began
+        assert [reply.status for reply in replies] == [503] * 3
+        assert harness.count("eth_getBlockByNumber") - polls <= MOST_POLLS + took_s + 1
+        windows = harness.worker.app.admission.windows
+        assert windows.edge(key.rate.slot) == pytest.approx(began - 1 + 3 * key.rate.request_s, abs=1.0)
+        assert windows.edge(key.rate.slot) > began - 1 + 2.5 * key.rate.request_s
+
+
+@on_uvloop
+async def test_data_is_not_read_very_often_while_a_request_waits_for_its_block() -> None:
+    reads = 0
+
+    async def handler(_: RestRequest) -> dict[str, int]:
+        nonlocal reads
+        reads += 1
+        return {"as_of_block": 1}
+
+    async with rpc_harness(1) as harness:
+        app = harness.worker.app
+        resolver = NetworkResolver(TABLES.chains, app.networks, app.admission)
+        directives = Directives(min_block=2, min_block_wait=2.0)
+        asked = RestRequest(harness.worker.add_key("patient"), 0, {}, {}, None, resolver, directives)
+        with pytest.raises(BehindBlock):
+            await _at_block(handler, asked)
+        assert 2 <= reads <= 12
 
 
 @on_uvloop

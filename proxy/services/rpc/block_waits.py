@@ -1,7 +1,8 @@
 """Calls that wait for a block: with X-Min-Block, until an upstream has reached it.
 
-While calls wait, the heads are polled more often than usual. A call that waits for too long, or that is one too many, gets a
-503 with the newest block, never a result from before the block.
+While calls wait, the heads are polled more often than usual, as long as one of the waiting accounts has polls left: upstreams
+limit the calls of all accounts together. A call that waits for too long, or that is one too many, gets a 503 with the newest
+block, never a result from before the block.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Flight
 from proxy.tasks import Tasks
 
-# Pause between two polls of the heads while calls wait: ten polls a second cost an upstream less than one busy client.
-POLL_S = 0.1
+# Pause between two polls of the heads while calls wait, and when none of their accounts has polls left.
+POLL_S, SLOW_POLL_S = 0.1, 1.0
+# Quick polls that an account may cause at once, enough for a call that waits for the usual time; it gets one more each second.
+MOST_POLLS = 20
 # How long to wait for a slow poll before the blocks of the other upstreams are checked.
 CHECK_S = 0.02
 # Calls that wait on one network in this worker, in all and of one account.
@@ -37,6 +40,8 @@ class BlockWaits:
         self._tasks = tasks
         self._deadlines: dict[Flight, float] = {}
         self._of_account: Counter[str] = Counter()
+        # For each account that has caused polls: when it will have all of them again.
+        self._polls_until: dict[str, float] = {}
         self._is_running = False
 
     def __repr__(self) -> str:
@@ -64,8 +69,9 @@ class BlockWaits:
             async with asyncio.TaskGroup() as group:
                 while self._deadlines:
                     began = time.monotonic()
+                    pause_s = POLL_S if self._take_poll(began) else SLOW_POLL_S
                     looking = group.create_task(_awaited(self._look()))
-                    while self._deadlines and (not looking.done() or time.monotonic() - began < POLL_S):
+                    while self._deadlines and (not looking.done() or time.monotonic() - began < pause_s):
                         await asyncio.wait([looking], timeout=CHECK_S)
                         self._release(time.monotonic())
                         if looking.done() and self._deadlines:
@@ -73,6 +79,16 @@ class BlockWaits:
                     looking.cancel()
         finally:
             self._is_running = False
+
+    def _take_poll(self, now: float) -> bool:
+        """Take a quick poll from one of the waiting accounts, if one has any left."""
+        self._polls_until = {account: until for account, until in self._polls_until.items() if until > now}
+        for account in self._of_account:
+            until = max(self._polls_until.get(account, now), now) + 1.0
+            if until <= now + MOST_POLLS:
+                self._polls_until[account] = until
+                return True
+        return False
 
     def _release(self, now: float) -> None:
         """Send the calls whose block is there, and end those that have waited for too long."""
