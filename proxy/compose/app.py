@@ -213,7 +213,7 @@ class App:
         server = self.settings.server
         self.api_spec = api_spec.load(SCHEMAS)
         cross_origin = CrossOrigin(routes.roots_for_keys(self.api_spec), server.cors_origins)
-        gate = Gate(
+        self.gate = gate = Gate(
             self.admission,
             self.limiter,
             server,

@@ -45,6 +45,7 @@ from proxy.settings import ServerSettings
 from proxy.tasks import client_of_task
 from proxy.tracing import Span, Tracer, current_span
 from proxy.web.cross_origin import CrossOrigin
+from proxy.web.fault_injection import FaultInjection
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.reply import fault_reply, fixed_headers
@@ -110,6 +111,7 @@ class Gate:
         self._access_log = access_log
         self._recorder = recorder
         self._tracer = tracer
+        self.faults = FaultInjection()
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:

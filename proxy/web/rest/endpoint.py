@@ -27,7 +27,6 @@ from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.internal_calls import calls_of_task
 from proxy.tasks import min_block_of_task
-from proxy.web import fault_injection
 from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.fault_injection import plan_for
 from proxy.web.gate import BLOCK, CACHE, CALLS, DIRECTIVES, NETWORK, UNITS, Gate
@@ -157,7 +156,7 @@ class RestEndpoints:
                 try:
                     asked = await self._read(request, operation, key, scopes, resolved)
                     if (plan := plan_for(asked.directives)) is not None:
-                        await fault_injection.before(plan, request)
+                        await self._gate.faults.before(plan, request, key.account.id)
                     found = await _in_time(operation, handler, asked)
                     if is_logged:
                         await self._record(request, operation, asked)
@@ -169,7 +168,8 @@ class RestEndpoints:
                 reply = _reply(request, found if isinstance(found, RestReply) else RestReply(found))
                 if plan is None:
                     return reply
-                return fault_injection.after(plan, request, bytes(reply.body), status=reply.status)  # type: ignore[arg-type]
+                body: bytes = reply.body  # type: ignore[assignment]
+                return self._gate.faults.after(plan, request, key.account.id, body, status=reply.status)
             finally:
                 request[NETWORK] = resolved[0] if resolved else ""
                 tally = self._count(key, request[NETWORK], operation.id)

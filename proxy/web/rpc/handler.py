@@ -21,12 +21,11 @@ from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.held_replies import NO_ROOM, ReplyShare
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
-from proxy.services.rpc.method_policy import ANY_SCOPE
+from proxy.services.rpc.method_policy import ANY_SCOPE, method_of
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.tracing import below, traced
-from proxy.web import fault_injection
 from proxy.web.fault_injection import plan_for
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.gate import (
@@ -145,16 +144,21 @@ class RpcHandler:
         is_served = not (plan.status or plan.error or plan.reset)
         if not is_served and (refusal := self._rpc.charge_error(key, time.monotonic())) is not None:
             raise refusal
-        await fault_injection.before(plan, request)
+        await self._gate.faults.before(plan, request, key.account.id)
         if plan.error and (errors := fault_plans.error_replies(body, fault_plans.error_of(plan))) is not None:
             request[FAILURE] = "injected by X-Fault"
-            return fault_injection.after(plan, request, errors)
+            return self._gate.faults.after(plan, request, key.account.id, errors)
         sent = fault_plans.aged(body, route.heads.tip, plan.stale) if plan.stale else body
         reply, share = await self._serve(request, route, key, sent, directives=directives)
         if not reply:
             return web.Response(status=204)
         heads = [name for name, policy in route.policies.items() if policy.is_head_number]
-        response = fault_injection.after(plan, request, fault_plans.spoiled(plan, body, reply, heads))
+        spoiled = fault_plans.spoiled(plan, body, reply, heads)
+        try:
+            response = self._gate.faults.after(plan, request, key.account.id, spoiled)
+        except Fault:
+            share.give_all()
+            raise
         weakref.finalize(response, share.give_all)
         return response
 
@@ -183,7 +187,7 @@ class RpcHandler:
             if looking is not None:
                 looking.set({"penstock.cache": pending.cache})
         # Names that callers invent are not recorded.
-        request[METHOD] = pending.policy.method.name if pending.policy is not None else ""
+        request[METHOD] = method_of(pending.policy)
         try:
             try:
                 reply = jsonrpc.result_reply(call[2], await _result_or_leave(request, pending))

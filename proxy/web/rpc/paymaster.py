@@ -25,7 +25,6 @@ from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batches import rpc_error_of
 from proxy.services.sponsor.sponsorship import SponsorRequest, SponsorService, Sponsorship
-from proxy.web import fault_injection
 from proxy.web.fault_injection import plan_for
 from proxy.web.gate import DIRECTIVES, FAILURE, NETWORK, UNITS, Gate
 from proxy.web.network_resolver import NetworkResolver
@@ -73,7 +72,7 @@ class PaymasterHandler:
         if (plan := plan_for(directives)) is not None:
             if refusal := await self._admission.admit(key, 1, ERROR_UNITS, time.monotonic()):
                 raise refusal
-            await fault_injection.before(plan, request)
+            await self._gate.faults.before(plan, request, key.account.id)
         try:
             if jsonrpc.is_batch(body):
                 reply = await self._batch(request, key, route.network, read_batch(body, MAX_BATCH))
@@ -84,7 +83,7 @@ class PaymasterHandler:
         if not reply:
             return web.Response(status=204)
         if plan is not None:
-            return fault_injection.after(plan, request, reply)
+            return self._gate.faults.after(plan, request, key.account.id, reply)
         return web.Response(body=reply, content_type="application/json")
 
     async def _batch(

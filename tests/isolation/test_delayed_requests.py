@@ -1,0 +1,63 @@
+"""Requests that a fault plan delays: they are held in memory, so one account may have a limited number of them."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import pytest
+
+from proxy.web import fault_injection
+from tests.http_client import HttpClient, rpc
+from tests.rpc_harness import RpcHarness, rpc_harness
+from tests.service import until
+from tests.web.worker import TEST, on_uvloop
+
+MOST = 3
+
+
+async def sent(harness: RpcHarness, stack: AsyncExitStack, plan: str, body: bytes, key: str) -> HttpClient:
+    client = await stack.enter_async_context(await harness.worker.connect())
+    await client.write(harness.worker.post(body, key=key, network=TEST, X_Fault=plan))
+    return client
+
+
+@pytest.mark.parametrize("plan", ["latency=30s", "slow-body=16B/s"])
+def test_account_has_few_delayed_requests_at_a_time(plan: str) -> None:
+    body = rpc("eth_chainId") + b" " * 100_000
+
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(1, network=TEST) as harness, AsyncExitStack() as stack:
+            for name in ("attacker", "good"):
+                harness.worker.add_key(name, live=False)
+            faults, held = harness.worker.app.gate.faults, AsyncExitStack()
+            for count in range(1, MOST + 1):
+                await sent(harness, held, plan, body, "attacker")
+                await until(lambda count=count: repr(faults).startswith(f"<FaultInjection {count} delayed"))
+            size = MOST * len(body) if plan.startswith("latency") else 0
+            assert repr(faults) == f"<FaultInjection {MOST} delayed requests with {size} bytes>"
+            reply = await (await sent(harness, stack, plan, body, "attacker")).reply()
+            assert "X-Fault delays too many requests" in reply.fault(429)["message"]
+            # Another account has its own places.
+            await sent(harness, held, plan, body, "good")
+            await until(lambda: repr(faults).startswith(f"<FaultInjection {MOST + 1} delayed"))
+            await held.aclose()
+            await until(lambda: repr(faults) == "<FaultInjection 0 delayed requests with 0 bytes>")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fault_injection, "MOST_DELAYED", MOST)
+        run()
+
+
+@on_uvloop
+async def test_bodies_of_delayed_requests_are_bounded() -> None:
+    body = rpc("eth_chainId") + b" " * 100_000
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fault_injection, "MOST_DELAYED_BYTES", 2 * len(body))
+        async with rpc_harness(1, network=TEST) as harness, AsyncExitStack() as stack:
+            harness.worker.add_key("attacker", live=False)
+            faults = harness.worker.app.gate.faults
+            for count in (1, 2):
+                await sent(harness, stack, "latency=30s", body, "attacker")
+                await until(lambda count=count: repr(faults).startswith(f"<FaultInjection {count} delayed"))
+            assert (await (await sent(harness, stack, "latency=30s", body, "attacker")).reply()).status == 429
