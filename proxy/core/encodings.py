@@ -224,16 +224,52 @@ def deflate_message(data: bytes, window_bits: int) -> bytes:
     return (compressor.compress(data) + compressor.flush(isal_zlib.Z_SYNC_FLUSH)).removesuffix(_MESSAGE_END)
 
 
-def inflate_message(data: bytes, limit: int) -> bytes:
-    """Raises TooMuchData."""
-    reader = isal_zlib.decompressobj(_RAW_BITS)
-    try:
-        found = reader.decompress(data + _MESSAGE_END, limit + 1)
-    except _BROKEN as exc:
-        raise TooMuchData("not in deflate format") from exc
-    if len(found) > limit:
-        raise TooMuchData("too large")
-    return found
+# Bytes of a compressed message that are read in one step, and bytes that they may become. Both are bounded: a kilobyte can
+# become a megabyte, and a kilobyte of empty blocks takes as long.
+_STEP_PACKED: Final = 1024
+_STEP_BYTES: Final = 65_536
+
+
+@final
+class MessageInflater:
+    """Decompresses one WebSocket message, a short step at a time."""
+
+    __slots__ = ("_at", "_limit", "_packed", "_reader", "text")
+
+    def __init__(self, packed: bytes, limit: int) -> None:
+        self._packed = packed + _MESSAGE_END
+        self._limit = limit
+        self._reader = isal_zlib.decompressobj(_RAW_BITS)
+        self._at = 0
+        # The message so far.
+        self.text = bytearray()
+
+    def __repr__(self) -> str:
+        return f"<MessageInflater {self._at} of {len(self._packed)} bytes became {len(self.text)}>"
+
+    def __len__(self) -> int:
+        """The size of the message as far as it is known."""
+        return max(len(self._packed), len(self.text))
+
+    def step(self) -> bool:
+        """Decompress the next part. Returns whether the message is whole. Raises TooMuchData."""
+        part = self._next_part()
+        self.text += part
+        if len(self.text) > self._limit:
+            raise TooMuchData("too large")
+        reader = self._reader
+        is_at_end = self._at >= len(self._packed) and not reader.unconsumed_tail
+        return reader.eof or (is_at_end and len(part) < _STEP_BYTES)
+
+    def _next_part(self) -> bytes:
+        piece = self._reader.unconsumed_tail
+        if not piece:
+            piece = self._packed[self._at : self._at + _STEP_PACKED]
+            self._at += len(piece)
+        try:
+            return self._reader.decompress(piece, _STEP_BYTES)
+        except _BROKEN as exc:
+            raise TooMuchData("not in deflate format") from exc
 
 
 @final

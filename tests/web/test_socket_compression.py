@@ -12,7 +12,7 @@ import orjson
 import pytest
 import websockets
 
-from proxy.core.encodings import TooMuchData, deflate_message, inflate_message
+from proxy.core.encodings import MessageInflater, TooMuchData, deflate_message
 from proxy.web.websocket import frames
 from proxy.web.websocket.extensions import acceptance, window_bits
 from proxy.web.websocket.frames import FrameReader, ProtocolViolation
@@ -55,7 +55,42 @@ def test_message_fits_its_window(bits: int) -> None:
     data = os.urandom(3000).hex().encode() * 5
     reader = zlib.decompressobj(-bits)
     assert reader.decompress(deflate_message(data, bits) + b"\0\0\xff\xff") == data
-    assert inflate_message(deflate_message(data, bits), len(data)) == data
+    assert inflated(deflate_message(data, bits), len(data))[0] == data
+
+
+def inflated(packed: bytes, limit: int) -> tuple[bytes, int]:
+    """The whole message, and the steps that it took."""
+    inflater, steps = MessageInflater(packed, limit), 1
+    while not inflater.step():
+        steps += 1
+    return bytes(inflater.text), steps
+
+
+# Four empty blocks with dynamic codes (RFC 1951, 3.2.7), which take long to read, and the end of a message.
+TINY_BLOCKS = bytes.fromhex(
+    "04c081000000000090ff6b100007020000000040feaf41001c080000000000f9bf060170200000000000e4ff1a000000ffff"
+)
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 131_072, 1_000_000])
+def test_message_is_decompressed_in_steps_of_bounded_size(size: int) -> None:
+    for text in (b"0" * size, os.urandom(size // 2 + 1).hex().encode()[:size]):
+        packed = deflate_message(text, 15)
+        found, steps = inflated(packed, size)
+        assert found == text
+        assert max(size // 65_536, len(packed) // 1024) <= steps <= size // 65_536 + len(packed) // 1024 + 3
+
+
+def test_data_that_becomes_nothing_is_read_in_steps_too() -> None:
+    blocks = TINY_BLOCKS * 20_000
+    assert inflated(blocks, 1) == (b"", -(-(len(blocks) + 4) // 1024))
+
+
+def last_of(reader: FrameReader) -> frames.Message | None:
+    """The message behind its fragments."""
+    while (found := reader.take()) == frames.FRAGMENT:
+        pass
+    return found
 
 
 def masked(payload: bytes, first: int) -> bytes:
@@ -78,10 +113,28 @@ def test_reader_inflates_whole_and_fragmented_messages_up_to_the_limit() -> None
         reader = FrameReader(len(text) * 40, inflates=True)
         reader.feed(masked(wrong, 0xC1))
         with pytest.raises(ProtocolViolation) as caught:
-            reader.take()
+            last_of(reader)
         assert caught.value.code == code
     with pytest.raises(TooMuchData):
-        inflate_message(packed, len(text) - 1)
+        inflated(packed, len(text) - 1)
+
+
+def test_large_message_is_returned_after_its_caller_could_postpone_it() -> None:
+    text = b"0" * frames.LARGE_MESSAGE
+    for data in (masked(text, 0x81), masked(text[:9], 0x01) + masked(text[9:], 0x80)):
+        reader = FrameReader(len(text), inflates=True)
+        reader.feed(data)
+        while not reader.has_arrived:
+            assert reader.take() == frames.FRAGMENT
+        assert reader.is_large
+        assert reader.take() == (frames.TEXT, text)
+        assert not reader.is_large
+        assert reader.is_between
+    # The size of a compressed message is known later.
+    reader = FrameReader(1_000_000, inflates=True)
+    reader.feed(masked(deflate_message(b"0" * 1_000_000, 15), 0xC1))
+    assert reader.take() == frames.FRAGMENT
+    assert reader.is_large
 
 
 @pytest.mark.parametrize("first", [0xC1, 0xC0, 0xC9, 0xA1, 0x91])
@@ -147,7 +200,7 @@ async def test_large_messages_are_smaller_on_the_wire() -> None:
         first, size = await client.reader.readexactly(2)
         assert first == 0xC1
         assert size < 126
-        text = inflate_message(await client.reader.readexactly(size), 30_000)
+        text, _ = inflated(await client.reader.readexactly(size), 30_000)
         assert len(orjson.loads(text)["result"]) == 20_000
 
 

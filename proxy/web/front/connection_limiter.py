@@ -11,6 +11,7 @@ import asyncio
 import fcntl
 import ipaddress
 import re
+import select
 import sys
 import termios
 from collections import Counter
@@ -221,3 +222,14 @@ def _unread(transport: asyncio.Transport) -> int:
     """Bytes that the client has not acknowledged: in our buffer and in the kernel's, which can hold megabytes."""
     queued = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
     return transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
+
+
+# Linux reports a client that has closed its side, also behind bytes that are not read yet. Elsewhere only a reset is reported.
+_LEAVING = getattr(select, "POLLRDHUP", 0)
+
+
+def has_left(transport: asyncio.Transport) -> bool:
+    """Whether the client has closed the connection, or its side of it. A transport that is not read does not notice that."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), _LEAVING)
+    return bool(poll.poll(0))

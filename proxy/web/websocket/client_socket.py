@@ -1,8 +1,9 @@
 """One WebSocket, from its handshake to its close: messages in, frames out, and a bound on everything that waits.
 
 *Reading.* Messages are read while fewer than the allowed number of calls are under way, and fewer bytes of their messages than
-one message may have, and the client reads what it is sent. Otherwise they stay in the client's own buffers. A client that
-leaves too many bytes of replies unread is closed.
+one message may have, and the client reads what it is sent. Otherwise they stay in the client's own buffers. A large message is
+read in several turns, and waits while its account is at its limit (`large_messages.py`). A client that leaves too many bytes of
+replies unread is closed. While a socket is not read, it is asked now and then whether its client has left.
 
 *Writing.* Frames sent in one turn of the event loop leave in one write (`socket_output.py`).
 
@@ -14,12 +15,15 @@ leaves too many bytes of replies unread is closed.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 
 from proxy import telemetry
 from proxy.core.access import Key
 from proxy.core.directives import Directives
+from proxy.turn_queue import SLICE_S
+from proxy.web.front.connection_limiter import has_left
 from proxy.web.websocket import frames
 from proxy.web.websocket.frames import FrameReader, ProtocolViolation, frame
 from proxy.web.websocket.socket_calls import SocketCalls
@@ -37,6 +41,7 @@ BYTES_PER_TURN = 65_536
 CLOSE_REPLY_S = 1.0
 CLOSE_READ_S = 10.0
 _PING = frame(b"", frames.PING)
+_monotonic = time.monotonic
 
 
 def _subscriptions_of(directives: Directives | None) -> Callable[..., Subscription]:
@@ -160,10 +165,10 @@ class ClientSocket(asyncio.Protocol):
 
     def _read(self) -> None:
         """Read messages as long as there is room for their replies."""
-        left = BYTES_PER_TURN
+        left, began = BYTES_PER_TURN, _monotonic()
         try:
             for _ in range(FRAMES_PER_TURN):
-                if self._is_busy():
+                if self._is_busy() or self._is_postponed():
                     self._pause_reading()
                     return
                 message = self._reader.take()
@@ -172,7 +177,7 @@ class ClientSocket(asyncio.Protocol):
                     return
                 self._on_message(*message)
                 left -= len(message[1])
-                if left <= 0:
+                if left <= 0 or (self._reader.has_arrived and _monotonic() - began > SLICE_S):
                     break
         except ProtocolViolation as exc:
             self._ignores_input = True
@@ -193,6 +198,13 @@ class ClientSocket(asyncio.Protocol):
             or self.output.is_stalled
             or self._close_when_answered is not None
         )
+
+    def _is_postponed(self) -> bool:
+        """Whether a large message has arrived that has to wait. It is read later by `_read_soon`."""
+        if not self._reader.is_large:
+            return False
+        self._message_since = 0.0
+        return self.context.large_messages.must_wait(self.key.account.id, self._read_soon)
 
     def _on_message(self, opcode: int, payload: bytes) -> None:
         if opcode == frames.CLOSE:
@@ -233,6 +245,7 @@ class ClientSocket(asyncio.Protocol):
         if not self._paused_reading and self.transport is not None:
             self._paused_reading = True
             self.transport.pause_reading()
+            self.context.limiter.timed.add(self)
 
     def _resume_reading(self) -> None:
         if self._paused_reading and self.transport is not None:
@@ -308,10 +321,13 @@ class ClientSocket(asyncio.Protocol):
         output, limiter = self.output, self.context.limiter
         if self._close_sent_at:
             self._check_close(now)
+        elif self._paused_reading and self.transport is not None and has_left(self.transport):
+            self.transport.abort()
         elif output.stalled_since:
             output.stalled_since, self._unsent = limiter.watch_reader(self, now, output.stalled_since, self._unsent)
         elif not self._message_since:
-            limiter.timed.discard(self)
+            if not self._paused_reading:
+                limiter.timed.discard(self)
         elif now - self._message_since > limiter.limits.body_timeout_s and not self._is_busy():
             self.close(frames.POLICY, "the message did not arrive in time")
 

@@ -13,20 +13,20 @@ from functools import partial
 
 import msgspec
 
-from proxy.core import fault_plans, jsonrpc
+from proxy.core import fault_plans, jsonrpc, outline
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall
 from proxy.core.verification import VERIFICATIONS
-from proxy.errors import Fault, InternalError, InvalidRequest
+from proxy.errors import Fault, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch, rpc_error_of
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
-from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.method_policy import MethodPolicy, method_of
 from proxy.services.rpc.rpc_service import BatchUnderWay
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.fault_injection import fault_of_status, plan_for
-from proxy.web.websocket.frames import frame_head
+from proxy.web.websocket.frames import LARGE_MESSAGE, frame_head
 from proxy.web.websocket.socket_context import SocketContext, SocketTerms
 from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.subscriptions import Subscriptions
@@ -122,26 +122,37 @@ class SocketCalls:
             if jsonrpc.is_batch(message):
                 SocketBatch(self, now, self._served, plan).start(message)
             else:
-                SocketCall(self, now, self._served, plan).start(jsonrpc.parse(message))
+                SocketCall(self, now, self._served, plan).start(message)
         except MalformedCall as exc:
-            self.refuse(exc, self._served)
+            self.refuse(exc, self._served, len(message))
 
-    def refuse(self, exc: MalformedCall, number: int) -> None:
-        """Charge for a malformed message what an error costs: it must not be cheaper than a call."""
+    def refuse(self, exc: MalformedCall, number: int, size: int) -> None:
+        """Charge for a malformed message of this size what an error costs: it must not be cheaper than a call."""
         admission, now = self.context.admission, time.monotonic()
         refusal = admission.charge(self.key, 1, UNITS_OF_AN_ERROR, now)
         if admission.may_wait(refusal, now):
-            admission.when_leased(self.key, 1, UNITS_OF_AN_ERROR, partial(self.refuse, exc, number))
+            admission.when_leased(self.key, 1, UNITS_OF_AN_ERROR, partial(self.refuse, exc, number, size))
             return
+        if refusal is not None:
+            self.on_refusal(refusal, size)
         error = rpc_error_of(refusal) if refusal is not None else jsonrpc.error(exc.code, exc.message)
         id_ = (exc.id or jsonrpc.NULL) + self.meta(number)
         self.output.send(self.output.message(jsonrpc.error_reply(id_, error)))
         units = 0 if refusal is not None else UNITS_OF_AN_ERROR
         self.note_failure(number, refusal or InvalidRequest(exc.message), units)
 
+    def on_refusal(self, fault: Fault, size: int) -> None:
+        """A refused message costs nothing. If it was large, the account's next large one has to wait."""
+        if size >= LARGE_MESSAGE and isinstance(fault, RateLimited):
+            self.context.large_messages.pause(self.key.account.id)
+
     def add(self, call: SocketCall | SocketBatch, size: int) -> None:
         self._under_way[call] = size
         self.bytes_under_way += size
+
+    def size_of(self, call: SocketCall | SocketBatch) -> int:
+        """The size of its message, while it is under way."""
+        return self._under_way.get(call, 0)
 
     def answered(self, call: SocketCall | SocketBatch, method: str, *, outcome: str, units: int, took_s: float) -> None:
         self.bytes_under_way -= self._under_way.pop(call, 0)
@@ -196,22 +207,9 @@ class SocketCall(HeldResultWaiter):
     """A single call, and the waiter of its outcome. A large result is held until it is a whole message."""
 
     __slots__ = (
-        "_began",
-        "_failure",
-        "_number",
-        "_owner",
-        "_params",
-        "_plan",
-        "_size",
-        "_status",
-        "block",
-        "cache",
-        "flight",
-        "held",
-        "id",
-        "policy",
-        "units",
-    )
+        "_began", "_failure", "_number", "_owner", "_params", "_plan", "_size", "_status", "block", "cache", "flight", "held",
+        "id", "policy", "units",
+    )  # fmt: skip
 
     def __init__(self, owner: SocketCalls, now: float, number: int, plan: FaultPlan | None) -> None:
         self._owner = owner
@@ -234,9 +232,10 @@ class SocketCall(HeldResultWaiter):
     def __repr__(self) -> str:
         return f"<SocketCall {self.policy!r}>"
 
-    def start(self, call: jsonrpc.RawCall) -> None:
+    def start(self, message: bytes) -> None:
         owner = self._owner
-        owner.add(self, len(call[1]))
+        call = (outline.read_call(message) if len(message) >= LARGE_MESSAGE else None) or jsonrpc.parse(message)
+        owner.add(self, len(message))
         self.id = call[2]
         self._params = call[1] if owner.key.records_params else b""
         owner.context.rpc.call(
@@ -310,6 +309,7 @@ class SocketCall(HeldResultWaiter):
 
     def on_fault(self, fault: Fault) -> None:
         owner = self._owner
+        owner.on_refusal(fault, owner.size_of(self))
         owner.context.rpc.refund(owner.key, fault, 1, self.units)
         self.units = 0
         self._failure, self._status = fault.message, fault.status
@@ -322,7 +322,7 @@ class SocketCall(HeldResultWaiter):
         took_s = time.monotonic() - self._began
         if policy is not None:
             owner.key.sheet[policy.tally].count(outcome, self.cache, self.units, took_s)
-        name = policy.method.name if policy is not None else ""
+        name = method_of(policy)
         self._record(name, took_s)
         owner.answered(self, name, outcome=outcome, units=self.units, took_s=took_s)
 
@@ -389,8 +389,9 @@ class SocketBatch:
         self._is_done = True
         owner = self._owner
         if isinstance(why, MalformedCall):
-            owner.refuse(why, self._number)
+            owner.refuse(why, self._number, owner.size_of(self))
         else:
+            owner.on_refusal(why, owner.size_of(self))
             meta, error = owner.meta(self._number), rpc_error_of(why)
             if replies := [jsonrpc.error_reply(id_ + meta, error) for id_ in ids if id_]:
                 owner.output.send(owner.output.message(b"[" + b",".join(replies) + b"]"))

@@ -22,6 +22,7 @@ from proxy.settings import SocketSettings
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines
 from proxy.web.front.connection_limiter import ConnectionLimiter
+from proxy.web.websocket.large_messages import LargeMessages
 from proxy.web.websocket.socket_output import FlushQueue
 
 _LOG_LINE = (
@@ -87,6 +88,7 @@ class SocketContext:
         self.loop = asyncio.get_running_loop()
         self.now = self.loop.time
         self.queue = FlushQueue(self.loop)
+        self.large_messages = LargeMessages(self.loop)
         # Rounds of pings that may pass without a byte from the client.
         self.silent_rounds = max(1, round(limits.idle_s / limits.ping_s))
         self._tasks = tasks
