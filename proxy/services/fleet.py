@@ -32,6 +32,8 @@ log = logging.getLogger("penstock.fleet")
 
 # How often cordons are polled, in addition to the notices.
 POLL_S = 5.0
+# How many reports a worker writes before it deletes those of workers that are gone, which readers leave out anyway.
+REPORTS_PER_PURGE = 10
 
 
 class Cordons:
@@ -156,6 +158,7 @@ class FleetView:
         self._figures = figures
         self._report_s = report_s
         self._worker = secrets.token_hex(8)
+        self._reports = 0
         self.cordons = cordons
 
     def __repr__(self) -> str:
@@ -185,7 +188,9 @@ class FleetView:
 
     async def _report(self) -> None:
         await self._store.write_view(self._worker, self.view())
-        await self._store.purge_views()
+        if self._reports % REPORTS_PER_PURGE == 0:
+            await self._store.purge_views()
+        self._reports += 1
 
     async def close(self) -> None:
         try:
