@@ -53,6 +53,7 @@ class DataPlane:
             batch_wait_s=settings.rpc.batch_wait_s,
         )
         self.internal_calls = InternalCalls(forwarder, self.networks)
+        self._polls, self._seen_changes = polls, -1
         self.trackers = {name: Tracker(route, table=polls) for name, route in self.networks.routes.items()}
         for name, tracker in self.trackers.items():
             dispatcher = self.networks.routes[name].dispatcher
@@ -82,9 +83,11 @@ class DataPlane:
                 self._tasks.start(f"announced heads {name}", announcements.run)
 
     def adopt_heads(self) -> None:
-        """Apply what other processes of the host have found."""
-        for tracker in self.trackers.values():
-            tracker.adopt()
+        """Apply what other processes of the host have found, if there is anything new."""
+        if (changes := self._polls.changes) != self._seen_changes:
+            self._seen_changes = changes
+            for tracker in self.trackers.values():
+                tracker.adopt()
 
     def serve(self) -> None:
         """Start what only clients' calls need."""

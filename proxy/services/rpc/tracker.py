@@ -256,14 +256,17 @@ class Tracker:
             self._observe_heads(now)
 
     def _adopt_news(self, now: float) -> bool:
-        """Returns whether there was any."""
-        found = [each for each in self._polls.news() if now - each[2].ended < FRESH_S]
-        for health, known, poll in found:
+        """Returns whether a poll has ended or a standing has changed."""
+        is_new = False
+        for health, known, poll in self._polls.news():
+            if now - poll.ended >= FRESH_S:
+                continue
             if poll.standing and poll.judged_at > known.judged_at:
-                self._change_standing(health, poll.standing)
+                is_new |= self._change_standing(health, poll.standing)
             if poll.ended > known.ended:
+                is_new = True
                 self._adopt(health, poll, now)
-        return bool(found)
+        return is_new
 
     def _adopt(self, health: UpstreamHealth, poll: HeadPoll, now: float) -> None:
         if poll.is_silent:
@@ -310,15 +313,17 @@ class Tracker:
         self._change_standing(health, standing)
         self._polls.judge(health, self._clock())
 
-    def _change_standing(self, health: UpstreamHealth, standing: Standing) -> None:
+    def _change_standing(self, health: UpstreamHealth, standing: Standing) -> bool:
+        """Returns whether it has changed."""
         was = health.standing
         if not health.stand(standing, self._clock()):
-            return
+            return False
         if was == "good" and health in self._state.group.members:
             self._state.distrust()
         if (was, standing) != ("unchecked", "good"):
             level, news = _NEWS[standing]
             log.log(level, news, extra={"network": self.network_id, "upstream": health.label})
+        return True
 
     async def _identify_chain(self) -> None:
         """Identify the chain for the shared cache, which outlives this process."""
