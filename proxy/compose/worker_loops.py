@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.services.fleet import UpstreamWatch
 from proxy.services.rpc.networks import Networks
 from proxy.services.usage import UsageService
@@ -16,12 +17,17 @@ from proxy.web.front.front_context import FrontContext
 
 # How often the deadlines and hedges of calls are checked, and whether another process has found a new head.
 SWEEP_S = 0.02
+# While no call is in flight, they are checked this often: the next call is not late before that.
+IDLE_SWEEP_S = HEDGE_FLOOR_S
 TALLY_S = 1.0
 
 
 async def sweep(groups: Sequence[Networks], adopt_heads: Callable[[], None]) -> None:
+    healths = [
+        each.health for networks in groups for route in networks.routes.values() for each in route.every_upstream
+    ]
     while True:
-        await asyncio.sleep(SWEEP_S)
+        await asyncio.sleep(SWEEP_S if any(health.inflight for health in healths) else IDLE_SWEEP_S)
         for networks in groups:
             networks.sweep()
         adopt_heads()
