@@ -19,6 +19,10 @@ def iso_millis_of_unix(seconds: float) -> str:
     return iso_millis(datetime.datetime.fromtimestamp(seconds, datetime.UTC))
 
 
+def day_of_unix(seconds: float) -> datetime.date:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).date()
+
+
 def iso_of_unix(seconds: float) -> str:
     """The same as `iso_seconds`, of a time in seconds since 1970."""
     return iso_seconds(datetime.datetime.fromtimestamp(seconds, datetime.UTC))

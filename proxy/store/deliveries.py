@@ -32,6 +32,11 @@ AT_ONCE = 5_000
 SHOWN_ATTEMPTS = 20
 # The attempts that a webhook's health is judged by.
 RECENT = 50
+_DAY_TABLES = (
+    ("events", sql.deliveries.add_event_days, sql.deliveries.remove_event_days),
+    ("deliveries", sql.deliveries.add_delivery_days, sql.deliveries.remove_delivery_days),
+    ("delivery attempts", sql.deliveries.add_attempt_days, sql.deliveries.remove_attempt_days),
+)
 _EXCHANGE = ("sent", "reply_headers", "reply_body")
 
 
@@ -157,7 +162,10 @@ class DeliveryStore:
             if uncounted:
                 async with connection.transaction():
                     held, exhausted = await _take_quota(connection, uncounted, day_limits, at)
-            claimed = [_claimed(row) for row in rows if row["event_id"] not in held]
+            found = await _with_events(
+                connection, sql.deliveries.read_claimed, [row for row in rows if row["event_id"] not in held]
+            )
+            claimed = [_claimed(row, event) for row, event in found]
             if late := [each for each in claimed if each.fault is not None and each.fault.wait_s]:
                 await _postpone(connection, late, at)
                 claimed = [each for each in claimed if each not in late]
@@ -229,6 +237,7 @@ class DeliveryStore:
             rows = await connection.fetch(
                 sql.deliveries.list_deliveries, webhook_id, state, since, page.limit, page.offset
             )
+            found = await _with_events(connection, sql.deliveries.describe_events, rows)
             total = await connection.fetchval(sql.deliveries.count_deliveries, webhook_id, state, since)
             tried = await connection.fetch(
                 sql.deliveries.list_attempts, [row["event_id"] for row in rows], SHOWN_ATTEMPTS
@@ -236,7 +245,7 @@ class DeliveryStore:
         attempts: defaultdict[str, list[Attempt]] = defaultdict(list)
         for each in tried:
             attempts[each["event_id"]].append(_attempt(each))
-        return [_delivery(row, attempts[row["event_id"]]) for row in rows], total
+        return [_delivery(row, event, attempts[row["event_id"]]) for row, event in found], total
 
     async def read(self, webhook_id: str, event_id: str) -> Delivery | None:
         """One delivery with its body, and its attempts with what was sent and received."""
@@ -246,7 +255,7 @@ class DeliveryStore:
         if row is None:
             return None
         attempts = [replace(_attempt(each), **{name: each[name] for name in _EXCHANGE}) for each in tried]
-        return replace(_delivery(row, attempts), body=row["body"])
+        return replace(_delivery(row, row, attempts), body=row["body"])
 
     async def health(self, webhook_ids: Sequence[str]) -> dict[str, WebhookHealth]:
         """The last attempts of each webhook."""
@@ -289,7 +298,6 @@ class DeliveryStore:
             await events.add_test(
                 connection, event_id=event_id, webhook=webhook.id, network=webhook.network, named=kind, body=body
             )
-            await connection.execute(sql.deliveries.add, event_id, webhook.id)
             await notify(connection)
 
     # Retention
@@ -299,6 +307,7 @@ class DeliveryStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             deleted = [
                 await connection.execute(sql.deliveries.purge, keep_days, at_once),
+                await connection.execute(sql.deliveries.purge_other_days, keep_days, at_once),
                 await connection.execute(sql.deliveries.purge_attempts, keep_days, at_once),
                 await connection.execute(sql.deliveries.purge_addresses, at_once),
                 await connection.execute(sql.deliveries.purge_changes, at_once),
@@ -306,13 +315,9 @@ class DeliveryStore:
             await connection.execute(sql.deliveries.purge_webhooks, keep_days)
             await connection.execute(sql.deliveries.purge_days, keep_days)
             await connection.execute(sql.mails.purge, keep_days)
-        await renew_day_tables(
-            self._pool,
-            "delivery attempts",
-            add=sql.deliveries.add_attempt_days,
-            drop=sql.deliveries.remove_attempt_days,
-            keep=keep_days,
-        )
+        # In this order: deliveries are dropped after their events.
+        for what, add, drop in _DAY_TABLES:
+            await renew_day_tables(self._pool, what, add=add, drop=drop, keep=keep_days)
         return any(int(status.rsplit(" ", 1)[1]) >= at_once for status in deleted)
 
 
@@ -380,17 +385,29 @@ async def _finish(
     await connection.execute(sql.deliveries.finish, json_text(done), at)
 
 
-def _claimed(row: Any) -> ClaimedDelivery:
+async def _with_events(connection: DatabaseConnection, query: str, rows: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Pair deliveries with their events, which the query reads day by day. Those of removed events are left out."""
+    by_day: defaultdict[datetime.date, list[str]] = defaultdict(list)
+    for row in rows:
+        by_day[row["day"]].append(row["event_id"])
+    found: dict[str, Any] = {}
+    for day, ids in by_day.items():
+        found |= {event["id"]: event for event in await connection.fetch(query, day, ids)}
+    return [(row, found[row["event_id"]]) for row in rows if row["event_id"] in found]
+
+
+def _claimed(row: Any, event: Any) -> ClaimedDelivery:
     return ClaimedDelivery(
         row["event_id"], row["webhook_id"], row["claim"], row["tries"], row["network"], row["url"], row["event_type"],
-        row["secret"], row["old_secret"], row["type"], row["test"], row["body"], row["account_id"], _fault(row),
+        row["secret"], row["old_secret"], event["type"], event["test"], event["body"], row["account_id"],
+        _fault(row, event),
     )  # fmt: skip
 
 
-def _fault(row: Any) -> DeliveryFault | None:
-    if row["fault"] is None:
+def _fault(row: Any, event: Any) -> DeliveryFault | None:
+    if row["fault"] is None or event["injected"]:
         return None
-    is_correction = row["takes_back"] is not None
+    is_correction = event["takes_back"] is not None
     return fault_of(
         row["fault"], row["event_id"], age_s=row["age_s"], copies=row["copies"], is_correction=is_correction
     )
@@ -400,8 +417,8 @@ def _attempt(row: Any) -> Attempt:
     return Attempt(row["number"], row["began_at"], row["took_ms"], row["outcome"], row["status"], row["excerpt"])
 
 
-def _delivery(row: Any, attempts: Sequence[Attempt]) -> Delivery:
+def _delivery(row: Any, event: Any, attempts: Sequence[Attempt]) -> Delivery:
     return Delivery(
-        row["event_id"], row["type"], row["state"], row["tries"], row["due_at"], row["created_at"], row["finished_at"],
-        row["block"], row["test"], tuple(attempts),
+        row["event_id"], event["type"], row["state"], row["tries"], row["due_at"], row["created_at"], row["finished_at"],
+        event["block"], event["test"], tuple(attempts),
     )  # fmt: skip

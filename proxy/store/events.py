@@ -3,6 +3,9 @@
 Writers pass their own connection, because events and cursor must change in one transaction. Each of them locks the version of
 the network's webhooks (`webhooks.version_of`), so no webhook is paused or resumed between deciding whether its events are
 due and committing them.
+
+A table per day has a unique index of its own, so an event must always be stored under the same day: that of its block. One
+without such a day is stored under the present day, after a look into all tables.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ FinalityTag = Literal["safe", "finalized"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEvent:
     """`lacks`: data to look up before the event is sent. `after_block`: the event waits until this block is written or, with
-    `finality`, until the chain reports it as safe or finalized. `takes_back`: the event that this one corrects."""
+    `finality`, until the chain reports it as safe or finalized. `takes_back`: the event that this one corrects. `day`: that
+    of its block, if every process that may add the event knows it."""
 
     id: str
     webhook: str
@@ -42,11 +46,13 @@ class NewEvent:
     after_block: int | None = None
     finality: FinalityTag | None = None
     takes_back: str | None = None
+    day: datetime.date | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class IncompleteEvent:
     id: str
+    day: datetime.date
     type: str
     block: int | None
     block_hash: bytes | None
@@ -89,13 +95,14 @@ class MinedLookup:
 
 async def add(connection: DatabaseConnection, network: str, new: Sequence[NewEvent]) -> set[str]:
     """Add events, notify the processes that send or complete them, and return the ids of those that are new."""
+    new = await _without_known(connection, new)
     if not new:
         return set()
     columns = zip(
         *(
             (
                 e.id, e.webhook, e.type, e.block, e.block_hash, e.body, json_text(e.lacks) if e.lacks else None,
-                e.after_block, e.finality, e.takes_back,
+                e.after_block, e.finality, e.takes_back, e.day,
             )
             for e in new
         ),
@@ -107,6 +114,15 @@ async def add(connection: DatabaseConnection, network: str, new: Sequence[NewEve
     if not all(row["ready"] for row in rows):
         await notify(connection, network)
     return {row["id"] for row in rows}
+
+
+async def _without_known(connection: DatabaseConnection, new: Sequence[NewEvent]) -> Sequence[NewEvent]:
+    """The given events, except those without a day that are stored already."""
+    dayless = [event.id for event in new if event.day is None]
+    if not dayless:
+        return new
+    known = {row["id"] for row in await connection.fetch(sql.events.known, dayless)}
+    return [event for event in new if event.id not in known]
 
 
 async def withdrawn(connection: DatabaseConnection, ids: Sequence[str]) -> set[str]:
@@ -146,18 +162,21 @@ async def list_incomplete(
     rows = await connection.fetch(sql.events.list_incomplete, network, metadata, *after, limit)
     return [
         IncompleteEvent(
-            row["id"], row["type"], row["block"], row["block_hash"], row["body"], orjson.loads(row["lacks"]),
+            row["id"], row["day"], row["type"], row["block"], row["block_hash"], row["body"], orjson.loads(row["lacks"]),
             (row["created_at"], row["id"]),
         )
         for row in rows
     ]  # fmt: skip
 
 
-async def complete(connection: DatabaseConnection, bodies: Mapping[str, bytes], *, dropped: Sequence[str]) -> None:
+async def complete(
+    connection: DatabaseConnection, bodies: Sequence[tuple[IncompleteEvent, bytes]], *, dropped: Sequence[str]
+) -> None:
     """Store completed bodies, and drop events that turned out not to have happened."""
+    columns = [(event.id, body, event.day) for event, body in bodies]
     if dropped:
         await connection.execute(sql.events.drop_events, dropped)
-    if bodies and await connection.fetchval(sql.events.complete, [*bodies], [*bodies.values()]):
+    if bodies and await connection.fetchval(sql.events.complete, *map(list, zip(*columns, strict=True))):
         await connection.execute(sql.deliveries.notify)
 
 
@@ -183,6 +202,7 @@ async def notify(connection: DatabaseConnection, network: str) -> None:
 async def add_test(
     connection: DatabaseConnection, *, event_id: str, webhook: str, network: str, named: str, body: bytes
 ) -> None:
+    """Add a test event with a delivery that is due immediately."""
     await connection.execute(sql.events.add_test, event_id, webhook, network, named, body)
 
 

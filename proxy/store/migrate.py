@@ -5,16 +5,22 @@ transaction with the row that records it, so a crash leaves a file unapplied, ne
 
 The eleven migrations from before 1.0.0 were squashed into `0001_initial`. A database that has all eleven has the same schema
 and is recorded as such; one that has only some of them is refused.
+
+Migrations only add. A change that older versions do not survive is a function of the database, which `finish` calls once none
+of their processes is left; on a new database that is at once. The program works before and after it.
 """
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import asyncpg
 
 from proxy.data_files import SCHEMAS
 from proxy.errors import StartError
+from proxy.store import sql
 
 MIGRATIONS = SCHEMAS / "sql" / "migrations"
 INITIAL = "0001_initial"
@@ -42,6 +48,10 @@ create table if not exists schema_migrations (
     name text primary key,
     applied_at timestamptz not null default now()
 )"""
+# Processes of versions without this migration do not survive `finish`.
+SPLIT = "0028_events_by_day"
+# A process that was not seen for this long has ended: it reports every three seconds.
+GONE_S = 30.0
 _RECORD = "insert into schema_migrations (name) values ($1)"
 
 
@@ -49,25 +59,61 @@ def files(directory: Path = MIGRATIONS) -> list[Path]:
     return sorted(directory.glob("[0-9]*.sql"))
 
 
+def newest() -> str:
+    return files()[-1].stem
+
+
 async def migrate(connection: asyncpg.Connection[asyncpg.Record], directory: Path = MIGRATIONS) -> list[str]:
     """Apply the missing migrations and return their names."""
-    await connection.execute("select pg_advisory_lock($1)", LOCK)
-    try:
+    async with _locked(connection):
         await connection.execute(_TIMEOUTS)
         await connection.execute(_TABLE)
         done = await _recorded(connection)
         if _has_squashed(done) and INITIAL not in done:
             await connection.execute(_RECORD, INITIAL)
             done.add(INITIAL)
+        is_new = not done
         missing = [path for path in files(directory) if path.stem not in done]
         for path in missing:
             async with connection.transaction():
                 await connection.execute(path.read_text("utf-8"))
                 await connection.execute(_RECORD, path.stem)
+        if is_new and SPLIT in await _recorded(connection):
+            await connection.execute(sql.migrations.split)
         return [path.stem for path in missing]
+
+
+@asynccontextmanager
+async def _locked(connection: asyncpg.Connection[asyncpg.Record]) -> AsyncIterator[None]:
+    await connection.execute("select pg_advisory_lock($1)", LOCK)
+    try:
+        yield
     finally:
         await connection.execute("reset lock_timeout; reset statement_timeout")
         await connection.execute("select pg_advisory_unlock($1)", LOCK)
+
+
+async def finish(connection: asyncpg.Connection[asyncpg.Record]) -> bool:
+    """Split events and deliveries by day, and return whether that was still to be done. It can be interrupted and repeated."""
+    if missing := await pending(connection):
+        raise StartError(
+            [f"the database lacks the migrations {', '.join(missing)}: run `python -m proxy migrate` first"]
+        )
+    async with _locked(connection):
+        if not await needs_finish(connection):
+            return False
+        if older := await connection.fetch(sql.migrations.older_processes, SPLIT, GONE_S):
+            found = ", ".join(f"{row['role']} on {row['host']} (pid {row['pid']})" for row in older)
+            raise StartError([f"processes of an older version are running: {found}: update them, then run it again"])
+        # This reads both tables, which may take minutes, while others write to them.
+        await connection.execute(sql.migrations.validate_events)
+        await connection.execute(sql.migrations.validate_deliveries)
+        await connection.execute(sql.migrations.split)
+    return True
+
+
+async def needs_finish(connection: asyncpg.Connection[asyncpg.Record]) -> bool:
+    return not await connection.fetchval(sql.migrations.is_split)
 
 
 async def pending(connection: asyncpg.Connection[asyncpg.Record]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from proxy import telemetry
 from proxy.chains.evm import payloads
@@ -13,7 +14,7 @@ from proxy.chains.evm.payloads import EventPlace, EventToken
 from proxy.chains.evm.watch_index import WatchFilter
 from proxy.chains.registry import Network
 from proxy.core import webhook_bodies
-from proxy.core.iso_time import iso_millis, iso_of_unix
+from proxy.core.iso_time import day_of_unix, iso_millis, iso_of_unix
 from proxy.core.lru_cache import LruCache
 from proxy.core.webhook_bodies import BodyChain
 from proxy.store import events as store
@@ -74,6 +75,7 @@ class EventDrafter:
             lacks=payload.lacks or None,
             after_block=None if place.block is None else _after(watcher.filter, place.block),
             finality=None if place.block is None or watcher.filter.finality == "included" else watcher.filter.finality,
+            day=_day(watcher.filter, header),
         )
 
     async def add(self, connection: DatabaseConnection, new: Sequence[NewEvent]) -> None:
@@ -93,17 +95,7 @@ class EventDrafter:
     def _repeated(self, event: NewEvent, time: int) -> NewEvent:
         """The event with the id of its next occurrence, because it was withdrawn before."""
         name = webhook_bodies.event_id(event.webhook, event.type, event.id, time=time)
-        return NewEvent(
-            id=name,
-            webhook=event.webhook,
-            type=event.type,
-            body=event.body.replace(event.id.encode(), name.encode(), 1),
-            block=event.block,
-            block_hash=event.block_hash,
-            lacks=event.lacks,
-            after_block=event.after_block,
-            finality=event.finality,
-        )
+        return replace(event, id=name, body=event.body.replace(event.id.encode(), name.encode(), 1))
 
     def corrections(self, withdrawn: Iterable[WithdrawnEvent]) -> list[NewEvent]:
         """Draft the events that correct those of removed blocks."""
@@ -115,6 +107,11 @@ class EventDrafter:
             body = webhook_bodies.body_of(name, kind, event.webhook, chain=self.chain, at=at, data=data)
             found.append(NewEvent(id=name, webhook=event.webhook, type=kind, body=body, takes_back=event.id))
         return found
+
+
+def _day(watch_filter: WatchFilter, header: Header | None) -> datetime.date | None:
+    """The day of the block. None if the event may also be drafted without the header: after a lookup by transaction hash."""
+    return None if header is None or watch_filter.tx_hashes else day_of_unix(int(header.timestamp, 16))
 
 
 def _after(watch_filter: WatchFilter, block: int) -> int | None:

@@ -128,12 +128,14 @@ class EventEnricher:
         """Begin a new pass at the oldest event."""
         self._cursor, self._has_skipped, self._next_pass_at = store.FIRST, False, None
 
-    async def _completed(self, found: Sequence[IncompleteEvent]) -> tuple[dict[str, bytes], list[str]]:
-        """Return the completed bodies by event, and the events to drop. Events in neither are retried."""
+    async def _completed(
+        self, found: Sequence[IncompleteEvent]
+    ) -> tuple[list[tuple[IncompleteEvent, bytes]], list[str]]:
+        """Return events with their completed bodies, and the events to drop. Events in neither are retried."""
         receipts = await self._receipts(found)
         tokens = await self._token_names(found)
         metadata = await self._metadata(found)
-        done: dict[str, bytes] = {}
+        done: list[tuple[IncompleteEvent, bytes]] = []
         dropped: list[str] = []
         for event in found:
             lacks = event.lacks
@@ -151,7 +153,7 @@ class EventEnricher:
             if data is None:
                 dropped.append(event.id)
             else:
-                done[event.id] = webhook_bodies.with_data(event.body, data)
+                done.append((event, webhook_bodies.with_data(event.body, data)))
         return done, dropped
 
     async def _receipts(self, found: Sequence[IncompleteEvent]) -> dict[str, Mapping[str, Any]]:

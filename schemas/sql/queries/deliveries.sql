@@ -1,18 +1,20 @@
--- The webhook outbox. A null `$n::timestamptz` means now.
+-- The webhook outbox. A null `$n::timestamptz` means now. `open_deliveries` are those that may be unfinished: one or two tables,
+-- however many days there are.
 
 -- list_due
 -- Webhooks with due deliveries, plus one row without a webhook for the next due time. A loose index scan: one step
 -- per webhook, regardless of the number of deliveries.
 with recursive seen as (
     (
-        select webhook_id, due_at from deliveries
+        select webhook_id, due_at from open_deliveries
         where state in ('due', 'over_quota') order by webhook_id, due_at limit 1
     )
     union all
     select next.webhook_id, next.due_at
     from seen cross join lateral (
-        select webhook_id, due_at from deliveries
-        where state in ('due', 'over_quota') and webhook_id > seen.webhook_id order by webhook_id, due_at limit 1
+        select webhook_id, due_at from open_deliveries
+        where state in ('due', 'over_quota') and webhook_id > seen.webhook_id
+        order by webhook_id, due_at limit 1
     ) next
 )
 select seen.webhook_id, coalesce(webhooks.status, 'deleted') as status, webhooks.url, webhooks.account_id,
@@ -25,41 +27,43 @@ from seen where seen.due_at > coalesce($1, now());
 
 -- claim
 -- Claim up to the given number of deliveries per webhook, oldest first. Rows that another process is claiming are
--- skipped.
+-- skipped. Their events are read by read_claimed.
 with picked as materialized (
-    select taken.event_id, taken.place, webhooks.id, webhooks.network, webhooks.url, webhooks.event_type, webhooks.secret,
+    select taken.*, webhooks.id, webhooks.network, webhooks.url, webhooks.event_type, webhooks.secret,
         case when webhooks.old_secret_until > coalesce($3::timestamptz, now()) then webhooks.old_secret end as old_secret,
         accounts.id as account_id, accounts.plan, webhooks.fault
     from unnest($1::text[], $2::integer[]) as wanted (webhook_id, room)
     join webhooks on webhooks.id = wanted.webhook_id and webhooks.status = 'active'
     join accounts on accounts.id = webhooks.account_id
     cross join lateral (
-        select event_id, ctid as place from deliveries
-        where deliveries.webhook_id = wanted.webhook_id and state in ('due', 'over_quota')
+        select event_id from open_deliveries d
+        where d.webhook_id = wanted.webhook_id and state in ('due', 'over_quota')
             and due_at <= coalesce($3, now())
         order by due_at limit wanted.room for update skip locked
     ) taken
 )
-update deliveries set
+update open_deliveries d set
     state = 'due', claim = claim + 1, due_at = coalesce($3, now()) + make_interval(secs => $4::double precision)
-from picked join events on events.id = picked.event_id
-where deliveries.ctid = picked.place  -- the ctid is stable: the row is locked
-returning deliveries.event_id, deliveries.webhook_id, claim, tries, counted, picked.network, url, event_type, secret,
-    old_secret, account_id, plan, events.type, test, body,
-    case when not events.injected then picked.fault end as fault, events.takes_back,
+from picked where d.event_id = picked.event_id
+returning d.event_id, d.day, d.webhook_id, claim, tries, counted, picked.network, url, event_type, secret,
+    old_secret, account_id, plan, picked.fault,
     case when picked.fault is not null then
-        extract(epoch from coalesce($3, now()) - deliveries.created_at)::double precision
+        extract(epoch from coalesce($3, now()) - d.created_at)::double precision
     end as age_s,
     case when picked.fault is not null then (
-        select count(*) from delivery_attempts a where a.event_id = deliveries.event_id and status between 200 and 299
+        select count(*) from delivery_attempts a where a.event_id = d.event_id and status between 200 and 299
     ) end as copies;
+
+-- read_claimed
+-- The events of claimed deliveries, which are of one day: a statement per day reads one table.
+select id, type, test, body, injected, takes_back from events where day = $1 and id = any($2::text[]);
 
 -- postpone
 -- Let claimed deliveries wait longer. They were not sent, so the claim does not count as an attempt.
-update deliveries set claim = deliveries.claim - 1,
+update open_deliveries d set claim = d.claim - 1,
     due_at = coalesce($4::timestamptz, now()) + make_interval(secs => wait_s)
 from unnest($1::text[], $2::bigint[], $3::double precision[]) as waiting (event_id, claim, wait_s)
-where deliveries.event_id = waiting.event_id and deliveries.claim = waiting.claim and state = 'due';
+where d.event_id = waiting.event_id and d.claim = waiting.claim and state = 'due';
 
 -- take_quota
 -- Take deliveries from the accounts' daily quotas, always in the same order to avoid deadlocks.
@@ -68,28 +72,28 @@ from unnest($1::text[], $2::bigint[], $3::bigint[]) as wanted (account, wanted, 
 cross join lateral take_deliveries(account, (coalesce($4::timestamptz, now()) at time zone 'utc')::date, wanted, day_limit);
 
 -- mark_counted
-update deliveries set counted = true where event_id = any($1::text[]);
+update open_deliveries set counted = true where event_id = any($1::text[]);
 
 -- hold
 -- Hold deliveries until the next day. They were claimed but not sent, so the claim does not count as an attempt.
-update deliveries set state = 'over_quota', claim = deliveries.claim - 1,
+update open_deliveries d set state = 'over_quota', claim = d.claim - 1,
     due_at = (date_trunc('day', coalesce($3::timestamptz, now()) at time zone 'utc') + interval '1 day') at time zone 'utc'
 from unnest($1::text[], $2::bigint[]) as held (event_id, claim)
-where deliveries.event_id = held.event_id and deliveries.claim = held.claim and state in ('due', 'over_quota');
+where d.event_id = held.event_id and d.claim = held.claim and state in ('due', 'over_quota');
 
 -- hold_more
 -- Hold up to this many other due deliveries of these webhooks that are not counted yet.
-update deliveries set state = 'over_quota',
+update open_deliveries set state = 'over_quota',
     due_at = (date_trunc('day', coalesce($2::timestamptz, now()) at time zone 'utc') + interval '1 day') at time zone 'utc'
 where event_id in (
-    select event_id from deliveries
+    select event_id from open_deliveries
     where webhook_id = any($1::text[]) and state in ('due', 'over_quota') and due_at <= coalesce($2, now()) and not counted
     limit $3 for update skip locked
 );
 
 -- release_held
 -- Release held deliveries after an account's quota was raised.
-update deliveries set state = 'due', due_at = now()
+update open_deliveries set state = 'due', due_at = now()
 where state = 'over_quota' and webhook_id in (select id from webhooks where account_id = any($1::text[]));
 
 -- park
@@ -98,21 +102,22 @@ where state = 'over_quota' and webhook_id in (select id from webhooks where acco
 with still as materialized (
     select id, status from webhooks where id = any($1::text[]) and status <> 'active' for share
 )
-update deliveries set
+update open_deliveries d set
     state = case when still.status = 'deleted' then 'dropped' else 'parked' end,
+    table_day = delivery_table(table_day, day, case when still.status = 'deleted' then 'dropped' else 'parked' end),
     finished_at = case when still.status = 'deleted' then now() end
 from still
-where deliveries.event_id in (
-    select event_id from deliveries
+where d.event_id in (
+    select event_id from open_deliveries
     where webhook_id in (select id from still) and state in ('due', 'over_quota') and due_at <= coalesce($2::timestamptz, now())
     limit $3 for update skip locked
-) and deliveries.webhook_id = still.id;
+) and d.webhook_id = still.id;
 
 -- drop_orphans
 -- Drop due deliveries of webhooks that no longer exist.
-update deliveries set state = 'dropped', finished_at = now()
+update open_deliveries d set state = 'dropped', table_day = delivery_table(table_day, day, 'dropped'), finished_at = now()
 where webhook_id = any($1::text[]) and state in ('due', 'over_quota')
-    and not exists (select from webhooks where id = deliveries.webhook_id);
+    and not exists (select from webhooks where id = d.webhook_id);
 
 -- finish
 -- Record attempts and advance their deliveries, unless a delivery was claimed again meanwhile. `concat` hides the
@@ -129,23 +134,24 @@ with done as materialized (
     from done
     on conflict do nothing
 )
-update deliveries set
+update open_deliveries d set
     state = done.state,
+    table_day = delivery_table(table_day, day, done.state),
     tries = done.tries,
     due_at = case when again_s is null then due_at else coalesce($2, now()) + make_interval(secs => again_s) end,
     finished_at = case when done.state in ('delivered', 'failed') then coalesce($2, now()) end
 from done
-where deliveries.event_id = done.event_id and deliveries.claim = done.claim and concat(deliveries.state) = 'due';
-
--- add
-insert into deliveries (event_id, webhook_id) values ($1, $2);
+where d.event_id = done.event_id and d.claim = done.claim and concat(d.state) = 'due';
 
 -- list_deliveries
-select deliveries.*, events.type, events.block, events.test
-from deliveries join events on events.id = deliveries.event_id
-where deliveries.webhook_id = $1 and ($2::text is null or state = $2)
-    and ($3::timestamptz is null or deliveries.created_at >= $3)
-order by deliveries.created_at desc, event_id limit $4 offset $5;
+-- A page, newest first. It reads the index of each table no further than needed. Their events are read by describe_events.
+select * from deliveries
+where webhook_id = $1 and ($2::text is null or state = $2) and ($3::timestamptz is null or created_at >= $3)
+order by created_at desc, event_id limit $4 offset $5;
+
+-- describe_events
+-- As read_claimed, for lists.
+select id, type, block, test from events where day = $1 and id = any($2::text[]);
 
 -- count_deliveries
 select count(*) from deliveries
@@ -160,7 +166,7 @@ select recent.* from unnest($1::text[]) as wanted (event_id) cross join lateral 
 
 -- read_delivery
 select deliveries.*, events.type, events.block, events.test, events.body
-from deliveries join events on events.id = deliveries.event_id
+from deliveries join events on events.day = deliveries.day and events.id = deliveries.event_id
 where deliveries.webhook_id = $1 and deliveries.event_id = $2;
 
 -- read_attempts
@@ -187,10 +193,10 @@ with whose as materialized (
 )
 update deliveries set
     state = case when whose.status = 'active' then 'due' else 'parked' end,
-    due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
+    table_day = delivery_table(table_day, day, 'due'), due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
 from whose
 where webhook_id = whose.id and event_id = $2 and state <> 'dropped'
-    and not exists (select from events where id = $2 and taken_back)
+    and not exists (select from events where events.day = deliveries.day and id = $2 and taken_back)
 returning event_id;
 
 -- redeliver_since
@@ -199,17 +205,18 @@ returning event_id;
 with whose as materialized (
     select id, status from webhooks where id = $1 and status <> 'deleted' for share
 ), picked as materialized (
-    select event_id, created_at from deliveries
+    select event_id, table_day, created_at from deliveries
     where webhook_id = $1 and (created_at, event_id) > ($2::timestamptz, $3::text) and created_at <= $4::timestamptz
         and state <> 'dropped' and case when $5::text is null then state in ('delivered', 'failed') else state = $5 end
-        and not exists (select from events where id = deliveries.event_id and taken_back)
+        and not exists (select from events where events.day = deliveries.day and id = deliveries.event_id and taken_back)
     order by created_at, event_id limit $6 for update
 ), changed as (
     update deliveries set
         state = case when whose.status = 'active' then 'due' else 'parked' end,
-        due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
+        table_day = delivery_table(deliveries.table_day, day, 'due'), due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
     from picked, whose
-    where deliveries.event_id = picked.event_id and deliveries.webhook_id = whose.id
+    where deliveries.event_id = picked.event_id and deliveries.table_day = picked.table_day
+        and deliveries.webhook_id = whose.id
     returning 1
 )
 select (select count(*) from changed) as changed, event_id, created_at from picked order by created_at desc, event_id desc limit 1;
@@ -219,19 +226,33 @@ select (select count(*) from changed) as changed, event_id, created_at from pick
 select pg_notify('penstock_deliveries', '');
 
 -- purge
--- Delete old events with their deliveries, and attempts that are not in tables by day.
+-- Delete old events that are not in tables by day, with their deliveries and attempts.
 with old as materialized (
     select id from events
-    where created_at < now() - make_interval(days => $1::integer) and not exists (
-        select from deliveries where deliveries.event_id = events.id and state = 'due'
+    where day = '-infinity' and created_at < now() - make_interval(days => $1::integer) and not exists (
+        select from open_deliveries d where d.event_id = events.id and state in ('due', 'over_quota')
     )
     order by created_at limit $2
 ), purged_deliveries as (
-    delete from deliveries using old where deliveries.event_id = old.id
+    delete from open_deliveries using old where event_id = old.id
 ), purged_attempts as (
     delete from attempts using old where attempts.event_id = old.id
 )
-delete from events using old where events.id = old.id;
+delete from events using old where events.id = old.id and day = '-infinity';
+
+-- purge_other_days
+-- Delete old events of days without a table of their own, with their deliveries.
+with old as materialized (
+    select id, day from events_of_other_days
+    where created_at < now() - make_interval(days => $1::integer) and not exists (
+        select from open_deliveries d where d.event_id = id and state in ('due', 'over_quota')
+    )
+    order by created_at limit $2
+), purged_deliveries as (
+    delete from deliveries using old
+    where deliveries.event_id = old.id and deliveries.day = old.day
+)
+delete from events_of_other_days using old where events_of_other_days.id = old.id;
 
 -- purge_attempts
 -- Delete old attempts of days without a table of their own.
@@ -263,6 +284,18 @@ select attempts_add_day((now() at time zone 'UTC')::date + ahead) from generate_
 
 -- remove_attempt_days
 select attempts_remove_days(now() - make_interval(days => $1::integer));
+
+-- add_event_days
+select add_event_day('events', (now() at time zone 'UTC')::date + ahead) from generate_series(0, 2) as ahead;
+
+-- remove_event_days
+select events_remove_days(now() - make_interval(days => $1::integer));
+
+-- add_delivery_days
+select add_event_day('deliveries', (now() at time zone 'UTC')::date + ahead) from generate_series(0, 2) as ahead;
+
+-- remove_delivery_days
+select deliveries_remove_days(now() - make_interval(days => $1::integer));
 
 -- purge_days
 delete from delivery_days where day < current_date - $1::integer;

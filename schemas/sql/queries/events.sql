@@ -3,32 +3,44 @@
 with given as (
     select * from unnest(
         $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::bytea[], $8::text[], $9::bigint[], $10::text[],
-        $11::text[]
-    ) as t (id, webhook_id, type, block, block_hash, body, lacks, after_block, finality, takes_back)
+        $11::text[], $12::date[]
+    ) as t (id, webhook_id, type, block, block_hash, body, lacks, after_block, finality, takes_back, day)
+    -- A unique index spans one day, and these were stored without theirs.
+    where not exists (select from events where events.day = '-infinity' and events.id = t.id)
 ), made as (
-    insert into events (id, webhook_id, network, type, block, block_hash, body, lacks, after_block, finality, takes_back)
-    select id, webhook_id, $1, type, block, block_hash, body, lacks::json, after_block, finality, takes_back from given
+    insert into events (id, webhook_id, network, type, block, block_hash, body, lacks, after_block, finality, takes_back, day)
+    select id, webhook_id, $1, type, block, block_hash, body, lacks::json, after_block, finality, takes_back, event_day(day)
+    from given
     on conflict do nothing
-    returning id, webhook_id, lacks is null and after_block is null as ready
+    returning id, webhook_id, day, lacks is null and after_block is null as ready
 ), queued as (
-    insert into deliveries (event_id, webhook_id, state)
-    select made.id, made.webhook_id, case when webhooks.status = 'active' then 'due' else 'parked' end
+    insert into deliveries (event_id, webhook_id, day, state)
+    select made.id, made.webhook_id, made.day, case when webhooks.status = 'active' then 'due' else 'parked' end
     from made join webhooks on webhooks.id = made.webhook_id and webhooks.status in ('active', 'paused')
     where made.ready
     on conflict do nothing
 )
 select id, ready from made;
 
+-- known
+-- Those of the given events that are stored, under whichever day.
+select id from events where id = any($1::text[]);
+
 -- add_test
--- A test event has no block.
-insert into events (id, webhook_id, network, type, body, test) values ($1, $2, $3, $4, $5, true);
+-- A test event has no block. Its delivery is due at once.
+with made as (
+    insert into events (id, webhook_id, network, type, body, test) values ($1, $2, $3, $4, $5, true)
+    returning id, webhook_id, day
+)
+insert into deliveries (event_id, webhook_id, day) select id, webhook_id, day from made;
 
 -- add_injected
 -- For a fault plan: take an event back that was delivered under this claim. Its correction is due at once, the event with
 -- its new id a second later.
 with original as (
     update events set taken_back = true from deliveries
-    where events.id = $1 and deliveries.event_id = $1 and claim = $2::bigint and state = 'delivered' and not taken_back
+    where events.id = $1 and events.day = deliveries.day and deliveries.event_id = $1 and claim = $2::bigint
+        and state = 'delivered' and not taken_back
     returning events.webhook_id, network, block, block_hash, test
 ), made as (
     insert into events (id, webhook_id, network, type, block, block_hash, body, takes_back, test, injected)
@@ -36,10 +48,10 @@ with original as (
         case when takes_back is null then block_hash end, given.body, takes_back, test, true
     from original cross join unnest($3::text[], $4::text[], $5::bytea[], $6::text[]) as given (id, type, body, takes_back)
     on conflict do nothing
-    returning id, webhook_id, takes_back
+    returning id, webhook_id, day, takes_back
 )
-insert into deliveries (event_id, webhook_id, due_at)
-select id, webhook_id, clock_timestamp() + case when takes_back is null then interval '1 s' else interval '0' end from made;
+insert into deliveries (event_id, webhook_id, day, due_at)
+select id, webhook_id, day, clock_timestamp() + case when takes_back is null then interval '1 s' else interval '0' end from made;
 
 -- taken_back
 -- Those of the given events that a reorganisation has removed.
@@ -50,10 +62,10 @@ select id from events where id = any($1::text[]) and taken_back;
 -- event still waits for finality.
 with freed as (
     update events set after_block = null where network = $1 and after_block <= $2 and finality is null
-    returning id, webhook_id, lacks
+    returning id, webhook_id, day, lacks
 ), queued as (
-    insert into deliveries (event_id, webhook_id, state)
-    select freed.id, freed.webhook_id, case when webhooks.status = 'active' then 'due' else 'parked' end
+    insert into deliveries (event_id, webhook_id, day, state)
+    select freed.id, freed.webhook_id, freed.day, case when webhooks.status = 'active' then 'due' else 'parked' end
     from freed join webhooks on webhooks.id = freed.webhook_id and webhooks.status in ('active', 'paused')
     where freed.lacks is null
     on conflict do nothing
@@ -72,10 +84,10 @@ where exists (select from events where network = $1 and finality = word);
 with freed as (
     update events set after_block = null, finality = null
     where network = $1 and finality = $2 and after_block <= $3::bigint
-    returning id, webhook_id, lacks
+    returning id, webhook_id, day, lacks
 ), queued as (
-    insert into deliveries (event_id, webhook_id, state)
-    select freed.id, freed.webhook_id, case when webhooks.status = 'active' then 'due' else 'parked' end
+    insert into deliveries (event_id, webhook_id, day, state)
+    select freed.id, freed.webhook_id, freed.day, case when webhooks.status = 'active' then 'due' else 'parked' end
     from freed join webhooks on webhooks.id = freed.webhook_id and webhooks.status in ('active', 'paused')
     where freed.lacks is null
     on conflict do nothing
@@ -85,7 +97,7 @@ select exists (select from queued);
 
 -- list_incomplete
 -- Incomplete events, oldest first, after a cursor.
-select id, type, block, block_hash, body, lacks, created_at from events
+select id, day, type, block, block_hash, body, lacks, created_at from events
 where network = $1 and lacks is not null and (lacks -> 'nft' is not null) = $2 and (created_at, id) > ($3::timestamptz, $4::text)
 order by created_at, id limit $5;
 
@@ -93,14 +105,14 @@ order by created_at, id limit $5;
 -- Store completed bodies, and add a delivery for each event that waits for no block. Returns whether any delivery
 -- was added.
 with given as (
-    select * from unnest($1::text[], $2::bytea[]) as t (id, body)
+    select * from unnest($1::text[], $2::bytea[], $3::date[]) as t (id, body, day)
 ), done as (
     update events set body = given.body, lacks = null from given
-    where events.id = given.id and events.lacks is not null and not events.taken_back
-    returning events.id, webhook_id, after_block
+    where events.day = given.day and events.id = given.id and events.lacks is not null and not events.taken_back
+    returning events.id, events.day, webhook_id, after_block
 ), queued as (
-    insert into deliveries (event_id, webhook_id, state)
-    select done.id, done.webhook_id, case when webhooks.status = 'active' then 'due' else 'parked' end
+    insert into deliveries (event_id, webhook_id, day, state)
+    select done.id, done.webhook_id, done.day, case when webhooks.status = 'active' then 'due' else 'parked' end
     from done join webhooks on webhooks.id = done.webhook_id and webhooks.status in ('active', 'paused')
     where done.after_block is null
     on conflict do nothing
@@ -116,17 +128,17 @@ delete from events where id = any($1::text[]) and lacks is not null;
 -- Delete events of removed blocks that were never sent. Events that are completed or claimed at the same moment are
 -- kept.
 with gone as (
-    select events.id, lacks is not null or after_block is not null as unready
-    from events left join deliveries on deliveries.event_id = events.id
+    select events.day, events.id, lacks is not null or after_block is not null as unready
+    from events left join open_deliveries d on d.event_id = events.id
     where network = $1 and block > $2 and not taken_back
         and (lacks is not null or after_block is not null or (claim = 0 and state in ('due', 'parked', 'over_quota')))
     for update of events
 ), unsent as (
-    delete from deliveries using gone where deliveries.event_id = gone.id and deliveries.claim = 0
+    delete from open_deliveries d using gone where d.event_id = gone.id and d.claim = 0
     returning event_id
 )
 delete from events using gone
-where events.id = gone.id and (gone.unready or gone.id in (select event_id from unsent));
+where events.day = gone.day and events.id = gone.id and (gone.unready or gone.id in (select event_id from unsent));
 
 -- take_back
 -- Mark events of removed blocks that may have been sent. Their unfinished deliveries are dropped.
@@ -134,8 +146,8 @@ with gone as (
     update events set taken_back = true where network = $1 and block > $2 and not taken_back
     returning id, webhook_id, body
 ), ended as (
-    update deliveries set state = 'dropped', finished_at = now() from gone
-    where deliveries.event_id = gone.id and deliveries.state in ('due', 'parked', 'over_quota')
+    update open_deliveries d set state = 'dropped', table_day = delivery_table(table_day, day, 'dropped'), finished_at = now()
+    from gone where d.event_id = gone.id and d.state in ('due', 'parked', 'over_quota')
 )
 select id, webhook_id, body from gone;
 

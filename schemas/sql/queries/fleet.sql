@@ -50,7 +50,7 @@ select count(*) filter (where state = 'due') as due,
     count(*) filter (where state = 'over_quota') as over_quota,
     count(*) filter (where state = 'parked') as parked,
     min(due_at) filter (where state = 'due') as oldest_due_at
-from deliveries where state in ('due', 'over_quota', 'parked');
+from open_deliveries where state in ('due', 'over_quota', 'parked');
 
 -- count_webhooks
 select status, count(*) as webhooks from webhooks where status <> 'deleted' group by status order by status;

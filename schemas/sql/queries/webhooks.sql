@@ -81,10 +81,10 @@ returning *;
 -- unpark
 -- Make up to this many parked deliveries due again; returns their number.
 with kept as (
-    select event_id from deliveries where webhook_id = $1 and state = 'parked' order by created_at limit $2 for update
+    select event_id from open_deliveries where webhook_id = $1 and state = 'parked' order by created_at limit $2 for update
 ), freed as (
-    update deliveries set state = 'due', due_at = clock_timestamp(), tries = 0 from kept
-    where deliveries.event_id = kept.event_id
+    update open_deliveries d set state = 'due', due_at = clock_timestamp(), tries = 0 from kept
+    where d.event_id = kept.event_id
     returning 1
 )
 select count(*), pg_notify('penstock_deliveries', '') from freed;
@@ -92,11 +92,11 @@ select count(*), pg_notify('penstock_deliveries', '') from freed;
 -- list_parked
 -- Active webhooks with parked deliveries, left by an interrupted resume. A loose index scan: one step per webhook.
 with recursive parked as (
-    (select webhook_id from deliveries where state = 'parked' order by webhook_id limit 1)
+    (select webhook_id from open_deliveries where state = 'parked' order by webhook_id limit 1)
     union all
     select next.webhook_id
     from parked cross join lateral (
-        select webhook_id from deliveries where state = 'parked' and webhook_id > parked.webhook_id
+        select webhook_id from open_deliveries where state = 'parked' and webhook_id > parked.webhook_id
         order by webhook_id limit 1
     ) next
 )

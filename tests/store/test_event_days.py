@@ -1,0 +1,396 @@
+"""Events and deliveries in tables by day: before and after the split, over midnight, and when old days are dropped."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import orjson
+import pytest
+
+from proxy.core.attempts import AttemptVerdict
+from proxy.core.paging import Page
+from proxy.errors import StartError
+from proxy.store import events, migrate, sql
+from proxy.store.deliveries import AttemptResult, ClaimedDelivery, DeliveryStore
+from proxy.store.events import NewEvent
+from proxy.store.pool import Pool
+from proxy.store.webhooks import NewWebhook, WebhookStore
+from tests.database import MIGRATED, Server, connected, pooled
+from tests.service import until
+
+NETWORK = "ethereum/mainnet"
+BEFORE = migrate.files()[: next(n for n, path in enumerate(migrate.files()) if path.stem == migrate.SPLIT)]
+
+
+@dataclass
+class Desk:
+    """One webhook, and the stores around it."""
+
+    url: str
+    pool: Pool
+    store: DeliveryStore
+    webhooks: WebhookStore
+    webhook: str
+
+    async def add(self, *ids: str, day: datetime.date | None = None, **more: Any) -> set[str]:
+        new = [NewEvent(id=each, webhook=self.webhook, type="t", body=each.encode(), day=day, **more) for each in ids]
+        async with self.pool.connection() as connection, connection.transaction():
+            return await events.add(connection, NETWORK, new)
+
+    async def claim(self) -> list[ClaimedDelivery]:
+        return (await self.store.claim({self.webhook: 100}, day_limits={}))[0]
+
+    async def finish(self, claimed: list[ClaimedDelivery], state: Any = "delivered") -> None:
+        verdict = AttemptVerdict(state, 0, 3600.0 if state == "due" else None)
+        await self.store.finish([AttemptResult(each, verdict, "ok", 200, None, 1, 0.0) for each in claimed])
+
+    async def deliver(self, *ids: str, day: datetime.date | None = None) -> None:
+        await self.add(*ids, day=day)
+        await self.finish(await self.claim())
+
+    async def listed(self) -> dict[str, str]:
+        found, total = await self.store.page(self.webhook, Page(1, 100), state=None, since=None)
+        assert total == len(found)
+        return {each.event_id: each.state for each in found}
+
+    async def tables(self, of: str = "events", key: str = "id") -> dict[str, str]:
+        async with self.pool.connection() as connection:
+            rows = await connection.fetch(f"select {key}, tableoid::regclass::text from {of}")
+        return {row[0]: row[1] for row in rows}
+
+    async def execute(self, query: str, *values: Any) -> None:
+        async with self.pool.connection() as connection:
+            await connection.execute(query, *values)
+
+
+def table(of: str, day: datetime.date) -> str:
+    return f"{of}_{day:%Y%m%d}"
+
+
+def today() -> datetime.date:
+    return datetime.datetime.now(datetime.UTC).date()
+
+
+def days_ago(count: int) -> datetime.date:
+    return today() - datetime.timedelta(days=count)
+
+
+async def desk_at(url: str, pool: Pool) -> Desk:
+    webhooks = WebhookStore(pool)
+    async with pool.connection() as connection:
+        await connection.execute("insert into accounts (id, name, email, plan) values ('a', 'a', 'a@b.c', 'free')")
+    new = NewWebhook(account="a", network=NETWORK, live=True, url="https://r/", event_type="NEW_BLOCK", config={})
+    made = await webhooks.create(webhooks.new_id(), new, addresses=None, secret=b"s", most=10)
+    return Desk(url, pool, DeliveryStore(pool), webhooks, made.id)
+
+
+@pytest.fixture(scope="module")
+async def plain(server: Server, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """The name of a database that was updated from the version before, and not finished."""
+    name, room = await server.create(), tmp_path_factory.mktemp("before")
+    for path in BEFORE:
+        shutil.copy(path, room)
+    async with connected(server.url(name)) as connection:
+        await migrate.migrate(connection, room)
+        await migrate.migrate(connection)
+        assert await migrate.needs_finish(connection)
+    yield name
+    await server.drop(name)
+
+
+@pytest.fixture(params=["plain", "split"])
+async def form(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+async def desk(server: Server, plain: str, form: str) -> AsyncIterator[Desk]:
+    """In both forms of the database, unless the test selects one."""
+    name = await server.create(plain if form == "plain" else MIGRATED)
+    async with pooled(server.url(name)) as pool:
+        yield await desk_at(server.url(name), pool)
+    await server.drop(name)
+
+
+split_only = pytest.mark.parametrize("form", ["split"])
+plain_only = pytest.mark.parametrize("form", ["plain"])
+
+
+async def finish(url: str) -> bool:
+    async with connected(url) as connection:
+        return await migrate.finish(connection)
+
+
+async def test_event_is_delivered_listed_and_redelivered(desk: Desk) -> None:
+    await desk.store.purge(30)
+    assert await desk.add("evt_1", day=today()) == {"evt_1"}
+    await desk.add("evt_2", day=days_ago(400))
+    assert set((await desk.store.list_due()).active) == {desk.webhook}
+    claimed = await desk.claim()
+    assert {each.event_id: each.body for each in claimed} == {"evt_1": b"evt_1", "evt_2": b"evt_2"}
+    await desk.finish(claimed)
+    assert await desk.listed() == {"evt_1": "delivered", "evt_2": "delivered"}
+    assert (await desk.store.list_due()).active == {}
+    assert await desk.store.redeliver(desk.webhook, "evt_1")
+    assert (
+        await desk.store.redeliver_since(desk.webhook, events.FIRST[0], datetime.datetime.now(datetime.UTC), state=None)
+        == 1
+    )
+    again = await desk.claim()
+    assert {each.event_id for each in again} == {"evt_1", "evt_2"}
+    await desk.finish(again[:1], "failed")
+    await desk.finish(again[1:], "due")
+    assert sorted((await desk.listed()).values()) == ["due", "failed"]
+    read = await desk.store.read(desk.webhook, "evt_2")
+    assert read is not None
+    assert (read.body, len(read.attempts)) == (b"evt_2", 2)
+
+
+async def test_event_is_stored_once_whichever_day_it_is_added(desk: Desk) -> None:
+    await desk.store.purge(30)
+    for day in (today(), days_ago(1), days_ago(400), None):
+        name = f"evt_{day}"
+        assert await desk.add(name, day=day) == {name}
+        assert await desk.add(name, day=day) == set()
+    # Without a day it is found under each.
+    await desk.execute("update events set day = day - 1 where id = 'evt_None'")
+    await desk.execute("update deliveries set day = day - 1 where event_id = 'evt_None'")
+    assert await desk.add("evt_None") == set()
+    assert len(await desk.listed()) == 4
+
+
+async def test_added_twice_at_once_it_is_stored_once(desk: Desk) -> None:
+    await desk.store.purge(30)
+    async with asyncio.TaskGroup() as group:
+        adding = [group.create_task(desk.add("evt_1", "evt_2", day=today())) for _ in range(8)]
+    assert sorted(name for each in adding for name in each.result()) == ["evt_1", "evt_2"]
+    assert len(await desk.listed()) == 2
+
+
+async def test_reorganisation_takes_back_sent_events_and_deletes_others(desk: Desk) -> None:
+    await desk.store.purge(30)
+    await desk.add("evt_sent", day=today(), block=5, block_hash=b"5")
+    await desk.finish(await desk.claim())
+    await desk.add("evt_claimed", day=days_ago(1), block=5, block_hash=b"5")
+    await desk.claim()
+    await desk.add("evt_unsent", day=today(), block=5, block_hash=b"5")
+    await desk.add("evt_held", day=today(), block=5, block_hash=b"5", after_block=9)
+    async with desk.pool.connection() as connection, connection.transaction():
+        withdrawn = await events.withdraw(connection, NETWORK, 4)
+    assert {each.id for each in withdrawn} == {"evt_sent", "evt_claimed"}
+    assert await desk.listed() == {"evt_sent": "delivered", "evt_claimed": "dropped"}
+    assert not await desk.store.redeliver(desk.webhook, "evt_sent")
+
+
+async def test_held_and_incomplete_events_get_their_delivery_once(desk: Desk) -> None:
+    await desk.add("evt_1", day=today(), block=5, block_hash=b"5", after_block=7, lacks={"token": "0x"})
+    async with desk.pool.connection() as connection, connection.transaction():
+        await events.release(connection, NETWORK, 8)
+        for _ in range(2):
+            found = await events.list_incomplete(connection, NETWORK, metadata=False, after=events.FIRST, limit=5)
+            await events.complete(connection, [(each, b"whole") for each in found], dropped=[])
+    (claimed,) = await desk.claim()
+    assert claimed.body == b"whole"
+
+
+@split_only
+async def test_rows_are_in_the_table_of_their_day(desk: Desk) -> None:
+    await desk.store.purge(30)
+    await desk.add("evt_1", day=today())
+    await desk.add("evt_2", day=days_ago(3))
+    await desk.add("evt_3")
+    assert await desk.tables() == {
+        "evt_1": table("events", today()), "evt_2": "events_of_other_days", "evt_3": table("events", today())
+    }  # fmt: skip
+    assert {*(await desk.tables("deliveries", "event_id")).values()} == {"deliveries_open"}
+    await desk.finish(await desk.claim())
+    assert await desk.tables("deliveries", "event_id") == {
+        "evt_1": table("deliveries", today()), "evt_2": "deliveries_of_other_days", "evt_3": table("deliveries", today())
+    }  # fmt: skip
+    assert await desk.store.redeliver(desk.webhook, "evt_1")
+    assert (await desk.tables("deliveries", "event_id"))["evt_1"] == "deliveries_open"
+
+
+@split_only
+async def test_old_days_are_dropped_except_for_what_is_still_to_be_sent(desk: Desk) -> None:
+    old, boundary = days_ago(40), days_ago(35)
+    for day in (old, boundary):
+        await desk.execute("select add_event_day(parent, $1) from unnest(array['events', 'deliveries']) parent", day)
+    await desk.deliver("evt_done", day=old)
+    await desk.add("evt_due", "evt_parked", day=old)
+    await desk.execute("update deliveries set state = 'parked' where event_id = 'evt_parked'")
+    await desk.execute("update events set created_at = now() - interval '39 days'")
+    await desk.execute(
+        "update deliveries set created_at = now() - interval '39 days', due_at = now() + interval '1 hour'"
+    )
+    # Read from its block weeks later, so it is not old yet.
+    await desk.deliver("evt_late", day=boundary)
+    await desk.store.purge(30)
+    assert await desk.tables() == {"evt_due": "events_of_other_days", "evt_late": table("events", boundary)}
+    assert set(await desk.listed()) == {"evt_due", "evt_late"}
+    await desk.execute("update deliveries set due_at = now() where event_id = 'evt_due'")
+    (claimed,) = await desk.claim()
+    assert claimed.event_id == "evt_due"
+    await desk.finish([claimed])
+    await desk.store.purge(30)
+    assert set(await desk.listed()) == {"evt_late"}
+    left = "select relname from pg_class where relkind = 'r' and relname ~ '^(events|deliveries)_[0-9]{8}$'"
+    async with desk.pool.connection() as connection:
+        tables = {row["relname"] for row in await connection.fetch(left)}
+    ahead = [today() + datetime.timedelta(days=n) for n in range(3)]
+    assert tables == {table(of, day) for of in ("events", "deliveries") for day in (boundary, *ahead)}
+
+
+@split_only
+async def test_hot_statements_read_no_table_of_a_finished_day(desk: Desk) -> None:
+    for n in range(-2, 30):
+        await desk.execute(
+            "select add_event_day(parent, $1) from unnest(array['events', 'deliveries']) parent", days_ago(n)
+        )
+    none = orjson.dumps([]).decode()
+    hot: list[tuple[str, tuple[Any, ...]]] = [
+        (sql.deliveries.list_due, (None,)),
+        (sql.deliveries.claim, (["wh"], [1], None, 30.0)),
+        (sql.deliveries.finish, (none, None)),
+        (sql.deliveries.mark_counted, (["evt"],)),
+        (sql.webhooks.unpark, ("wh", 10)),
+        (sql.webhooks.list_parked, ()),
+        (sql.fleet.count_deliveries, ()),
+    ]
+    for query, values in hot:
+        assert "_202" not in await explain(desk, query, *values), query
+    read = await explain(desk, sql.deliveries.read_claimed, today(), ["evt"])
+    assert read.count(" on events_") == 1
+    assert table("events", today()) in read
+    # A page reads the index of each table, and sorts none.
+    page = await explain(desk, sql.deliveries.list_deliveries, "wh", None, None, 20, 0)
+    assert "Merge Append" in page
+    assert page.count("_webhook_id_created_at_event_id_idx on deliveries_") == 32 + 2
+
+
+async def explain(desk: Desk, query: str, *values: Any) -> str:
+    async with desk.pool.connection() as connection, connection.transaction():
+        # The tables are empty here.
+        await connection.execute("set local enable_seqscan = off; set local enable_bitmapscan = off")
+        return "\n".join(row[0] for row in await connection.fetch(f"explain (analyze, timing off) {query}", *values))
+
+
+@plain_only
+async def test_update_is_finished_without_loss_under_use(desk: Desk) -> None:
+    await desk.deliver("evt_done", day=today())
+    # As the version before writes it.
+    await desk.execute(
+        "insert into events (id, webhook_id, network, type, body) values ('evt_due', $1, $2, 't', 'evt_due')"
+        " on conflict (id) do nothing",
+        desk.webhook,
+        NETWORK,
+    )
+    await desk.execute("insert into deliveries (event_id, webhook_id) values ('evt_due', $1)", desk.webhook)
+    await desk.add("evt_held", day=today(), block=5, block_hash=b"5", after_block=7)
+    (claimed,) = await desk.claim()
+    assert await finish(desk.url)
+    assert not await finish(desk.url)
+    await desk.store.purge(30)
+    await desk.finish([claimed])
+    assert await desk.add("evt_done", "evt_due", day=today()) == set(), "stored under no day"
+    async with desk.pool.connection() as connection, connection.transaction():
+        await events.release(connection, NETWORK, 7)
+    await desk.finish(await desk.claim())
+    await desk.deliver("evt_new", day=today())
+    assert set((await desk.listed()).values()) == {"delivered"}
+    assert await desk.tables() == {
+        "evt_done": "events_before", "evt_due": "events_before", "evt_held": "events_before",
+        "evt_new": table("events", today()),
+    }  # fmt: skip
+    assert await desk.store.redeliver(desk.webhook, "evt_done")
+    await desk.finish(await desk.claim())
+    await desk.execute("update events set created_at = now() - interval '31 days' where day = '-infinity'")
+    await desk.store.purge(30)
+    await desk.store.purge(30)
+    assert await desk.listed() == {"evt_new": "delivered"}
+    async with desk.pool.connection() as connection:
+        assert await connection.fetchval("select to_regclass('events_before')") is None
+        assert await connection.fetchval("select to_regclass('deliveries_before')") is None
+
+
+@plain_only
+async def test_finish_is_refused_while_an_older_process_runs(desk: Desk) -> None:
+    report = {"role": "deliverer", "host": "old", "pid": 7}
+    for older in (report, {**report, "schema": BEFORE[-1].stem}):
+        await desk.execute("insert into processes (id, report) values ('p', $1)", orjson.dumps(older).decode())
+        with pytest.raises(StartError, match=r"older version are running: deliverer on old \(pid 7\)"):
+            await finish(desk.url)
+        await desk.execute("delete from processes")
+    newer = orjson.dumps({**report, "schema": migrate.newest()}).decode()
+    await desk.execute("insert into processes (id, report) values ('p', $1)", newer)
+    assert await finish(desk.url)
+
+
+@plain_only
+async def test_finish_that_was_killed_can_be_repeated(desk: Desk) -> None:
+    await desk.add("evt_1", day=today())
+    async with connected(desk.url) as busy, connected(desk.url) as killed:
+        pid = killed.get_server_pid()
+
+        async def is_waiting() -> bool:
+            waits = "select exists (select from pg_locks where pid = $1 and not granted)"
+            return bool(await busy.fetchval(waits, pid))
+
+        async def end() -> None:
+            with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, ConnectionError)):
+                await migrate.finish(killed)
+
+        async with busy.transaction(), asyncio.TaskGroup() as group:
+            await busy.execute("select from deliveries")
+            group.create_task(end())
+            await until(is_waiting)
+            # Others are not held up for longer than it waits at a time.
+            await desk.add("evt_2", day=today())
+            await busy.execute("select pg_terminate_backend($1)", pid)
+    assert await finish(desk.url)
+    assert {each.event_id for each in await desk.claim()} == {"evt_1", "evt_2"}
+
+
+@plain_only
+async def test_rights_on_the_tables_outlive_the_split(desk: Desk, server: Server) -> None:
+    await server.admin.execute("create role reader_of_events")
+    await desk.execute("grant select, insert on events to reader_of_events")
+    assert await finish(desk.url)
+    async with desk.pool.connection() as connection:
+        for right, has in (("select", True), ("insert", True), ("delete", False)):
+            held = "select has_table_privilege('reader_of_events', 'events', $1)"
+            assert await connection.fetchval(held, right) is has
+        await connection.execute("drop owned by reader_of_events")
+    await server.admin.execute("drop role reader_of_events")
+
+
+@split_only
+async def test_statement_that_confuses_the_tables_fails(desk: Desk) -> None:
+    """A deliverer of the version before names rows by their place in a table, which is not unique any more."""
+    await desk.store.purge(30)
+    await desk.deliver("evt_1", day=today())
+    with pytest.raises(asyncpg.CheckViolationError):
+        await desk.execute("update deliveries set state = 'due', claim = claim + 1")
+
+
+@split_only
+async def test_missing_days_do_not_fail_an_insert(desk: Desk) -> None:
+    await desk.deliver("evt_1", day=today())
+    await desk.deliver("evt_2", day=today() + datetime.timedelta(days=3000))
+    await desk.store.purge(30)
+    # Today's table cannot be made, since it has a row elsewhere. Tomorrow's can.
+    await desk.deliver("evt_3", day=today())
+    await desk.deliver("evt_4", day=today() + datetime.timedelta(days=1))
+    assert await desk.tables() == {
+        "evt_1": "events_of_other_days", "evt_2": "events_of_other_days", "evt_3": "events_of_other_days",
+        "evt_4": table("events", today() + datetime.timedelta(days=1)),
+    }  # fmt: skip
+    await desk.execute("update events set created_at = now() - interval '31 days'")
+    await desk.store.purge(30)
+    assert set(await desk.listed()) == {"evt_4"}
