@@ -413,12 +413,13 @@ async def test_chart_off_the_screen_is_drawn_when_it_is_scrolled_to(phone: Visit
     await expect(last.locator("canvas")).to_be_visible()
 
 
-async def test_buttons_of_the_sidebar_are_in_one_row(visitor: Visitor) -> None:
+async def test_buttons_of_the_sidebar_are_in_one_row_and_in_sight(visitor: Visitor) -> None:
     await visitor.open("keys")
     buttons = visitor.page.locator(".side .foot .actions > *")
     for _ in ("light", "dark"):
         boxes = await buttons.evaluate_all("(found) => found.map((each) => [each.offsetTop, each.clientHeight])")
         assert len({tuple(box) for box in boxes}) == 1, boxes
+        await expect(buttons.last).to_be_in_viewport(ratio=1)
         await visitor.button("Switch theme").click()
 
 

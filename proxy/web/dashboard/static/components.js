@@ -21,6 +21,11 @@ export function outcome(status, hasFailed) {
   return tag(hasFailed ? `HTTP ${status}` : String(status), hasFailed ? "bad" : "good");
 }
 
+// The API's name for methods that it does not know.
+const UNKNOWN = "other";
+
+export const methodName = (name) => (name === UNKNOWN ? "Unknown method" : el("code", null, name || format.NONE));
+
 export function button(label, onclick, { kind = "", ...attributes } = {}) {
   return el(`button${kind && `.${kind}`}`, { type: "button", onclick, ...attributes }, label);
 }

@@ -63,7 +63,7 @@ export function label(value) {
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
-const LIMITS = { keys: "API keys", sample_every: "Successful requests per recorded one", policies: "Gas policies", sockets: "WebSockets", subscriptions: "Subscriptions per WebSocket" };
+const LIMITS = { keys: "API keys", sample_every: "Successful requests recorded: one in", policies: "Gas policies", sockets: "WebSockets", subscriptions: "Subscriptions per WebSocket" };
 
 /* A limit of a plan as a label. */
 export const limitName = (name) => LIMITS[name] ?? label(name);

@@ -2,14 +2,12 @@
 
 import { account, admin, query } from "../api.js";
 import { bar, el } from "../dom.js";
-import { asyncRegion, card, empty, heading, outcome, table } from "../components.js";
+import { asyncRegion, card, empty, heading, methodName, outcome, table } from "../components.js";
 import * as format from "../format.js";
 import { linkTo, place, setParams } from "../location.js";
 import { rangeControl, rangeIn, rangeParams, spanOf } from "../ranges.js";
 
 const LEAD = "Recorded failures by status, error code, method and key. Records are kept for a few days.";
-// The API's name for methods that it does not know.
-const UNKNOWN = "other";
 const FILTERS = ["account", "network", "method", "key"];
 const filtersIn = (params) => Object.fromEntries(FILTERS.filter((name) => params[name]).map((name) => [name, params[name]]));
 
@@ -45,7 +43,7 @@ function errorsTable(errors, { client, path, more }) {
   return table("Errors", [
     { name: "Status", show: (each) => outcome(each.status, true) },
     { name: "Code", show: (each) => [el("code", null, each.code ?? format.NONE), el("span.below", { title: each.example }, format.errorText(each.example))] },
-    { name: "Method", show: (each) => (each.method === UNKNOWN ? "Unknown method" : el("code", null, each.method || format.NONE)) },
+    { name: "Method", show: (each) => methodName(each.method) },
     { name: "Key", show: (each) => each.key_name ?? el("code", null, each.key_id) },
     client === admin && { name: "Account", show: (each) => each.account_name ?? el("code", null, each.account_id) },
     { name: "Requests", kind: "num", show: (each) => el("div", null, el("a", { href: link(each) }, format.number(each.count)), bar(each.count / most, "bad")) },

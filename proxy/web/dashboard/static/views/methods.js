@@ -12,7 +12,7 @@ export async function showForOperators() {
   let span = "hour";
   const list = asyncRegion(async () => {
     const { networks } = await admin.get(`/methods${query({ span })}`);
-    return networks.length ? networks.map(networkCard) : empty("No calls in this period", "Methods appear here about a second after their first recorded call.");
+    return networks.length ? networks.map(networkCard) : card(null, empty("No calls in this period", "Methods appear here about a second after their first recorded call."));
   });
   const choice = segmentedControl("Period", { hour: "Last hour", day: "Last day" }, span, (next) => {
     span = next;

@@ -3,7 +3,7 @@
 import { account, admin, query } from "../api.js";
 import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncRegion, button, card, codeBlock, empty, facts, heading, idField, outcome, pager, poll, segmentedControl, table, toast } from "../components.js";
+import { asyncRegion, button, card, codeBlock, empty, facts, heading, idField, methodName, outcome, pager, poll, segmentedControl, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { place, setParams } from "../location.js";
 import { highlighted } from "./json.js";
@@ -78,7 +78,7 @@ function requestsTable({ requests, page, total }, filters, reload, base) {
   if (!requests.length) return empty("No requests", "Requests appear here about a second after they end.");
   return [table("Requests", [
     { name: "Time", show: (each) => el("a", { href: `${base}/${encodeURIComponent(each.id)}` }, format.time(each.at)) },
-    { name: "Method", show: (each) => [el("code", null, each.method || each.surface), el("span.below", null, each.network ?? "")] },
+    { name: "Method", show: (each) => [methodName(each.method || each.surface), el("span.below", null, each.network ?? "")] },
     { name: "Status", show: (each) => [outcome(each.status, Boolean(each.error)),
       each.error && el("span.below", null, format.errorText(each.error))] },
     { name: "Duration", kind: "num", show: (each) => format.millis(each.ms) },
