@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -94,6 +95,18 @@ async def test_each_signature_alone_is_accepted(
 async def test_delivery_without_a_signature_is_rejected(receiver: tuple[aiohttp.ClientSession, str]) -> None:
     assert await status(receiver, {}) == 401
     assert await status(receiver, dict.fromkeys(STANDARD + OWN, "é")) == 401
+
+
+async def test_hostile_requests_do_not_stop_the_receiver(receiver: tuple[aiohttp.ClientSession, str]) -> None:
+    """A signature of the right length with other letters, and a body that breaks off."""
+    assert await status(receiver, {"X-Platform-Signature": "sha256=" + "é" * 32}) == 401
+    _, writer = await asyncio.open_connection("127.0.0.1", urlsplit(receiver[1]).port)
+    writer.write(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    for _ in range(10):
+        assert await status(receiver, signed("token_transfer")) == 204
 
 
 async def test_old_timestamp_is_rejected(receiver: tuple[aiohttp.ClientSession, str]) -> None:
