@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 # `words` lists, for each command line typed so far (without options), the words that may follow.
-_SCRIPT = """\
+_BASH = """\
 _penstock() {{
     local line=penstock word
     for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
@@ -34,7 +34,21 @@ end
 set -g __penstock_lines {lines}
 complete -c penstock -a '(__penstock_words)'
 """
-_ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
+_ZSH = """\
+#compdef penstock
+(( $+functions[compdef] )) || {{ autoload -Uz compinit && compinit }}
+typeset -gA _penstock_words=(
+{words}
+)
+_penstock() {{
+    local line=penstock word
+    for word in ${{words[2,CURRENT-1]}}; do
+        (( ${{+_penstock_words[$line $word]}} )) && line+=" $word"
+    done
+    compadd -- ${{=_penstock_words[$line]}} || _files
+}}
+compdef _penstock penstock
+"""
 
 
 def register(commands: Any) -> None:
@@ -42,20 +56,25 @@ def register(commands: Any) -> None:
     parser = commands.add_parser(
         "completion",
         help=about,
-        description=f'{about}: eval "$(penstock completion bash)", or in fish: penstock completion fish | source',
+        description=f'{about.capitalize()}. In bash and zsh: eval "$(penstock completion bash)", with the name of the shell. '
+        "In fish: penstock completion fish | source",
     )
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    parser.add_argument("shell", choices=tuple(_SCRIPTS))
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     lines = dict(_lines("penstock", _whole_parser()))
-    print(_fish(lines) if args.shell == "fish" else (_ZSH if args.shell == "zsh" else "") + _bash(lines), end="")
+    print(_SCRIPTS[args.shell](lines), end="")
     return 0
 
 
 def _bash(lines: Mapping[str, str]) -> str:
-    return _SCRIPT.format(words="\n".join(f'    ["{line}"]="{words}"' for line, words in lines.items()))
+    return _BASH.format(words="\n".join(f'    ["{line}"]="{words}"' for line, words in lines.items()))
+
+
+def _zsh(lines: Mapping[str, str]) -> str:
+    return _ZSH.format(words="\n".join(f"    '{line}' '{words}'" for line, words in lines.items()))
 
 
 def _fish(lines: Mapping[str, str]) -> str:
@@ -63,6 +82,9 @@ def _fish(lines: Mapping[str, str]) -> str:
         f"        case '{line}'\n            string split ' ' -- '{words}'" for line, words in lines.items()
     )
     return _FISH.format(cases=cases, lines=" ".join(f"'{line}'" for line in lines))
+
+
+_SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}
 
 
 def _whole_parser() -> argparse.ArgumentParser:

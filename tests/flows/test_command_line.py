@@ -230,6 +230,35 @@ def test_bash_completes_commands_options_and_values() -> None:
     assert completed("work") == []
 
 
+# A command line for the script, in place of zsh's completion system.
+ZSH = """
+compdef() {{ }}
+{script}
+compadd() {{ print -l -- ${{(M)@[2,-1]:#$words[CURRENT]*}} }}
+words=({words}) CURRENT=$#words
+_penstock
+"""
+
+
+def test_zsh_completes_commands_options_and_values() -> None:
+    script = command_here("completion", "zsh").stdout
+    assert "    'penstock webhooks' '--help listen trigger'\n" in script
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed")
+
+    def completed(*typed: str) -> list[str]:
+        words = " ".join(f"'{word}'" for word in ("penstock", *typed))
+        line = ZSH.format(script=script, words=words)
+        done = subprocess.run(["zsh", "-f", "-c", line], capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed("che") == ["check"]
+    assert completed("webhooks", "l") == ["listen"]
+    assert "--config" in completed("check", "--offline", "--")
+    assert completed("webhooks", "trigger", "NEW") == ["NEW_BLOCK"]
+    assert {"check", "serve"} <= set(completed(""))
+
+
 def test_fish_gets_the_words_that_follow_each_command() -> None:
     script = command_here("completion", "fish").stdout
     words = dict(re.findall(r"case '([^']+)'\n +string split ' ' -- '([^']*)'", script))
