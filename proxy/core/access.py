@@ -100,7 +100,10 @@ def place_of(address: str) -> str:
 
 def block_of(text: str) -> str:
     """A block of addresses in its usual form. Raises ValueError with the reason."""
-    return str(ipaddress.ip_network(text.strip(), strict=False))
+    try:
+        return str(ipaddress.ip_network(text.strip(), strict=False))
+    except ValueError:
+        raise ValueError(f"{text[:100]!r} is no address or block: write 203.0.113.7 or 203.0.113.0/24") from None
 
 
 def origin_of(text: str) -> str:
@@ -132,9 +135,9 @@ class KeyRestrictions:
     def refusal(self, address: str, origin: str) -> str:
         """Why a request from there is refused; empty if it is allowed."""
         if self.blocks and not self._has_address(address):
-            return "this API key may not be used from this address"
+            return _wrong_address(address)
         if self.origins and not self.has_origin(origin):
-            return "this API key may not be used from this origin"
+            return _wrong_origin(origin)
         return ""
 
     def _has_address(self, address: str) -> bool:
@@ -153,6 +156,22 @@ class KeyRestrictions:
             if origin == allowed or (star and origin.startswith(scheme) and origin.endswith(host)):
                 return True
         return False
+
+
+def _wrong_address(address: str) -> str:
+    """Names the address that was compared, which behind a proxy may differ from the one that the client knows. A forwarded text
+    that is no address is not repeated."""
+    found = address_of(address)
+    if found is None:
+        return "this API key is restricted to some addresses, and the address of this request is not known"
+    return f"this API key may not be used from the address {found}"
+
+
+def _wrong_origin(origin: str) -> str:
+    if not origin:
+        return "this API key may be used only by web pages of some origins, and this request has no Origin header"
+    named = f"the origin {origin}" if _ORIGIN.fullmatch(origin.lower()) else "this origin"
+    return f"this API key may not be used from {named}"
 
 
 def fence_of(blocks: list[str], origins: list[str]) -> KeyRestrictions | None:

@@ -26,7 +26,7 @@ def test_block_has_one_form(text: str, block: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "10.0.0.0/33", "example.com", "10.0.0", "0x0a000001"])
 def test_malformed_address_block_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="does not appear to be"):
+    with pytest.raises(ValueError, match="is no address or block"):
         block_of(text)
 
 
@@ -65,6 +65,35 @@ def test_each_list_that_is_not_empty_must_hold() -> None:
         "https://*.example.org",
     ):
         assert "origin" in fence.refusal("10.0.0.1", origin), origin
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("198.51.100.7", "from the address 198.51.100.7"),
+        ("::ffff:198.51.100.7", "from the address 198.51.100.7"),
+        ("2001:DB8::1", "from the address 2001:db8::1"),
+        ("<script>", "the address of this request is not known"),
+    ],
+)
+def test_refusal_names_the_address_it_was_decided_by(address: str, words: str) -> None:
+    refusal = KeyRestrictions(("10.0.0.0/8",), ()).refusal(address, "")
+    assert refusal.endswith(words)
+    assert "10.0.0.0" not in refusal
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        ("https://other.example.com", "from the origin https://other.example.com"),
+        ("null", "from this origin"),
+        ("", "this request has no Origin header"),
+    ],
+)
+def test_refusal_names_the_origin(origin: str, words: str) -> None:
+    refusal = KeyRestrictions((), ("https://app.example.com",)).refusal("10.0.0.1", origin)
+    assert refusal.endswith(words)
+    assert "app.example.com" not in refusal
 
 
 def test_fences_are_equal_by_what_they_let_in() -> None:

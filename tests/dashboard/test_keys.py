@@ -220,9 +220,11 @@ async def test_key_works_only_from_allowed_ip_addresses(service: DashboardServic
     assert made["allowed_ips"] == ["203.0.113.0/24", "2001:db8::/32"]
     for address in ("203.0.113.200", "2001:db8::7"):
         await wait_until_known(service, made["key"], **{"X-Forwarded-For": address})
-    for address in ("203.0.114.1", "2001:db9::1", "unknown", "203.0.113.1, 198.51.100.1"):
+    for address in ("203.0.114.1", "2001:db9::1", "203.0.113.1, 198.51.100.1"):
         reply = await call(service, made["key"], **{"X-Forwarded-For": address})
-        assert "this address" in reply.fault(403)
+        assert reply.fault(403).endswith(f"from the address {address.split()[-1]}")
+    reply = await call(service, made["key"], **{"X-Forwarded-For": "unknown"})
+    assert "is not known" in reply.fault(403)
 
 
 async def test_key_works_only_from_allowed_origins(service: DashboardService) -> None:
@@ -232,7 +234,7 @@ async def test_key_works_only_from_allowed_origins(service: DashboardService) ->
         await wait_until_known(service, made["key"], Origin=origin)
     for origin in ("https://app.example.com.evil.net", "https://example.org", "http://app.example.com", "null", ""):
         reply = await call(service, made["key"], **({"Origin": origin} if origin else {}))
-        assert "this origin" in reply.fault(403)
+        assert "origin" in reply.fault(403).lower()
 
 
 async def test_new_restriction_applies_to_open_connections(service: DashboardService) -> None:
