@@ -1,4 +1,5 @@
-"""Tests the service's connections for `check --connect`: one row for the database, the cache and each upstream."""
+"""Tests the service's connections for `check --connect` and `upstreams test`: one row for the database, the cache and each
+upstream, with the problem if there is one."""
 
 from __future__ import annotations
 
@@ -11,13 +12,14 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from proxy.chains.registry import Network
 from proxy.commands.context import database
 from proxy.compose.fleet import link_to
 from proxy.compose.networks import NetworkBuilder
-from proxy.core.fleet import state_of
+from proxy.core.fleet import REASONS, state_of
 from proxy.errors import StartError
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.probe import REPLY_S, Probe
 from proxy.services.rpc.tracker import Tracker
 from proxy.settings import Settings, Tables
 from proxy.store.windows import SHARED_HEAD_NUMBERS
@@ -28,11 +30,33 @@ from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream, UpstreamConnection
 from proxy.wire.write_buffer import WriteBuffer
 
-COLUMNS = ("part", "state", "chain", "head", "behind", "archive", "batches")
+COLUMNS = ("part", "state", "chain", "head", "behind", "archive", "batches", "problem")
 CACHE_S = 3.0
 # States that keep the service from working.
 _USELESS = frozenset(("failed", "wrong_chain", "forked", "silent", "unchecked"))
 ConnectionRow = dict[str, Any]
+
+
+class ReportingProbe(Probe):
+    """A call that keeps the reason why it failed."""
+
+    failure = ""
+
+    async def send(self, within_s: float = REPLY_S) -> bytes | None:
+        result = await super().send(within_s)
+        if result is None and not self.failure:
+            self.failure = f"no reply within {within_s:g} s"
+        return result
+
+    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+        super().on_reply(connection, head, body)
+        if self._result.result() is None:
+            problem = "it refuses the call" if self.is_answered else "its reply is not JSON-RPC"
+            self.failure = f"{problem} (HTTP status {head.status})"
+
+    def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+        self.failure = reason
+        super().on_fail(upstream, reason, sent=sent)
 
 
 class BatchProbe(Probe):
@@ -47,11 +71,11 @@ class BatchProbe(Probe):
 
 
 async def tried(found: Settings, tables: Tables, *, offline: bool) -> list[ConnectionRow]:
-    rows = [] if offline else [_part(name, await _outcome(partial(_query, url))) for name, url in _servers(found)]
+    rows = [] if offline else [await _outcome(name, partial(_query, url)) for name, url in _servers(found)]
     if found.valkey.limits_url:
-        rows.append(_part("limits", await _outcome(lambda: _link(found.valkey.limits_url))))
+        rows.append(await _outcome("limits", lambda: _link(found.valkey.limits_url)))
     if found.valkey.cache_url:
-        rows.append(_part("cache", await _outcome(lambda: _ping(found.valkey.cache_url))))
+        rows.append(await _outcome("cache", lambda: _ping(found.valkey.cache_url)))
     return rows + await tried_upstreams(found, tables)
 
 
@@ -68,17 +92,21 @@ def is_useful(row: ConnectionRow) -> bool:
     return row["state"] not in _USELESS
 
 
-def _part(name: str, state: str) -> ConnectionRow:
-    return {**dict.fromkeys(COLUMNS), "part": name, "state": state}
+def _part(name: str, state: str, problem: str = "") -> ConnectionRow:
+    return {**dict.fromkeys(COLUMNS), "part": name, "state": state, "problem": problem}
 
 
-async def _outcome(attempt: Callable[[], Awaitable[None]]) -> str:
+async def _outcome(name: str, attempt: Callable[[], Awaitable[None]]) -> ConnectionRow:
     try:
         async with asyncio.timeout(CACHE_S):
             await attempt()
-    except (StartError, OSError, RedisError, TimeoutError):
-        return "failed"
-    return "up"
+    except StartError as exc:
+        return _part(name, "failed", exc.faults[0].partition(": ")[2])
+    except TimeoutError:
+        return _part(name, "failed", f"no reply within {CACHE_S:g} s")
+    except (OSError, RedisError) as exc:
+        return _part(name, "failed", str(exc))
+    return _part(name, "up")
 
 
 async def _query(url: str) -> None:
@@ -129,15 +157,30 @@ async def _route(route: Route) -> list[ConnectionRow]:
 async def _upstream(route: Route, upstream: Upstream, tip: int) -> ConnectionRow:
     health, reader = upstream.health, route.dispatcher.state.head_reader
     row = _part(health.label, state_of(health, time.monotonic()))
+    first = ReportingProbe(upstream, *(reader.chain_call or reader.number_call))
+    result = await first.send()
+    if reader.chain_call is not None and result:
+        row["chain"] = reader.read_chain(result)
+    row["problem"] = _problem(row, first.failure, route.network)
     if not health.head:
         return row
     row |= {"head": health.head, "behind": tip - health.head}
-    if reader.chain_call is not None and (named := await Probe(upstream, *reader.chain_call).send()):
-        row["chain"] = reader.read_chain(named)
     if reader.archive_call is not None:
         row["archive"] = _yes_or_no(await Probe(upstream, *reader.archive_call).send())
     row["batches"] = _yes_or_no(await BatchProbe(upstream, *reader.number_call).send())
     return row
+
+
+def _problem(row: ConnectionRow, failure: str, network: Network) -> str:
+    match row["state"]:
+        case "up":
+            return ""
+        case "wrong_chain":
+            return f"it is on chain {row['chain']}, and {network.id} is {network.identity}"
+        case "silent" | "unchecked" if failure:
+            return failure
+        case state:
+            return REASONS[state]
 
 
 def _yes_or_no(result: bytes | None) -> str:

@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,22 @@ def address(text: str) -> str:
 def load(args: argparse.Namespace) -> Settings:
     """Return the effective settings; without a file or DATABASE_URL, those of the running development service."""
     environ = settings.environment()
-    if args.config is None and "DATABASE_URL" not in environ and "PENSTOCK_DATABASE__URL" not in environ:
-        return settings.load(environ=environ, overrides=_running(args.data or settings.data_directory()))
-    return settings.load(args.config, environ=environ)
+    if _names_a_database(args, environ):
+        return settings.load(args.config, environ=environ)
+    return settings.load(environ=environ, overrides=_running(args.data or settings.data_directory()))
+
+
+def load_with_tables(args: argparse.Namespace) -> tuple[Settings, settings.Tables]:
+    """Like `load`, with the data files. The networks in a file are checked too."""
+    environ = settings.environment()
+    if _names_a_database(args, environ):
+        return settings.load_with_tables(args.config, environ=environ)
+    found = load(args)
+    return found, tables_of(found)
+
+
+def _names_a_database(args: argparse.Namespace, environ: Mapping[str, str]) -> bool:
+    return args.config is not None or "DATABASE_URL" in environ or "PENSTOCK_DATABASE__URL" in environ
 
 
 def _running(data: Path) -> dict[str, Any]:

@@ -6,13 +6,11 @@ import argparse
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-from proxy import settings
 from proxy.commands import connections, context, output
 from proxy.core.fleet import networks_of
-from proxy.errors import NotFound
+from proxy.errors import NotFound, StartError
 from proxy.store.fleet import FleetStore
 
 COLUMNS = (
@@ -30,8 +28,12 @@ def register(commands: Any) -> None:
     cordon.add_argument("--reason", default="", help="a note for other operators")
     uncordon = context.add_action(actions, "uncordon", "use a cordoned upstream again", _uncordon, fleet_store)
     uncordon.add_argument("label", help="the upstream's label, such as ethereum/mainnet#1")
-    test = actions.add_parser("test", help="call each upstream of the settings: its chain, head, archive and batches")
-    test.add_argument("--config", type=Path, metavar="FILE", help=context.CONFIG_HELP)
+    about = "call each upstream of the settings: its chain, head, archive and batches"
+    test = actions.add_parser(
+        "test", help=about, description=f"{about.capitalize()}. Exits with 1 if one cannot be used."
+    )
+    context.add_arguments(test)
+    test.add_argument("--json", action="store_true", help="print JSON")
     test.set_defaults(run=_test)
 
 
@@ -70,7 +72,9 @@ async def _uncordon(store: FleetStore, args: argparse.Namespace) -> None:
 
 def _test(args: argparse.Namespace) -> int:
     """Like `check --connect`, for the upstreams alone. Returns 1 if one of them cannot be used."""
-    found, tables = settings.load_with_tables(args.config, environ=settings.environment())
+    found, tables = context.load_with_tables(args)
+    if not found.upstreams:
+        raise StartError(["the settings have no upstreams: add [[upstreams]] blocks"])
     rows = asyncio.run(connections.tried_upstreams(found, tables))
-    output.rows(rows, connections.COLUMNS, as_json=False)
+    output.rows(rows, connections.COLUMNS, as_json=args.json)
     return int(not all(connections.is_useful(row) for row in rows))

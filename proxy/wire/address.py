@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -100,6 +101,7 @@ def headers_of(link: LinkSettings) -> Mapping[str, str]:
 _REASONS: dict[type[BaseException], str] = {
     TimeoutError: "connection timed out",
     ssl.SSLError: "TLS handshake failed",
+    socket.gaierror: "its host name is not known",
     TunnelRefused: "the proxy refused to connect",
 }
 

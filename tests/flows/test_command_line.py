@@ -201,6 +201,16 @@ async def test_upstream_is_listed_cordoned_and_used_again(service: Service) -> N
     assert label in done.stderr
 
 
+async def test_upstreams_of_the_development_service_are_tried(service: Service) -> None:
+    async def are_useful() -> bool:
+        done = await service.cli("upstreams", "test")
+        assert done.stderr == ""
+        assert "dev/mainnet#1" in done.stdout
+        return done.returncode == 0
+
+    await until(are_useful, every_s=0.5)
+
+
 async def test_top_shows_keys_methods_and_upstreams(service: Service) -> None:
     assert (await service.rpc("eth_chainId")).status == 200
 

@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from proxy.__main__ import main
 from proxy.services.rpc.tracker import Tracker, start_tracking
+from tests.guide_pages import free_port
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain, Refused, ScriptedUpstream, scripted
 from tests.service import until
@@ -129,6 +131,39 @@ def test_check_connect_fails_for_an_upstream_of_another_chain(
         assert rows["ethereum/mainnet#2"] == ["up", "1", "1000", "0", "yes", "yes"]
 
     run()
+
+
+def test_upstreams_test_names_each_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with scripted(2, Chain()) as upstreams:
+            upstreams[1].answers["eth_chainId"] = lambda _: "0x539"
+            refused = f"{upstreams[0].url}no/such/path"
+            urls = [each.url for each in upstreams] + [refused, f"http://127.0.0.1:{free_port()}/"]
+            file = tmp_path / "penstock.toml"
+            blocks = [f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "{url}"\n' for url in urls]
+            file.write_text(CONFIG + blocks[0])
+            assert await asyncio.to_thread(main, ["upstreams", "test", "--config", str(file)]) == 0
+            file.write_text(CONFIG + "".join(blocks))
+            words = ["upstreams", "test", "--json", "--config", str(file)]
+            capsys.readouterr()
+            assert await asyncio.to_thread(main, words) == 1
+        found = {row["part"]: (row["state"], row["problem"]) for row in orjson.loads(capsys.readouterr().out)}
+        assert found == {
+            "ethereum/mainnet#1": ("up", ""),
+            "ethereum/mainnet#2": ("wrong_chain", "it is on chain 1337, and ethereum/mainnet is 1"),
+            "ethereum/mainnet#3": ("silent", "its reply is not JSON-RPC (HTTP status 404)"),
+            "ethereum/mainnet#4": ("silent", "connection refused"),
+        }
+
+    run()
+
+
+def test_upstreams_test_needs_upstreams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text(CONFIG)
+    assert main(["upstreams", "test", "--config", str(file)]) == 2
+    assert capsys.readouterr().err == "penstock: the settings have no upstreams: add [[upstreams]] blocks\n"
 
 
 # Another branch
