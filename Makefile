@@ -51,7 +51,14 @@ help:
 	@echo "make lock     update the pinned requirements from setup.cfg"
 	@echo "make clean    remove everything the other targets installed"
 
-run: .venv/.run $(CHAIN) $(BUNDLER) $(GUIDE)
+# The command `penstock` for this checkout: `. .venv/bin/activate` puts it on PATH.
+define LAUNCHER
+#!/bin/sh
+PYTHONPATH="$(CURDIR)" exec "$(CURDIR)/.venv/bin/python" -c \
+	'import sys; from proxy.__main__ import main; sys.argv[0] = "penstock"; sys.exit(main())' "$$@"
+endef
+
+run: .venv/.run .venv/bin/penstock $(CHAIN) $(BUNDLER) $(GUIDE)
 	@exec $(PY) -m proxy dev $(ARGS)
 
 # Two steps at a time: lint and the uncompiled pass beside the compiler and the tests.
@@ -93,6 +100,10 @@ bench: .venv/.test $(CHAIN) $(LIBRARIES)
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or newer with venv, and none was found on PATH (on Debian: apt-get install python3-venv)"; exit 1; }
 	@"$(PYTHON)" -m venv .venv
 	@touch $@
+
+.venv/bin/penstock: Makefile | .venv/.made
+	@: $(file >$@,$(LAUNCHER))
+	@chmod +x $@
 
 .venv/.run: requirements/run.txt | .venv/.made
 	@echo "installing Python packages (run) ..."

@@ -78,6 +78,4 @@ async def _report_keys(connection: DatabaseConnection, found: Settings, *, is_fi
         await peppers.finish(connection, found.keys.pepper, vault_of(found))
         print("the rotation has ended: remove keys.previous_pepper from the settings and reload")
     elif found.keys.previous_pepper:
-        print(
-            "run `python -m proxy reseal --finish` to end the rotation; keys and tokens not used by then stop working"
-        )
+        print("run `penstock reseal --finish` to end the rotation; keys and tokens not used by then stop working")

@@ -318,7 +318,7 @@ async def _claim_for_account(connection: DatabaseConnection, email: str, account
     if member := await connection.fetchrow(sql.accounts.find_member_by_email, email):
         raise InvalidRequest(
             f"email: {email} already signs in to account {member['account_id']} as its member {member['id']}: "
-            f"to release it, run `python -m proxy accounts remove-member {member['account_id']} {member['id']}`"
+            f"to release it, run `penstock accounts remove-member {member['account_id']} {member['id']}`"
         )
     await claim_email(connection, email, account_id)
 

@@ -132,7 +132,7 @@ def _has_squashed(done: set[str]) -> bool:
         raise StartError(
             [
                 f"the database is from before 1.0.0 and lacks the migrations {', '.join(lacking)}, which this version no "
-                "longer includes: run `python -m proxy migrate` with the last version before 1.0.0, then with this one"
+                "longer includes: run `penstock migrate` with the last version before 1.0.0, then with this one"
             ]
         )
     return not lacking

@@ -7,7 +7,7 @@ start with an unknown one is refused.
 A rotation: set `keys.pepper` to a new value and `keys.previous_pepper` to the old one, and reload every host. A digest cannot
 be computed without its key, so each key and admin token is moved to the new pepper when it is first used. Hosts with the old
 settings keep working meanwhile: a key or token that was moved or created keeps its digest under the old pepper too, and
-signing secrets, sessions and links are still stored under the old one. `python -m proxy reseal` counts the keys that were not
+signing secrets, sessions and links are still stored under the old one. `penstock reseal` counts the keys that were not
 used yet; with `--finish` it retires the old pepper and encrypts the signing secrets again.
 """
 
@@ -42,11 +42,11 @@ def _refusal(*, is_known: bool, is_unrelated: bool) -> str:
     if is_known:
         return (
             "keys.previous_pepper: some API keys may still depend on the pepper before keys.pepper: set it, or run "
-            "`python -m proxy reseal --finish` with it to end the rotation"
+            "`penstock reseal --finish` with it to end the rotation"
         )
     if not is_unrelated:
         return (
-            "keys.pepper: another rotation of the pepper has not ended: run `python -m proxy reseal --finish` with the "
+            "keys.pepper: another rotation of the pepper has not ended: run `penstock reseal --finish` with the "
             "peppers of that rotation first"
         )
     return (

@@ -178,9 +178,7 @@ async def test_database_with_every_squashed_migration_is_recorded_as_initial(
 @pytest.mark.parametrize("count", [1, 10])
 async def test_database_with_some_squashed_migrations_is_refused_unchanged(empty_database: str, count: int) -> None:
     await record(empty_database, migrate.SQUASHED[:count])
-    message = (
-        rf"lacks the migrations .*{migrate.SQUASHED[-1]}.*: run `python -m proxy migrate` with the last version before"
-    )
+    message = rf"lacks the migrations .*{migrate.SQUASHED[-1]}.*: run `penstock migrate` with the last version before"
     with pytest.raises(StartError, match=message):
         await run(empty_database)
     async with connected(empty_database) as connection:

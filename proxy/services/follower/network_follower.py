@@ -277,7 +277,7 @@ class NetworkFollower:
         else:
             raise NoCommonBlock(
                 f"the chain was replaced below block {removed[-1].number if removed else self.cursor.number}, deeper than "
-                f"can be undone: run `python -m proxy index --chain {self.id} --forget` to rebuild the index"
+                f"can be undone: run `penstock index --chain {self.id} --forget` to rebuild the index"
             )
         if not removed:
             return  # The chain returned to our blocks meanwhile.

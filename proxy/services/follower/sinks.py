@@ -64,7 +64,7 @@ class HoldingsSink:
         if not network.indexes_holdings:
             raise IndexIncomplete(
                 "its holdings were kept in another database, those in this one are incomplete: "
-                f"run `python -m proxy index --chain {network.id} --forget` to rebuild the index"
+                f"run `penstock index --chain {network.id} --forget` to rebuild the index"
             )
         whole = HoldingChanges()
         packed = []

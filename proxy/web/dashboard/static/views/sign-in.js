@@ -127,7 +127,7 @@ function invitationPanel({ onSignedIn, token }) {
 
 function operatorPanel({ open, onSignedIn }) {
   const token = forms.password("Admin token", { autocomplete: "current-password", required: true, class: "mono",
-    hint: "Create one on the server: python -m proxy admin token create --name you" });
+    hint: "Create one on the server: penstock admin token create --name you" });
   return [el("h1", null, "Sign in as an operator"),
     forms.form([token.node], {
       label: "Sign in",
