@@ -20,7 +20,7 @@ import msgspec
 import orjson
 
 from proxy import settings as settings_room
-from proxy.commands.context import CHAIN, RUNNING
+from proxy.commands.context import CHAIN, RUNNING, address
 from proxy.core import signatures
 from proxy.dev import triggers
 from proxy.dev.triggers import EVENT_TYPES
@@ -46,9 +46,8 @@ def register(commands: Any) -> None:
     listen.add_argument(
         "--filter",
         type=_config,
-        default={},
         metavar="JSON",
-        help="config of the new webhook, such as '{\"addresses\": [...]}'",
+        help="config of the new webhook, such as '{\"addresses\": [...]}' (default: one that `webhooks trigger` matches)",
     )
     listen.add_argument("--api", metavar="URL", help="base URL of the API (default: the local development service)")
     listen.add_argument("--key", metavar="KEY", help="API key (default: that of the development service)")
@@ -61,7 +60,10 @@ def _register_trigger(below: Any) -> None:
     trigger = below.add_parser("trigger", help="send a transaction on the development chain that makes a real event")
     trigger.add_argument("type", choices=EVENT_TYPES, metavar="TYPE", help=f"one of {', '.join(EVENT_TYPES)}")
     trigger.add_argument(
-        "--to", metavar="ADDRESS", help="the address that the event is about (default: a funded account)"
+        "--to",
+        type=address,
+        metavar="ADDRESS",
+        help="the address that the event is about (default: a funded account)",
     )
     trigger.add_argument("--data", type=Path, metavar="DIR", help="data directory of the development service")
     trigger.set_defaults(run=lambda args: asyncio.run(_trigger(args)))
@@ -71,7 +73,7 @@ async def _trigger(args: argparse.Namespace) -> int:
     import aiohttp
 
     chain = _dev_chain(args.data or settings_room.data_directory())
-    to = args.to or chain.accounts[1]["address"]
+    to = args.to or chain.receiver
     call = {
         "jsonrpc": "2.0",
         "id": 1,
@@ -85,7 +87,9 @@ async def _trigger(args: argparse.Namespace) -> int:
         raise InvalidRequest(f"the development chain at {chain.upstream_url} does not reply: is it running?") from None
     if "error" in reply:
         raise InvalidRequest(f"the development chain refused the transaction: {reply['error']['message']}")
-    print(f"sent {reply['result']} for {to}: a webhook for {args.type} that matches it gets an event")
+    sent = reply["result"]
+    config = orjson.dumps(triggers.matching_config(args.type, chain, to, sent)).decode()
+    print(f"sent {sent}: {args.type} webhooks that it matches get an event, such as one with the config {config}")
     return 0
 
 
@@ -189,7 +193,8 @@ async def _subscribe(
     stack: AsyncExitStack, session: Any, receiver: LocalReceiver, service: Service, url: str, args: argparse.Namespace
 ) -> None:
     """Create a webhook and delete it on exit."""
-    body = {"url": url, "chain": args.chain, "event_type": args.event_type, "config": args.filter}
+    config = _default_config(args) if args.filter is None else args.filter
+    body = {"url": url, "chain": args.chain, "event_type": args.event_type, "config": config}
     made = await _ask(session, service, "POST", "/webhooks", body)
     receiver.secret = made["signing_secret"]
     stack.push_async_callback(_ask, session, service, "DELETE", f"/webhooks/{made['id']}", None)
@@ -200,6 +205,17 @@ async def _subscribe(
             "sends one",
             flush=True,
         )
+
+
+def _default_config(args: argparse.Namespace) -> dict[str, Any]:
+    """A filter for the events of `webhooks trigger`. On other chains, and of unknown types, none."""
+    if args.chain != "dev" or args.event_type not in EVENT_TYPES:
+        return {}
+    try:
+        chain = _dev_chain(args.data or settings_room.data_directory())
+    except StartError:
+        return {}
+    return triggers.matching_config(args.event_type, chain, chain.receiver)
 
 
 async def _ask(session: Any, service: Service, method: str, path: str, body: Any) -> Any:

@@ -29,6 +29,11 @@ class DevChainFile:
     def sender(self) -> str:
         return str(self.accounts[0]["address"])
 
+    @property
+    def receiver(self) -> str:
+        """The address that events are about unless another is given."""
+        return str(self.accounts[1]["address"])
+
     def contract(self, symbol: str) -> str:
         return str(next(each["address"] for each in (*self.tokens, *self.nfts) if each["symbol"] == symbol))
 
@@ -71,3 +76,16 @@ EVENT_TYPES = tuple(KINDS)
 def transaction(event_type: str, chain: DevChainFile, to: str) -> dict[str, str]:
     """A transaction, from an account of the node, that makes an event of this type for `to`."""
     return {"from": chain.sender, "gas": hex(GAS), **_BY_KIND[KINDS[event_type]](chain, to)}
+
+
+def matching_config(event_type: str, chain: DevChainFile, to: str, sent: str = "") -> dict[str, Any]:
+    """The config of a webhook that the transaction for `to` matches. `sent`: its hash, if it is known."""
+    match KINDS[event_type]:
+        case "block":
+            return {}
+        case "mined":
+            return {"tx_hashes": [sent]} if sent else {}
+        case "log":
+            return {"addresses": [chain.contract("DUSD")]}
+        case _:
+            return {"addresses": [to]}
