@@ -40,6 +40,23 @@ def test_file_without_upstreams_says_how_to_add_them(tmp_path: Path) -> None:
     assert "# [[upstreams]]" in file.read_text()
 
 
+def test_own_chain_is_known_by_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "chains").mkdir()
+    shipped = (settings.CONFIG / "chains" / "zora.toml").read_text()
+    own = shipped.replace('"zora"', '"mychain"').replace("7777777", "424242").replace("999999999", "424243")
+    (tmp_path / "chains" / "mychain.toml").write_text(own)
+    file, node = tmp_path / "penstock.toml", "mychain/mainnet=https://node.example/"
+    done = command_here("init", str(file), "--upstream", node)
+    assert (done.returncode, done.stderr) == (
+        2, "penstock: --upstream: there is no network mychain/mainnet; did you mean unichain/mainnet?\n"
+    )  # fmt: skip
+    done = command_here("init", str(file), "--upstream", node, "--directory", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    written, tables = settings.load_with_tables(file, environ={})
+    assert written.upstreams[0].network == "mychain/mainnet"
+    assert tables.chains.find("mychain", "mainnet") is not None
+
+
 def test_missing_answers_are_requested_on_a_terminal(tmp_path: Path) -> None:
     file = tmp_path / "penstock.toml"
     ours, theirs = pty.openpty()

@@ -7,7 +7,6 @@ import json
 import secrets
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -20,6 +19,7 @@ from proxy.errors import StartError
 
 TEMPLATE = CONFIG / "template.toml"
 DATABASE = "postgresql://penstock:password@127.0.0.1/penstock"
+_DIRECTORY = "[data_files]\ndirectory = {directory}\n"
 _UPSTREAM = "[[upstreams]]\nnetwork = {network}\nurl = {url}\n"
 
 
@@ -29,6 +29,9 @@ def register(commands: Any) -> None:
     parser.add_argument("file", type=Path, nargs="?", default=Path("penstock.toml"), help="default: penstock.toml")
     parser.add_argument("--database", metavar="URL", help="the Postgres database, such as " + DATABASE)
     upstream_option.add(parser, "a node of a network")
+    parser.add_argument(
+        "--directory", type=Path, metavar="DIR", help="your data files, such as chains that `chains add` wrote"
+    )
     parser.set_defaults(run=run)
 
 
@@ -38,8 +41,10 @@ def run(args: argparse.Namespace) -> int:
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     database = args.database or (asks and _database()) or DATABASE
     upstreams = args.upstream or (list(_upstreams()) if asks else [])
-    checked = _checked([upstream_option.parse(each) for each in upstreams])
-    text = settings_text(args.program, args.file, database, checked)
+    own = str(args.directory.resolve()) if args.directory else ""
+    checked = _checked([upstream_option.parse(each) for each in upstreams], own)
+    blocks = [*_blocks(_DIRECTORY, [{"directory": own}] if own else []), *_blocks(_UPSTREAM, checked)]
+    text = settings_text(args.program, args.file, database, blocks)
     write_private(args.file, text.encode())
     print(f"wrote {args.file}, readable only by you")
     if not upstreams:
@@ -50,16 +55,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def settings_text(program: str, file: Path, database: str, upstreams: Iterable[Mapping[str, str]]) -> str:
-    blocks = [_UPSTREAM.format(**{name: json.dumps(value) for name, value in each.items()}) for each in upstreams]
+def settings_text(program: str, file: Path, database: str, blocks: Iterable[str]) -> str:
     return Template(TEMPLATE.read_text("utf-8")).substitute(
         program=program,
         file=file,
         database=json.dumps(database),
         pepper=json.dumps(secrets.token_urlsafe(36)),
         secret_key=json.dumps(secrets.token_urlsafe(36)),
-        upstreams="\n".join(blocks),
+        blocks="\n".join(blocks),
     )
+
+
+def _blocks(form: str, found: Iterable[Mapping[str, str]]) -> Iterable[str]:
+    return [form.format(**{name: json.dumps(value) for name, value in each.items()}) for each in found]
 
 
 def _database() -> str:
@@ -73,15 +81,12 @@ def _upstreams() -> Iterable[str]:
         yield line
 
 
-def _checked(upstreams: Sequence[dict[str, str]]) -> Sequence[dict[str, str]]:
-    """The upstreams with the full names of their networks."""
-    registry = settings.load_tables().chains
-    names = [network.id for network in registry.networks()]
+def _checked(upstreams: Sequence[dict[str, str]], own: str) -> Sequence[dict[str, str]]:
+    """The upstreams with the full names of their networks. `own`: the operator's data files."""
+    tables = settings.load_tables(own=own)
     for upstream in upstreams:
-        network = registry.find(*upstream["network"].split("/", 1))
+        network = tables.chains.find(*upstream["network"].split("/", 1))
         if network is None:
-            near = get_close_matches(upstream["network"], names, n=1)
-            hint = f"did you mean {near[0]}?" if near else "penstock chains list shows all"
-            raise StartError([f"--upstream: there is no network {upstream['network']}; {hint}"])
+            raise StartError([f"--upstream: {settings.no_network(upstream['network'], tables)}"])
         upstream["network"] = network.id
     return upstreams

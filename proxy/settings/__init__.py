@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from proxy.data_files import CONFIG, SCHEMAS
 from proxy.settings.certificates import Certificates, client_context, read_certificates
-from proxy.settings.crosschecks import network_faults, paymaster_faults, shared_database, signer_key
+from proxy.settings.crosschecks import network_faults, no_network, paymaster_faults, shared_database, signer_key
 from proxy.settings.loading import (
     data_directory,
     environment,
@@ -105,6 +105,7 @@ __all__ = [
     "load_with_tables",
     "masked",
     "network_faults",
+    "no_network",
     "own_directory",
     "paymaster_faults",
     "preload",

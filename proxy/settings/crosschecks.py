@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,11 +50,11 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
     for name, kind in _NAMING.items():
         for place, each in _listed(tree, name, kind):
             if _is_unknown(each.network, tables):
-                yield f"{name}.{place}.network: there is no network {each.network} in config/chains"
+                yield f"{name}.{place}.network: {no_network(each.network, tables)}"
     for name in ("follower.networks", "follower.start"):
         for network in _at(tree, name):
             if _is_unknown(network, tables):
-                yield f"{name}: there is no network {network} in config/chains"
+                yield f"{name}: {no_network(network, tables)}"
     yield from _call_faults(tree, tables)
     yield from _verify_faults(tree, tables)
 
@@ -69,7 +70,7 @@ def database_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
             yield shared_database(f"databases.{place}.url")
         for network in each.networks:
             if _is_unknown(network, tables):
-                yield f"databases.{place}.networks: there is no network {network} in config/chains"
+                yield f"databases.{place}.networks: {no_network(network, tables)}"
             if network in seen:
                 yield f"databases.{place}.networks: {network} is in another database already"
         seen |= {each.name, each.url, *each.networks}
@@ -110,6 +111,14 @@ def _call_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
 def _is_unknown(network: Any, tables: Tables) -> bool:
     """Ignore values that cannot be a network's name, such as `*`; the schema reports the invalid ones."""
     return isinstance(network, str) and network.count("/") == 1 and tables.chains.find(*network.split("/")) is None
+
+
+def no_network(name: str, tables: Tables) -> str:
+    """The error for a network that no chain file defines."""
+    near = get_close_matches(name, [network.id for network in tables.chains.networks()], n=1)
+    return f"there is no network {name}; " + (
+        f"did you mean {near[0]}?" if near else "`penstock chains list` shows all"
+    )
 
 
 def _at(tree: Mapping[str, Any], name: str) -> Any:

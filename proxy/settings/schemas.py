@@ -57,7 +57,7 @@ def _validator(path: Path, _changed_ns: int) -> jsonschema_rs.Draft202012Validat
 _FAULT_WORDS: dict[tuple[str, ...], str] = {
     ("valkey", "limits_url"): "must be a valkey://, valkeys://, redis:// or rediss:// address, or empty",
     ("valkey", "cache_url"): "must be a valkey://, valkeys://, redis:// or rediss:// address, or empty",
-    ("database", "url"): "must be a postgresql:// address (set it in the file or in DATABASE_URL)",
+    ("database", "url"): "must be a postgresql:// address (set it in a file of `penstock init` or in DATABASE_URL)",
     ("database", "direct_url"): "must be a postgresql:// address, or empty",
     ("database", "replica_url"): "must be a postgresql:// address, or empty",
     ("databases", "url"): "must be a postgresql:// address",
@@ -89,4 +89,10 @@ def _fault_text(error: jsonschema_rs.ValidationError) -> str:
     is_section = len(path) == 1 or (len(path) == 2 and path[1].isdecimal())
     if words is None and is_section and path[0] in _SECRET_SECTIONS and error.kind.name == "type":
         words = "must be a table of settings"
+    if words is None and error.kind.name == "additionalProperties":
+        return _unknown_names(error, path)
     return f"{'.'.join(path) or 'settings'}: {words or error.message}"
+
+
+def _unknown_names(error: jsonschema_rs.ValidationError, path: tuple[str, ...]) -> str:
+    return "; ".join(f"{'.'.join((*path, name))}: there is no such key" for name in error.kind.as_dict()["unexpected"])
