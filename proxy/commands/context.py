@@ -33,6 +33,8 @@ RUNNING = "running.json"
 # Written beside it: the development chain's URL, accounts and contracts, for `webhooks trigger`.
 CHAIN = "devchain.json"
 CONNECT_S = 10.0
+# Missing migrations that are named one by one. A new database lacks all of them.
+MOST_NAMED = 3
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}")
 CONFIG_HELP = "a TOML file with settings; it overrides config/default.toml, the environment overrides both"
 
@@ -183,7 +185,8 @@ async def _refuse_shared_databases(opened: Iterable[tuple[str, DatabaseConnectio
 async def _check_schema(connection: DatabaseConnection, which: str = "the database") -> None:
     """Migrations are applied only by `migrate`."""
     if missing := await migrate.pending(connection):
-        raise StartError([f"{which} lacks the migrations {', '.join(missing)}: run `python -m proxy migrate`"])
+        few = ", ".join(missing) if len(missing) <= MOST_NAMED else f"{missing[0]} to {missing[-1]}"
+        raise StartError([f"{which} lacks the migrations {few}: run `penstock migrate`"])
 
 
 def own_pool(found: Settings, *, size: int) -> Pool:

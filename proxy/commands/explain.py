@@ -54,7 +54,10 @@ async def _explain(args: argparse.Namespace) -> int:
     finally:
         await pool.close()
     if record is None:
-        raise NotFound(f"there is no record of the request {args.id}: it was not recorded, or is too old")
+        raise NotFound(
+            f"there is no record of the request {args.id}: failed and slow ones are recorded, samples of the others, and those "
+            f"with the header X-Explain: 1, for {found.requests.keep_days} days"
+        )
     price = tables.price_of(record.network, record.method)
     whole = {**members(record), "price": price}
     print(json.dumps(whole, indent=2) if args.json else "\n".join(_lines(record, price)))

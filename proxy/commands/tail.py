@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import datetime
 import json
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -43,6 +44,8 @@ async def _tail(args: argparse.Namespace) -> int:
     async with context.opened(args) as (_, pool):
         store = RequestStore(pool)
         found, _ = await store.page(wanted, args.account, Page(1, FIRST))
+        if not found:
+            print("no such request is recorded yet", file=sys.stderr, flush=True)
         seen: set[tuple[str, float]] = set()
         while True:
             for record in reversed(found):

@@ -69,9 +69,12 @@ async def _print(usage: UsageStore, upstreams: list[dict[str, Any]], *, clear: b
     keys, methods = await _used(usage, "key"), await _used(usage, "method")
     print(CLEAR if clear else "", end="")
     print(f"{datetime.datetime.now(datetime.UTC):%H:%M:%S} UTC; keys and methods: the last two minutes\n")
-    output.rows(keys, ("key", *USED_COLUMNS), as_json=False)
-    print()
-    output.rows(methods, ("method", *USED_COLUMNS), as_json=False)
+    if keys:
+        output.rows(keys, ("key", *USED_COLUMNS), as_json=False)
+        print()
+        output.rows(methods, ("method", *USED_COLUMNS), as_json=False)
+    else:
+        print("no calls")
     print()
     output.rows(upstreams, UPSTREAM_COLUMNS, as_json=False)
     sys.stdout.flush()

@@ -149,12 +149,12 @@ async def test_missing_database_or_user_is_reported(
 async def test_unmigrated_database_is_refused_with_the_command_to_run(empty_database: Path, tmp_path: Path) -> None:
     code, said = await production.failed(empty_database, tmp_path / "log")
     assert code == 2
-    assert "python -m proxy migrate" in said
+    assert "penstock migrate" in said
     assert "0001_initial" in said
     for words in (("accounts", "list"), ("check",)):
         done = await asyncio.to_thread(command_here, *words, "--config", str(empty_database))
         assert done.returncode == 2
-        assert "python -m proxy migrate" in done.stderr
+        assert "penstock migrate" in done.stderr
 
 
 async def test_check_inspects_the_database_and_changes_nothing(empty_database: Path) -> None:
