@@ -13,7 +13,6 @@ import logging.handlers
 import queue
 import re
 import sys
-import time
 from bisect import bisect_left
 from collections import Counter as Counter_
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +27,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
+from proxy.core.exemplars import Exemplars
 from proxy.core.iso_time import iso_millis_of_unix
 from proxy.core.usage import LATENCY_S as LATENCY_S
 from proxy.core.usage import Tally as Tally
@@ -142,23 +142,6 @@ def start_metrics() -> None:
     """Begin the metrics of a process. `database_up` is the least of all processes: one that has just started must not
     report an outage before its first probe."""
     database_up.labels("main").set(1)
-
-
-class Exemplars:
-    """For each kind of call the last one that was traced: a trace to look at, beside its latency."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[str, str], tuple[str, float, float]] = {}
-
-    def __repr__(self) -> str:
-        return f"<Exemplars {len(self._last)}>"
-
-    def note(self, labels: tuple[str, str], seconds: float, trace_id: str) -> None:
-        """`labels`: the network and the method."""
-        self._last[labels] = trace_id, seconds, time.time()
-
-    def rows(self) -> list[tuple[str, str, str, float, float]]:
-        return [(*labels, *last) for labels, last in self._last.items()]
 
 
 exemplars = Exemplars()

@@ -16,8 +16,9 @@ from proxy.core.access import Key
 from proxy.core.jsonrpc import RawCall
 from proxy.errors import Fault, Forbidden, LeasePending, RateLimited
 from proxy.services.accounts.admission import Admission
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch, rpc_error_of
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
 from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.turn_queue import TurnQueue
 
 # Items that are admitted in one step, and items that are refused. Between two steps other clients have their turns.

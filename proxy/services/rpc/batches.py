@@ -13,27 +13,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from proxy.core import jsonrpc
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.usage import KeyTallies
-from proxy.errors import (
-    BROKEN_REPLY,
-    BehindBlock,
-    Fault,
-    Forbidden,
-    InternalError,
-    InvalidRequest,
-    NotVerified,
-    RateLimited,
-    Unavailable,
-)
+from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.wire.upstream import Piece, UpstreamConnection
 
 # Results up to this size are not counted: a whole batch of them is not large.
@@ -429,25 +420,3 @@ def slices(reply: Piece) -> list[Piece]:
         return [reply]
     view = memoryview(reply)
     return [view[at : at + SLICE_BYTES] for at in range(0, len(reply), SLICE_BYTES)]
-
-
-def rpc_error_of(fault: Fault) -> bytes:
-    """A fault as a JSON-RPC error, for batches and sockets."""
-    data: dict[str, Any] | None = None
-    match fault:
-        case RateLimited():
-            code = jsonrpc.LIMIT_EXCEEDED
-            data = {"retryAfter": fault.retry_after_s, **(fault.details or {})}
-        case BehindBlock():
-            code = jsonrpc.RESOURCE_UNAVAILABLE
-            data = {"retryAfter": fault.retry_after_s, **(fault.details or {})}
-        case NotVerified() | Unavailable():
-            code = jsonrpc.INTERNAL_ERROR
-            data = {"retryAfter": fault.retry_after_s}
-        case Forbidden():
-            code = jsonrpc.UNAUTHORIZED
-        case InvalidRequest():
-            code = jsonrpc.INVALID_REQUEST
-        case _:
-            code = jsonrpc.INTERNAL_ERROR
-    return jsonrpc.error(code, fault.message, data)

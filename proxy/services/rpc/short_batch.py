@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
-
-import msgspec
+from typing import Any, Final
 
 from proxy.core import jsonrpc
 from proxy.core.access import Key
@@ -122,8 +120,8 @@ class ShortBatch:
         self._body = b"".join(parts)
         self._done(self)
 
-    def _results(self, head: ReplyHead, body: bytes) -> list[msgspec.Raw] | None:
-        """The results in order; None if the reply is anything else."""
+    def _results(self, head: ReplyHead, body: bytes) -> list[Any] | None:
+        """The results in order, as views of the reply; None if it is anything else."""
         if head.status != 200 or not head.plain or not body.isascii():
             return None
         try:
@@ -132,8 +130,8 @@ class ShortBatch:
             return None
         if len(replies) != len(self._calls):
             return None
-        ids: list[msgspec.Raw] = []
-        results: list[msgspec.Raw] = []
+        ids: list[Any] = []
+        results: list[Any] = []
         for reply in replies:
             if not reply.result or reply.error:
                 return None

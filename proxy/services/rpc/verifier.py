@@ -13,7 +13,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -46,6 +45,7 @@ from proxy.services.rpc.flights import Caller, Flight, next_id
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.unverifiable import CONFIRMS, offering, why_never
+from proxy.services.rpc.verified_answer import ReplyVote, VerifiedAnswer
 from proxy.tasks import Tasks
 from proxy.tracing import CallTrace, below, current_span
 from proxy.wire.upstream import Upstream
@@ -139,50 +139,6 @@ async def _answer(answer: VerifiedAnswer, call: VerifiedCall, turn: asyncio.Sema
     except Exception:
         log.exception("a verification failed")
         answer.fault(InternalError("the reply could not be verified"))
-
-
-class VerifiedAnswer:
-    """Answers a caller once, and counts the outcome."""
-
-    def __init__(self, caller: Caller, how: Verification) -> None:
-        self._caller = caller
-        self._how = how
-        # Empty until the caller has been answered.
-        self.outcome = ""
-
-    def __repr__(self) -> str:
-        return f"<VerifiedAnswer by {self._how}>"
-
-    def result(self, result: bytes) -> None:
-        if self._is_first("verified"):
-            self._caller.cache = str(self._how)
-            self._caller.on_result(result)
-
-    def error(self, error: bytes) -> None:
-        if self._is_first("verified"):
-            self._caller.cache = str(self._how)
-            self._caller.on_error(error)
-
-    def fault(self, fault: Fault) -> None:
-        if self._is_first("failed"):
-            self._caller.on_fault(fault)
-
-    def _is_first(self, outcome: str) -> bool:
-        if self.outcome:
-            return False
-        self.outcome = outcome
-        telemetry.verifications_total.labels(self._how.kind, outcome).inc()
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyVote:
-    """The reply of one upstream to a call that several are asked."""
-
-    upstream: Upstream
-    digest: str
-    result: bytes = b""
-    error: bytes = b""
 
 
 class VerifiedCall:

@@ -210,7 +210,7 @@ class RpcHandler:
         took_s = time.monotonic() - began
         pending.count(key.sheet, outcome, took_s)
         if span is not None and pending.policy is not None:
-            telemetry.exemplars.note(pending.policy.tally.labels, took_s, span.trace_id)
+            telemetry.exemplars.note(pending.policy.tally.labels, took_s, span.trace_id, time.time())
         self._describe(request, pending)
         return (reply if call[2] else b""), share
 

@@ -23,7 +23,7 @@ from proxy.core.batch_reader import read_batch
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
-from proxy.services.rpc.batches import rpc_error_of
+from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.services.sponsor.sponsorship import SponsorRequest, SponsorService, Sponsorship
 from proxy.web.fault_injection import plan_for
 from proxy.web.gate import DIRECTIVES, FAILURE, NETWORK, UNITS, Gate

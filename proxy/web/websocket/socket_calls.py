@@ -18,11 +18,12 @@ from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault, InternalError, InvalidRequest, RateLimited
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch, rpc_error_of
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
 from proxy.services.rpc.method_policy import MethodPolicy, method_of
+from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.services.rpc.rpc_service import BatchUnderWay
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.fault_injection import fault_of_status, plan_for

@@ -17,10 +17,11 @@ import msgspec
 from proxy.core import jsonrpc
 from proxy.errors import Fault, InternalError, Unavailable
 from proxy.services.feed.topics import FeedEvent, NetworkFeed, Topic
-from proxy.services.rpc.batches import BatchItem, rpc_error_of
+from proxy.services.rpc.batches import BatchItem
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.web.websocket.backlog import Backlog
 from proxy.web.websocket.socket_context import EventKind, SocketContext
 from proxy.web.websocket.socket_output import SocketOutput
