@@ -80,9 +80,19 @@ local function fit(r, now, cost, must)
   return fitting / calls, wait
 end
 
--- Grants what was needed, and in advance at most half of what is left: other hosts may need it now.
-local function grant(r, i, now, cost, must, want)
-  local given = must + math.max(0, math.min(want, math.ceil((there(r, i, now, cost) - must) / 2)))
+-- The part of what is wanted in advance that is granted: at most half of the calls that still fit, since other hosts may need
+-- the rest now.
+local function advance(r, now, cost, must, want)
+  local calls = math.max(1, want[1])
+  local fitting = math.huge
+  for i = 1, 2 do
+    local each = want[i] / calls
+    if each > 0 then fitting = math.min(fitting, math.floor((there(r, i, now, cost[i]) - must[i]) / each + TOLERANCE)) end
+  end
+  return math.max(0, math.min(1, math.ceil(fitting / 2) / calls))
+end
+
+local function grant(r, i, cost, given)
   r.edge[i] = r.edge[i] + given * cost
   r.cur[i] = r.cur[i] + given * cost
   return given
@@ -102,9 +112,12 @@ local function lease(keys, args)
     report(r, a[at], 1, a[at + 1], a[at + 3])
     report(r, a[at], 2, a[at + 2], a[at + 4])
   end
-  local part, wait = fit(r, now, {a[1], a[2]}, {a[3], a[4]})
-  local requests = grant(r, 1, now, a[1], math.floor(a[3] * part + TOLERANCE), a[5])
-  local units = grant(r, 2, now, a[2], math.floor(a[4] * part + TOLERANCE), a[6])
+  local cost = {a[1], a[2]}
+  local part, wait = fit(r, now, cost, {a[3], a[4]})
+  local must = {math.floor(a[3] * part + TOLERANCE), math.floor(a[4] * part + TOLERANCE)}
+  local more = advance(r, now, cost, must, {a[5], a[6]})
+  local requests = grant(r, 1, cost[1], must[1] + math.floor(a[5] * more + TOLERANCE))
+  local units = grant(r, 2, cost[2], must[2] + math.floor(a[6] * more + TOLERANCE))
   r.granted = r.granted * math.exp((r.at - now) / MEMORY_S) + requests
   r.at = now
   save(keys[1], r)

@@ -14,6 +14,7 @@ from proxy.compose.fleet import account_leases, link_to
 from proxy.core.limits import BucketRates
 from proxy.store import host_memory, valkey_link, windows
 from proxy.store.host_memory import HostMemory
+from proxy.store.lease_keeper import LEASE
 from proxy.store.leased_windows import ASK, LeasedWindows
 from proxy.store.live_hosts import LiveHosts
 from proxy.tasks import Tasks
@@ -102,6 +103,18 @@ async def test_one_host_gets_what_another_has_leased_and_does_not_use(tmp_path: 
             return (await volley([other], 20))[0] == 20
 
         await until(gets_all)
+
+
+async def test_tokens_in_advance_are_for_whole_calls(tmp_path: Path) -> None:
+    async with hosts(tmp_path, 1) as (host,):
+        await until(lambda: host.link.is_up)
+        costs, reports = (f"{RATE.request_s:.9g}", f"{RATE.unit_s:.9g}"), ["0"] * 10
+        words = ("FCALL", LEASE, "1", "{penstock}:lease:whole", *costs, "0", "0", "1", str(UNITS), *reports)
+        replies = await asyncio.gather(*(host.link.ask(*words) for _ in range(25)))
+        granted = [reply[:2] for reply in replies]
+        assert [1, UNITS] in granted
+        assert [0, 0] in granted
+        assert all(units == UNITS * requests for requests, units in granted), granted
 
 
 async def test_valkey_is_not_asked_for_a_limit_that_is_not_used(tmp_path: Path) -> None:
