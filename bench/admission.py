@@ -1,4 +1,4 @@
-"""The cost of admission with many keys in a real Postgres: per request and at start-up."""
+"""The cost of admission with many keys in a real Postgres: per request, with leased limits too, and at start-up."""
 
 import asyncio
 import json
@@ -13,6 +13,7 @@ from typing import Any
 
 import asyncpg
 
+from bench.cases import NO_VALKEY
 from bench.processes import StartFailed
 from proxy.core import access
 from proxy.dev.postgres import Postgres
@@ -26,16 +27,20 @@ PEPPER = "a pepper that only the bench ever uses"
 TOOL = Path(__file__).parent / "tools" / "admit.py"
 ROOT = Path(__file__).parent.parent
 
+# The values of each round, by figure and row.
+Costs = dict[str, dict[str, list[float]]]
 
-def figures(workdir: Path, cpus: Sequence[int]) -> dict[str, float]:
-    """Return µs of CPU per request for one worker and for two at once, and the seconds to load the keys."""
+
+def figures(workdir: Path, cpus: Sequence[int]) -> Costs:
+    """Return µs of CPU per request for one worker and for two at once, those of one worker with leased limits next to limits
+    without Valkey, and the seconds to load the keys."""
     try:
         return asyncio.run(_figures(workdir, cpus))
     except StartError as error:
         raise StartFailed(str(error)) from error
 
 
-async def _figures(workdir: Path, cpus: Sequence[int]) -> dict[str, float]:
+async def _figures(workdir: Path, cpus: Sequence[int]) -> Costs:
     sockets = workdir / "admission-sockets"
     sockets.mkdir()
     postgres = Postgres(workdir / "admission-postgres", sockets, workdir / "admission-postgres.log")
@@ -47,10 +52,14 @@ async def _figures(workdir: Path, cpus: Sequence[int]) -> dict[str, float]:
         pair = await asyncio.to_thread(_measure, postgres.url, keys_file, cpus[:2], shared=True)
     finally:
         await postgres.child.stop()
+    warm = {
+        name: {"penstock": costs["leased"], NO_VALKEY: costs["plain"]} for name, costs in alone[0]["warm_us"].items()
+    }
     return {
-        "alone": min(run["us"] for run in alone),
-        "shared": max(run["us"] for run in pair),
-        "loaded_s": max(run["loaded_s"] for run in alone),
+        "alone": {"penstock": [min(run["us"] for run in alone)]},
+        "shared": {"penstock": [max(run["us"] for run in pair)]},
+        "loaded_s": {"penstock": [max(run["loaded_s"] for run in alone)]},
+        **warm,
     }
 
 

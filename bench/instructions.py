@@ -3,10 +3,14 @@
 Counted is all that a worker does while it reads a message of a client or of an upstream (libuv's `uv__read`), without timers
 and background tasks. Left out are the functions of libc's allocator: their work depends on the layout of the heap. Two builds
 also differ by up to 2 % because of collisions in the interpreter's cache of methods: see the list of functions.
+
+The case shared-limits is compared with the same call without Valkey. Its tokens are there already: only the path of the call is
+counted, not the leases that a worker asks for in the background.
 """
 
 import argparse
 import asyncio
+import functools
 import os
 import re
 import subprocess
@@ -15,14 +19,24 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
 from bench import cases
 from bench.loaders import MARKER, Stub, Target, build
+from bench.warm_leases import lease_all
+from proxy.store.leased_windows import LeasedWindows
 from tests.web.worker import LIVE, NO_CACHE, running_worker
 
-COUNTS = {"small": 2000, "hit": 2000, "batch": 400}
+COUNTS = {"small": 2000, "shared-limits": 2000, "hit": 2000, "batch": 400}
+# Cases that are compared with another one.
+BASES = {"shared-limits": "small"}
+# Settings of a case.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "hit": {},
+    "shared-limits": {**NO_CACHE, "valkey": {"limits_url": "valkey://127.0.0.1:1"}},
+}
 CALLGRIND = ("valgrind", "-q", "--tool=callgrind", "--collect-atstart=no", "--toggle-collect=uv__read")
 ALLOCATOR = re.compile(r"(_int_(malloc|free|realloc|memalign)|malloc_consolidate|unlink_chunk|sysmalloc|systrim)\b")
 ROOT = Path(__file__).parent.parent
@@ -38,11 +52,14 @@ def main() -> None:
     if args.serve is not None:
         uvloop.run(_serve(args.cases[0], args.serve))
         return
+    count = functools.cache(instructions)
     for name in args.cases or COUNTS:
-        mine = instructions(name, ROOT)
+        mine = count(name, ROOT)
         print(f"{name}: {mine.total():,.0f} instructions per request", flush=True)
+        if name in BASES:
+            _compare(mine, count(BASES[name], ROOT))
         if args.against is not None:
-            _compare(mine, instructions(name, args.against.resolve()))
+            _compare(mine, count(name, args.against.resolve()))
 
 
 def _compare(mine: Counter[str], other: Counter[str]) -> None:
@@ -91,8 +108,10 @@ async def _serve(name: str, workdir: Path) -> None:
     stub.start(0, port=0, workdir=workdir)
     upstreams = {LIVE: [{"url": stub.url, "connections": 1024}]}
     try:
-        async with running_worker(upstreams, rpc={"depth": 1}, **({} if name == "hit" else NO_CACHE)) as worker:
+        async with running_worker(upstreams, rpc={"depth": 1}, **SETTINGS.get(name, NO_CACHE)) as worker:
             await worker.app.plane.trackers[LIVE].look()
+            if isinstance(worker.app.admission.windows, LeasedWindows):
+                lease_all(worker.app.admission.windows)
             target = Target("127.0.0.1", worker.port, f"/v1/rpc/{LIVE}", worker.keys["main"])
             (workdir / "request").write_bytes(case.template(target))
             await _load(worker.port, workdir / "request", COUNTS[name] // 4, first=10**6)

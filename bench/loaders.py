@@ -168,7 +168,7 @@ class ValkeyStub(Stub):
 
 def measure(generator: Generator, load: Load, target: Target, layout: machine.Layout, *, workdir: Path) -> Sample:
     """Load one candidate and record the CPU use of its processes and of both cores."""
-    request = workdir / "request"
+    request = workdir / f"request-{target.port}"  # other candidates may be measured at the same time
     request.write_bytes(load.template)
     pids = machine.listeners(target.port)
     cores = (*layout.service, layout.load)

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -54,6 +55,8 @@ from bench.processes import StartFailed
 CACHED_REPLIES = 1_000_000
 # Latency rounds per ordinary round: the tail of a single round says more about the machine than about the candidate.
 TAIL_ROUNDS = 3
+# Rounds per ordinary round if all candidates run at the same time: their differences are small.
+PAIRED_ROUNDS = 3
 OVERLOAD_S = 5.0  # long enough for queues to fill
 ALONE_S = 10.0  # calls without an attack: enough for a p99
 # Beside that many small calls per second: one in ten calls has a reply of 100 KB, one in a hundred one of 5 MB.
@@ -83,7 +86,7 @@ class Runner:
     peers: Sequence[str] = ()  # other gateways, which the bench starts
     skips: list[Skip] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
-    _admission: dict[str, float] | None = None
+    _admission: admission.Costs | None = None
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     def run(self, case: Case) -> None:
@@ -147,6 +150,19 @@ class Runner:
                 rows[name].samples.append(sample)
                 print(f"  {label} {turn + 1}/{rounds}  {name:<10} {_describe(case, sample)}", flush=True)
         return rows
+
+    def _run_paired(self, case: Case) -> None:
+        """All candidates at the same time: a slow phase of the machine is the same for each. Only their CPU times compare."""
+        targets = self._ready(case)
+        rows = {name: Row(shares_core=True) for name in targets}
+        with ThreadPoolExecutor(len(targets) or 1) as threads:
+            for _ in range(PAIRED_ROUNDS * self.rounds):
+                samples = threads.map(partial(self._sample, case), targets.values())
+                for row, sample in zip(rows.values(), samples, strict=True):
+                    row.samples.append(sample)
+                    row.values.append(sample.cpu_us_per_request)
+        method = "all candidates are under load at the same time, on one core"
+        self._show(Figure(case, case.name, case.title, case.unit, rows, case.aims, method))
 
     # --- latency ------------------------------------------------------------------------------------------------------
 
@@ -335,16 +351,15 @@ class Runner:
     # --- admission ----------------------------------------------------------------------------------------------------
 
     def _run_admission(self, case: Case) -> None:
-        """Measured once per run, without a service: both cases report figures of the same measurement."""
+        """Measured once per run, without a service: the cases report figures of the same measurement."""
         if self._admission is None:
             self.fleet.keep_only(set())
             self._admission = admission.figures(self.workdir, (*self.layout.service, self.layout.load))
         for aim in case.aims:
-            value = self._admission[aim.figure]
-            print(f"  {aim.figure:<10} {value:.2f} {case.unit}", flush=True)
+            rows = {name: Row(values) for name, values in self._admission[aim.figure].items()}
             name = f"{case.name}/{aim.figure}" if len(case.aims) > 1 else case.name
             title = f"{case.title}{': ' + aim.figure if len(case.aims) > 1 else ''}"
-            self.figures.append(Figure(case, name, title, case.unit, {"penstock": Row([value])}, (aim,)))
+            self._show(Figure(case, name, title, case.unit, rows, (aim,)))
 
     # --- the index of holdings ----------------------------------------------------------------------------------------
 
@@ -626,6 +641,7 @@ RUNS: Mapping[Kind, Callable[[Runner, Case], None]] = {
     "rate": Runner._run_rates,
     "bytes": Runner._run_rates,
     "cpu": Runner._run_rates,
+    "paired": Runner._run_paired,
     "latency": Runner._run_latency,
     "workers": Runner._run_workers,
     "idle": Runner._run_memory,

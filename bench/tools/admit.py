@@ -1,6 +1,7 @@
 """Load every key of a database, admit requests with random keys, and print the CPU time per request.
 
-Two processes can share the windows, as two workers of a host do. CPU time excludes waiting.
+Two processes can share the windows, as two workers of a host do. CPU time excludes waiting. A process alone also compares
+limits leased from Valkey with those of one host. All leases are there already: none has to be asked for.
 """
 
 import asyncio
@@ -8,20 +9,27 @@ import json
 import random
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
+from bench.warm_leases import lease_all
 from proxy import settings as settings_room
 from proxy.core import access
+from proxy.core.access import Key
 from proxy.services.accounts.admission import Admission, AuthFailures
 from proxy.services.accounts.keyring import Keyring, utc_day
 from proxy.services.accounts.quotas import Quotas
 from proxy.store import host_memory
 from proxy.store.host_memory import HostMemory
 from proxy.store.keys import KeyStore
+from proxy.store.leased_windows import LeasedWindows
 from proxy.store.pool import Pool
 from proxy.store.quotas import QuotaStore
 from proxy.store.windows import UnsharedWindows, Windows
 
 ROUNDS = 5
+# The comparison takes more, shorter rounds: the difference is small.
+WARM_ROUNDS = 15
 
 
 async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: str, shared: bool) -> None:
@@ -35,11 +43,17 @@ async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: st
     await keyring.load()
     loaded_s = time.perf_counter() - began
     quotas = Quotas(QuotaStore(pool), chunk=1000, flush_s=1.0, day=utc_day, accounts=keyring.accounts.values)
-    admission = Admission(keyring, windows, quotas, AuthFailures(60, HostMemory(host_memory.create()).addresses))
+    memory = HostMemory(host_memory.create())
+    failures = AuthFailures(60, memory.addresses)
+    admission = Admission(keyring, windows, quotas, failures)
     with open(keys_file) as file:
         texts = file.read().split()
     costs = [_admit(admission, random.choices(texts, k=count)) for _ in range(ROUNDS)]
-    print(json.dumps({"keys": len(keyring), "loaded_s": loaded_s, "us": min(costs), "all_us": costs}))
+    found: dict[str, Any] = {"keys": len(keyring), "loaded_s": loaded_s, "us": min(costs), "all_us": costs}
+    if not shared:
+        leased = LeasedWindows(windows_fd, memory.fd, alone=True)
+        found["warm_us"] = _compare(admission, Admission(keyring, leased, quotas, failures), leased, texts, count)
+    print(json.dumps(found))
     await pool.close()
 
 
@@ -54,6 +68,35 @@ def _admit(admission: Admission, texts: list[str]) -> float:
         admission.charge(key, 1, 2, now)
         admission.headers(key, now)
     return (time.process_time() - began) / len(texts) * 1e6
+
+
+def _charge(admission: Admission, keys: list[Key]) -> float:
+    """Return µs of CPU per request for the charge alone."""
+    began = time.process_time()
+    for key in keys:
+        assert admission.charge(key, 1, 2, time.monotonic()) is None
+    return (time.process_time() - began) / len(keys) * 1e6
+
+
+def _compare(
+    plain: Admission, leased: Admission, windows: LeasedWindows, texts: list[str], count: int
+) -> dict[str, dict[str, list[float]]]:
+    """The costs of each round, by figure and kind of limit. Both kinds take turns."""
+    keys = [plain.who(text, "127.0.0.1", time.monotonic()) for text in texts]
+    for key in keys:
+        key.account.left = key.account.day_limit
+        windows.reserve_rates(key.rate, None)
+    works: dict[str, Callable[[Admission], float]] = {
+        "request": lambda admission: _admit(admission, random.choices(texts, k=count)),
+        "charge": lambda admission: _charge(admission, random.choices(keys, k=count)),
+    }
+    costs: dict[str, dict[str, list[float]]] = {name: {"plain": [], "leased": []} for name in works}
+    for _ in range(WARM_ROUNDS):
+        for name, work in works.items():
+            lease_all(windows)
+            costs[name]["plain"].append(work(plain))
+            costs[name]["leased"].append(work(leased))
+    return costs
 
 
 if __name__ == "__main__":

@@ -18,14 +18,15 @@ from typing import Any, ParamSpec
 import uvloop
 
 from proxy.compose.app import App
+from proxy.compose.fleet import windows_of
 from proxy.core import access
 from proxy.core.access import Account, Key, Limits
 from proxy.core.directives import USUAL
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.limits import BucketRates
 from proxy.settings import load, read_certificates
-from proxy.store import windows
-from proxy.store.windows import UnsharedWindows
+from proxy.store import host_memory, windows
+from proxy.store.host_memory import HostMemory
 from tests.http_client import HttpClient, Reply
 from tests.http_client import post as post_to
 from tests.shipped_tables import TABLES
@@ -177,10 +178,11 @@ async def running_worker(
     for name, section in sections.items():
         over[name] = {**over.get(name, {}), **section} if isinstance(section, Mapping) else section  # type: ignore[dict-item]
     fd = windows.create() if beside is None else os.dup(beside.windows_fd)
-    memory = None if beside is None else beside.app.memory
+    memory = HostMemory(host_memory.create()) if beside is None else beside.app.memory
     settings = load(environ={}, overrides=over)
     certificates = read_certificates(settings.server.tls)
-    app = App(settings, TABLES, UnsharedWindows(fd), memory=memory, certificates=certificates)
+    buckets = windows_of(settings, fd, memory, alone=True)
+    app = App(settings, TABLES, buckets, memory=memory, certificates=certificates)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     found = Worker(app, listener.getsockname()[1], fd)

@@ -1,0 +1,18 @@
+"""Leased limits whose tokens are all there, as if Valkey had granted them: no call has to ask for any."""
+
+import time
+
+from proxy.store.lease_records import LeaseGrant
+from proxy.store.leased_windows import LeasedWindows
+
+# Longer than any measurement takes.
+LEASE_S = 600.0
+
+
+def lease_all(windows: LeasedWindows) -> None:
+    """Give every limit a second's worth more."""
+    windows.away = False
+    now = time.monotonic()
+    given = LeaseGrant(1.0, 1.0, now + LEASE_S, 0.0, slot=1, requests=0, all_requests=0.0, there_s=0.0)
+    for rate, guard in windows.rates.values():
+        windows.grant(rate, guard, now, given, 0.0)
