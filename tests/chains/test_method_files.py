@@ -146,7 +146,7 @@ def test_operator_adds_methods_in_a_file(write: Write, monkeypatch: pytest.Monke
         ("[methods]\na_b = { price = 1, identified = true }", 'own.toml: methods.a_b: identified needs kind = "write"'),
         ("[methods]\na_b = { price = 1, creates_filter = true }", "own.toml: methods.a_b: creates_filter needs"),
         ("[methods]\na_b = { price = 1, splits = true }", "own.toml: methods.a_b: splits needs span"),
-        ("[methods]\na_b = { price = 1, chain = 1 }", "own.toml: methods.a_b: "),
+        ("[methods]\na_b = { price = 1, chain = 1 }", "own.toml: methods.a_b.chain: there is no such key"),
     ],
 )
 def test_fault_in_a_file_is_named(write: Write, text: str, fault: str) -> None:
