@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import fcntl
 import os
 import shutil
@@ -34,6 +35,9 @@ def end() -> None:
 
 async def copy_to(directory: Path) -> None:
     """Fill a directory that does not exist yet with a cluster. Its database `penstock` has every migration."""
+    if PLACE not in os.environ:  # a program that uses the tests' services, such as a benchmark
+        begin()
+        atexit.register(end)
     found = await _prepared(Path(os.environ[PLACE]))
     directory.parent.mkdir(parents=True, exist_ok=True)
     # The owner of the files stays the same.
