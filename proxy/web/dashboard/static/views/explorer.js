@@ -33,7 +33,7 @@ function keyFields(keys) {
   const options = { ...keys, [PASTED]: "Another key…" };
   if (!Object.hasOwn(options, state.id)) state.id = Object.keys(keys)[0] ?? PASTED;
   const show = () => { pasted.node.hidden = state.id !== PASTED; };
-  const chosen = forms.select("Send as", options, { value: state.id, hint: "Requests are counted and limited as those of this key. You need not paste it.",
+  const chosen = forms.select("Send as", options, { value: state.id, hint: "Requests are counted and limited as those of this key.",
     onchange: () => {
       state.id = chosen.read();
       show();
