@@ -70,7 +70,7 @@ class PollTable:
         return self._counter[0]
 
     def count_change(self) -> None:
-        """Two processes that count at once may count once: the number still differs from the one before."""
+        """Two processes that count at once may count once. Who reads between them finds the second poll after the next one."""
         self._counter[0] += 1
 
     def record(self, name: str) -> PollRecord:
