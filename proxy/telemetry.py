@@ -13,7 +13,6 @@ import logging.handlers
 import queue
 import re
 import sys
-from bisect import bisect_left
 from collections import Counter as Counter_
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -29,6 +28,7 @@ from prometheus_client.samples import Exemplar
 
 from proxy.core.exemplars import Exemplars
 from proxy.core.iso_time import iso_millis_of_unix
+from proxy.core.latency_histogram import bucket_of
 from proxy.core.usage import LATENCY_S as LATENCY_S
 from proxy.core.usage import Tally as Tally
 
@@ -254,7 +254,7 @@ def _with_exemplar(buckets: list[tuple[str, float]], exemplar: Exemplar | None) 
     """Add the exemplar to the bucket that counts its call."""
     if exemplar is None:
         return list(buckets)
-    place = bisect_left(LATENCY_S, exemplar.value)
+    place = bucket_of(exemplar.value)
     return [(*bucket, exemplar) if at == place else bucket for at, bucket in enumerate(buckets)]
 
 

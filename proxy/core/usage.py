@@ -10,13 +10,12 @@ nor with the clock.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import add
 from typing import Final, Literal
 
-from proxy.core.latency_histogram import EDGES_S
+from proxy.core.latency_histogram import EDGES_S, bucket_of
 
 # Upper edges of the buckets, the same for calls as for upstreams; one more holds the rest.
 LATENCY_S: Final[tuple[float, ...]] = EDGES_S
@@ -61,14 +60,14 @@ class Tally:
             self.joins += 1
         self.units += units
         self.seconds += seconds
-        self.buckets[bisect_left(LATENCY_S, seconds)] += 1
+        self.buckets[bucket_of(seconds)] += 1
 
     def count_results(self, calls: int, units: int, seconds: float) -> None:
         """Count calls that took as long as each other and had results; `units` is the price of one."""
         self.results += calls
         self.units += calls * units
         self.seconds += calls * seconds
-        self.buckets[bisect_left(LATENCY_S, seconds)] += calls
+        self.buckets[bucket_of(seconds)] += calls
 
     def add(self, other: Tally) -> None:
         self.results += other.results
