@@ -32,9 +32,8 @@ the same digest would share a reply, so it is a cryptographic one: Python's own 
 
 from __future__ import annotations
 
-from functools import lru_cache
 from hashlib import blake2b
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec.structs import astuple
 
@@ -65,21 +64,25 @@ RECENT_PART = 4
 FREED_PER_PUT = 8
 
 
+# Frequent calls repeat, and to find a digest takes a fraction of the time of computing it.
+_digests: Final[dict[bytes, bytes]] = {}
 _PLACES = [bytes([place]) for place in range(OWNERS)]
 
 
 def key_of(method: bytes, params: bytes) -> bytes:
     """The key of a call. Params start with a bracket, so no two pairs join to the same bytes."""
     text = method + params
-    return _digest_again(text) if len(text) <= SHORT else _digest(text)
+    known = _digests.get(text) if len(text) <= SHORT else None
+    return known if known is not None else _new_key(text)
 
 
-def _digest(text: bytes) -> bytes:
-    return blake2b(text, digest_size=KEY_BYTES).digest()
-
-
-# Frequent calls repeat: looking a digest up takes a quarter of the time of computing it.
-_digest_again = lru_cache(maxsize=REMEMBERED)(_digest)
+def _new_key(text: bytes) -> bytes:
+    key = blake2b(text, digest_size=KEY_BYTES).digest()
+    if len(text) <= SHORT:
+        if len(_digests) >= REMEMBERED:
+            _digests.clear()
+        _digests[text] = key
+    return key
 
 
 class OwnedBytes:
