@@ -70,10 +70,10 @@ class FrontContext:
         # Whether every reply needs extra header lines: X-Upstream, or Connection: close.
         self.adds_lines = shows_upstream
         self._fixed_lines = header_lines(fixed_headers(server.tls))
-        self._served = 0
-        self._stem = stem()
+        self._served, self._stem = 0, stem()
         self._request_ids = b"%b%06x" % (self._stem, 0)
-        self._reset_lines: dict[int, bytes] = {}
+        # The X-RateLimit-Reset header that was written last, and the Unix time in it.
+        self._reset_line, self._reset_at = b"", 0.0
         self.tick()
 
     def __repr__(self) -> str:
@@ -107,11 +107,13 @@ class FrontContext:
         if edge < now - 1.0:
             edge = now - 1.0
         remaining = limits.remaining(edge, now, limit.requests_per_second)
-        resets = int(edge + self._resets)
+        resets = edge + self._resets
+        if not 0.0 <= resets - self._reset_at < 1.0:
+            self._write_reset(resets)
         return (
             limit.limit_line,
             DIGITS[remaining] if remaining < 1024 else b"%d" % remaining,
-            self._reset_lines.get(resets) or self._reset_line(resets),
+            self._reset_line,
         )
 
     def rate_lines_without_key(self, transport: asyncio.Transport | None) -> bytes:
@@ -146,12 +148,10 @@ class FrontContext:
         future = self.loop.run_in_executor(None, encodings.compress_apart, encoding, body)
         future.add_done_callback(lambda done: on_done(done.result()))
 
-    def _reset_line(self, resets: int) -> bytes:
-        """Format the X-RateLimit-Reset header and cache it: all replies of a second share a few values."""
-        if len(self._reset_lines) > 8:
-            self._reset_lines.clear()
-        line = self._reset_lines[resets] = b"\r\nX-RateLimit-Reset: %d\r\n" % resets
-        return line
+    def _write_reset(self, resets: float) -> None:
+        """Format the X-RateLimit-Reset header. Most replies of a second have the same one."""
+        seconds = int(resets)
+        self._reset_line, self._reset_at = b"\r\nX-RateLimit-Reset: %d\r\n" % seconds, float(seconds)
 
     def refusal(self, head: RequestHead, now: float) -> Fault:
         """Why the key may not call this route: disabled, expired, no matching scope, or a test key on a live network."""
