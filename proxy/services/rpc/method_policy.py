@@ -28,12 +28,12 @@ _ARRAY: Final = ord("[")
 _ID_STARTS: Final = ID_STARTS
 _COMPACT: Final[int] = COMPACT
 # No params begin with a zero byte.
-_NO_SHAPE = (0, b"", b"")
+_NO_SHAPE = (0, 0, b"")
 
 
-def _latest_shape(method: Method, tag: bytes) -> tuple[int, bytes, bytes]:
-    """How callers usually write the params of a call at the latest block: the first byte of the first item, a separator, and
-    everything that follows the first occurrence of the separator.
+def _latest_shape(method: Method, tag: bytes) -> tuple[int, int, bytes]:
+    """How callers usually write the params of a call at the latest block: the first byte of the first item, a separator (one
+    byte), and everything from its first occurrence on.
 
     Params of this shape have the tag as their last item, in the place where the method expects it. That matters: given several
     blocks, an upstream may read the first one, and the last would only make the call cheap.
@@ -41,8 +41,9 @@ def _latest_shape(method: Method, tag: bytes) -> tuple[int, bytes, bytes]:
     if not tag:
         return _NO_SHAPE
     if method.after_object:
-        return ord("{"), b"}", b',"%b"]' % tag
-    return ord('"'), b"[" if method.block_at == 0 else b",", b'"%b"]' % tag
+        return ord("{"), ord("}"), b'},"%b"]' % tag
+    separator = b"[" if method.block_at == 0 else b","
+    return ord('"'), ord(separator), b'%b"%b"]' % (separator, tag)
 
 
 def _scope_of(method: Method) -> int:
@@ -57,9 +58,9 @@ class MethodPolicy:
     """One method on one network."""
 
     __slots__ = (
-        "answer", "any_block", "before_latest", "by_range", "cacheable", "ends_latest", "family", "has_block", "is_checked",
+        "answer", "any_block", "by_range", "cacheable", "ends_latest", "family", "has_block", "is_checked",
         "is_head_number", "is_plain", "latest", "looks_up_null", "may_repeat", "may_show_head", "method", "normalises", "opens",
-        "reports_block", "request_tail", "scope", "shared", "short", "shows_block", "tally", "units", "verify",
+        "reports_block", "request_tail", "scope", "separator", "shared", "short", "shows_block", "tally", "units", "verify",
     )  # fmt: skip
 
     def __init__(self, method: Method, family: Family, tally: Tally) -> None:
@@ -76,7 +77,7 @@ class MethodPolicy:
         self.cacheable = method.kind == "read" and method.cache != "never"
         self.has_block = method.block_at is not None
         # The usual shape of params at the latest block. See `_latest_shape`.
-        self.opens, self.before_latest, self.latest = _latest_shape(method, family.latest.encode())
+        self.opens, self.separator, self.latest = _latest_shape(method, family.latest.encode())
         # The ends of params that name the latest block last, or no block; empty if the family has no such tag.
         self.ends_latest = (b'"%b"]' % family.latest.encode(), b"[]") if family.latest else ()
         # Whether replies are cached or shared on this route, and whether calls may take the short path. Set by the route.
@@ -125,7 +126,11 @@ class MethodPolicy:
 
     def names_latest(self, params: bytes) -> bool:
         """Whether the params have the usual shape of a call at the latest block: a quick test, which most calls pass."""
-        return params[1] == self.opens and params.partition(self.before_latest)[2] == self.latest
+        return (
+            params[1] == self.opens
+            and params.endswith(self.latest)
+            and self.separator not in params[: len(params) - len(self.latest)]
+        )
 
     def is_latest(self, params: bytes) -> bool:
         """Whether the call is about the latest block, named last or not at all."""
