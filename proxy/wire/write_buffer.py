@@ -15,7 +15,7 @@ DEFER_BELOW: Final = 8192
 # Writes that are sent at once before one is queued again to see whether turns are still quiet.
 QUIET_WRITES: Final = 16
 # Writes that are queued at most. In a turn with many events, peers work on the first ones while the last ones are read.
-MOST_QUEUED: Final = 32
+MOST_QUEUED: Final = 64
 
 
 class BufferOwner(Protocol):
@@ -39,8 +39,9 @@ class WriteBuffer:
     def write(self, owner: BufferOwner, data: bytes) -> None:
         if self._quiet:
             self._quiet -= 1
-            if owner.transport is not None:
-                owner.transport.write(data)
+            transport = owner.transport
+            if transport is not None:
+                transport.write(data)
             return
         queue = self._queue
         if not queue:
