@@ -253,7 +253,7 @@ class FrontConnection(asyncio.Protocol):
             self._serve_in_full(head, body, None)
             return
         policy = head.policies.get(envelope.method)
-        params, call_id = bytes(envelope.params), bytes(envelope.id)
+        params, call_id = b"" + envelope.params, b"" + envelope.id  # Half as many instructions as `bytes` takes.
         if policy is None or not policy.is_short_call(envelope, params, call_id, body):
             self._serve_in_full(head, body, envelope)
             return
