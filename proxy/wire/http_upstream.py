@@ -35,7 +35,8 @@ STALLED_S: Final = 2.0
 WARM_S = 1.0
 
 # The ids of the short path. All have the same length, so that the length of a request follows from its method and params.
-_IDS: Final = [b"%d" % number for number in range(700, 956)]
+_FIRST_ID: Final = 700
+_IDS: Final = [b"%d" % number for number in range(_FIRST_ID, _FIRST_ID + 256)]
 
 
 def _length(size: int) -> bytes:
@@ -88,7 +89,7 @@ class HttpUpstream(Upstream):
     def __repr__(self) -> str:
         return f"<HttpUpstream {self.label}: {len(self._open)} open, {len(self.idle)} idle, {len(self._queue)} waiting>"
 
-    def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> bytes | None:
+    def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> int:
         """Ids rotate on each connection. Replies arrive in order, so a stray one meets the next call at the latest, which has
         another id: a few ids suffice.
         """
@@ -96,24 +97,23 @@ class HttpUpstream(Upstream):
         if idle:
             connection = idle.pop()
         elif self.depth == 1:
-            return None
+            return 0
         else:
             found = self._corked
             if found is None or len(found.sinks) >= self._cork_depth:
                 found = self._cork()
                 if found is None:
-                    return None
+                    return 0
             connection = found
         connection.sinks.append(sink)
         connection.id_index = id_index = (connection.id_index + 1) & 255
-        call_id = _IDS[id_index]
         size = len(tail) + len(params)
-        parts = (self.head, _LENGTHS[size] if size < 1024 else _length(size), call_id, tail, params, b"}")
+        parts = (self.head, _LENGTHS[size] if size < 1024 else _length(size), _IDS[id_index], tail, params, b"}")
         if self.depth == 1:
             self._write_buffer.write(connection, b"".join(parts))
         else:
             self._out += parts
-        return call_id
+        return _FIRST_ID + id_index
 
     def submit(
         self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False, header: bytes = b""

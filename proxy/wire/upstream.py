@@ -139,8 +139,8 @@ class Upstream:
         # The time of the last sweep: precise enough to measure how long a connection was idle.
         self.now = time.monotonic()
 
-    def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> bytes | None:
-        """Send a call on the short path. Returns its id, or None if no connection can take it at once."""
+    def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> int:
+        """Send a call on the short path. Returns its id, a number, or 0 if no connection can take it at once."""
         raise NotImplementedError
 
     def submit(

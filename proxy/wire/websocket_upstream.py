@@ -56,8 +56,8 @@ class WebSocketUpstream(Upstream):
     def __repr__(self) -> str:
         return f"<WebSocketUpstream {self.label}: {len(self._pending)} in flight, {len(self._queue)} waiting>"
 
-    def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> bytes | None:
-        return None
+    def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> int:
+        return 0
 
     def submit(
         self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False, header: bytes = b""

@@ -8,11 +8,10 @@ connection has one call under way at a time, so one `ShortCall` is reused for al
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from typing import Final, final
 
 from proxy.core import jsonrpc
-from proxy.core.usage import LATENCY_S
+from proxy.core.latency_histogram import bucket_of
 from proxy.services.rpc.flights import Flight, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.web.front.reply_writer import ReplyWriter
@@ -21,9 +20,9 @@ from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
 _monotonic: Final = time.monotonic
-_read_reply: Final = jsonrpc.read_any_reply
+_read_reply: Final = jsonrpc.read_numbered_reply
 _NOT_JSON: Final = jsonrpc.NOT_JSON
-_NO_REPLY: Final = jsonrpc.UpstreamReply()
+_NO_REPLY: Final = jsonrpc.NumberedReply()
 
 
 @final
@@ -34,9 +33,9 @@ class ShortCall:
 
     def __init__(self, replies: ReplyWriter) -> None:
         self._replies = replies
-        # The call under way: its params, the id it was sent under, its upstream.
+        # The call under way: its params, the number that is its id, its upstream.
         self._params = b""
-        self._wire_id = b""
+        self._wire_id = 0
         self._upstream: Upstream | None = None
 
     def __repr__(self) -> str:
@@ -48,8 +47,8 @@ class ShortCall:
 
     def send(self, upstream: Upstream, policy: MethodPolicy, params: bytes) -> bool:
         """Send the call. False if the upstream has no connection free for it."""
-        sent = upstream.send_call(self, policy.request_tail, params) if upstream.health.free else None
-        if sent is None:
+        sent = upstream.send_call(self, policy.request_tail, params) if upstream.health.free else 0
+        if not sent:
             return False
         self._params = params
         self._wire_id = sent
@@ -79,7 +78,7 @@ class ShortCall:
         if (
             not result
             or reply.error
-            or bytes(reply.id) != self._wire_id
+            or reply.id != self._wire_id
             or head.status != 200
             or not head.plain
             or not body.isascii()
@@ -101,7 +100,7 @@ class ShortCall:
         tally.results += 1
         tally.units += replies.units
         tally.seconds += took
-        tally.buckets[bisect_left(LATENCY_S, took)] += 1
+        tally.buckets[bucket_of(took)] += 1
         replies.cache = ""
         replies.write_result(result, now)
 
@@ -112,7 +111,7 @@ class ShortCall:
         """Pass on a large reply that is complete. One that comes in pieces needs a flight to follow it to its end."""
         replies = self._replies
         policy: MethodPolicy = replies.policy  # type: ignore[assignment]
-        start = result_at(policy, self._wire_id, head, beginning) if len(beginning) == head.length else 0
+        start = result_at(policy, b"%d" % self._wire_id, head, beginning) if len(beginning) == head.length else 0
         if not start:
             flight = self._take_off(connection.upstream)
             connection.replace(self, flight)
@@ -150,7 +149,7 @@ class ShortCall:
             self._params,
             replies,
             upstream,
-            id_=self._wire_id,
+            id_=b"%d" % self._wire_id,
             began=replies.began,
             client=replies.client,
             block=replies.block,
