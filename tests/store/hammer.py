@@ -5,7 +5,7 @@ Tests start several of them to simulate workers: real processes on one inherited
 
 from __future__ import annotations
 
-import select
+import selectors
 import subprocess
 import sys
 import time
@@ -42,8 +42,9 @@ class Hammer:
     def receive(self) -> Any:
         assert self.process.stdout is not None
         # A mutex that is never released must fail this test, not hang the whole run.
-        ready, _, _ = select.select([self.process.stdout], [], [], ANSWER_S)
-        assert ready, f"no answer within {ANSWER_S} s"
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            assert selector.select(ANSWER_S), f"no answer within {ANSWER_S} s"
         line = self.process.stdout.readline()
         assert line, f"the process ended: {self.process.wait(5)}"
         return orjson.loads(line)

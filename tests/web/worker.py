@@ -196,3 +196,5 @@ async def running_worker(
             await asyncio.sleep(0)
         await app.stop()
         os.close(fd)
+        if beside is None:
+            os.close(memory.fd)
