@@ -9,7 +9,7 @@ import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -168,17 +168,22 @@ class ValkeyStub(Stub):
 
 def measure(generator: Generator, load: Load, target: Target, layout: machine.Layout, *, workdir: Path) -> Sample:
     """Load one candidate and record the CPU use of its processes and of both cores."""
-    request = workdir / f"request-{target.port}"  # other candidates may be measured at the same time
-    request.write_bytes(load.template)
+    request = write_request(load, target, workdir)
     pids = machine.listeners(target.port)
     cores = (*layout.service, layout.load)
     before, cpu_before = [machine.core_times(cpu) for cpu in cores], machine.cpu_seconds(pids)
-    began = time.monotonic()
     run = _run_wrk if generator == "wrk" else _run_load
+    began = time.monotonic()
     seen = run(load, target, layout.load, request)
     cpu_used, wall_s = machine.cpu_seconds(pids) - cpu_before, time.monotonic() - began
     busy = _busy(before, [machine.core_times(cpu) for cpu in cores])
+    # Without the warm-up's share.
     share = seen["elapsed_s"] / (seen["elapsed_s"] + load.warmup_s * (generator == "load" and not load.count))
+    return replace(sample_of(seen, cpu_used * share, busy), service_share=cpu_used / wall_s)
+
+
+def sample_of(seen: dict[str, float], cpu_s: float, busy: Sequence[float]) -> Sample:
+    """What a generator printed, and what the machine did meanwhile."""
     return Sample(
         requests=int(seen["requests"]),
         elapsed_s=seen["elapsed_s"],
@@ -188,11 +193,17 @@ def measure(generator: Generator, load: Load, target: Target, layout: machine.La
         p50_us=seen["p50_us"],
         p99_us=seen["p99_us"],
         max_us=seen["max_us"],
-        cpu_us_per_request=cpu_used * share * 1e6 / max(1.0, seen["requests"]),  # without the warm-up's share
-        service_share=cpu_used / wall_s,
+        cpu_us_per_request=cpu_s * 1e6 / max(1.0, seen["requests"]),
+        service_share=cpu_s / max(1e-9, seen["elapsed_s"]),
         service_busy=sum(busy[:-1]) / len(busy[:-1]),
         load_busy=busy[-1],
     )
+
+
+def write_request(load: Load, target: Target, workdir: Path) -> Path:
+    request = workdir / f"request-{target.port}"  # other candidates may be measured at the same time
+    request.write_bytes(load.template)
+    return request
 
 
 def _busy(before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]]) -> list[float]:
@@ -207,7 +218,7 @@ def beside(loads: Sequence[Load], target: Target, cpu: int, *, workdir: Path) ->
         for number, load in enumerate(loads):
             request = workdir / f"request-beside-{number}"
             request.write_bytes(load.template)
-            argv = ["chrt", "--idle", "0", *_load_argv(load, target, cpu, request)]
+            argv = ["chrt", "--idle", "0", *load_argv(load, target, cpu, request)]
             children.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         time.sleep(SETTLE_S)
         yield
@@ -218,12 +229,15 @@ def beside(loads: Sequence[Load], target: Target, cpu: int, *, workdir: Path) ->
 
 
 def _run_load(load: Load, target: Target, cpu: int, request: Path) -> dict[str, float]:
-    seen = _run(_load_argv(load, target, cpu, request), timeout_s=load.seconds + 30)
+    return load_counts(_run(load_argv(load, target, cpu, request), timeout_s=load.seconds + 30), load)
+
+
+def load_counts(seen: dict[str, float], load: Load) -> dict[str, float]:
     late = seen["late"] if seen["late"] > load.connections else 0  # the last few are only still in flight
     return {**seen, "late": late, "faults": seen["non_200"] + seen["mismatched"] + seen["errors"]}
 
 
-def _load_argv(load: Load, target: Target, cpu: int, request: Path) -> list[str]:
+def load_argv(load: Load, target: Target, cpu: int, request: Path) -> list[str]:
     flags = {
         "host": target.host,
         "port": target.port,
@@ -246,25 +260,33 @@ def _load_argv(load: Load, target: Target, cpu: int, request: Path) -> list[str]
 
 
 def _run_wrk(load: Load, target: Target, cpu: int, request: Path) -> dict[str, float]:
-    wrk = machine.find_tool("wrk")
-    seconds = max(1, round(load.seconds))
+    argv, env = wrk_command(load, target, cpu, request, load.seconds)
+    return {**_run(argv, timeout_s=load.seconds + 30, env=env), "late": 0.0}
+
+
+def wrk_command(
+    load: Load, target: Target, cpu: int, request: Path, seconds: float
+) -> tuple[list[str], dict[str, str]]:
+    """The command and its environment."""
     argv = [
-        *("taskset", "-c", str(cpu), str(wrk), "-t1", f"-c{load.connections}", f"-d{seconds}s"),
+        *("taskset", "-c", str(cpu), str(machine.find_tool("wrk")), "-t1"),
+        *(f"-c{load.connections}", f"-d{max(1, round(seconds))}s"),
         *("-s", str(HERE / "tools" / "wrk.lua"), f"{target.scheme}://{target.host}:{target.port}{target.path}"),
     ]
     first = str(next(_runs) * NUMBERS_PER_RUN)
-    env = {"BENCH_REQUEST": str(request), "BENCH_MARKER": MARKER, "BENCH_FIRST": first}
-    return {**_run(argv, timeout_s=seconds + 30, env=env), "late": 0.0}
+    return argv, {**os.environ, "BENCH_REQUEST": str(request), "BENCH_MARKER": MARKER, "BENCH_FIRST": first}
 
 
 def _run(argv: list[str], *, timeout_s: float, env: dict[str, str] | None = None) -> dict[str, float]:
-    """Run a generator and parse its last line as JSON. A failed run becomes a sample full of faults."""
-    done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, **(env or {})}
-    )
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        print(f"      {(done.stderr or done.stdout).strip()}")
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False, env=env)
+    return read_output(done.returncode, done.stdout, done.stderr)
+
+
+def read_output(returncode: int, output: str, errors: str) -> dict[str, float]:
+    """Parse a generator's last line as JSON. A failed run becomes a sample full of faults."""
+    lines = output.strip().splitlines()
+    if returncode or not lines:
+        print(f"      {(errors or output).strip()}")
         names = ("requests", "bytes", "p50_us", "p99_us", "max_us", "non_200", "mismatched", "late")
         return {**dict.fromkeys(names, 0.0), "elapsed_s": 1.0, "errors": 1.0, "faults": 1.0}
     seen: dict[str, float] = json.loads(lines[-1])

@@ -60,7 +60,7 @@ def _row_cells(figure: Figure, name: str, row: Row) -> tuple[str, ...]:
         f"{ratio.low:.2f} .. {ratio.high:.2f}" if ratio else "-",
         f"{median(s.cpu_us_per_request for s in samples):.1f}" if samples else "-",
         f"{median(s.p50_us for s in samples):,.0f}" if samples else "-",
-        f"{median(s.p99_us for s in samples):,.0f}" if samples else "-",
+        f"{median(s.p99_us for s in samples):,.0f}" if any(s.p99_us for s in samples) else "-",
         row.remarks(),
     )
 

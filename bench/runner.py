@@ -51,6 +51,7 @@ from bench.figures import Figure, Row
 from bench.fleet import Fleet, probe
 from bench.loaders import Generator, Load, Sample, Target, beside, measure
 from bench.processes import StartFailed
+from bench.turns import measure_in_turns
 
 CACHED_REPLIES = 1_000_000
 # Latency rounds per ordinary round: the tail of a single round says more about the machine than about the candidate.
@@ -106,14 +107,23 @@ class Runner:
     def _run_rates(self, case: Case) -> None:
         targets = self._ready(case)
         for generator in self._generators(case):
-            take = partial(self._sample, case, generator=generator)
-            rows = self._interleave(targets, take, case, generator)
+            rows = self._rows(targets, case, generator)
             for row in rows.values():
                 row.values = [_rate(case, sample) for sample in row.samples]
             if any(aim.over == ONE_BY_ONE for aim in case.aims) and (single := self._single_calls()):
                 rows[ONE_BY_ONE] = single
             name = f"{case.name}/{generator}" if len(case.generators) > 1 else case.name
             self.figures.append(Figure(case, name, f"{case.title} [{generator}]", case.unit, rows, case.aims))
+
+    def _rows(self, targets: dict[str, Target], case: Case, generator: Generator) -> dict[str, Row]:
+        loads = [(self._load(case, target), target) for target in targets.values()]
+        rows = {name: Row() for name in targets}
+        for turn in range(self.rounds):
+            samples = measure_in_turns(generator, loads, self.layout, seconds=self.seconds, workdir=self.workdir)
+            for name, sample in zip(targets, samples, strict=True):
+                rows[name].samples.append(sample)
+                self._print_sample(case, generator, turn, self.rounds, name, sample)
+        return rows
 
     def _single_calls(self) -> Row | None:
         """nginx's row of the small call, if this run has measured it."""
@@ -135,8 +145,11 @@ class Runner:
         rate: float = 0.0,
         layout: machine.Layout | None = None,
     ) -> Sample:
-        load = Load(case.template(target), case.expect, case.connections, self.seconds, rate)
+        load = self._load(case, target, rate)
         return measure(generator, load, target, layout or self.layout, workdir=self.workdir)
+
+    def _load(self, case: Case, target: Target, rate: float = 0.0) -> Load:
+        return Load(case.template(target), case.expect, case.connections, self.seconds, rate)
 
     def _interleave(
         self, targets: dict[str, Target], take: Callable[[Target], Sample], case: Case, label: str, *, rounds: int = 0
@@ -148,8 +161,11 @@ class Runner:
             for name in _rotated(list(targets), turn):
                 sample = take(targets[name])
                 rows[name].samples.append(sample)
-                print(f"  {label} {turn + 1}/{rounds}  {name:<10} {_describe(case, sample)}", flush=True)
+                self._print_sample(case, label, turn, rounds, name, sample)
         return rows
+
+    def _print_sample(self, case: Case, label: str, turn: int, rounds: int, name: str, sample: Sample) -> None:
+        print(f"  {label} {turn + 1}/{rounds}  {name:<10} {_describe(case, sample)}", flush=True)
 
     def _run_paired(self, case: Case) -> None:
         """All candidates at the same time: a slow phase of the machine is the same for each. Only their CPU times compare."""

@@ -9,6 +9,9 @@
  * lengths do not change. --expect may contain the marker too: the reply's body must then contain this request's number,
  * which proves that replies reach the right caller.
  *
+ * Turns (--slice S): a closed loop that pauses. For each byte on standard input it runs for S seconds and until every request
+ * has its reply, then prints a line. The end of the input ends the run. The first turn warms up and is not counted.
+ *
  * --refusals: replies other than 200 are refusals of an overloaded server. They are counted, but their latency is not.
  *
  * A reply counts only when it is complete (Content-Length or chunked) and nothing follows it. Prints one JSON object.
@@ -38,6 +41,7 @@
 #define EXPECT_MAX 256
 #define MARKERS_MAX 256
 #define FAULTS_MAX 10000       /* stop loading a server that fails every request */
+#define DRAIN_NS (20 * NS)     /* how long the last replies of a turn may take */
 
 enum phase { HEAD, BODY, CHUNK_SIZE, CHUNK_DATA, CHUNK_END, TRAILER };
 
@@ -67,7 +71,7 @@ static uint64_t histogram[64 * STEPS];
 static struct {
     const char *host, *file, *marker, *expect;
     int port, connections, cpu, refusals;
-    double seconds, warmup, rate;
+    double seconds, warmup, rate, slice;
     uint64_t count;
 } opt = {.host = "127.0.0.1", .connections = 64, .cpu = -1, .seconds = 2, .warmup = 0.3};
 
@@ -79,7 +83,7 @@ static size_t expect_mark; static int expect_has_mark;
 static struct conn *conns; static struct conn **idle; static int idle_n;
 static int ep; static uint64_t next_number; static uint64_t faults; static uint64_t finished;
 static uint64_t issued; static int64_t start; static double gap;
-static char *buffer;
+static char *buffer; static int pausing;
 
 static int64_t now(void) {
     struct timespec t;
@@ -307,7 +311,7 @@ static ssize_t consume(struct conn *c, const char *p, size_t n) {
 }
 
 static void next(struct conn *c) {
-    if (opt.rate > 0) idle[idle_n++] = c;
+    if (opt.rate > 0 || pausing) idle[idle_n++] = c;
     else if (more_to_send()) start_request(c, now());
 }
 
@@ -375,8 +379,43 @@ static void reset_tally(void) {
 
 static int finished_early(void) { return opt.count && finished >= opt.count; }
 
-static double run(void) {
+static void handle_events(int64_t until) {
     struct epoll_event events[512];
+    int n = wait_for(events, 512, until);
+    for (int i = 0; i < n; i++) {
+        struct conn *c = events[i].data.ptr;
+        if (events[i].events & EPOLLOUT && push(c) < 0) { redial(c, 1); next(c); continue; }
+        if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(c);
+    }
+}
+
+static int64_t take_turn(void) {
+    int64_t begun = now(), end = begun + (int64_t)(opt.slice * NS), t = begun;
+    for (pausing = 0; t < end; t = now()) {
+        while (idle_n) start_request(idle[--idle_n], t);
+        handle_events(end);
+    }
+    for (pausing = 1; idle_n < opt.connections; t = now()) {
+        if (t > end + DRAIN_NS) { errno = ETIMEDOUT; fail("replies did not arrive"); }
+        handle_events(end + DRAIN_NS);
+    }
+    return now() - begun;
+}
+
+static double run_in_turns(void) {
+    int64_t elapsed = 0;
+    char byte;
+    for (int turn = 0; read(0, &byte, 1) == 1; turn++) {
+        int64_t took = take_turn();
+        if (turn) elapsed += took;
+        else reset_tally();
+        puts("done");
+        fflush(stdout);
+    }
+    return (double)elapsed / 1e9;
+}
+
+static double run(void) {
     start = now();
     int64_t counted_from = start + (int64_t)(opt.warmup * NS), end = counted_from + (int64_t)(opt.seconds * NS);
     int warm = opt.warmup <= 0;
@@ -390,12 +429,7 @@ static double run(void) {
         else while (idle_n) start_request(idle[--idle_n], t);             /* connections that failed to send start again */
         int64_t until = warm ? end : counted_from;
         if (opt.rate > 0 && idle_n && due_at(issued) < until) until = due_at(issued);
-        int n = wait_for(events, 512, until);
-        for (int i = 0; i < n; i++) {
-            struct conn *c = events[i].data.ptr;
-            if (events[i].events & EPOLLOUT && push(c) < 0) { redial(c, 1); next(c); continue; }
-            if (events[i].events & (EPOLLIN | EPOLLHUP | EPOLLERR)) readable(c);
-        }
+        handle_events(until);
     }
     if (opt.rate > 0) {                                         /* due without a reply: they waited at least this long */
         for (int i = 0; i < opt.connections; i++) if (conns[i].busy && t - conns[i].due > 0) { record(t - conns[i].due); tally.late++; }
@@ -406,7 +440,7 @@ static double run(void) {
 
 static void usage(void) {
     fputs("load --port N --request FILE [--host A] [--connections N] [--seconds S] [--warmup S] [--rate R] [--count N]\n"
-          "     [--marker STR] [--expect STR] [--first N] [--cpu N]\n", stderr);
+          "     [--marker STR] [--expect STR] [--first N] [--cpu N] [--slice S] [--refusals]\n", stderr);
     exit(2);
 }
 
@@ -415,7 +449,7 @@ static void options(int argc, char **argv) {
         {"host", 1, 0, 'h'}, {"port", 1, 0, 'p'}, {"connections", 1, 0, 'c'}, {"seconds", 1, 0, 's'},
         {"warmup", 1, 0, 'w'}, {"rate", 1, 0, 'r'}, {"count", 1, 0, 'n'}, {"request", 1, 0, 'f'},
         {"marker", 1, 0, 'm'}, {"expect", 1, 0, 'e'}, {"first", 1, 0, 'i'}, {"cpu", 1, 0, 'u'},
-        {"refusals", 0, 0, 'x'}, {0, 0, 0, 0}};
+        {"refusals", 0, 0, 'x'}, {"slice", 1, 0, 'l'}, {0, 0, 0, 0}};
     for (int o; (o = getopt_long(argc, argv, "", names, NULL)) != -1;) switch (o) {
         case 'h': opt.host = optarg; break;
         case 'p': opt.port = atoi(optarg); break;
@@ -429,6 +463,7 @@ static void options(int argc, char **argv) {
         case 'e': opt.expect = optarg; break;
         case 'i': next_number = strtoull(optarg, NULL, 10); break;
         case 'u': opt.cpu = atoi(optarg); break;
+        case 'l': opt.slice = atof(optarg); break;
         case 'x': opt.refusals = 1; break;
         default: usage();
     }
@@ -456,8 +491,9 @@ int main(int argc, char **argv) {
         memcpy(c->request, request, request_n);
         if (opt.expect) memcpy(c->expect, opt.expect, expect_n);
         dial(c);
+        if (opt.slice > 0) idle[idle_n++] = c;
     }
-    double elapsed = run();
+    double elapsed = opt.slice > 0 ? run_in_turns() : run();
     uint64_t total = tally.ok + (opt.refusals ? 0 : tally.other) + tally.mismatched + tally.late;
     printf("{\"requests\":%lu,\"non_200\":%lu,\"mismatched\":%lu,\"errors\":%lu,\"reconnects\":%lu,\"late\":%lu,"
            "\"bytes\":%lu,\"elapsed_s\":%.6f,\"p50_us\":%.1f,\"p90_us\":%.1f,\"p99_us\":%.1f,\"max_us\":%.1f}\n",
