@@ -22,6 +22,8 @@ MARKER = "@" * 12  # replaced in every request by a unique number; 12 digits are
 SETTLE_S = 0.5  # loads that run beside another one have begun by then
 NUMBERS_PER_RUN = 10_000_000  # each measurement gets its own range of numbers, so that no call repeats by accident
 
+WRK_TIMEOUT_S = 60  # it may be stopped for seconds while others take their turns
+
 Generator = Literal["load", "wrk"]
 
 _runs = itertools.count()
@@ -269,7 +271,7 @@ def wrk_command(
 ) -> tuple[list[str], dict[str, str]]:
     """The command and its environment."""
     argv = [
-        *("taskset", "-c", str(cpu), str(machine.find_tool("wrk")), "-t1"),
+        *("taskset", "-c", str(cpu), str(machine.find_tool("wrk")), "-t1", f"-T{WRK_TIMEOUT_S}s"),
         *(f"-c{load.connections}", f"-d{max(1, round(seconds))}s"),
         *("-s", str(HERE / "tools" / "wrk.lua"), f"{target.scheme}://{target.host}:{target.port}{target.path}"),
     ]

@@ -9,7 +9,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from bench import machine
@@ -142,12 +142,18 @@ class WrkTurnLoad(TurnLoad):
     def _counts(self) -> dict[str, float]:
         began = time.monotonic()
         with self._watched():
-            self._process.send_signal(signal.SIGINT)
             self._process.send_signal(signal.SIGCONT)
-            output, errors = self._process.communicate()
+            output, errors = self._interrupt()
         seen = read_output(self._process.returncode, output, errors)
         elapsed_s = self._elapsed_s + time.monotonic() - began
         return {**seen, "elapsed_s": elapsed_s, "late": 0.0, "p99_us": 0.0, "max_us": 0.0}
+
+    def _interrupt(self) -> tuple[str, str]:
+        """wrk sleeps on if another thread than its first one gets the signal."""
+        while True:
+            self._process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                return self._process.communicate(timeout=WRK_SETTLE_S)
 
 
 LOADS: dict[Generator, type[OwnTurnLoad] | type[WrkTurnLoad]] = {"load": OwnTurnLoad, "wrk": WrkTurnLoad}
