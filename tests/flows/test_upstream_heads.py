@@ -107,7 +107,8 @@ def test_wrong_head_of_one_upstream_is_ignored(mode: Mode, count: int) -> None:
             health = harness.route.upstreams[0].health
             assert health.lagging
             before = harness.upstreams[0].count("eth_call")
-            load = await harness.load(60)
+            # One at a time: calls that wait for each other are late on a slow machine, and late ones go to other upstreams too.
+            load = await harness.load(60, at_once=1)
             assert not load.failed
             assert harness.upstreams[0].count("eth_call") == before
             await harness.proxies[0].switch("pass")
