@@ -168,19 +168,18 @@ class ValkeyStub(Stub):
         processes.wait_until_listening(self._child, self.port)
 
 
-def measure(generator: Generator, load: Load, target: Target, layout: machine.Layout, *, workdir: Path) -> Sample:
+def measure(load: Load, target: Target, layout: machine.Layout, *, workdir: Path) -> Sample:
     """Load one candidate and record the CPU use of its processes and of both cores."""
     request = write_request(load, target, workdir)
     pids = machine.listeners(target.port)
     cores = (*layout.service, layout.load)
     before, cpu_before = [machine.core_times(cpu) for cpu in cores], machine.cpu_seconds(pids)
-    run = _run_wrk if generator == "wrk" else _run_load
     began = time.monotonic()
-    seen = run(load, target, layout.load, request)
+    seen = _run_load(load, target, layout.load, request)
     cpu_used, wall_s = machine.cpu_seconds(pids) - cpu_before, time.monotonic() - began
     busy = _busy(before, [machine.core_times(cpu) for cpu in cores])
     # Without the warm-up's share.
-    share = seen["elapsed_s"] / (seen["elapsed_s"] + load.warmup_s * (generator == "load" and not load.count))
+    share = seen["elapsed_s"] / (seen["elapsed_s"] + load.warmup_s * (not load.count))
     return replace(sample_of(seen, cpu_used * share, busy), service_share=cpu_used / wall_s)
 
 
@@ -261,11 +260,6 @@ def load_argv(load: Load, target: Target, cpu: int, request: Path) -> list[str]:
     return argv
 
 
-def _run_wrk(load: Load, target: Target, cpu: int, request: Path) -> dict[str, float]:
-    argv, env = wrk_command(load, target, cpu, request, load.seconds)
-    return {**_run(argv, timeout_s=load.seconds + 30, env=env), "late": 0.0}
-
-
 def wrk_command(
     load: Load, target: Target, cpu: int, request: Path, seconds: float
 ) -> tuple[list[str], dict[str, str]]:
@@ -279,8 +273,8 @@ def wrk_command(
     return argv, {**os.environ, "BENCH_REQUEST": str(request), "BENCH_MARKER": MARKER, "BENCH_FIRST": first}
 
 
-def _run(argv: list[str], *, timeout_s: float, env: dict[str, str] | None = None) -> dict[str, float]:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False, env=env)
+def _run(argv: list[str], *, timeout_s: float) -> dict[str, float]:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=False)
     return read_output(done.returncode, done.stdout, done.stderr)
 
 

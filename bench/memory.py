@@ -62,7 +62,7 @@ def growth_per_cached_byte(target: Target, case: Case, layout: machine.Layout, *
     pids = machine.listeners(target.port)
     load = Load(case.template(target), case.expect, case.connections, seconds=120, count=count)
     before = settled(pids)
-    sample = measure("load", load, target, layout, workdir=workdir)
+    sample = measure(load, target, layout, workdir=workdir)
     if sample.requests < count:
         raise ConnectionError(f"only {sample.requests:,} of {count:,} calls got a reply")
     return (settled(pids) - before) / (count * _result_bytes(target, case))

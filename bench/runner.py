@@ -141,12 +141,11 @@ class Runner:
         case: Case,
         target: Target,
         *,
-        generator: Generator = "load",
         rate: float = 0.0,
         layout: machine.Layout | None = None,
     ) -> Sample:
         load = self._load(case, target, rate)
-        return measure(generator, load, target, layout or self.layout, workdir=self.workdir)
+        return measure(load, target, layout or self.layout, workdir=self.workdir)
 
     def _load(self, case: Case, target: Target, rate: float = 0.0) -> Load:
         return Load(case.template(target), case.expect, case.connections, self.seconds, rate)
@@ -209,7 +208,7 @@ class Runner:
             if figure.name in ("small/load", "small") and "nginx" in figure.rows:
                 return median(figure.rows["nginx"].values)
         load = Load(case.template(target), case.expect, 64, self.seconds)
-        return measure("load", load, target, self.layout, workdir=self.workdir).per_second
+        return measure(load, target, self.layout, workdir=self.workdir).per_second
 
     # --- overload -----------------------------------------------------------------------------------------------------
 
@@ -222,7 +221,7 @@ class Runner:
             load = Load(
                 case.template(target), case.expect, case.connections, seconds, rate, warmup_s=1.0, refusals=True
             )
-            return measure("load", load, target, self.layout, workdir=self.workdir)
+            return measure(load, target, self.layout, workdir=self.workdir)
 
         taken = self._interleave(self._ready(case), take, case, "open loop")
         parts: dict[str, tuple[str, Callable[[Sample], float]]] = {
@@ -273,7 +272,7 @@ class Runner:
         def take(target: Target) -> Sample:
             before = sum(stub.calls() for stub in stubs)
             load = Load(case.template(target), case.expect, case.connections, HEDGE_S, HEDGE_RATE, warmup_s=1.0)
-            sample = measure("load", load, target, self.layout, workdir=self.workdir)
+            sample = measure(load, target, self.layout, workdir=self.workdir)
             sent = HEDGE_RATE * (HEDGE_S + load.warmup_s)
             extra.setdefault(target, []).append(100 * (sum(stub.calls() for stub in stubs) - before - sent) / sent)
             return sample
@@ -541,7 +540,7 @@ class Runner:
         load = Load(case.template(target), case.expect, 64, self.seconds, rate=BESIDE_RATE)
 
         def p99() -> float:
-            return measure("load", load, target, self.layout, workdir=self.workdir).p99_us
+            return measure(load, target, self.layout, workdir=self.workdir).p99_us
 
         count = memory.connections_possible(case.connections)
         try:
@@ -573,7 +572,7 @@ class Runner:
 
         def take(seconds: float) -> Sample:
             load = Load(case.template(target), case.expect, case.connections, seconds, rate=BESIDE_RATE)
-            return measure("load", load, target, self.layout, workdir=self.workdir)
+            return measure(load, target, self.layout, workdir=self.workdir)
 
         outcomes: list[attacks.Outcome] = []
         for name in self.attacks or attacks.TITLES:
