@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bench import attacks, baselines, loaders, machine, peers, plot, report, service, summary
 from bench.bodies import BIG
+from bench.candidates import Candidates, parse_target
 from bench.cases import (
     CASES,
     FAR_MS,
@@ -22,7 +23,6 @@ from bench.cases import (
     Case,
     against,
 )
-from bench.fleet import Fleet, parse_target
 from bench.loaders import DeadStub, Stub, Target, ValkeyStub
 from bench.processes import StartFailed
 from bench.runner import Runner
@@ -172,7 +172,7 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
         workdir = Path(made)
         os.chmod(workdir, 0o755)  # when root starts the embedded database, it runs as another user
         checkouts = {"penstock": service.ROOT} | ({OTHER_CHECKOUT: options.against} if options.against else {})
-        fleet = Fleet(
+        candidates = Candidates(
             layout=layout,
             stubs=stubs,
             peers=dict(options.peer),
@@ -184,9 +184,9 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
             for name, stub in stubs.items():
                 stub.start(layout.stub, port=options.stub_port if name == "small" else 0, workdir=workdir)
             gateways = tuple(peers.PEERS) if options.peers else ()
-            yield Runner(fleet, layout, pair, options.rounds, options.seconds, workdir, options.attack, gateways)
+            yield Runner(candidates, layout, pair, options.rounds, options.seconds, workdir, options.attack, gateways)
         finally:
-            fleet.stop()
+            candidates.stop()
             for stub in stubs.values():
                 stub.stop()
 

@@ -30,6 +30,7 @@ from bench import (
     usage,
     verified,
 )
+from bench.candidates import Candidates, probe
 from bench.cases import (
     ALL_HEALTHY,
     BARE_CLIENT,
@@ -48,7 +49,6 @@ from bench.cases import (
     Kind,
 )
 from bench.figures import Figure, Row
-from bench.fleet import Fleet, probe
 from bench.loaders import Generator, Load, Sample, Target, beside, measure
 from bench.processes import StartFailed
 from bench.turns import measure_in_turns
@@ -77,7 +77,7 @@ class Skip:
 
 @dataclass(slots=True)
 class Runner:
-    fleet: Fleet
+    candidates: Candidates
     layout: machine.Layout
     pair: machine.Layout | None  # the layout for two workers, if there are enough cores
     rounds: int
@@ -266,7 +266,7 @@ class Runner:
 
     def _run_hedge(self, case: Case) -> None:
         """The time that a second call to another upstream saves, and how many more calls the upstreams get."""
-        stubs = [self.fleet.stubs[name] for name in (case.stub, *service.PROFILES[case.profile].stubs)]
+        stubs = [self.candidates.stubs[name] for name in (case.stub, *service.PROFILES[case.profile].stubs)]
         extra: dict[Target, list[float]] = {}
 
         def take(target: Target) -> Sample:
@@ -293,7 +293,7 @@ class Runner:
         layout = self.pair or machine.Layout(
             (self.layout.service[0], self.layout.load), self.layout.load, self.layout.load, ""
         )
-        stub = self.fleet.stubs[case.stub]
+        stub = self.candidates.stubs[case.stub]
         stub.pin(layout.stub)
         try:
             rows = {name: row for name in case.candidates if (row := self._scale(case, name, layout))}
@@ -368,7 +368,7 @@ class Runner:
     def _run_admission(self, case: Case) -> None:
         """Measured once per run, without a service: the cases report figures of the same measurement."""
         if self._admission is None:
-            self.fleet.keep_only(set())
+            self.candidates.keep_only(set())
             self._admission = admission.figures(self.workdir, (*self.layout.service, self.layout.load))
         for aim in case.aims:
             rows = {name: Row(values) for name, values in self._admission[aim.figure].items()}
@@ -380,7 +380,7 @@ class Runner:
 
     def _run_index(self, case: Case) -> None:
         """Measure indexing in ranges (far from the head) and block by block (near it), each next to a bare COPY of its rows."""
-        self.fleet.keep_only(set())
+        self.candidates.keep_only(set())
         found = holdings.rates(self.workdir, (self.layout.service[0], self.layout.load), self.rounds)
         for mode, rounds in found.items():
             rows = {name: Row([each[name] for each in rounds]) for name in case.candidates}
@@ -395,7 +395,7 @@ class Runner:
             )
 
     def _run_pages(self, case: Case) -> None:
-        self.fleet.keep_only(set())
+        self.candidates.keep_only(set())
         for page, times in holdings.page_times(self.workdir).items():
             print(f"  {page:<10} median {times['median']:.2f}, p99 {times['p99']:.2f} {case.unit}", flush=True)
             aims = tuple(aim for aim in case.aims if aim.figure == page)
@@ -404,7 +404,7 @@ class Runner:
             self.figures.append(Figure(case, f"{case.name}/{page}", title, case.unit, rows, aims))
 
     def _run_balances(self, case: Case) -> None:
-        self.fleet.keep_only(set())
+        self.candidates.keep_only(set())
         found = balances.figures(self.workdir, (self.layout.service[0], self.layout.load))
         for aim in case.aims:
             unit = "upstream calls" if aim.figure == "calls" else case.unit
@@ -418,7 +418,7 @@ class Runner:
 
     def _run_usage(self, case: Case) -> None:
         """Cost per call in every round; charts once, since filling the table takes minutes."""
-        self.fleet.keep_only(set())
+        self.candidates.keep_only(set())
         rows = {"count": [usage.microseconds() for _ in range(self.rounds)]}
         rows |= {name: [taken] for name, taken in usage.chart_times(self.workdir).items()}
         for aim in case.aims:
@@ -449,8 +449,8 @@ class Runner:
             self._show(Figure(case, f"{case.name}/{name}", f"{case.title}: {name}", case.unit, rows, aims))
 
     def _run_spans(self, case: Case) -> None:
-        self.fleet.keep_only(set())
-        stub = self.fleet.stubs["small"].url
+        self.candidates.keep_only(set())
+        stub = self.candidates.stubs["small"].url
         found = spans.costs(self.rounds, upstream=stub, collector=f"{stub}/v1/traces")
         for aim in case.aims:
             rows = {row: Row([each[aim.figure][row] for each in found]) for row in (NO_TRACES, "penstock")}
@@ -458,7 +458,7 @@ class Runner:
             self._show(Figure(case, f"{case.name}/{aim.figure}", title, case.unit, rows, (aim,)))
 
     def _run_verify(self, case: Case) -> None:
-        self.fleet.keep_only(set())
+        self.candidates.keep_only(set())
         found = verified.costs(self.rounds)
         for name in found[0]:
             for aim in case.aims:
@@ -471,7 +471,7 @@ class Runner:
 
     def _run_sponsor(self, case: Case) -> None:
         """Sequential requests for the latency, concurrent ones for the rate."""
-        self.fleet.keep_only(set())
+        self.candidates.keep_only(set())
         found = sponsor.figures(self.workdir, self.layout.service[0], rounds=self.rounds, seconds=self.seconds)
         signing = f"signing takes {median(each['signing'] for each in found):.0%} of the worker's CPU"
         for name, unit in (("p50", case.unit), ("rate", "requests/s")):
@@ -485,7 +485,7 @@ class Runner:
 
     def _run_delivery(self, case: Case) -> None:
         """Deliveries per second next to a bare client's, the delay until a POST, and the memory taken by a long queue."""
-        self.fleet.keep_only(set())
+        self.candidates.keep_only(set())
         found = delivery.figures(self.workdir, (self.layout.service[0], self.layout.load), self.rounds)
         columns = {name: [each[name] for each in found if name in each] for name in found[-1]}
         rate = {"penstock": Row(columns["penstock"]), BARE_CLIENT: Row(columns["bare"])}
@@ -504,7 +504,7 @@ class Runner:
 
     def _run_fan(self, case: Case) -> None:
         """Server and clients run for the whole case; only sending is measured."""
-        self.fleet.keep_only(set())
+        self.candidates.keep_only(set())
         sizes = (1_000, case.connections) if case.kind == "fanout" else (case.connections,)
         for wanted in sizes:
             count = memory.connections_possible(wanted)
@@ -615,15 +615,15 @@ class Runner:
         """Return the case's candidates that run and reply; record why the others were skipped."""
         names = list(case.candidates)
         if case.stub == "small" and case.kind in ("rate", "latency"):
-            names += list(self.fleet.peers)  # a peer's upstream is fixed: the small stub
+            names += list(self.candidates.peers)  # a peer's upstream is fixed: the small stub
         names += self.peers if case.has_peers else ()
-        self.fleet.keep_only({self.fleet.member(name, case) for name in names})
+        self.candidates.keep_only({self.candidates.member(name, case) for name in names})
         found = {name: self._try(case, name, cpus=self.layout.service) for name in names}
         return {name: target for name, target in found.items() if target is not None}
 
     def _try(self, case: Case, name: str, *, cpus: tuple[int, ...], workers: int = 1) -> Target | None:
         try:
-            target = self.fleet.target(self.fleet.member(name, case, workers=workers), cpus)
+            target = self.candidates.target(self.candidates.member(name, case, workers=workers), cpus)
             if name in self.peers:
                 self._wait_for(target, case)
             x_cache = [probe(target, case, next(self._numbers)) for _ in range(2)][-1]

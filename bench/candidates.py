@@ -32,7 +32,7 @@ class Member(NamedTuple):
     stem: str = RPC  # the path measured; one process serves all paths
 
 
-class Fleet:
+class Candidates:
     def __init__(
         self,
         *,
@@ -50,7 +50,7 @@ class Fleet:
         self._serial = itertools.count()
 
     def __repr__(self) -> str:
-        return f"Fleet({list(self._running)})"
+        return f"Candidates({list(self._running)})"
 
     def member(self, name: str, case: Case, *, workers: int = 1) -> Member:
         if name == OWN_RPC:
