@@ -194,7 +194,7 @@ k8s-test:
 
 # HAProxy and Valkey or Redis are the distribution's (on Debian: apt-get install haproxy redis-server).
 fleet: .venv/.test
-	@exec $(PY) -m fleet $(ARGS)
+	@exec $(PY) -m bench.fleet $(ARGS)
 
 lock: .venv/.test
 	$(PY) -m pip install -q uv

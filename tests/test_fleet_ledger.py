@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from fleet.ledger import FleetLedger
-from fleet.traffic import FleetTraffic
+from bench.fleet.ledger import FleetLedger
+from bench.fleet.traffic import FleetTraffic
 from tests.chain_upstream import LittleChain
 
 

@@ -18,7 +18,7 @@ from tests.house.source import ROOT
 OLDEST = (3, 11)
 NEWEST = (3, 14)
 VERSIONS = [(3, minor) for minor in range(OLDEST[1], NEWEST[1] + 1)]
-ROOMS = ("proxy", "bench", "fleet", "tests", "deploy", "schemas", "setup.py")
+ROOMS = ("proxy", "bench", "tests", "deploy", "schemas", "setup.py")
 
 
 def sources() -> list[Path]:

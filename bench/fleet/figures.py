@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import asyncpg
 
-from fleet.one_machine import FleetOnOneMachine
-from fleet.programs import NETWORK, FleetPart
+from bench.fleet.one_machine import FleetOnOneMachine
+from bench.fleet.programs import NETWORK, FleetPart
 
 # Seconds between blocks while heads are compared: at the network's own pace there would be few to compare.
 BLOCK_S = 0.25

@@ -18,7 +18,7 @@ import aiohttp
 from proxy.dev.child import Child, Program, inherited_environment
 from proxy.errors import StartError
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NETWORK = "dev/mainnet"
 PEPPER = "pepper-of-a-fleet-on-one-machine"
 SENTINEL_NAME = "penstock"

@@ -12,13 +12,13 @@ from typing import Any
 
 import aiohttp
 
-from fleet.caller import PACE, FleetCaller
-from fleet.database_pair import DatabasePair
-from fleet.ledger import FleetLedger
-from fleet.programs import NETWORK, PEPPER, FleetPart, balancer, free_ports, service, shared_settings, valkeys
-from fleet.socket_watch import SocketWatch
-from fleet.traffic import FleetTraffic
-from fleet.write_watch import WriteWatch
+from bench.fleet.caller import PACE, FleetCaller
+from bench.fleet.database_pair import DatabasePair
+from bench.fleet.ledger import FleetLedger
+from bench.fleet.programs import NETWORK, PEPPER, FleetPart, balancer, free_ports, service, shared_settings, valkeys
+from bench.fleet.socket_watch import SocketWatch
+from bench.fleet.traffic import FleetTraffic
+from bench.fleet.write_watch import WriteWatch
 from proxy.store import migrate
 from proxy.store.keys import KeyStore
 from proxy.store.pool import Pool

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from fleet.ledger import FleetLedger
-from fleet.programs import NETWORK
+from bench.fleet.ledger import FleetLedger
+from bench.fleet.programs import NETWORK
 
 # Calls per second of one caller, if they are answered in time.
 PACE = 50.0

@@ -7,8 +7,8 @@ from typing import Any
 
 import aiohttp
 
-from fleet.ledger import FleetLedger
-from fleet.programs import NETWORK
+from bench.fleet.ledger import FleetLedger
+from bench.fleet.programs import NETWORK
 
 AGAIN_S = 0.2
 

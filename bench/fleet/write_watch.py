@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 
-from fleet.ledger import FleetLedger
-from fleet.programs import NETWORK
+from bench.fleet.ledger import FleetLedger
+from bench.fleet.programs import NETWORK
 
 EVERY_S = 0.2
 ADDRESS = "0x" + "cd" * 20

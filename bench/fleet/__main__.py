@@ -1,4 +1,4 @@
-"""`python -m fleet`: run the fleet until Ctrl-C, or break it for some seconds and print the ledger."""
+"""`python -m bench.fleet`: run the fleet until Ctrl-C, or break it for some seconds and print the ledger."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import uvloop
 
-from fleet.figures import FleetFigures
-from fleet.one_machine import COUNTS, RATE, SETTLE_S, FleetOnOneMachine
-from fleet.traffic import FleetTraffic
+from bench.fleet.figures import FleetFigures
+from bench.fleet.one_machine import COUNTS, RATE, SETTLE_S, FleetOnOneMachine
+from bench.fleet.traffic import FleetTraffic
 from proxy.errors import StartError
 from proxy.tasks import Tasks, unless_stopped
 
@@ -26,7 +26,7 @@ _HOME = "\x1b[H\x1b[J"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m fleet", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.fleet", description=__doc__)
     parser.add_argument("--chaos", type=float, metavar="SECONDS", help="break parts at random, then print the ledger")
     parser.add_argument("--seed", type=int, default=random.randrange(1, 10**6), help="repeats the order of the breaks")
     parser.add_argument(

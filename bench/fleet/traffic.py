@@ -8,8 +8,8 @@ import time
 import aiohttp
 from aiohttp import web
 
-from fleet.ledger import FleetLedger
-from fleet.programs import NETWORK
+from bench.fleet.ledger import FleetLedger
+from bench.fleet.programs import NETWORK
 from tests.chain_upstream import LittleChain
 
 BLOCK_S = 1.0
