@@ -271,7 +271,8 @@ class Family:
     `last_block(params, head)`: the last block of a method that `splits`.
     `within_head(params, head)`: params of such a method, or of a new filter, that end near the head.
     `latest`: the tag of the head block; empty if the family has none.
-    `standard_errors`: upstream errors are translated to the API's codes (`core/dialect.py`); otherwise they pass unchanged.
+    `standard_errors`: upstream errors are translated to the API's codes (`core/upstream_errors.py`); otherwise they pass
+    unchanged.
     `socket_calls`: WebSocket upstreams reply to calls too. Otherwise they carry subscriptions only.
     `list_id(network name, chain id)`: the number by which token lists identify the network.
     `at_block(method, params, number)`: the params with this block in place of the head's tag.

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from proxy.chains.evm import abi, address
 from proxy.chains.registry import Network
-from proxy.core import dialect
+from proxy.core import upstream_errors
 from proxy.core.heads import heard_of
 from proxy.errors import Unavailable
 from proxy.services.rpc.calls import RpcError
@@ -29,7 +29,7 @@ FEW = 48
 # How long a network counts as having no Multicall3 after it was not found there: it may be deployed later.
 ABSENT_S = 300.0
 # Errors that are not the contract's. Taking them for a revert would drop its balance from the reply.
-_NOT_THE_CONTRACT: frozenset[dialect.ErrorKind] = frozenset(
+_NOT_THE_CONTRACT: frozenset[upstream_errors.ErrorKind] = frozenset(
     {"missing_data", "unsupported", "rate_limited", "unauthorized", "server"}
 )
 
@@ -78,7 +78,7 @@ class Multicall:
         try:
             found = abi.aggregated(await self._aggregate(network, calls, at), len(calls))
         except RpcError as exc:
-            if dialect.classify(exc.error).kind in _NOT_THE_CONTRACT:
+            if upstream_errors.classify(exc.error).kind in _NOT_THE_CONTRACT:
                 raise _unreadable(network) from None
             return await self._in_halves(network, calls, at)
         if found is None:
@@ -121,7 +121,7 @@ class Multicall:
     def _result(self, network: Network, reply: object) -> bytes | None:
         if not isinstance(reply, RpcError):
             return abi.unhex(reply) or None
-        if dialect.classify(reply.error).kind in _NOT_THE_CONTRACT:
+        if upstream_errors.classify(reply.error).kind in _NOT_THE_CONTRACT:
             raise _unreadable(network)
         return None
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from proxy.chains.registry import Network
-from proxy.core import dialect
+from proxy.core import upstream_errors
 from proxy.errors import Fault, Unavailable
 from proxy.services.events.enrichment import CHANNEL
 from proxy.services.events.notifications import Notifications
@@ -79,7 +79,7 @@ class FinalityGate:
         try:
             found = await self._internal_calls.call(self._network, "eth_getBlockByNumber", tag, False, fresh=True)
         except RpcError as exc:
-            if dialect.classify(exc.error).blame:
+            if upstream_errors.classify(exc.error).blame:
                 raise Unavailable(f"no upstream returned the {tag} block") from exc
             found = None
         if isinstance(found, Mapping) and isinstance(number := found.get("number"), str):

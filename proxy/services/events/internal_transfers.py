@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from proxy.chains.evm import matching
 from proxy.chains.evm.matching import InternalTransfer
-from proxy.core import dialect
+from proxy.core import upstream_errors
 from proxy.errors import Fault
 from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.enrichment import CHANNEL
@@ -102,5 +102,5 @@ class InternalTransfers:
 def _is_temporary(exc: Fault | RpcError | MalformedTrace) -> bool:
     """Whether the upstreams have a problem, which passes. Otherwise the cause is the block or its traces."""
     if isinstance(exc, RpcError):
-        return dialect.classify(exc.error).blame
+        return upstream_errors.classify(exc.error).blame
     return isinstance(exc, Fault)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from proxy.core import dialect, jsonrpc
+from proxy.core import jsonrpc, upstream_errors
 from proxy.errors import Unavailable
 from proxy.services.feed.demand import Demand
 from proxy.services.feed.sources import FeedSource, FeedSources, SourceFailed
@@ -233,11 +233,11 @@ class SvmFeed:
                 channel.topic.kind, channel.params, lambda result: self._on_notification(stream, channel, result)
             )
         except SubscriptionRefused as exc:
-            verdict = dialect.classify(exc.error)
+            verdict = upstream_errors.classify(exc.error)
             if verdict.lacks_method and self._can_poll and channel.topic.kind in POLLED:
                 channel.is_polled = True  # The poller confirms it.
                 return
-            channel.refused = dialect.translate(exc.error, verdict, in_our_codes=False, private=stream.private_words)
+            channel.refused = upstream_errors.translate(exc.error, verdict, in_our_codes=False, private=stream.private_words)
             self._drop(channel)
         if self._channels.get(channel.topic) is not channel:
             stream.forget(channel.subscription)  # Its only notification may have come with the confirmation.

@@ -19,7 +19,7 @@ from proxy.chains.evm import facts, log_range
 from proxy.chains.evm.facts import BlockFacts, ChainLog, Header, Receipt
 from proxy.chains.evm.log_range import LogRange
 from proxy.chains.registry import Network
-from proxy.core import dialect
+from proxy.core import upstream_errors
 from proxy.core.lru_cache import LruCache
 from proxy.core.range_size import RangeSize
 from proxy.errors import Fault
@@ -210,7 +210,7 @@ class BlockReader:
 
     def _narrowed(self, blocks: LogRange, error: bytes) -> LogRange | None:
         """The part of a refused range that the upstream would serve. None if its size was not the reason or is minimal."""
-        verdict = dialect.classify(error) if error else None
+        verdict = upstream_errors.classify(error) if error else None
         if verdict is None:
             # Perhaps the reply was too large or took too long: request fewer blocks next time.
             self.range_size.refused(blocks.blocks // 2)

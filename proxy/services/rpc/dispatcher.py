@@ -17,7 +17,7 @@ from typing import assert_never
 
 import msgspec
 
-from proxy.core import dialect, jsonrpc
+from proxy.core import jsonrpc, upstream_errors
 from proxy.core.directives import Directives
 from proxy.core.retry_budget import RetryBudget
 from proxy.errors import DeadlinePassed, Fault, InternalError, Unavailable, UpstreamTimeout
@@ -329,14 +329,14 @@ class Dispatcher(FlightHandler):
         else:
             self._land_best(flight, error_for_caller(flight, reply, verdict, upstream))
 
-    def _after_own_error(self, flight: Flight, verdict: dialect.UpstreamError, now: float) -> None:
+    def _after_own_error(self, flight: Flight, verdict: upstream_errors.UpstreamError, now: float) -> None:
         """The error is about the upstream: another one may do better."""
         method = flight.policy.method
         # A private write is for one upstream alone, unless that one cannot take it at all.
         was_refused = verdict.lacks_method or (verdict.wants_rest and not method.private)
         if flight.is_under_way() or self._send_another(flight, now, was_refused=was_refused):
             return
-        is_lack = verdict.lacks_method and flight.spare_weight == dialect.LACK
+        is_lack = verdict.lacks_method and flight.spare_weight == upstream_errors.LACK
         if is_lack and self.state.group.may_have(method.name, now):
             reason = "no upstream that has this method is available at the moment"
             self.land_fault(flight, Unavailable(self._message(reason)))
@@ -395,7 +395,7 @@ class Dispatcher(FlightHandler):
 
     def _give_up(self, flight: Flight, fault: Fault) -> None:
         """No upstream is left to try. A spare result is better than a fault, and so is an error that is about the call."""
-        if flight.spare is not None or flight.spare_weight > dialect.TROUBLE:
+        if flight.spare is not None or flight.spare_weight > upstream_errors.TROUBLE:
             self._land_best(flight, flight.spare_error)
         else:
             self.land_fault(flight, fault)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proxy.core import dialect
-from proxy.core.dialect import UpstreamError
+from proxy.core import upstream_errors
+from proxy.core.upstream_errors import UpstreamError
 from proxy.core.jsonrpc import UpstreamReply
 from proxy.services.rpc.flights import Flight
 from proxy.wire.http1 import ReplyHead
@@ -13,7 +13,7 @@ from proxy.wire.upstream import OUT_OF_STEP, Upstream, UpstreamConnection
 def judge_error(flight: Flight, error: bytes, upstream: Upstream, now: float, took_s: float) -> UpstreamError:
     """Classify the error, and count it for or against the upstream."""
     policy, health = flight.policy, upstream.health
-    verdict = dialect.classify(error, policy.family.verdicts)
+    verdict = upstream_errors.classify(error, policy.family.verdicts)
     flight.note(upstream, flight.last_began, now, f"error: {verdict.kind}")
     if verdict.wants_rest:
         health.rest(now, 1.0)
@@ -45,7 +45,7 @@ def count_invalid_reply(
 
 
 def error_for_caller(flight: Flight, reply: UpstreamReply, verdict: UpstreamError, upstream: Upstream) -> bytes:
-    return dialect.translate(
+    return upstream_errors.translate(
         bytes(reply.error),
         verdict,
         in_our_codes=flight.policy.normalises,

@@ -15,7 +15,7 @@ import zlib
 
 import msgspec
 
-from proxy.core import dialect, jsonrpc
+from proxy.core import jsonrpc, upstream_errors
 from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.errors import Fault
@@ -150,7 +150,7 @@ class _LogsPoll(WholeResultWaiter):
             self._caller.on_result(result)
 
     def on_error(self, error: bytes) -> None:
-        if dialect.classify(error).kind in ("range_too_large", "missing_data"):
+        if upstream_errors.classify(error).kind in ("range_too_large", "missing_data"):
             self._read_logs()
         else:
             self._caller.on_error(error)

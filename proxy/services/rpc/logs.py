@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from proxy.chains.evm import log_range
 from proxy.chains.evm.log_range import LogRange
-from proxy.core import dialect
+from proxy.core import upstream_errors
 from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
 from proxy.services.rpc.calls import PendingReply, RpcError, call_upstream
 from proxy.services.rpc.dispatcher import Dispatcher
@@ -101,7 +101,7 @@ class LogQueries:
 
     def _chunk(self, whole: LogRange, error: bytes) -> int:
         """The size that the refusal names; else the configured size, or half of the range if that is less."""
-        named = log_range.allowed_blocks(dialect.classify(error).message)
+        named = log_range.allowed_blocks(upstream_errors.classify(error).message)
         if named is not None and named < whole.blocks:
             return named
         return min(self._limits.logs_chunk_blocks, (whole.blocks + 1) // 2)
@@ -183,7 +183,7 @@ class SplitLogQuery:
             try:
                 logs = await pending.result()
             except RpcError as exc:
-                if dialect.classify(exc.error).kind != "range_too_large" or (halves := part.halves()) is None:
+                if upstream_errors.classify(exc.error).kind != "range_too_large" or (halves := part.halves()) is None:
                     raise
                 self._left += reversed(halves)
                 self._start_workers(group)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from proxy.chains.evm import activity
 from proxy.chains.evm.matching import InternalTransfer
 from proxy.chains.registry import Network
-from proxy.core import dialect
+from proxy.core import upstream_errors
 from proxy.errors import Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
@@ -50,7 +50,7 @@ class TraceReader:
             try:
                 found = await method(block, "0x" + block_hash.hex())
             except RpcError as exc:
-                if index + 1 < len(self._methods) and dialect.classify(exc.error).kind == "unsupported":
+                if index + 1 < len(self._methods) and upstream_errors.classify(exc.error).kind == "unsupported":
                     continue
                 raise
             except (ValueError, KeyError, TypeError) as exc:

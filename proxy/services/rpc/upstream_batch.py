@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from proxy.core import dialect, jsonrpc
+from proxy.core import jsonrpc, upstream_errors
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Flight
 from proxy.wire.http1 import ReplyHead
@@ -187,4 +187,4 @@ def _is_refused(head: ReplyHead, body: bytes) -> bool:
         error = jsonrpc.read_any_reply(body).error
     except jsonrpc.NOT_JSON:
         return False
-    return bool(error) and not dialect.classify(bytes(error)).blame
+    return bool(error) and not upstream_errors.classify(bytes(error)).blame

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import dialect
+from proxy.core import upstream_errors
 
 
 def error(code: object, message: object, **more: object) -> bytes:
@@ -16,7 +16,7 @@ def error(code: object, message: object, **more: object) -> bytes:
 
 
 def translate(raw: bytes, *, ours: bool = True) -> bytes:
-    return dialect.translate(raw, dialect.classify(raw), in_our_codes=ours)
+    return upstream_errors.translate(raw, upstream_errors.classify(raw), in_our_codes=ours)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def translate(raw: bytes, *, ours: bool = True) -> bytes:
     ],
 )  # fmt: skip
 def test_errors_are_classified_by_code_and_phrase(kind: str, code: int, message: str) -> None:
-    verdict = dialect.classify(error(code, message))
+    verdict = upstream_errors.classify(error(code, message))
     assert (verdict.kind, verdict.code, verdict.message) == (kind, code, message)
 
 
@@ -107,43 +107,43 @@ def test_errors_are_classified_by_code_and_phrase(kind: str, code: int, message:
 )
 def test_kinds_decide_retry_and_blame(retry_elsewhere: bool, blame: bool, kinds: str) -> None:
     for kind in kinds.split():
-        meaning = dialect.KINDS[kind]  # type: ignore[index]
+        meaning = upstream_errors.KINDS[kind]  # type: ignore[index]
         assert (meaning.retry_elsewhere, meaning.blame) == (retry_elsewhere, blame)
 
 
 def test_contract_cannot_pass_for_a_failing_upstream() -> None:
     for words in ("too many requests", "missing trie node", "already known", "unauthorized"):
-        assert dialect.classify(error(3, f"execution reverted: {words}")).kind == "revert"
-        assert dialect.classify(error(-32000, f"execution reverted: {words}", data=words)).kind == "revert"
-        assert dialect.classify(error(-32000, "odd", data=words)).kind == "unknown"
+        assert upstream_errors.classify(error(3, f"execution reverted: {words}")).kind == "revert"
+        assert upstream_errors.classify(error(-32000, f"execution reverted: {words}", data=words)).kind == "revert"
+        assert upstream_errors.classify(error(-32000, "odd", data=words)).kind == "unknown"
 
 
 @pytest.mark.parametrize("words", ["too many requests", "unauthorized", "timeout", "internal error", "node is behind"])
 def test_caller_cannot_pass_for_a_failing_upstream(words: str) -> None:
-    assert dialect.classify(error(-32602, f'Invalid value "{words}" supplied to : ADDRESS')).kind == "invalid"
+    assert upstream_errors.classify(error(-32602, f'Invalid value "{words}" supplied to : ADDRESS')).kind == "invalid"
 
 
 @pytest.mark.parametrize("broken", [b"", b"[]", b'"text"', b"5", b'{"code":{}}', b"{" * 5000])
 def test_malformed_error_object_counts_against_the_upstream(broken: bytes) -> None:
-    verdict = dialect.classify(broken)
+    verdict = upstream_errors.classify(broken)
     assert (verdict.kind, verdict.retry_elsewhere, verdict.blame) == ("server", True, True)
     assert json.loads(translate(broken)) == {"code": -32603, "message": "the upstream failed"}
 
 
 @pytest.mark.parametrize(("sent", "read"), [("-32005", -32005), ("x", 0), (None, 0), (-32005.0, -32005), (1e400, 0)])
 def test_codes_of_other_types_are_read(sent: object, read: int) -> None:
-    assert dialect.classify(error(sent, "m").replace(b"Infinity", b"1e308")).code in (read, int(1e308))
+    assert upstream_errors.classify(error(sent, "m").replace(b"Infinity", b"1e308")).code in (read, int(1e308))
 
 
 @given(st.binary() | st.builds(error, st.integers() | st.text(), st.text() | st.none()))
 def test_no_bytes_make_it_raise(raw: bytes) -> None:
-    dialect.classify(raw)
+    upstream_errors.classify(raw)
     translate(raw)
     translate(raw, ours=False)
 
 
 def test_long_message_costs_no_more_than_a_short_one() -> None:
-    assert dialect.classify(error(-32000, "method " * 200_000)).kind == "unknown"
+    assert upstream_errors.classify(error(-32000, "method " * 200_000)).kind == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -203,14 +203,14 @@ def test_only_the_members_of_an_error_object_are_shown(raw: bytes, expected: dic
     ],
 )
 def test_private_words_are_not_shown(raw: bytes, expected: bytes) -> None:
-    verdict = dialect.classify(raw)
-    shown = dialect.translate(raw, verdict, in_our_codes=True, private=("key12345",))
+    verdict = upstream_errors.classify(raw)
+    shown = upstream_errors.translate(raw, verdict, in_our_codes=True, private=("key12345",))
     assert json.loads(shown) == json.loads(expected)
 
 
 def test_words_under_no_id_are_not_shown() -> None:
     raw = error(-32600, "the gateway has no route to 7", data=7)
-    shown = dialect.translate(raw, dialect.classify(raw), in_our_codes=True, is_named=False)
+    shown = upstream_errors.translate(raw, upstream_errors.classify(raw), in_our_codes=True, is_named=False)
     assert json.loads(shown) == {"code": -32600, "message": "the upstream rejected the call as invalid"}
 
 
@@ -267,6 +267,6 @@ def test_other_words_are_passed_on_as_they_are(raw: bytes) -> None:
 
 
 def test_phrases_are_lower_case_so_that_they_can_match() -> None:
-    for rule in dialect.RULES:
+    for rule in upstream_errors.RULES:
         assert rule.pattern is None or rule.pattern.pattern == rule.pattern.pattern.lower()
         assert rule.pattern is not None or rule.codes
