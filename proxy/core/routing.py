@@ -100,7 +100,7 @@ class UpstreamGroup:
             for member in self.members
             # `free`, `serves_all` and `lacking` save the calls that mostly say the same: 2 µs of 5 with three members.
             if not needs.tried >> member.index & 1
-            and (member.free or member.takes_calls(now) or (needs.softly and member.takes_calls_softly(now)))
+            and (member.free or member.takes_calls(now) or (needs.softly and member.allows_fallback(now)))
             and (member.serves_all or member.may_serve(needs.method))
             and (not member.lacking or needs.may_lack or not member.lacks(needs.method, now))
             and (needs.may_lag or not member.lagging)

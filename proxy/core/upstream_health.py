@@ -145,14 +145,14 @@ class UpstreamHealth:
         self.latency_s += FOLLOW * (took_s - self.latency_s)
         self.latencies.add(took_s)
 
-    def lacked(self, method: str, now: float, *, certainly: bool) -> None:
+    def method_unsupported(self, method: str, now: float, *, certainly: bool) -> None:
         """It replied that it does not have the method. Methods come from the family's table, so `lacking` is bounded. A reply
         that is not `certainly` about the method, but perhaps about the params, is not remembered."""
         self.trial_until = 0.0
         if certainly:
             self.lacking[method] = now + LACKING_S
 
-    def complained(self) -> None:
+    def server_error(self) -> None:
         """It returned a server error, which the call may have caused. A trial ends; the next call is another trial."""
         self.bad += 1
         self.trial_until = 0.0
@@ -160,10 +160,10 @@ class UpstreamHealth:
     def failed(self, now: float, *, by_call: bool = False) -> None:
         """A call failed. `by_call`: the call itself may be the cause."""
         self.bad += 1
-        self.blamed(now, by_call=by_call)
+        self.count_failure(now, by_call=by_call)
 
-    def blamed(self, now: float, *, by_call: bool = False) -> None:
-        """It failed; or complained, and another upstream has answered the same call."""
+    def count_failure(self, now: float, *, by_call: bool = False) -> None:
+        """It failed; or returned a server error, and another upstream has answered the same call."""
         self.calls += 1
         self.failures_in_a_row += 1
         self.failing_share += FOLLOW * (1.0 - self.failing_share)
@@ -174,7 +174,7 @@ class UpstreamHealth:
     def overdue(self, began: float, now: float) -> None:
         """A call timed out. An upstream that has reported its head meanwhile is healthy: the call itself is slow."""
         if self.head_at > began:
-            self.complained()
+            self.server_error()
         else:
             self.failed(now, by_call=True)
 
@@ -218,7 +218,7 @@ class UpstreamHealth:
         self.cordoned = cordoned
         self.refresh(now)
 
-    def stand(self, standing: Standing, now: float) -> bool:
+    def set_standing(self, standing: Standing, now: float) -> bool:
         """Record whether its chain and branch are right. Returns whether the outcome is new."""
         if standing == self.standing:
             return False
@@ -251,13 +251,13 @@ class UpstreamHealth:
         if number > self.peak:
             self.peak = number
 
-    def fell_silent(self, now: float) -> None:
+    def head_poll_failed(self, now: float) -> None:
         """It did not say where its head is. Its traffic decides; one that is being tried has failed."""
         self.silent = True
         if self.pause_s or self.failures_in_a_row >= FAILURES_IN_A_ROW:
             self.open(now)
 
-    def spoke(self, took_s: float, now: float) -> None:
+    def head_reported(self, took_s: float, now: float) -> None:
         """It said where its head is. One that was silent is back: the next call may try it. One that is quick again is not
         thought slow for ever, although it gets no calls that would show it."""
         if self.silent:
@@ -277,7 +277,7 @@ class UpstreamHealth:
             return False
         return not self.pause_s or now >= self.trial_until
 
-    def takes_calls_softly(self, now: float) -> bool:
+    def allows_fallback(self, now: float) -> bool:
         """Whether a call can go here that finds no upstream with a closed breaker."""
         if not self.is_soft or self.withheld or now < self.rests_until:
             return False

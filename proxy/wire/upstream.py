@@ -189,7 +189,7 @@ class Upstream:
     def count_overdue(self, began: float, now: float) -> None:
         """A call timed out. An upstream that has answered other calls meanwhile is slow, not broken."""
         if self.has_replied_since(began):
-            self.health.complained()
+            self.health.server_error()
         else:
             self.health.overdue(began, now)
 

@@ -90,7 +90,7 @@ def test_networks_and_upstreams_are_in_order_and_bundlers_behind() -> None:
 @pytest.mark.parametrize("standing", ["unchecked", "wrong_chain", "forked"])
 def test_upstream_of_another_chain_or_branch_is_shown_as_such(standing: Standing) -> None:
     found = health()
-    found.stand(standing, 100.0)
+    found.set_standing(standing, 100.0)
     assert state_of(found, 100.0) == standing
 
 

@@ -180,7 +180,7 @@ def test_upstream_that_is_ahead_of_what_is_possible_is_not_said_to_lag_behind() 
 @pytest.mark.parametrize("standing", ["forked", "wrong_chain", "unchecked"])
 def test_upstream_of_another_chain_or_branch_has_no_vote(standing: Standing) -> None:
     chain = Chain(100, 100)
-    chain.members[0].stand(standing, chain.now)
+    chain.members[0].set_standing(standing, chain.now)
     assert chain.report(101, 100).heads.tip == 100
     assert chain.report(101, 99).heads.tip == 99
 

@@ -105,13 +105,13 @@ def test_slow_spell_is_forgotten_by_what_the_upstream_says_of_its_head() -> None
     of.members[1].latency_s = 2.0
     assert chosen(of, 200)["up1"] == 0
     for look in range(10):
-        of.members[1].spoke(0.01, 100.0 + look)
+        of.members[1].head_reported(0.01, 100.0 + look)
     assert chosen(of, 200)["up1"] > 50
 
 
 def test_slow_word_about_the_head_says_nothing_about_calls() -> None:
     health = UpstreamHealth("up")
-    health.spoke(2.0, 100.0)
+    health.head_reported(2.0, 100.0)
     assert health.latency_s == pytest.approx(0.01)
 
 
@@ -208,9 +208,9 @@ def test_silent_upstream_that_speaks_again_is_tried_at_once() -> None:
     health = UpstreamHealth("up")
     break_open(health, 10.0)
     for second in range(11, 60):
-        health.fell_silent(float(second))
+        health.head_poll_failed(float(second))
     assert health.pause_s > 10.0
-    health.spoke(0.01, 60.0)
+    health.head_reported(0.01, 60.0)
     assert health.takes_calls(60.0)
     health.begin(60.0)
     assert not health.takes_calls(60.0)
@@ -219,14 +219,14 @@ def test_silent_upstream_that_speaks_again_is_tried_at_once() -> None:
 def test_upstream_that_only_fails_calls_is_not_tried_sooner_because_it_speaks() -> None:
     health = UpstreamHealth("up")
     break_open(health, 10.0)
-    health.spoke(0.01, 10.1)
+    health.head_reported(0.01, 10.1)
     assert not health.takes_calls(10.1)
 
 
 def test_silence_alone_opens_nothing() -> None:
     health = UpstreamHealth("up")
     for second in range(50):
-        health.fell_silent(float(second))
+        health.head_poll_failed(float(second))
     assert health.takes_calls(50.0)
 
 
@@ -247,8 +247,8 @@ def test_shorter_rest_and_an_opened_breaker_do_not_cut_a_longer_rest_short() -> 
     health.rest(10.0, 20.0)
     health.rest(10.0, 1.0)
     break_open(health, 10.0)
-    health.fell_silent(11.0)
-    health.spoke(0.01, 12.0)
+    health.head_poll_failed(11.0)
+    health.head_reported(0.01, 12.0)
     assert not health.takes_calls(29.9)
     assert health.takes_calls(30.0)
 
@@ -275,13 +275,13 @@ def test_cordoned_upstream_takes_nothing() -> None:
 @pytest.mark.parametrize("standing", ["unchecked", "wrong_chain", "forked"])
 def test_upstream_that_is_not_in_good_standing_takes_nothing(standing: Standing) -> None:
     health = UpstreamHealth("up")
-    assert health.stand(standing, 10.0)
-    assert not health.stand(standing, 10.0)
+    assert health.set_standing(standing, 10.0)
+    assert not health.set_standing(standing, 10.0)
     assert not health.takes_calls(10.0)
     assert not health.free
     assert UpstreamGroup([health]).choose(10.0, "eth_call") is None
     health.cordon(cordoned=True, now=11.0)
-    health.stand("good", 11.0)
+    health.set_standing("good", 11.0)
     assert not health.takes_calls(11.0)
     health.cordon(cordoned=False, now=12.0)
     assert health.takes_calls(12.0)
@@ -458,7 +458,7 @@ def test_failures_that_calls_may_have_caused_open_the_breaker_only_softly() -> N
     for _ in range(100):
         health.failed(10.0, by_call=True)
     assert not health.takes_calls(10.0)
-    assert health.takes_calls_softly(10.0)
+    assert health.allows_fallback(10.0)
     health.succeeded(0.01)
     assert health.takes_calls(10.0)
 
@@ -467,19 +467,19 @@ def test_failures_that_calls_may_have_caused_open_the_breaker_only_softly() -> N
 def test_failed_calls_and_a_silent_probe_open_the_breaker_fully(silent_first: bool) -> None:
     health = UpstreamHealth("up")
     if silent_first:
-        health.fell_silent(9.0)
+        health.head_poll_failed(9.0)
     for _ in range(FAILURES_IN_A_ROW):
         health.failed(10.0, by_call=True)
     if not silent_first:
-        health.fell_silent(10.1)
-    assert not health.takes_calls_softly(10.1)
+        health.head_poll_failed(10.1)
+    assert not health.allows_fallback(10.1)
 
 
 def test_refused_connection_is_not_a_clients_doing() -> None:
     health = UpstreamHealth("up")
     for _ in range(FAILURES_IN_A_ROW):
         health.failed(10.0)
-    assert not health.takes_calls_softly(10.0)
+    assert not health.allows_fallback(10.0)
 
 
 def test_softly_opened_upstream_is_used_when_no_other_takes_calls() -> None:

@@ -141,7 +141,7 @@ async def test_reply_of_an_upstream_behind_the_tip_is_not_kept() -> None:
         harness.chain.head += 1
         await harness.look()
         # Only the one that is behind has the method: its reply is given, but it is not the network's.
-        harness.route.upstreams[0].health.lacked("eth_getBalance", time.monotonic(), certainly=True)
+        harness.route.upstreams[0].health.method_unsupported("eth_getBalance", time.monotonic(), certainly=True)
         assert [await how(harness, "eth_getBalance", [ADDRESS, "latest"]) for _ in range(2)] == ["miss", "miss"]
         second.behind = 0
         await harness.look()

@@ -194,7 +194,7 @@ async def test_process_that_polled_last_polls_next_and_the_others_wait_a_moment(
         assert one.due_at(health, 2.0, 100.1) == 100.0 + SHORTEST_S
         assert one.due_at(health, 2.0, 99.0) == 102.0
         # An upstream that is silent is polled by all.
-        health.fell_silent(103.0)
+        health.head_poll_failed(103.0)
         one.end(health, None, 0.0, 103.0)
         other.news()
         assert other.due_at(health, 2.0, -math.inf) == 102.0

@@ -65,7 +65,7 @@ def test_hostile_calls_of_one_key_fail_no_call_of_another(kind: type[HostileAwar
                 await good_traffic(harness.worker, CALLS)
             if count == 1:
                 assert (
-                    harness.route.upstreams[0].health.takes_calls_softly(0.0)
+                    harness.route.upstreams[0].health.allows_fallback(0.0)
                     or not harness.route.upstreams[0].health.pause_s
                 )
 

@@ -20,7 +20,7 @@ def judge_error(flight: Flight, error: bytes, upstream: Upstream, now: float, to
     elif verdict.blame:
         flight.suspect(upstream)
     elif verdict.kind == "unsupported":
-        health.lacked(policy.method.name, now, certainly=verdict.lacks_method)
+        health.method_unsupported(policy.method.name, now, certainly=verdict.lacks_method)
     else:
         health.succeeded(took_s)
         flight.blame_suspects(now)

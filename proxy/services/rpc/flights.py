@@ -242,13 +242,13 @@ class Flight:
     def suspect(self, upstream: Upstream) -> None:
         """The upstream reports that it is unhealthy. Since a client can send calls that make every upstream do so, this
         counts against the upstream only once another one has replied."""
-        upstream.health.complained()
+        upstream.health.server_error()
         self.suspects += (upstream.health,)
 
     def blame_suspects(self, now: float) -> None:
         """Another upstream replied, so the call itself was not the cause."""
         for health in self.suspects:
-            health.blamed(now, by_call=True)
+            health.count_failure(now, by_call=True)
         self.suspects = ()
 
     def note_error(self, error: bytes, weight: int) -> None:

@@ -52,9 +52,9 @@ class StreamChecks:
         began = self._checked_at[upstream.health] = self._clock()
         is_ours = await self._names_our_chain(upstream)
         if is_ours is None:
-            upstream.health.fell_silent(self._clock())
+            upstream.health.head_poll_failed(self._clock())
             return None
-        upstream.health.spoke(self._clock() - began, self._clock())
+        upstream.health.head_reported(self._clock() - began, self._clock())
         return "good" if is_ours else "wrong_chain"
 
     async def _names_our_chain(self, upstream: Upstream) -> bool | None:

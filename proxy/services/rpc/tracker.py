@@ -107,7 +107,7 @@ class Tracker:
         """Let no upstream take calls before it has named its chain."""
         if self._route.network.identity and self._state.head_reader.chain_call is not None:
             for upstream in self._route.every_upstream:
-                upstream.health.stand("unchecked", self._clock())
+                upstream.health.set_standing("unchecked", self._clock())
 
     async def run(self) -> None:
         """A supervised loop."""
@@ -199,7 +199,7 @@ class Tracker:
             # At first there is no head to compare reports with, and the fastest upstream alone could be far behind or wrong.
             await asyncio.wait(polls, timeout=PATIENCE_S if self._route.heads.agreed else None)
             for health, standing in (await self._forks.verdicts()).items():
-                self._stand(health, standing)
+                self._set_standing(health, standing)
         self._observe_heads(self._clock())
         if self._state.shared_cache is not None and not self._state.shared_cache.chain:
             group.create_task(self._identify_chain())
@@ -241,9 +241,9 @@ class Tracker:
     def _note(self, health: UpstreamHealth, block: ReportedBlock | None, took_s: float) -> None:
         now = self._clock()
         if block is None:
-            health.fell_silent(now)
+            health.head_poll_failed(now)
             return
-        health.spoke(took_s, now)
+        health.head_reported(took_s, now)
         health.saw_head(block[0], now, block[1], block[2])
 
     # Polls of other processes
@@ -271,11 +271,11 @@ class Tracker:
     def _adopt(self, health: UpstreamHealth, poll: HeadPoll, now: float) -> None:
         if poll.is_silent:
             if not health.silent:
-                health.fell_silent(now)
+                health.head_poll_failed(now)
             return
         if poll.head < 0:
             return
-        health.spoke(poll.took_s, now)
+        health.head_reported(poll.took_s, now)
         # Calls of this process may have seen a newer head since.
         if poll.ended >= health.head_at or health.head_at == self._adopted_at.get(health.index):
             health.saw_head(poll.head, now, poll.block_hash, poll.parent_hash)
@@ -294,29 +294,29 @@ class Tracker:
         result = await probe.send()
         if not probe.is_answered:
             if not is_known:
-                health.fell_silent(self._clock())
+                health.head_poll_failed(self._clock())
             return is_known
         self._named_at[health.index] = now
         # An upstream that refuses this call cannot be checked.
         is_ours = result is None or self._state.head_reader.read_chain(result) == expected
         if not is_ours:
-            self._stand(health, "wrong_chain")
+            self._set_standing(health, "wrong_chain")
         elif health.standing == "wrong_chain":
-            self._stand(health, "unchecked")
+            self._set_standing(health, "unchecked")
         return is_ours
 
     async def _check_streams(self) -> None:
         for health, standing in (await self._streams.verdicts()).items():
-            self._stand(health, standing)
+            self._set_standing(health, standing)
 
-    def _stand(self, health: UpstreamHealth, standing: Standing) -> None:
+    def _set_standing(self, health: UpstreamHealth, standing: Standing) -> None:
         self._change_standing(health, standing)
         self._polls.judge(health, self._clock())
 
     def _change_standing(self, health: UpstreamHealth, standing: Standing) -> bool:
         """Returns whether it has changed."""
         was = health.standing
-        if not health.stand(standing, self._clock()):
+        if not health.set_standing(standing, self._clock()):
             return False
         if was == "good" and health in self._state.group.members:
             self._state.distrust()

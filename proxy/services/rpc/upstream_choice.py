@@ -15,7 +15,7 @@ def choose_upstream(state: NetworkState, flight: Flight, now: float, tried: int)
         tried |= _left_out(state, flight.directives)
     if (only := state.only) is not None:
         health = only.health
-        takes_calls = health.takes_calls(now) or health.takes_calls_softly(now)
+        takes_calls = health.takes_calls(now) or health.allows_fallback(now)
         return only if takes_calls and not tried and health.may_serve(name) else None
     if not flight.policy.may_repeat and (doubtful := state.group.doubtful_for_writes(now) & ~tried):
         found = state.group.choose(now, name, tried=tried | doubtful)
