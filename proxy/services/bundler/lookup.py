@@ -92,7 +92,7 @@ class OperationLookup:
         finally:
             self._open.discard(flight)
         if not flight.done:
-            route.dispatcher.land(flight, found)
+            route.dispatcher.complete(flight, found)
 
     async def _find(self, route: Route, flight: Flight, name: bytes) -> bytes:
         for upstream in route.upstreams:

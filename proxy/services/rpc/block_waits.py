@@ -113,7 +113,7 @@ class BlockWaits:
         assert flight.directives is not None
         state = self._dispatcher.state
         newest = max([state.heads.tip, *[member.head for member in state.group.members]])
-        self._dispatcher.land_fault(flight, BehindBlock(state.network_id, flight.directives.min_block, newest))
+        self._dispatcher.complete_with_fault(flight, BehindBlock(state.network_id, flight.directives.min_block, newest))
 
 
 async def _awaited(work: Awaitable[None]) -> None:

@@ -2,7 +2,7 @@
 
 The rules: a read may be repeated on another upstream, within the retry budget; a write only if it certainly was not executed:
 it was not sent, the upstream does not have the method, or it limits our rate. An empty result from an upstream behind the
-network's head is verified with another upstream first; it is kept as the *spare* in case no upstream has a better one. Only
+network's head is verified with another upstream first; it is kept as the *fallback* in case no upstream has a better one. Only
 valid replies to our own calls are passed on. Nothing here waits: callbacks change the state of a flight and send what has to be
 sent.
 """
@@ -113,7 +113,7 @@ class Dispatcher(FlightHandler):
             self.refuse(flight)
 
     def refuse(self, flight: Flight) -> None:
-        self.land_fault(flight, Unavailable(f"no upstream of {self.state.network_id} accepts calls at the moment"))
+        self.complete_with_fault(flight, Unavailable(f"no upstream of {self.state.network_id} accepts calls at the moment"))
 
     def choose(self, flight: Flight, now: float, tried: int) -> Upstream | None:
         return choose_upstream(self.state, flight, now, tried)
@@ -213,7 +213,7 @@ class Dispatcher(FlightHandler):
         """A valid reply to our call."""
         flight.answered_by = upstream
         policy = flight.policy
-        if flight.trail is not None and reply.result:
+        if flight.attempt_log is not None and reply.result:
             flight.note(upstream, flight.last_began, now, "answered")
         if not reply.result:
             self._on_error(flight, reply, upstream, now, took_s)
@@ -222,7 +222,7 @@ class Dispatcher(FlightHandler):
         if flight.suspects:
             flight.blame_suspects(now)
         if policy.method.empty and is_doubtful(self.state, flight, upstream, reply.result):
-            flight.spare = bytes(reply.result)
+            flight.fallback_result = bytes(reply.result)
             flight.note(upstream, flight.last_began, now, "empty, and the upstream is behind")
             if flight.is_under_way() or self._send_another(flight, now):
                 return
@@ -235,7 +235,7 @@ class Dispatcher(FlightHandler):
         if policy.looks_up_null and self.state.is_null(reply.result) and self.on_null and self.on_null(flight):
             flight.handed_over = True
             return
-        self.land(flight, reply.result)
+        self.complete(flight, reply.result)
 
     def on_fail(self, flight: Flight, upstream: Upstream, reason: str, *, sent: bool, blame: bool) -> None:
         """`blame`: whether the failure counts against the upstream. It does not where the same failure was counted already."""
@@ -282,12 +282,12 @@ class Dispatcher(FlightHandler):
     def _after_no_memory(self, flight: Flight) -> None:
         """The account that made the call holds too many large replies. This is no fault of the upstream."""
         if not flight.is_under_way() and not flight.handed_over:
-            self.land_error(flight, NO_ROOM)
+            self.complete_with_error(flight, NO_ROOM)
 
     def _send_separately(self, flight: Flight, now: float) -> None:
         """Several callers wait for a reply that is too large to be held for them. Each gets its own, which can be streamed:
         a call must not fail because others make it too."""
-        self.state.landed(flight)  # No other caller joins it.
+        self.state.unregister(flight)  # No other caller joins it.
         for caller, client in flight.take_joined():
             caller.cache = "miss"
             caller.flight = alone = self.new_flight(flight.policy, flight.params, caller, flight.began)
@@ -318,7 +318,7 @@ class Dispatcher(FlightHandler):
         error = bytes(reply.error)
         verdict = judge_error(flight, error, upstream, now, took_s)
         if verdict.kind == "already_known" and (known := flight.policy.already_known(flight.params)):
-            self.land(flight, known)
+            self.complete(flight, known)
         elif flight.handed_over:
             return
         elif verdict.retry_elsewhere:
@@ -327,7 +327,7 @@ class Dispatcher(FlightHandler):
         elif verdict.kind == "range_too_large" and self._split(flight, error):
             flight.handed_over = True
         else:
-            self._land_best(flight, error_for_caller(flight, reply, verdict, upstream))
+            self._complete_best(flight, error_for_caller(flight, reply, verdict, upstream))
 
     def _after_own_error(self, flight: Flight, verdict: upstream_errors.UpstreamError, now: float) -> None:
         """The error is about the upstream: another one may do better."""
@@ -336,19 +336,19 @@ class Dispatcher(FlightHandler):
         was_refused = verdict.lacks_method or (verdict.wants_rest and not method.private)
         if flight.is_under_way() or self._send_another(flight, now, was_refused=was_refused):
             return
-        is_lack = verdict.lacks_method and flight.spare_weight == upstream_errors.LACK
+        is_lack = verdict.lacks_method and flight.fallback_weight == upstream_errors.LACK
         if is_lack and self.state.group.may_have(method.name, now):
             reason = "no upstream that has this method is available at the moment"
-            self.land_fault(flight, Unavailable(self._message(reason)))
+            self.complete_with_fault(flight, Unavailable(self._message(reason)))
         else:
-            self._land_best(flight, flight.spare_error)
+            self._complete_best(flight, flight.fallback_error)
 
-    def _land_best(self, flight: Flight, error: bytes) -> None:
-        """End with the spare result, or with the error if there is none."""
-        if flight.spare is not None:
-            self.land(flight, flight.spare)
+    def _complete_best(self, flight: Flight, error: bytes) -> None:
+        """End with the fallback result, or with the error if there is none."""
+        if flight.fallback_result is not None:
+            self.complete(flight, flight.fallback_result)
         else:
-            self.land_error(flight, error)
+            self.complete_with_error(flight, error)
 
     def _split(self, flight: Flight, error: bytes) -> bool:
         return not flight.is_piece and self.on_split is not None and self.on_split(flight, error)
@@ -369,7 +369,7 @@ class Dispatcher(FlightHandler):
                     return True
                 if not flight.is_under_way() and not self._send_another(flight, now):
                     reason = "no upstream has the newest block at the moment"
-                    self.land_fault(flight, Unavailable(self._message(reason)))
+                    self.complete_with_fault(flight, Unavailable(self._message(reason)))
                 return False
             case other:
                 assert_never(other)
@@ -394,11 +394,11 @@ class Dispatcher(FlightHandler):
         return any(self.budget.spend(now, client) for client in (flight.client, *flight.joined_by))
 
     def _give_up(self, flight: Flight, fault: Fault) -> None:
-        """No upstream is left to try. A spare result is better than a fault, and so is an error that is about the call."""
-        if flight.spare is not None or flight.spare_weight > upstream_errors.TROUBLE:
-            self._land_best(flight, flight.spare_error)
+        """No upstream is left to try. The fallback result is better than a fault, and so is an error that is about the call."""
+        if flight.fallback_result is not None or flight.fallback_weight > upstream_errors.TROUBLE:
+            self._complete_best(flight, flight.fallback_error)
         else:
-            self.land_fault(flight, fault)
+            self.complete_with_fault(flight, fault)
 
     def _message(self, reason: str) -> str:
         return f"the call failed on {self.state.network_id}: {reason}"
@@ -419,7 +419,7 @@ class Dispatcher(FlightHandler):
 
     # The end of a flight
 
-    def land(self, flight: Flight, result: bytes | msgspec.Raw) -> None:
+    def complete(self, flight: Flight, result: bytes | msgspec.Raw) -> None:
         self._close(flight)
         self.state.keep(flight, result)
         exchange = self.state.exchange
@@ -428,11 +428,11 @@ class Dispatcher(FlightHandler):
         else:
             flight.deliver(result)
 
-    def land_error(self, flight: Flight, error: bytes) -> None:
+    def complete_with_error(self, flight: Flight, error: bytes) -> None:
         self._close(flight)
         flight.deliver_error(error)
 
-    def land_fault(self, flight: Flight, fault: Fault) -> None:
+    def complete_with_fault(self, flight: Flight, fault: Fault) -> None:
         self._close(flight)
         flight.deliver_fault(fault)
 
@@ -442,6 +442,6 @@ class Dispatcher(FlightHandler):
     def _close(self, flight: Flight) -> None:
         """End the flight and give up the attempts that are left."""
         flight.done = True
-        self.state.landed(flight)
+        self.state.unregister(flight)
         if flight.first is not None or flight.second is not None:
             flight.leave_attempts(_monotonic())

@@ -90,11 +90,11 @@ class Flight:
     # Upstreams that reported a failure while no other has replied. See `suspect`.
     suspects: tuple[UpstreamHealth, ...] = ()
     # A result or an error to use if no upstream gives a better one.
-    spare: bytes | None = None
-    spare_error = b""
-    spare_weight = 0
+    fallback_result: bytes | None = None
+    fallback_error = b""
+    fallback_weight = 0
     # The attempts that have ended, if one of them did not give the result at once. Others need no list.
-    trail: list[RecordedAttempt] | None = None
+    attempt_log: list[RecordedAttempt] | None = None
     # The upstreams that were tried, as a bit set of their indexes, and the number of attempts.
     tried = 0
     tries = 0
@@ -170,14 +170,14 @@ class Flight:
 
     def note(self, upstream: Upstream, began: float, now: float, outcome: str) -> None:
         """Record how an attempt ended, for `attempts`."""
-        if self.trail is None:
-            self.trail = []
-        self.trail.append((upstream.label, began - self.began, now - began, outcome))
+        if self.attempt_log is None:
+            self.attempt_log = []
+        self.attempt_log.append((upstream.label, began - self.began, now - began, outcome))
 
     def attempts(self, now: float) -> list[RecordedAttempt]:
         """All attempts so far, in the order in which they ended."""
-        found = [] if self.trail is None else list(self.trail)
-        if self.trail is None and self.answered_by is not None:
+        found = [] if self.attempt_log is None else list(self.attempt_log)
+        if self.attempt_log is None and self.answered_by is not None:
             found.append((self.answered_by.label, self.last_began - self.began, now - self.last_began, "answered"))
         if self.first is not None:
             found.append((self.first.label, self.first_at - self.began, now - self.first_at, "under way"))
@@ -229,7 +229,7 @@ class Flight:
     def leave_attempts(self, now: float) -> None:
         """Give up the remaining attempts. Those that began before the answered one count as late."""
         answered_began = self.last_began
-        if self.answered_by is not None and self.trail is None:
+        if self.answered_by is not None and self.attempt_log is None:
             self.note(self.answered_by, answered_began, now, "answered")
         for upstream in self.under_way():
             began = self.ended(upstream)
@@ -253,8 +253,8 @@ class Flight:
 
     def note_error(self, error: bytes, weight: int) -> None:
         """Keep the most useful of the errors: see `ErrorMeaning.weight`."""
-        if weight > self.spare_weight:
-            self.spare_error, self.spare_weight = error, weight
+        if weight > self.fallback_weight:
+            self.fallback_error, self.fallback_weight = error, weight
 
     # Waiters. An exception of one must reach neither the others nor the connection, which carries calls of other clients.
 

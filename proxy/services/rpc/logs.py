@@ -118,11 +118,11 @@ async def _run(dispatcher: Dispatcher, flight: Flight, collect: Collect) -> None
         return  # Its waiters have left.
     match outcome:
         case bytes():
-            dispatcher.land(flight, outcome)
+            dispatcher.complete(flight, outcome)
         case RpcError():
-            dispatcher.land_error(flight, outcome.error)
+            dispatcher.complete_with_error(flight, outcome.error)
         case Fault():
-            dispatcher.land_fault(flight, outcome)
+            dispatcher.complete_with_fault(flight, outcome)
 
 
 async def _outcome(dispatcher: Dispatcher, flight: Flight, collect: Collect) -> bytes | RpcError | Fault:

@@ -130,7 +130,7 @@ class NetworkState:
 
     # Replies
 
-    def landed(self, flight: Flight) -> None:
+    def unregister(self, flight: Flight) -> None:
         """The flight can no longer be joined."""
         if flight.slot is not None and self.flights.get(flight.slot) is flight:
             del self.flights[flight.slot]

@@ -56,21 +56,21 @@ class SharedLookup:
             if result is None or not is_current:
                 missed.append(flight)
             else:
-                self._land(flight, result)
+                self._complete(flight, result)
         now = time.monotonic()
         if len(missed) == 1:
             self._dispatcher.launch(missed[0], now)
         elif missed:
             launch_all(self._dispatcher, missed, now)
 
-    def _land(self, flight: Flight, result: bytes) -> None:
+    def _complete(self, flight: Flight, result: bytes) -> None:
         assert flight.slot is not None
         state = self._dispatcher.state
         state.replies.put(flight.slot, result, "forever", flight.client)
-        state.landed(flight)
+        state.unregister(flight)
         flight.slot = None  # Its result is cached already.
         for waiter in flight.waiters:
             if getattr(waiter, "cache", "") == "miss":
                 caller: Caller = waiter  # type: ignore[assignment]
                 caller.cache = "hit"
-        self._dispatcher.land(flight, result)
+        self._dispatcher.complete(flight, result)

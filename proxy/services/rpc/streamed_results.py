@@ -26,7 +26,7 @@ def begin_stream(
     """Pass on the beginning of the result. `left`: its length, if it is known."""
     flight.streaming = True
     flight.answered_by = connection.upstream
-    state.landed(flight)  # No caller may join a reply that has started.
+    state.unregister(flight)  # No caller may join a reply that has started.
     flight.leave_others(connection.upstream)
     flight.waiters[0].on_stream(beginning, left, connection)
 
@@ -49,4 +49,4 @@ def break_stream(state: NetworkState, flight: Flight) -> None:
 def _close_stream(state: NetworkState, flight: Flight) -> None:
     flight.streaming = False
     flight.done = True
-    state.landed(flight)
+    state.unregister(flight)

@@ -84,7 +84,7 @@ class ShortCall:
             or not body.isascii()
             or (policy.looks_up_null and client.route.state.is_null(result))
         ):
-            self._take_off(upstream).on_reply(connection, head, body)
+            self._to_flight(upstream).on_reply(connection, head, body)
             return
         now = _monotonic()
         took = now - replies.began
@@ -105,7 +105,7 @@ class ShortCall:
         replies.write_result(result, now)
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
-        self._take_off(upstream).on_fail(upstream, reason, sent=sent)
+        self._to_flight(upstream).on_fail(upstream, reason, sent=sent)
 
     def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         """Pass on a large reply that is complete. One that comes in pieces needs a flight to follow it to its end."""
@@ -113,7 +113,7 @@ class ShortCall:
         policy: MethodPolicy = replies.policy  # type: ignore[assignment]
         start = result_at(policy, b"%d" % self._wire_id, head, beginning) if len(beginning) == head.length else 0
         if not start:
-            flight = self._take_off(connection.upstream)
+            flight = self._to_flight(connection.upstream)
             connection.replace(self, flight)
             return flight.on_large(connection, head, beginning)
         replies.cache = ""
@@ -133,11 +133,11 @@ class ShortCall:
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         """A late call leaves the short path, so that the sweep can repeat it."""
         if connection is not None and now - self._replies.began > connection.upstream.health.late_after_s():
-            flight = self._take_off(connection.upstream)
+            flight = self._to_flight(connection.upstream)
             connection.replace(self, flight)
             flight.on_tick(connection, now)
 
-    def _take_off(self, upstream: Upstream) -> Flight:
+    def _to_flight(self, upstream: Upstream) -> Flight:
         """Turn the call into a flight, because it is slow, failed, or has an unusual reply."""
         replies = self._replies
         assert replies.head is not None
