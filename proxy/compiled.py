@@ -26,6 +26,7 @@ from types import ModuleType
 MODULES = (
     "proxy.core.access",
     "proxy.core.batch_envelopes",
+    "proxy.core.bounded",
     "proxy.core.caching",
     "proxy.core.concurrency",
     "proxy.core.encodings",

@@ -38,6 +38,7 @@ from typing import Final, Literal
 from msgspec.structs import astuple
 
 from proxy.core import encodings
+from proxy.core.bounded import make_room
 from proxy.core.reply_sets import NO_REPLIES, ReplySet, reply_at, set_of
 
 Lifetime = Literal["never", "head", "forever"]
@@ -79,8 +80,7 @@ def key_of(method: bytes, params: bytes) -> bytes:
 def _new_key(text: bytes) -> bytes:
     key = blake2b(text, digest_size=KEY_BYTES).digest()
     if len(text) <= SHORT:
-        if len(_digests) >= REMEMBERED:
-            _digests.clear()
+        make_room(_digests, REMEMBERED)
         _digests[text] = key
     return key
 

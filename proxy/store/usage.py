@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from proxy.core.bounded import make_room
 from proxy.core.usage import BUCKETS, ChartLine, UsageStep, UsageSums, lines_of
 from proxy.store import sql
 from proxy.store.day_tables import renew_day_tables
@@ -118,8 +119,8 @@ class UsageStore:
             return await _sum_up(connection)
 
     async def _find_series(self, connection: DatabaseConnection, series: set[UsageSeries]) -> None:
-        if len(self._numbers) > REMEMBERED:
-            self._numbers.clear()
+        """Read the ids of series. One that cannot be stored has none."""
+        make_room(self._numbers, REMEMBERED)
         new = sorted(each for each in series if each not in self._numbers)
         for start in range(0, len(new), ROWS):
             part = new[start : start + ROWS]

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from proxy.core import directives
 from proxy.core.access import Account, Key, Limits, digest, fence_of, is_well_formed, scope_bits
+from proxy.core.bounded import make_room
 from proxy.core.fault_plans import FaultPlan, plan_of
 from proxy.core.limits import BucketRates
 from proxy.core.usage import KeyTallies, TouchedTallies
@@ -106,8 +107,7 @@ class Keyring:
         self._memo.pop(text, None)
         key = self._by_digests(text) if is_well_formed(text) else None
         if key is not None:
-            if len(self._memo) >= MEMO:
-                self._memo.clear()
+            make_room(self._memo, MEMO)
             self._memo[text] = key
         return key
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from proxy.core import directives, encodings
 from proxy.core.access import Key
+from proxy.core.bounded import make_room
 from proxy.core.directives import DIRECTIVES, Directives
 from proxy.errors import InvalidRequest
 from proxy.services.rpc.networks import Route
@@ -160,7 +160,7 @@ class RequestHeadReader:
         self._is_tracing = is_tracing
         self._known: dict[bytes, RequestHead] = {}
         # Hashes of heads seen once. On a collision a head is cached one sighting too early.
-        self._seen_once: set[int] = set()
+        self._seen_once: dict[int, None] = {}
         # The role of each header name, in any case it was sent in.
         self._names: dict[bytes, int] = {}
         # The roles of significant lines; and parsed heads by their route, size and significant lines.
@@ -203,13 +203,11 @@ class RequestHeadReader:
             return
         sighting = hash(raw)
         if sighting in self._seen_once:
-            if len(self._known) >= MOST_REMEMBERED:
-                self._known.clear()
+            make_room(self._known, MOST_REMEMBERED)
             self._known[raw] = head
             return
-        if len(self._seen_once) >= MOST_REMEMBERED:
-            self._seen_once.clear()
-        self._seen_once.add(sighting)
+        make_room(self._seen_once, MOST_REMEMBERED)
+        self._seen_once[sighting] = None
 
     def _parse(self, raw: bytes) -> RequestHead | None:
         if len(raw) > self._max_head:
@@ -231,7 +229,8 @@ class RequestHeadReader:
             head = self._parse_lines(raw, route, significant)
             # Directives may have another value in each request.
             if head is not None and head.directives is None and len(raw) <= LONGEST_REMEMBERED:
-                _bounded(self._skeletons)[skeleton] = head
+                make_room(self._skeletons, MOST_REMEMBERED)
+                self._skeletons[skeleton] = head
         return head
 
     def _role_of(self, line: bytes) -> int:
@@ -241,11 +240,13 @@ class RequestHeadReader:
         if role is None:
             role = _ROLES.get(name.lower(), PASS) if _NAME.fullmatch(name) else LEAVE
             if len(name) <= LONGEST_LINE_REMEMBERED:
-                _bounded(self._names)[name] = role
+                make_room(self._names, MOST_REMEMBERED)
+                self._names[name] = role
         if not colon or (self._is_tracing and _is_sampled(name, line)):
             return LEAVE
         if role not in (PASS, ID) and role < FIRST_DIRECTIVE and len(line) <= LONGEST_LINE_REMEMBERED:
-            _bounded(self._line_roles)[line] = role
+            make_room(self._line_roles, MOST_REMEMBERED)
+            self._line_roles[line] = role
         return role
 
     def _parse_lines(self, raw: bytes, route: Route, lines: list[bytes]) -> RequestHead | None:
@@ -315,10 +316,3 @@ class RequestHeadReader:
 def _is_sampled(name: bytes, line: bytes) -> bool:
     """Whether a line asks for a trace. Such requests are handed over, and the others not even slowed down."""
     return name.lower() == _TRACEPARENT and line.rstrip(b" \t")[-1:] in _SAMPLED
-
-
-def _bounded(memory: dict[Any, Any]) -> dict[Any, Any]:
-    """A cache that is about to get one more entry. A full one is emptied first."""
-    if len(memory) >= MOST_REMEMBERED:
-        memory.clear()
-    return memory
