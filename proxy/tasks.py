@@ -14,6 +14,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from proxy import telemetry
 from proxy.errors import Unavailable
 
 log = logging.getLogger("penstock.process")
@@ -51,10 +52,24 @@ class Tasks:
     def __repr__(self) -> str:
         return f"<Tasks {', '.join(sorted(name for name, task in self._tasks.items() if not task.done()))}>"
 
-    def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
-        task = asyncio.get_running_loop().create_task(self._run(name, loop), name=name)
+    def start(self, name: str, loop: Callable[[], Awaitable[None]], *, of: object = None) -> None:
+        """Start a loop. `name`: one of a few, for logs and metrics. `of`: tells loops of the same name apart."""
+        self._start(name if of is None else f"{name} {of}", self._run(name, loop))
+
+    def start_once(self, name: str, work: Callable[[], Awaitable[None]], *, of: object) -> None:
+        """Start work that ends. If it fails, it is not repeated: its client may have caused that."""
+        self._start(f"{name} {of}", self._run_once(name, work))
+
+    def _start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[name] = task
         task.add_done_callback(lambda _: self._tasks.pop(name) if self._tasks.get(name) is task else None)
+
+    async def _run_once(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as exc:
+            report_failure(name, exc, None)
 
     async def _run(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         pause_s = FIRST_PAUSE_S
@@ -62,12 +77,15 @@ class Tasks:
             began = time.monotonic()
             try:
                 return await loop()
-            except asyncio.CancelledError:
-                raise
+            except asyncio.CancelledError as exc:
+                if is_cancelled():
+                    raise
+                failure: BaseException = exc  # Something that the loop awaited was cancelled.
             except Exception as exc:
-                if time.monotonic() - began > LONGEST_PAUSE_S:
-                    pause_s = FIRST_PAUSE_S
-                _report(name, exc, pause_s)
+                failure = exc
+            if time.monotonic() - began > LONGEST_PAUSE_S:
+                pause_s = FIRST_PAUSE_S
+            report_failure(name, failure, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
@@ -80,8 +98,16 @@ class Tasks:
         self._tasks.clear()
 
 
-def _report(name: str, exc: Exception, pause_s: float) -> None:
+def is_cancelled() -> bool:
+    """Whether the current task was cancelled, rather than something that it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def report_failure(name: str, exc: BaseException, pause_s: float | None) -> None:
+    """Count and log the failure of a loop that goes on after this pause; with None it does not."""
     if not isinstance(exc, Unavailable):
+        telemetry.loop_failures_total.labels(name).inc()
         log.error("loop failed", extra={"loop": name, "again_in_s": pause_s}, exc_info=exc)
     elif pause_s == FIRST_PAUSE_S:
         log.warning("loop interrupted: it goes on when it can", extra={"loop": name, "reason": str(exc)})

@@ -133,6 +133,12 @@ upstream_calls_in_flight = _gauge(
 request_records_dropped_total = Counter(
     "penstock_request_records_dropped_total", "Records of requests dropped because the memory for them was full"
 )
+loop_failures_total = Counter(
+    "penstock_loop_failures_total", "Unexpected errors of background loops, which then go on", ["loop"]
+)
+rows_set_aside_total = Counter(
+    "penstock_rows_set_aside_total", "Rows that background loops skipped: their values cannot be processed", ["kind"]
+)
 log_lines_dropped_total = Counter("penstock_log_lines_dropped_total", "Log lines dropped because the queue was full")
 # The last of all: a forked process sets them to 0 in this order, and then this one to 1.
 database_up = _gauge("livemin", "penstock_database_up", "Whether Postgres answers", "database")

@@ -153,7 +153,7 @@ class Background:
         await self.pool.open()
         await self.indexes.open()
         for name, pool in self.indexes.by_name.items():
-            self.tasks.start(f"database {name}", partial(_watch, name, pool))
+            self.tasks.start("database", partial(_watch, name, pool), of=name)
         if not needs_upstreams:
             return
         if self._limits is not None:
@@ -179,7 +179,7 @@ class Background:
         self._followers += followers
         events.start(self.tasks, lambda: followers[0].network is not None)
         for each in followers:
-            self.tasks.start(f"follower {each.label}", each.run)
+            self.tasks.start("follower", each.run, of=each.label)
 
     def report(self, part: str) -> None:
         """Report this process to the operators."""

@@ -80,7 +80,7 @@ class DataPlane:
         for name, tracker in self.trackers.items():
             announcements = HeadAnnouncements(self.networks.routes[name], tracker)
             if announcements.is_possible:
-                self._tasks.start(f"announced heads {name}", announcements.run)
+                self._tasks.start("announced heads", announcements.run, of=name)
 
     def adopt_heads(self) -> None:
         """Apply what other processes of the host have found, if there is anything new."""
@@ -94,7 +94,7 @@ class DataPlane:
         for route in self.networks.routes.values():
             self._logs.serve(route)
         for name, feed in self.feeds.by_network.items():
-            self._tasks.start(f"feed {name}", feed.run)
+            self._tasks.start("feed", feed.run, of=name)
         if self._shared is not None:
             self._shared.start(self._tasks)
 

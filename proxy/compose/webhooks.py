@@ -96,10 +96,10 @@ class EventFeature:
     def start(self, tasks: Tasks, is_leader: Callable[[], bool]) -> None:
         """Start the loops. `is_leader` returns whether this process currently follows the network."""
         name = self.watch.network.id
-        tasks.start(f"webhooks {name}", lambda: self.watch.follow(self._pool, self._notifications))
-        tasks.start(f"events {name}", lambda: self.enricher.run(self._notifications, is_leader))
-        tasks.start(f"metadata {name}", lambda: self.metadata_enricher.run(self._notifications, is_leader))
-        tasks.start(f"finality {name}", lambda: self.finality.run(self._notifications, is_leader))
-        tasks.start(f"traces {name}", lambda: self.internal_transfers.run(self._notifications, is_leader))
-        tasks.start(f"mined {name}", lambda: self.mined_lookups.run(self._notifications, is_leader))
-        tasks.start(f"mempool {name}", lambda: self.mempool.run(is_leader))
+        tasks.start("webhooks", lambda: self.watch.follow(self._pool, self._notifications), of=name)
+        tasks.start("events", lambda: self.enricher.run(self._notifications, is_leader), of=name)
+        tasks.start("metadata", lambda: self.metadata_enricher.run(self._notifications, is_leader), of=name)
+        tasks.start("finality", lambda: self.finality.run(self._notifications, is_leader), of=name)
+        tasks.start("traces", lambda: self.internal_transfers.run(self._notifications, is_leader), of=name)
+        tasks.start("mined", lambda: self.mined_lookups.run(self._notifications, is_leader), of=name)
+        tasks.start("mempool", lambda: self.mempool.run(is_leader), of=name)

@@ -121,7 +121,7 @@ class Supervisor:
             await self.stop()
             raise StartError([f"{failed[0]}{self._log_since(written)}"])
         for place in self.places:
-            self._tasks.start(f"place-{place}", lambda place=place: self._keep_running(place))  # type: ignore[misc]
+            self._tasks.start("place", lambda place=place: self._keep_running(place), of=place)  # type: ignore[misc]
 
     def reload(self, settings: Settings) -> None:
         """Start a process with the new settings for every old one, then drain the old one. No request is lost.
@@ -325,7 +325,7 @@ class Supervisor:
 
     def _retire_soon(self, old: SupervisedProcess) -> None:
         self._retiring.add(old)
-        self._tasks.start(f"retiring-{old.pid}", lambda: self._retire(old))
+        self._tasks.start("retiring", lambda: self._retire(old), of=old.pid)
 
     async def _retire(self, old: SupervisedProcess) -> None:
         await old.stop()

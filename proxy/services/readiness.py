@@ -49,7 +49,7 @@ class Readiness:
 
     def start(self, tasks: Tasks) -> None:
         for name, pool in self._databases.items():
-            tasks.start(f"readiness {name}", partial(self._watch, name, pool))
+            tasks.start("readiness", partial(self._watch, name, pool), of=name)
 
     async def _watch(self, name: str, pool: Pool) -> None:
         """Supervised loop: probe a database."""

@@ -39,7 +39,7 @@ class AccountMails:
 
         Returns at once: neither the time nor a failure may reveal anything about the address. `what`: the mail, in the log.
         """
-        self._tasks.start(f"mail {secrets.token_hex(8)}", lambda: self._write_and_send(write, what))
+        self._tasks.start_once("mail", lambda: self._write_and_send(write, what), of=secrets.token_hex(8))
 
     async def _write_and_send(self, write: Callable[[], Awaitable[OutgoingMail | None]], what: str) -> None:
         try:

@@ -65,7 +65,7 @@ async def start_tracking(trackers: Iterable[Tracker], tasks: Tasks) -> None:
     found = list(trackers)
     for tracker in found:
         tracker.withhold()
-        tasks.start(f"heads {tracker.network_id}", tracker.run)
+        tasks.start("heads", tracker.run, of=tracker.network_id)
     try:
         async with asyncio.timeout(START_S), asyncio.TaskGroup() as group:
             for tracker in found:
