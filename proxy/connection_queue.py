@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter, deque
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+
+from proxy.core.fair_places import FairPlaces
 
 # The process itself: loops that no request waits for.
 OWN_WORK = ""
@@ -21,19 +25,28 @@ class TooManyWaiting(Exception):
 
 class ConnectionQueue:
     def __init__(self, size: int, *, per_client: int) -> None:
-        self._free = size
         self._per_client = per_client
-        self._held: Counter[str] = Counter()
+        self._places = FairPlaces(size, per_client=sys.maxsize)
         # In the order of their next turns.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     def __repr__(self) -> str:
         waiting = sum(map(len, self._waiting.values()))
-        return f"<ConnectionQueue {self._free} free, {self._held.total()} held, {waiting} waiting>"
+        return f"<ConnectionQueue {self._places.free} free, {len(self._places)} held, {waiting} waiting>"
 
-    async def enter(self, client: str, *, within_s: float) -> None:
-        """Wait for a turn. Raises TimeoutError if it does not come in time, TooManyWaiting at once."""
-        if (turn := self._request(client)) is None:
+    @contextlib.asynccontextmanager
+    async def turn(self, client: str, *, within_s: float | None = None) -> AsyncIterator[None]:
+        """A connection for the length of a block. Raises like `enter`."""
+        await self.enter(client, within_s=within_s)
+        try:
+            yield
+        finally:
+            self.leave(client)
+
+    async def enter(self, client: str, *, within_s: float | None) -> None:
+        """Wait for a turn. Raises TimeoutError if it does not come in time, TooManyWaiting at once. None: the caller has a
+        deadline of its own."""
+        if (turn := self.request(client)) is None:
             return
         try:
             async with asyncio.timeout(within_s):
@@ -44,19 +57,16 @@ class ConnectionQueue:
 
     def leave(self, client: str) -> None:
         """Return a connection, and give turns to clients that wait."""
-        self._free += 1
-        self._held[client] -= 1
-        if not self._held[client]:
-            del self._held[client]
+        self._places.give_back(client)
         self._serve()
 
-    def _request(self, client: str) -> asyncio.Future[None] | None:
+    def request(self, client: str) -> asyncio.Future[None] | None:
         """Take a connection and return None, or join the client's queue and return the future of its turn."""
         queue = self._waiting.get(client, ())
-        if client != OWN_WORK and self._held[client] + len(queue) >= self._per_client:
+        if client != OWN_WORK and self._places.held_by(client) + len(queue) >= self._per_client:
             raise TooManyWaiting
         if not queue and self._may_hold_one_more(client):
-            self._take(client)
+            self._places.take_anyway(client)
             return None
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(client, deque()).append(turn)
@@ -74,11 +84,7 @@ class ConnectionQueue:
             self._waiting.pop(client, None)
 
     def _may_hold_one_more(self, client: str) -> bool:
-        return self._free > (0 if client == OWN_WORK else self._held[client])
-
-    def _take(self, client: str) -> None:
-        self._free -= 1
-        self._held[client] += 1
+        return self._places.free > 0 if client == OWN_WORK else self._places.has_one_for(client)
 
     def _serve(self) -> None:
         while (client := next(filter(self._may_hold_one_more, self._waiting), None)) is not None:
@@ -88,5 +94,5 @@ class ConnectionQueue:
                 self._waiting[client] = queue
             if turn.cancelled():  # It timed out, and its task runs next.
                 continue
-            self._take(client)
+            self._places.take_anyway(client)
             turn.set_result(None)

@@ -11,14 +11,16 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 
+from proxy.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.core.caching import place_of_owner
 from proxy.core.lru_cache import LruCache
 from proxy.errors import RateLimited, Unavailable
-from proxy.tasks import client_of_task, min_block_of_task
+from proxy.tasks import client_of_task, is_cancelled, min_block_of_task
 
 log = logging.getLogger("penstock.cache")
 
@@ -30,8 +32,14 @@ KEPT_NAMESPACE = "penstock:data:1:"
 # A lookup saves many milliseconds of work, so it may take long, and the pause after a failure is long too.
 READ_S = 0.5
 READ_AWAY_S = 5.0
+# How long a lookup or a write waits for others of its client.
+TURN_S = 1.0
+# How long a client waits for the lookup of another one before it makes its own.
+JOIN_S = 1.0
 # Its concurrent lookups. Few, because each takes a fraction of a millisecond and opening a connection takes longer.
 QUESTIONS = 8
+# Lookups of one client that run or wait. It makes the others without the cache.
+MOST_OF_CLIENT = 1000
 # Memory overhead of an entry in bytes, on top of its key and value.
 ENTRY = 250
 # The part of an equal share that is left to an owner with more: less than all, so that not each entry needs another search.
@@ -130,7 +138,7 @@ class DataCache:
         self._cache: CacheBackend = _redis(redis_url, KEPT_NAMESPACE) if redis_url else BoundedMemory(bytes)
         self._enabled = enabled
         self._flights: _Flights = {}
-        self._connections = asyncio.Semaphore(QUESTIONS)
+        self._connections = ConnectionQueue(QUESTIONS, per_client=MOST_OF_CLIENT)
         self._away_until = 0.0
 
     def __repr__(self) -> str:
@@ -150,9 +158,9 @@ class DataCache:
         """Return the cached value, or the result of `make`, which is then cached. Concurrent callers share one lookup.
 
         A failure is raised in every waiting caller and not cached. If the caller that runs the lookup is cancelled, another
-        takes over. A caller that waits for another client's lookup, which is refused, makes its own: that client may have too
-        many requests. `read` decodes the JSON; pass one that decodes only the part that is needed. A cached value from before
-        the block that the request needs is read again.
+        takes over. A caller that waits for another client's lookup, which is refused or takes long, makes its own: that client
+        may have too many requests, or wait for its units. `read` decodes the JSON; pass one that decodes only the part that is
+        needed. A cached value from before the block that the request needs is read again.
         """
         whole = _name(network, kind, name)
         found = await self._once(whole, make=make, ttl_s=ttl_s, fresh=fresh, read=read)
@@ -173,13 +181,17 @@ class DataCache:
         place = (whole, fresh)
         while (shared := self._flights.get(place)) is not None:
             flight, client = shared
+            is_own = client == client_of_task.get()
             try:
-                return read(await asyncio.shield(flight))
+                async with asyncio.timeout(None if is_own else JOIN_S):
+                    return read(await asyncio.shield(flight))
+            except TimeoutError:
+                return read(await self._find(whole, make, ttl_s))
             except asyncio.CancelledError:
-                if not flight.cancelled() or _is_cancelled():
+                if not flight.cancelled() or is_cancelled():
                     raise
             except (RateLimited, Unavailable):
-                if client == client_of_task.get():
+                if is_own:
                     raise
                 return read(await self._find(whole, make, ttl_s))
         flight = asyncio.get_running_loop().create_future()
@@ -220,7 +232,14 @@ class DataCache:
         if not self._enabled or not names or time.monotonic() < self._away_until:
             return [None] * len(names)
         try:
-            async with self._connections, asyncio.timeout(READ_S):
+            async with self._connections.turn(client_of_task.get(), within_s=TURN_S):
+                return await self._read(names)
+        except (TimeoutError, TooManyWaiting):
+            return [None] * len(names)
+
+    async def _read(self, names: list[str]) -> list[bytes | None]:
+        try:
+            async with asyncio.timeout(READ_S):
                 return await self._cache.multi_get(names)
         except _AWAY as exc:
             self._went_away(exc)
@@ -230,9 +249,14 @@ class DataCache:
         small = [(name, raw) for name, raw in pairs if len(raw) <= LARGEST]
         if not self._enabled or not small or ttl_s <= 0 or time.monotonic() < self._away_until:
             return
+        with suppress(TimeoutError, TooManyWaiting):
+            async with self._connections.turn(client_of_task.get(), within_s=TURN_S):
+                await self._write(small, ttl_s)
+
+    async def _write(self, pairs: list[tuple[str, bytes]], ttl_s: float) -> None:
         try:
-            async with self._connections, asyncio.timeout(WRITE_S):
-                await self._cache.multi_set(small, ttl_s=ttl_s)
+            async with asyncio.timeout(WRITE_S):
+                await self._cache.multi_set(pairs, ttl_s=ttl_s)
         except _AWAY as exc:
             self._went_away(exc)
 
@@ -246,11 +270,6 @@ class DataCache:
 
 def _name(network: str, kind: str, name: str) -> str:
     return f"{network}:{kind}:{name}"
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _is_too_old(value: Any) -> bool:

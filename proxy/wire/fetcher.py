@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,7 +63,8 @@ class Fetcher:
 
     async def get(self, url: str, *, own: bool = False) -> Fetched:
         try:
-            async with asyncio.timeout(self._timeout_s), self._turn(own=own):
+            turns, client = self._turns[own], client_of_task.get()
+            async with asyncio.timeout(self._timeout_s), turns.turn(client, within_s=self._timeout_s):
                 return await self._follow(url, own=own)
         except (TimeoutError, TooManyWaiting):
             return Fetched("timeout")
@@ -78,15 +77,6 @@ class Fetcher:
             return Fetched("refused" if was_blocked else "unreachable")
         except ValueError:  # The URL has a host or a header that cannot be sent.
             return Fetched("invalid")
-
-    @asynccontextmanager
-    async def _turn(self, *, own: bool) -> AsyncIterator[None]:
-        turns, client = self._turns[own], client_of_task.get()
-        await turns.enter(client, within_s=self._timeout_s)
-        try:
-            yield
-        finally:
-            turns.leave(client)
 
     async def _follow(self, text: str, *, own: bool) -> Fetched:
         url = URL(text) if own else self._guard.check(text)

@@ -13,7 +13,7 @@ SUPPORT = {"connection_queue", "data_files", "settings", "telemetry", "tasks", "
 # The whole table. A ring may know itself, but for services.
 MAY_KNOW: dict[str, set[str]] = {
     "compiled": set(),
-    "connection_queue": set(),
+    "connection_queue": {"core"},
     "data_files": set(),
     "errors": set(),
     "core": {"errors"},

@@ -311,3 +311,25 @@ async def _away(redis: Any, act: str) -> None:
     waits = done()
     if waits is not None:
         await waits
+
+
+async def test_lookups_of_one_account_leave_connections_to_others(tmp_path: Path) -> None:
+    require_redis()
+    async with redis_server(tmp_path) as redis:
+        cache = DataCache(bytes=PLENTY, redis_url=redis.url)
+        await cache.put("one/mainnet", "token", {str(number): "x" * 100_000 for number in range(32)}, ttl_s=60)
+        done = 0
+
+        async def look_up(client: str, names: int) -> None:
+            nonlocal done
+            client_of_task.set(client)
+            assert all(await cache.get("one/mainnet", "token", [str(number) for number in range(names)]))
+            done += client == "greedy"
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(40):
+                group.create_task(look_up("greedy", 10))
+            await asyncio.sleep(0)
+            await group.create_task(look_up("other", 1))
+            assert done < 12
+        await cache.close()
