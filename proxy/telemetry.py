@@ -50,12 +50,7 @@ tls_handshake_failures_total = Counter(
     "penstock_tls_handshake_failures_total",
     "TLS connections of clients that failed or left before the end of the handshake",
 )
-arriving_body_bytes = _gauge(
-    "livesum", "penstock_arriving_body_bytes", "Bytes of request bodies that are still arriving"
-)
-held_reply_bytes = _gauge(
-    "livesum", "penstock_held_reply_bytes", "Bytes of large replies held for slow readers, batches and sockets"
-)
+held_bytes = _gauge("livesum", "penstock_held_bytes", "Bytes held for clients, by kind", "kind")
 sockets_open = _gauge("livesum", "penstock_sockets_open", "Open WebSockets")
 verifications_total = Counter("penstock_verifications_total", "Verified calls", ["kind", "outcome"])
 contradictions_total = Counter(

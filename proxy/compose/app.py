@@ -23,13 +23,13 @@ from proxy.compose.smart_wallets import SmartWalletFeature
 from proxy.compose.webhooks import WebhookFeature
 from proxy.compose.worker_loops import sweep, update_date, write_counts
 from proxy.errors import Unavailable
+from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.socket_caps import SocketCaps
 from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.process_reports import ProcessReports
 from proxy.services.readiness import Readiness
 from proxy.services.request_log import RequestLog
 from proxy.services.request_recorder import RequestRecorder
-from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.networks import Networks
 from proxy.settings import SCHEMAS, Certificates, Settings, Tables
 from proxy.store import host_memory
@@ -110,7 +110,8 @@ class App:
         self.access = AccessLines() if settings.log.access else None
         loop = asyncio.get_running_loop()
         self.turns = TurnQueue(loop)
-        self.limiter = ConnectionLimiter(settings.server, self.turns)
+        self.budget = MemoryBudget(settings.server.max_held_bytes)
+        self.limiter = ConnectionLimiter(settings.server, self.turns, self.budget.of("bodies"))
         self._tls = None if certificates is None else TlsListener(self.limiter, settings.server.tls, certificates)
         self.write_buffer = WriteBuffer(loop)
         self._copies = copies
@@ -120,7 +121,6 @@ class App:
         valkey = self.fleet.report if self.fleet else None
         self.report = ProcessReports(FleetStore(self.pool), "gateway", instance=host_id(), valkey=valkey)
         self._build_accounts(windows)
-        self.held_replies = HeldReplies(settings.server.max_held_bytes, settings.rpc.max_batch_reply_bytes)
         builder = self._network_builder(windows)
         self._build_data_plane(builder)
         self._build_features(builder)
@@ -170,7 +170,7 @@ class App:
             tally=self.tallies.of,
             shared_heads=windows.shared_heads,
             memory=self.memory,
-            held=self.held_replies,
+            held=self.budget.of("replies"),
             hosts=self.fleet.hosts if self.fleet else lambda: 1,
             leases=self.fleet.upstreams if self.fleet else None,
         )
@@ -181,7 +181,7 @@ class App:
             self._tables,
             self.admission,
             builder,
-            held_replies=self.held_replies,
+            budget=self.budget,
             turns=self.turns,
             tasks=self.tasks,
             polls=self.memory.polls,
@@ -242,7 +242,7 @@ class App:
             self.admission,
             self.write_buffer,
             server=self.settings.server,
-            held=self.held_replies,
+            held=self.budget.of("replies"),
             turns=self.turns,
             log=self.access,
             recorder=self.recorder,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from proxy.compose.networks import NetworkBuilder
+from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.admission import Admission
 from proxy.services.feed.feeds import feeds_of
 from proxy.services.feed.head_announcements import HeadAnnouncements
 from proxy.services.rpc.block_waits import BlockWaits
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
-from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.logs import LogQueries
 from proxy.services.rpc.rpc_service import RpcService
@@ -32,7 +32,7 @@ class DataPlane:
         admission: Admission,
         builder: NetworkBuilder,
         *,
-        held_replies: HeldReplies,
+        budget: MemoryBudget,
         turns: TurnQueue,
         tasks: Tasks,
         polls: PollTable,
@@ -47,9 +47,10 @@ class DataPlane:
             admission,
             tables.prices,
             forwarder,
-            held_replies,
+            budget,
             turns,
             max_batch=settings.rpc.max_batch,
+            max_batch_reply_bytes=settings.rpc.max_batch_reply_bytes,
             batch_wait_s=settings.rpc.batch_wait_s,
         )
         self.internal_calls = InternalCalls(forwarder, self.networks)

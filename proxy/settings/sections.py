@@ -38,7 +38,6 @@ class ServerSettings:
     write_timeout_s: float
     min_read_rate: int
     max_held_bytes: int
-    max_arriving_bytes: int
     keepalive_s: float
     keepalive_requests: int
     max_head_bytes: int

@@ -354,15 +354,15 @@ class Gate:
                 async for piece in request.content.iter_any():
                     if len(body) + len(piece) > most:
                         raise too_large
-                    if refusal := self._limiter.bodies.take(sender, len(piece)):
+                    if refusal := self._limiter.take_body(sender, len(piece)):
                         raise refusal
                     body += piece
         except TimeoutError:
             raise RequestTimeout("the request's body did not arrive in time") from None
         finally:
             if body:
-                self._limiter.bodies.give_back(sender, len(body))
-        return bytes(body)
+                self._limiter.give_back_body(sender, len(body))
+        return body
 
 
 def _without_flight(request: web.Request, took_s: float) -> dict[str, Any]:

@@ -8,7 +8,19 @@ from functools import cache
 from tests.house.source import imports_of, modules, ring_of
 
 # Modules that every ring but the pure ones may import beside its inner rings.
-SUPPORT = {"connection_queue", "data_files", "settings", "telemetry", "tasks", "tracing", "turn_queue"}
+SUPPORT = {
+    *(
+        "connection_queue",
+        "data_files",
+        "memory_budget",
+        "request_threads",
+        "settings",
+        "telemetry",
+        "tasks",
+        "tracing",
+        "turn_queue",
+    ),
+}
 
 # The whole table. A ring may know itself, but for services.
 MAY_KNOW: dict[str, set[str]] = {

@@ -23,7 +23,7 @@ from tests.web.test_front_backpressure import MB, slow_client
 from tests.web.worker import LIVE, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import Exchange, Scripted, head_of, stub
 
-# An account may hold half of what the worker may: two results of SIZE, and not three.
+# An account may hold half of the room for replies, which is 10/16 of the memory: two results of SIZE, and not three.
 SHARE = 14 * MB
 # More than the kernel buffers for a client that does not read.
 SIZE = 6_000_000
@@ -80,7 +80,7 @@ def code_call(number: int) -> bytes:
 
 @asynccontextmanager
 async def gated_worker(
-    *, has_length: bool = True, held: int = 2 * SHARE, size: int = SIZE, **sections: Any
+    *, has_length: bool = True, held: int = SHARE * 16 // 5, size: int = SIZE, **sections: Any
 ) -> AsyncIterator[tuple[Worker, GatedUpstream]]:
     upstream = GatedUpstream(has_length=has_length, size=size)
     async with (
@@ -89,7 +89,7 @@ async def gated_worker(
     ):
         worker.add_key("attacker")
         yield worker, upstream
-        await until(lambda: not worker.app.held_replies.total)
+        await until(lambda: not worker.held_bytes)
 
 
 async def joined(worker: Worker, waiters: int) -> None:
@@ -125,14 +125,13 @@ def test_results_that_several_callers_wait_for_are_bounded_for_each_account(has_
     @on_uvloop
     async def run() -> None:
         async with gated_worker(has_length=has_length) as (worker, upstream), AsyncExitStack() as stack:
-            held = worker.app.held_replies
             pairs = [[await ask(worker, stack, n) for _ in range(2)] for n in range(CALLS)]
             await joined(worker, 2 * CALLS)
             upstream.open(*range(CALLS))
             if has_length:
-                await until(lambda: held.total > SIZE * 2)
+                await until(lambda: worker.held_bytes > SIZE * 2)
             await until(lambda: upstream.halves >= CALLS)
-            assert held.total <= SHARE
+            assert worker.held_bytes <= SHARE
             upstream.last.set()
             whole = SIZE + 2
             replies = await asyncio.gather(*(each.reply() for pair in pairs for each in pair))
@@ -148,11 +147,10 @@ def test_results_that_several_callers_wait_for_are_bounded_for_each_account(has_
 @on_uvloop
 async def test_caller_of_another_account_gets_the_result_although_the_first_has_no_room() -> None:
     async with gated_worker() as (worker, upstream), AsyncExitStack() as stack:
-        held = worker.app.held_replies
         full = [await ask(worker, stack, n) for n in (1, 1, 2, 2)]
         await joined(worker, 4)
         upstream.open(1, 2)
-        await until(lambda: held.total > SIZE * 2)
+        await until(lambda: worker.held_bytes > SIZE * 2)
         mixed = [await ask(worker, stack, 3), await ask(worker, stack, 3, key="main")]
         await joined(worker, 6)
         upstream.open(3)
@@ -164,15 +162,14 @@ async def test_caller_of_another_account_gets_the_result_although_the_first_has_
 
 @on_uvloop
 async def test_third_account_gets_the_result_although_the_two_before_have_no_room() -> None:
-    # Two results fill an account's half, and five fit into the whole.
-    async with gated_worker(held=32 * MB) as (worker, upstream), AsyncExitStack() as stack:
+    # With two results each, both hold more than stays free for others. A third account finds room for one.
+    async with gated_worker(held=66 * MB) as (worker, upstream), AsyncExitStack() as stack:
         worker.add_key("accomplice")
-        held = worker.app.held_replies
         pairs = [(key, n) for key, numbers in (("attacker", (1, 2)), ("accomplice", (4, 5))) for n in numbers * 2]
         full = [await ask(worker, stack, n, key) for key, n in pairs]
         await joined(worker, 8)
         upstream.open(1, 2, 4, 5)
-        await until(lambda: held.total > SIZE * 4)
+        await until(lambda: worker.held_bytes > SIZE * 4)
         mixed = [await ask(worker, stack, 3, key) for key in ("attacker", "main", "accomplice")]
         await joined(worker, 11)
         upstream.open(3)
@@ -288,7 +285,7 @@ async def test_result_that_compresses_well_gives_its_memory_back() -> None:
             reply = await each.reply()
             assert reply.headers["content-encoding"] == "zstd"
             assert len(reply.body) < 4_000
-        await until(lambda: not worker.app.held_replies.total)
+        await until(lambda: not worker.held_bytes)
 
 
 @pytest.mark.parametrize("client", ["front", "page", "socket"])
@@ -296,14 +293,13 @@ def test_large_results_that_are_not_read_are_bounded_although_they_are_shared(cl
     @on_uvloop
     async def run() -> None:
         async with gated_worker() as (worker, upstream), AsyncExitStack() as stack:
-            held = worker.app.held_replies
             for _ in range(8):
                 await ask_slowly(worker, stack, client, 7)
             await joined(worker, 8)
             upstream.last.set()
             upstream.open(7, 8)
-            await until(lambda: held.total > SIZE)
-            assert held.total <= SHARE
+            await until(lambda: worker.held_bytes > SIZE)
+            assert worker.held_bytes <= SHARE
             assert outcomes([await worker.send(code_call(8))]) == [SIZE + 2]
 
     run()

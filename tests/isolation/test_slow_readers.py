@@ -42,8 +42,8 @@ async def slow_reader(worker: Worker, number: int) -> socket.socket:
     return client
 
 
-def shown(metric: str) -> float | None:
-    return REGISTRY.get_sample_value(metric)
+def held_replies_shown() -> float | None:
+    return REGISTRY.get_sample_value("penstock_held_bytes", {"kind": "replies"})
 
 
 def unread(worker: Worker) -> list[int]:
@@ -102,14 +102,14 @@ async def test_reply_that_is_held_for_its_reader_arrives_whole() -> None:
 
         await until(is_answered)
         assert worker.app.front.held.total > REPLY // 2
-        assert shown("penstock_held_reply_bytes") == worker.app.front.held.total
+        assert held_replies_shown() == worker.app.front.held.total
         loop, got = asyncio.get_running_loop(), 0
         while got < REPLY:
             part = await loop.sock_recv(client, MB)
             assert part
             got += len(part)
         await until(lambda: not worker.app.front.held.total)
-        assert shown("penstock_held_reply_bytes") == 0
+        assert held_replies_shown() == 0
         client.close()
 
 

@@ -7,6 +7,7 @@ import dataclasses
 
 import pytest
 
+from proxy.memory_budget import MemoryBudget
 from proxy.settings import ServerSettings, load
 from proxy.turn_queue import TurnQueue
 from proxy.web.front.connection_limiter import ConnectionLimiter
@@ -71,7 +72,7 @@ class OneOfMany:
 
 
 def limiter_of(settings: ServerSettings) -> ConnectionLimiter:
-    return ConnectionLimiter(settings, TurnQueue(asyncio.get_running_loop()))
+    return ConnectionLimiter(settings, TurnQueue(asyncio.get_running_loop()), MemoryBudget(1 << 20).of("bodies"))
 
 
 async def test_connections_of_one_ipv6_network_are_limited_together() -> None:

@@ -64,6 +64,11 @@ class Worker:
     def __repr__(self) -> str:
         return f"<Worker {self.app.limiter!r}>"
 
+    @property
+    def held_bytes(self) -> int:
+        """The memory that is held for clients. Records of their requests wait there until a database is up."""
+        return self.app.budget.total - self.app.budget.of("records").total
+
     def add_key(
         self,
         name: str,

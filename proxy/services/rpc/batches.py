@@ -4,7 +4,7 @@ Every item is checked, priced and answered separately: a refused item gets a JSO
 
 A reply is sent when all items are answered. A large one is sent in parts, if its client's connection is a `BatchSink`: an item
 as soon as all before it are sent, and the item whose turn it is while it arrives. Other items are held until their turn, within
-the bounds of `held_replies.py`; beyond them an item is not read before its turn. An item of unknown length, or of a reply that
+the bounds of the memory budget; beyond them an item is not read before its turn. An item of unknown length, or of a reply that
 is sent whole, gets an error instead.
 """
 
@@ -22,8 +22,8 @@ from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.usage import KeyTallies
 from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.reply_share import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.wire.upstream import Piece, UpstreamConnection
 

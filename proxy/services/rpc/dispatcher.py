@@ -24,9 +24,9 @@ from proxy.errors import DeadlinePassed, Fault, InternalError, Unavailable, Upst
 from proxy.services.rpc.error_replies import count_invalid_reply, error_for_caller, judge_error
 from proxy.services.rpc.flights import MAX_TRIES, Flight, FlightHandler
 from proxy.services.rpc.hedging import is_late, upstream_that_is_back
-from proxy.services.rpc.held_replies import NO_ROOM
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
+from proxy.services.rpc.reply_share import NO_ROOM
 from proxy.services.rpc.result_checks import is_doubtful, may_lack_blocks
 from proxy.services.rpc.streamed_results import begin_stream, break_stream, end_stream, start_of_stream
 from proxy.services.rpc.upstream_choice import choose_upstream, lacks_block, needs_block

@@ -6,7 +6,7 @@ import msgspec
 
 from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.held_replies import NO_ROOM, ReplyShare
+from proxy.services.rpc.reply_share import NO_ROOM, ReplyShare
 from proxy.wire.upstream import Piece, UpstreamConnection
 
 

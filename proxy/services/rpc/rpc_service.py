@@ -21,6 +21,7 @@ from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.pricing import UnitPrices
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
+from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batch_admission import (
     BatchAdmission,
@@ -34,9 +35,9 @@ from proxy.services.rpc.batch_intake import BatchIntake, BatchRefusal
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchSink, CallBatch
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.forwarder import Forwarder
-from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
+from proxy.services.rpc.reply_share import ReplyShare
 from proxy.services.rpc.short_batch import ShortBatch, may_be_short
 from proxy.turn_queue import TurnQueue
 
@@ -56,20 +57,27 @@ class RpcService:
         admission: Admission,
         prices: UnitPrices,
         forwarder: Forwarder,
-        held_replies: HeldReplies,
+        memory: MemoryBudget,
         turns: TurnQueue,
         *,
         max_batch: int,
+        max_batch_reply_bytes: int,
         batch_wait_s: float,
     ) -> None:
+        """`memory`: for replies that cannot be sent yet, and for batches that wait."""
         self._admission = admission
         self._turns = turns
         self._batch_wait_s = batch_wait_s
         self.waiting_batches = WaitingBatches()
-        self.held_replies = held_replies
+        self._replies = memory.of("replies")
+        self._max_batch_reply_bytes = max_batch_reply_bytes
         self.max_batch = max_batch
         self._archive_minimum = prices.archive_minimum
         self.forwarder = forwarder
+
+    def reply_share(self, account: str) -> ReplyShare:
+        """The memory of one request or message of the account."""
+        return ReplyShare(self._replies, account, self._max_batch_reply_bytes)
 
     def call(
         self,
@@ -170,7 +178,7 @@ class RpcService:
         """Admit a batch, at once or item by item, and answer its items. `done` is called when all are answered, unless the
         reply is large and `sink` takes it in parts. `refuse` is called, now or later, if the batch is refused whole; None is
         returned if it was."""
-        share = self.held_replies.share(key.account.id)
+        share = self.reply_share(key.account.id)
         calls = parse_short_batch(body)
         send = partial(self._send_items, route, key, directives, subscriber)
         factor = 1 if directives is None else directives.price_factor

@@ -16,9 +16,9 @@ from proxy.core.batch_envelopes import SHORT_BATCH_ITEMS
 from proxy.core.jsonrpc import RawCall
 from proxy.services.rpc.batches import BatchItem, BatchSink, CallBatch
 from proxy.services.rpc.flights import next_id
-from proxy.services.rpc.held_replies import ReplyShare
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
+from proxy.services.rpc.reply_share import ReplyShare
 from proxy.services.rpc.upstream_batch import UpstreamBatch
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection

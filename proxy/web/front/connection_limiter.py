@@ -29,9 +29,9 @@ from proxy.errors import (
     RequestTimeout,
     Unavailable,
 )
+from proxy.memory_budget import BudgetLine
 from proxy.settings import ServerSettings
 from proxy.turn_queue import TurnQueue
-from proxy.web.body_budget import BodyBudget
 from proxy.web.reply import fixed_headers, raw_fault
 from proxy.web.request_ids import new_request_id
 
@@ -63,10 +63,11 @@ class LimitedConnection(Protocol):
 class ConnectionLimiter:
     """All connections of one worker."""
 
-    def __init__(self, limits: ServerSettings, turns: TurnQueue) -> None:
+    def __init__(self, limits: ServerSettings, turns: TurnQueue, bodies: BudgetLine) -> None:
+        """`bodies`: memory for those that are still arriving. A body that arrives whole takes none."""
         self.limits = limits
         self.turns = turns
-        self.bodies = BodyBudget(limits.max_arriving_bytes)
+        self._bodies = bodies
         self._fixed_headers = fixed_headers(limits.tls)
         self._trusted = [ipaddress.ip_network(block) for block in limits.trusted_proxies]
         self._by_place: Counter[str] = Counter()
@@ -144,6 +145,18 @@ class ConnectionLimiter:
         if now - stalled_since > limits.write_timeout_s:
             connection.transport.abort()
         return stalled_since, unsent
+
+    def take_body(self, client: str, size: int) -> Fault | None:
+        """Take room for a body that arrives in parts, or for more of it. Returns the refusal if there is none."""
+        client = place_of(client)
+        if self._bodies.take(client, size):
+            return None
+        if self._bodies.holds(client):
+            return RateLimited("too many large request bodies at a time: send fewer at once", retry_after_s=1)
+        return Unavailable("too many request bodies are arriving; try again shortly")
+
+    def give_back_body(self, client: str, size: int) -> None:
+        self._bodies.give_back(place_of(client), size)
 
     def close_late_head(self, connection: LimitedConnection) -> None:
         self._end_with(connection, _LATE_HEAD)

@@ -142,13 +142,13 @@ class FrontConnection(asyncio.Protocol):
 
     def _count_body(self) -> None:
         """Take room for a body that is still arriving, and give it back once it is complete."""
-        reader, bodies = self._reader, self._limiter.bodies
+        reader = self._reader
         if not reader.is_in_body:
             self._give_room()
         elif not self._arriving:
             head: RequestHead = reader.known  # type: ignore[assignment]
             self._sender = head.key.account.id
-            refusal = bodies.take(self._sender, head.length)
+            refusal = self._limiter.take_body(self._sender, head.length)
             if refusal is None:
                 self._arriving = head.length
             else:
@@ -156,7 +156,7 @@ class FrontConnection(asyncio.Protocol):
 
     def _give_room(self) -> None:
         if self._arriving:
-            self._limiter.bodies.give_back(self._sender, self._arriving)
+            self._limiter.give_back_body(self._sender, self._arriving)
             self._arriving = 0
 
     def _serve_message(self, message: RequestMessage) -> None:

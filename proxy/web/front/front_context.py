@@ -13,10 +13,10 @@ from proxy.core.access import Key
 from proxy.core.encodings import EncodedResults
 from proxy.core.iso_time import iso_of_unix
 from proxy.errors import Fault, Unauthorized
+from proxy.memory_budget import BudgetLine
 from proxy.services.accounts.admission import Admission
 from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.flights import Caller
-from proxy.services.rpc.held_replies import HeldReplies
 from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import ServerSettings
@@ -43,7 +43,7 @@ class FrontContext:
         write_buffer: WriteBuffer,
         *,
         server: ServerSettings,
-        held: HeldReplies,
+        held: BudgetLine,
         turns: TurnQueue,
         log: AccessLines | None,
         recorder: RequestRecorder,

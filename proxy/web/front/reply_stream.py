@@ -1,7 +1,7 @@
 """Sends a reply in pieces, at the pace at which its client reads.
 
 While the client does not read, the upstream connection that sends the pieces is paused. If other calls wait for that
-connection, the rest of the reply is held in memory, within the bounds of `HeldReplies`, or the client is disconnected.
+connection, the rest of the reply is held in memory, within the bounds of the memory budget, or the client is disconnected.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import final
 
 import msgspec
 
-from proxy.services.rpc.held_replies import HeldReplies
+from proxy.memory_budget import BudgetLine
 from proxy.web.front.stream_form import StreamForm
 from proxy.wire.upstream import Piece, UpstreamConnection
 
@@ -32,7 +32,7 @@ class ReplyStream:
         "transport",
     )
 
-    def __init__(self, held: HeldReplies) -> None:
+    def __init__(self, held: BudgetLine) -> None:
         self._held = held
         self.transport: asyncio.Transport | None = None
         # When the client stopped reading; 0.0 while it reads.
@@ -70,7 +70,7 @@ class ReplyStream:
 
     def hold_whole(self, account: str, result: bytes | msgspec.Raw) -> bool:
         """The same for a result that other callers may wait for too: it is held once for all of the account."""
-        if not self._held.take_shared(account, result):
+        if not self._held.take_shared(account, result, len(result)):
             return False
         self._account, self._whole = account, result
         return True
@@ -154,7 +154,7 @@ class ReplyStream:
             self._held.give_back(self._account, self._held_bytes)
             self._held_bytes = 0
         if self._whole is not None:
-            self._held.give_shared(self._account, self._whole)  # type: ignore[arg-type]
+            self._held.give_shared(self._account, self._whole, len(self._whole))  # type: ignore[arg-type]
             self._whole = None
 
     def _abort(self) -> None:

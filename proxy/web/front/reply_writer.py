@@ -21,8 +21,8 @@ from proxy.core.jsonrpc import MalformedCall
 from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM
 from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.reply_share import FREE_BYTES, NO_ROOM
 from proxy.services.rpc.rpc_service import BatchUnderWay, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.front_context import NEVER, FrontContext

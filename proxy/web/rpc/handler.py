@@ -19,10 +19,10 @@ from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import PendingReply, RpcError
-from proxy.services.rpc.held_replies import NO_ROOM, ReplyShare
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
 from proxy.services.rpc.method_policy import ANY_SCOPE, method_of
 from proxy.services.rpc.networks import Route
+from proxy.services.rpc.reply_share import NO_ROOM, ReplyShare
 from proxy.services.rpc.rpc_service import RpcService, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.tracing import below, traced
@@ -177,7 +177,7 @@ class RpcHandler:
     async def _single(
         self, request: web.Request, route: Route, key: Key, call: RawCall, *, directives: Directives | None
     ) -> tuple[bytes, ReplyShare]:
-        share = self._rpc.held_replies.share(key.account.id)
+        share = self._rpc.reply_share(key.account.id)
         pending = HeldReply(share)
         began = time.monotonic()
         request[METHOD], request[PARAMS] = "", call[1]

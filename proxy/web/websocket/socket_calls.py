@@ -20,9 +20,9 @@ from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.held_replies import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
 from proxy.services.rpc.method_policy import MethodPolicy, method_of
+from proxy.services.rpc.reply_share import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.services.rpc.rpc_service import BatchUnderWay
 from proxy.services.rpc.short_batch import ShortBatch
@@ -264,7 +264,7 @@ class SocketCall(HeldResultWaiter):
         return self.id if self._owner.directives is None else self.id + self._owner.meta(self._number, self)
 
     def new_share(self) -> ReplyShare:
-        return self._owner.context.rpc.held_replies.share(self._owner.key.account.id)
+        return self._owner.context.rpc.reply_share(self._owner.key.account.id)
 
     def on_held(self, held: HeldResult) -> None:
         self._size = held.size

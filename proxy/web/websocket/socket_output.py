@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from proxy.services.rpc.batches import SLICE_BYTES, slices
-from proxy.services.rpc.held_replies import ReplyShare
+from proxy.services.rpc.reply_share import ReplyShare
 from proxy.turn_queue import Step
 from proxy.web.websocket.frames import deflated_frame, frame
 
