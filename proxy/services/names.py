@@ -5,12 +5,12 @@ Only resolvers on the chain are called. Off-chain names (EIP-3668) and wildcard 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
 from proxy.chains.evm import abi, address, ens
 from proxy.chains.registry import Network
+from proxy.request_threads import request_threads
 from proxy.store.cache import DataCache
 
 # An owner may point a name elsewhere at any time, so a result is cached only for a burst of requests.
@@ -38,7 +38,7 @@ class EnsNames:
     async def resolve(self, network: Network, text: str) -> bytes | None:
         """The address of a name, or None if it has none. Raises BadName if the text is not a valid name."""
         # In a thread, because the first name that is not plain loads large tables.
-        name = ens.normalised(text) if ens.is_plain(text) else await asyncio.to_thread(ens.normalised, text)
+        name = ens.normalised(text) if ens.is_plain(text) else await request_threads.run(lambda: ens.normalised(text))
 
         async def look_up() -> str | None:
             found = await self._look_up(network, ens.namehash(name))

@@ -34,6 +34,7 @@ from proxy.errors import (
     UnsupportedMedia,
     of_status,
 )
+from proxy.request_threads import request_threads
 from proxy.services.accounts.admission import Admission
 from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.batches import CallBatch
@@ -194,7 +195,7 @@ class Gate:
             if len(body) < COMPRESS_APART:
                 reply.body = encodings.compress(encoding, body)
             else:
-                reply.body = await asyncio.to_thread(encodings.compress_apart, encoding, body)
+                reply.body = await request_threads.run(lambda: encodings.compress_apart(encoding, body))
             reply.headers["Content-Encoding"] = encodings.NAMES[encoding]
 
     def _recognise(self, request: web.Request) -> None:

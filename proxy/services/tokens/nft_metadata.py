@@ -21,6 +21,7 @@ from proxy.core import display_text, metadata, uris
 from proxy.core.metadata import NOTHING, Metadata
 from proxy.core.uris import Gateways, InlineDocument
 from proxy.errors import NotFound
+from proxy.request_threads import request_threads
 from proxy.settings import NftSettings
 from proxy.store.cache import DataCache
 from proxy.store.holdings import HoldingStore
@@ -261,7 +262,7 @@ class NftMetadata:
 
 async def _off_loop(size: int, work: Callable[[], T]) -> T:
     """Run large work in a thread, so that it does not block the event loop: a megabyte may take 0.4 s."""
-    return work() if size <= _MAX_LISTED_URI else await asyncio.to_thread(work)
+    return work() if size <= _MAX_LISTED_URI else await request_threads.run(work)
 
 
 def _name(contract: bytes, token_id: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,6 +12,7 @@ from aiohttp import web
 from proxy.core import access
 from proxy.core.directives import allowed_to
 from proxy.core.usage import ChartLine, times_of
+from proxy.request_threads import request_threads
 from proxy.services.accounts.accounts import AccountService, directives_in, limits_in, restrictions_in
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.removal import AccountRemoval
@@ -156,7 +156,7 @@ class AccountHandlers:
         labels = {}
         if wanted.by == "key":
             labels = {row["id"]: row["name"] for row in await self._accounts.keys(request.who.id)}
-        chart = await asyncio.to_thread(charts.chart_of, wanted, lines, labels)
+        chart = await request_threads.run(lambda: charts.chart_of(wanted, lines, labels))
         today = await self._today(await self._accounts.read(request.who.id))
         return {**chart, "flush_s": self._usage.flush_s, "today": today}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from proxy.request_threads import request_threads
 from proxy.services.accounts.accounts import AccountService, limits_in
 from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.sign_in import SignIn
@@ -142,7 +142,7 @@ class AdminHandlers:
         wanted = charts.wanted_of(request.query, request.query["account"])
         lines = await self._usage.chart(wanted)
         labels = await self._accounts.names([line.name for line in lines]) if wanted.by == "account" else {}
-        chart = await asyncio.to_thread(charts.chart_of, wanted, lines, labels)
+        chart = await request_threads.run(lambda: charts.chart_of(wanted, lines, labels))
         return {**chart, "flush_s": self._usage.flush_s}
 
     async def live(self, _request: SessionRequest) -> dict[str, Any]:

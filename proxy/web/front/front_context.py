@@ -14,6 +14,7 @@ from proxy.core.encodings import EncodedResults
 from proxy.core.iso_time import iso_of_unix
 from proxy.errors import Fault, Unauthorized
 from proxy.memory_budget import BudgetLine
+from proxy.request_threads import request_threads
 from proxy.services.accounts.admission import Admission
 from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.flights import Caller
@@ -143,9 +144,9 @@ class FrontContext:
             )
         )
 
-    def compress_apart(self, encoding: int, body: bytes, on_done: Callable[[bytes], None]) -> None:
+    def compress_apart(self, client: str, encoding: int, body: bytes, on_done: Callable[[bytes], None]) -> None:
         """Compress a very large body in a thread, so that other clients do not wait for it."""
-        future = self.loop.run_in_executor(None, encodings.compress_apart, encoding, body)
+        future = request_threads.start(client, lambda: encodings.compress_apart(encoding, body))
         future.add_done_callback(lambda done: on_done(done.result()))
 
     def _write_reset(self, resets: float) -> None:

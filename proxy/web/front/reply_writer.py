@@ -204,7 +204,7 @@ class ReplyWriter:
             head = self._ok_lines(encoding)
             self.flight = None
             self._context.compress_apart(
-                encoding, body, lambda packed: self._finish_large(head + length_line(len(packed)) + packed)
+                self.client, encoding, body, lambda packed: self._finish_large(head + length_line(len(packed)) + packed)
             )
 
     def _encoding_for(self, size: int) -> int:
