@@ -39,6 +39,10 @@ class InvalidRequest(Fault):
     status, code = 400, "invalid_request"
 
 
+class BadValue(InvalidRequest):
+    """A value that cannot be stored. A request with it is refused; a background loop sets its row aside (`store/bad_rows`)."""
+
+
 class Unauthorized(Fault):
     status, code = 401, "unauthorized"
 

@@ -15,7 +15,8 @@ from proxy.core.paging import Page
 from proxy.core.request_records import EVENT_PREFIX, ErrorGroup, RequestFilter, RequestRecord
 from proxy.errors import NotFound, Unavailable
 from proxy.services.request_recorder import RequestRecorder
-from proxy.store.request_store import RequestStore
+from proxy.store.bad_rows import BadRows
+from proxy.store.request_store import ROWS, RequestStore
 from proxy.tasks import repeat
 
 log = logging.getLogger("penstock.requests")
@@ -30,6 +31,7 @@ class RequestLog:
         self._recorder = recorder
         self._store = store
         self._keep_days = keep_days
+        self._bad = BadRows("request_record")
 
     def __repr__(self) -> str:
         return f"<RequestLog of {self._recorder!r}>"
@@ -45,18 +47,17 @@ class RequestLog:
             except Unavailable:
                 pass  # They wait for the next round; records for which there is no room are dropped.
             except asyncpg.PostgresError as exc:
-                log.error("the database refused records of requests", extra={"reason": str(exc)})
+                log.error("the database refused records of requests", extra={"error": type(exc).__name__})
                 self._recorder.drop_waiting()
 
     async def flush(self) -> None:
         recorder = self._recorder
         recorder.allow_more(time.monotonic())
         telemetry.request_records_dropped_total.inc(recorder.take_dropped())
-        if not recorder.waiting:
-            return
-        records = [*recorder.waiting]
-        await self._store.write(records)
-        recorder.forget(len(records))
+        for _ in range(0, len(recorder.waiting), ROWS):
+            records = recorder.waiting[:ROWS]
+            await self._bad.write(records, self._store.write)
+            recorder.forget(len(records))
 
     async def keep(self) -> None:
         """Supervised loop: remove days past their retention."""

@@ -25,7 +25,7 @@ import asyncpg
 
 from proxy import telemetry
 from proxy.connection_queue import ConnectionQueue, TooManyWaiting
-from proxy.errors import Fault, InvalidRequest, RateLimited, Unavailable
+from proxy.errors import BadValue, Fault, RateLimited, Unavailable
 from proxy.settings import DatabaseSettings
 from proxy.tasks import client_of_task
 from proxy.tracing import current_span
@@ -94,9 +94,9 @@ def translated() -> Iterator[None]:
     except UNABLE as exc:
         _report(exc)
         raise refusal("unable") from exc
-    except asyncpg.DataError as exc:
+    except (asyncpg.DataError, asyncpg.ProgramLimitExceededError) as exc:
         # The program's own values always fit; this one came from a client: a number over 64 bits, or text with U+0000.
-        raise InvalidRequest("a value is too large, or has characters that cannot be stored, such as U+0000") from exc
+        raise BadValue("a value is too large, or has characters that cannot be stored, such as U+0000") from exc
 
 
 # Each error of this kind is logged at most once in this time: a full disk fails every write.

@@ -13,10 +13,11 @@ from proxy.core.access import USUAL_SAMPLE
 from proxy.core.paging import Page
 from proxy.core.request_records import ErrorGroup, RequestFilter, RequestRecord
 from proxy.store import sql
+from proxy.store.bad_rows import storable
 from proxy.store.json_text import json_text
 from proxy.store.pool import PATIENT_S, Pool
 
-# Records written by one statement.
+# Records that one statement writes.
 ROWS = 500
 WRITE_S = 10.0
 _COLUMNS = (
@@ -35,21 +36,22 @@ class RequestStore:
         return f"<RequestStore {len(self._open)} days open>"
 
     async def write(self, records: Sequence[RequestRecord]) -> None:
+        """Write all of the records or none: at most `ROWS`."""
+        moments = [_moment(record) for record in records]
+        columns = [[_value(record, name) for record in records] for name in _COLUMNS]
+        durations = [record.took_s * 1000 for record in records]
+        attempts = [_attempts_text(record) for record in records]
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            for day in {_moment(record).date() for record in records} - self._open:
+            for day in {moment.date() for moment in moments} - self._open:
                 await connection.execute(sql.requests.open_day, day)
                 self._open.add(day)
-            for start in range(0, len(records), ROWS):
-                part = records[start : start + ROWS]
-                columns = [[getattr(record, name) for record in part] for name in _COLUMNS]
+            try:
                 await connection.execute(
-                    sql.requests.add_requests,
-                    [_moment(record) for record in part],
-                    [record.took_s * 1000 for record in part],
-                    [json_text(record.attempts) for record in part],
-                    *columns,
-                    timeout=WRITE_S,
+                    sql.requests.add_requests, moments, durations, attempts, *columns, timeout=WRITE_S
                 )
+            except asyncpg.CheckViolationError:
+                self._open.clear()  # A day has no partition any more.
+                raise
 
     async def close_days(self, before: datetime.date) -> None:
         """Drop the days before this one."""
@@ -96,6 +98,16 @@ class RequestStore:
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.requests.count_attempts, since, *plans, USUAL_SAMPLE, edges_s)
         return [dict(row) for row in rows]
+
+
+def _value(record: RequestRecord, name: str) -> Any:
+    value = getattr(record, name)
+    return storable(value) if isinstance(value, str) else value
+
+
+def _attempts_text(record: RequestRecord) -> str:
+    """An upstream may have written a part of the outcome."""
+    return json_text([(storable(label), *times, storable(outcome)) for label, *times, outcome in record.attempts])
 
 
 def _moment(record: RequestRecord) -> datetime.datetime:

@@ -18,6 +18,7 @@ import asyncpg
 from proxy.core.bounded import make_room
 from proxy.core.usage import BUCKETS, ChartLine, UsageStep, UsageSums, lines_of
 from proxy.store import sql
+from proxy.store.bad_rows import BadRows
 from proxy.store.day_tables import renew_day_tables
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.replica import ReplicaReads
@@ -88,6 +89,7 @@ class UsageStore:
         self._pool = pool
         self._reads = reads or ReplicaReads(pool)
         self._numbers: dict[UsageSeries, int] = {}
+        self._bad = BadRows("usage")
 
     def __repr__(self) -> str:
         return f"<UsageStore {len(self._numbers)} series cached>"
@@ -101,10 +103,16 @@ class UsageStore:
                 if await connection.fetchval(sql.usage.begin_batch, worker, number) is None:
                     return
                 # One order over all statements, so that two workers never deadlock.
-                found = sorted((self._numbers[series], minute, used) for (series, minute), used in whole.items())
+                numbers = self._numbers
+                found = sorted(
+                    (numbers[series], minute, used) for (series, minute), used in whole.items() if series in numbers
+                )
+                minutes = set[int]()
                 for start in range(0, len(found), ROWS):
-                    await _add(connection, found[start : start + ROWS])
-                await connection.execute(sql.usage.mark_hours, [_time(minute) for minute in {row[1] for row in found}])
+                    part = found[start : start + ROWS]
+                    bad = {id(row) for row in await self._bad.write(part, lambda rows: _add(connection, rows))}
+                    minutes |= {row[1] for row in part if id(row) not in bad}
+                await connection.execute(sql.usage.mark_hours, [_time(minute) for minute in minutes])
 
     async def sum_up(self, every_s: float) -> int:
         """Sum up the hours that have changed, and their days, unless a worker did so less than `every_s` ago.
@@ -123,10 +131,12 @@ class UsageStore:
         make_room(self._numbers, REMEMBERED)
         new = sorted(each for each in series if each not in self._numbers)
         for start in range(0, len(new), ROWS):
-            part = new[start : start + ROWS]
-            columns = [list(column) for column in zip(*part, strict=True)]
-            numbers = await connection.fetch(sql.usage.find_series, *columns, timeout=WRITE_S)
-            self._numbers.update(zip(part, (row["id"] for row in numbers), strict=True))
+            await self._bad.write(new[start : start + ROWS], lambda part: self._find(connection, part))
+
+    async def _find(self, connection: DatabaseConnection, part: Sequence[UsageSeries]) -> None:
+        columns = [list(column) for column in zip(*part, strict=True)]
+        numbers = await connection.fetch(sql.usage.find_series, *columns, timeout=WRITE_S)
+        self._numbers.update(zip(part, (row["id"] for row in numbers), strict=True))
 
     async def chart(self, wanted: UsageQuery) -> list[ChartLine]:
         """Return the chart's largest lines and one for all others. Built in a thread, because there may be many rows."""
@@ -204,18 +214,20 @@ async def _chart(connection: DatabaseConnection, wanted: UsageQuery) -> list[asy
 
 
 async def _add(connection: DatabaseConnection, rows: Sequence[tuple[int, int, UsageSums]]) -> None:
-    used = [each for _, _, each in rows]
-    await connection.execute(
-        sql.usage.add_minutes,
-        [series for series, _, _ in rows],
-        [_time(minute) for _, minute, _ in rows],
-        [each.requests for each in used],
-        [each.errors for each in used],
-        [each.units for each in used],
-        [each.hits for each in used],
-        *([each.took[place] for each in used] for place in range(BUCKETS)),
-        timeout=WRITE_S,
-    )
+    """Add all of the rows or none, in a part of the caller's transaction."""
+    used, moments = [each for _, _, each in rows], [_time(minute) for _, minute, _ in rows]
+    async with connection.transaction():
+        await connection.execute(
+            sql.usage.add_minutes,
+            [series for series, _, _ in rows],
+            moments,
+            [each.requests for each in used],
+            [each.errors for each in used],
+            [each.units for each in used],
+            [each.hits for each in used],
+            *([each.took[place] for each in used] for place in range(BUCKETS)),
+            timeout=WRITE_S,
+        )
 
 
 def used_in(row: asyncpg.Record) -> UsageSums:

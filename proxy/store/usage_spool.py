@@ -20,6 +20,7 @@ import msgspec
 
 from proxy.core.usage import UsageSums
 from proxy.errors import Unavailable
+from proxy.store.bad_rows import BadRows
 from proxy.store.usage import UsageSeries, UsageStore, UsageTable
 
 # Files in the inbox; above this limit, while Postgres is away, workers keep their usage in memory, which is bounded.
@@ -37,6 +38,7 @@ class UsageSpool:
         self._directory = directory
         self._host = f"{socket.gethostname()}/{directory.parent.name}"
         self._lock_fd = -1
+        self._bad = BadRows("usage")
 
     def __repr__(self) -> str:
         return f"<UsageSpool {self._directory}, {'sender' if self._lock_fd >= 0 else 'not sender'}>"
@@ -53,7 +55,7 @@ class UsageSpool:
         if not self._leads():
             return
         while (found := await asyncio.to_thread(self._next)) is not None:
-            rows = await asyncio.to_thread(_read, found)
+            rows = await asyncio.to_thread(self._read, found)
             await self._store.write(self._host, int(found.name.partition("-")[2]), rows)
             await asyncio.to_thread(shutil.rmtree, found)
 
@@ -73,7 +75,7 @@ class UsageSpool:
     def _put(self, name: str, rows: UsageTable) -> None:
         inbox = self._directory / "inbox"
         inbox.mkdir(parents=True, exist_ok=True)
-        (new := self._directory / f"new-{name}").write_bytes(_encoded(rows))
+        (new := self._directory / f"new-{name}").write_bytes(self._encoded(rows))
         while True:
             try:
                 if len(os.listdir(inbox)) >= MOST_FILES:
@@ -108,6 +110,37 @@ class UsageSpool:
         inbox.rename(batch)
         return batch
 
+    def _encoded(self, rows: UsageTable) -> bytes:
+        """The rows as a file. Those that cannot be encoded are left out."""
+        listed: list[SpooledRow] = [
+            (series, minute, used.requests, used.errors, used.units, used.hits, used.took)
+            for (series, minute), used in rows.items()
+        ]
+        try:
+            return msgspec.msgpack.encode(listed)
+        except Exception:
+            good = list[SpooledRow]()
+            for row in listed:
+                with self._bad.skipped():
+                    msgspec.msgpack.encode(row)
+                    good.append(row)
+            return msgspec.msgpack.encode(good)
+
+    def _read(self, batch: Path) -> dict[tuple[UsageSeries, int], UsageSums]:
+        """The sums of all files of a batch. A file that cannot be read is left out."""
+        found: dict[tuple[UsageSeries, int], UsageSums] = {}
+        for path in batch.iterdir():
+            rows: list[SpooledRow] = []
+            with self._bad.skipped(file=path.name):
+                rows = _decoder.decode(path.read_bytes())
+            for series, minute, requests, errors, units, hits, took in rows:
+                used = UsageSums(requests, errors, units, hits, took)
+                if (have := found.get((series, minute))) is None:
+                    found[series, minute] = used
+                else:
+                    have.merge(used)
+        return found
+
     def _new_number(self) -> int:
         """A number above all before. It is recorded before it is used, so a kill leaves out a number at most."""
         path = self._directory / "number"
@@ -115,25 +148,3 @@ class UsageSpool:
         (new := path.with_suffix(".new")).write_text(str(number))
         new.rename(path)
         return number
-
-
-def _encoded(rows: UsageTable) -> bytes:
-    return msgspec.msgpack.encode(
-        [
-            (series, minute, used.requests, used.errors, used.units, used.hits, used.took)
-            for (series, minute), used in rows.items()
-        ]
-    )
-
-
-def _read(batch: Path) -> dict[tuple[UsageSeries, int], UsageSums]:
-    """The sums of all files of a batch."""
-    found: dict[tuple[UsageSeries, int], UsageSums] = {}
-    for path in batch.iterdir():
-        for series, minute, requests, errors, units, hits, took in _decoder.decode(path.read_bytes()):
-            used = UsageSums(requests, errors, units, hits, took)
-            if (have := found.get((series, minute))) is None:
-                found[series, minute] = used
-            else:
-                have.merge(used)
-    return found

@@ -26,6 +26,7 @@ from proxy.core.limits import BucketRates
 from proxy.core.usage import KeyTallies, TouchedTallies
 from proxy.errors import Unavailable
 from proxy.services.accounts.key_copy import KeyCopy, KeyRecord
+from proxy.store.bad_rows import BadRows
 from proxy.store.keys import KeyStore
 from proxy.store.notices import Notices
 from proxy.tasks import until_set
@@ -83,6 +84,7 @@ class Keyring:
         self._noted_keys: set[str] = set()
         self._noted_accounts: set[str] = set()
         self._wake = asyncio.Event()
+        self._bad = BadRows("key")
         self.accounts: dict[str, Account] = {}
         # Tallies changed since services/usage last gathered them.
         self.touched: TouchedTallies = []
@@ -193,17 +195,25 @@ class Keyring:
     def _apply(self, rows: Iterable[KeyRecord]) -> None:
         now = time.monotonic()
         for row in rows:
-            old = self._by_id.get(row["id"])
-            new = self._key(row, now)
-            if old is not None and new is not None and _same(old, new):
-                old.digest = new.digest
-                self._index(old, row["previous_digest"])
+            with self._bad.skipped(key=row["id"]):
+                self._apply_row(row, now)
                 continue
-            if old is not None:
+            # A record that cannot be read is not a valid key: its restrictions are not known.
+            if (old := self._by_id.get(row["id"])) is not None:
                 self.remove(old)
-            if new is not None:
-                self.add(new)
-                self._index(new, row["previous_digest"])
+
+    def _apply_row(self, row: KeyRecord, now: float) -> None:
+        old = self._by_id.get(row["id"])
+        new = self._key(row, now)
+        if old is not None and new is not None and _same(old, new):
+            old.digest = new.digest
+            self._index(old, row["previous_digest"])
+            return
+        if old is not None:
+            self.remove(old)
+        if new is not None:
+            self.add(new)
+            self._index(new, row["previous_digest"])
 
     def add(self, key: Key) -> None:
         """Make the key known."""
@@ -214,14 +224,14 @@ class Keyring:
 
     def _index(self, key: Key, previous: bytes | None = None) -> None:
         """Let exactly these digests find the key."""
-        digests = (key.digest,) if previous is None else (key.digest, previous)
+        found = dict.fromkeys((key.digest,) if previous is None else (key.digest, previous), key)
+        digests = tuple(found)
         if self._digests.get(key.id) == digests:
             return
         for each in self._digests.get(key.id, ()):
-            del self._by_digest[each]
+            self._by_digest.pop(each, None)
         self._digests[key.id] = digests
-        for each in digests:
-            self._by_digest[each] = key
+        self._by_digest.update(found)
 
     def by_id(self, key_id: str, now: float) -> Key | None:
         """The valid key with this id."""
@@ -237,8 +247,8 @@ class Keyring:
         """Invalidate a key. Holders of the old record see `alive` turn false."""
         key.alive = False
         del self._by_id[key.id]
-        for each in self._digests.pop(key.id):
-            del self._by_digest[each]
+        for each in self._digests.pop(key.id, ()):
+            self._by_digest.pop(each, None)
         for notify in self.on_removed:
             notify(key)
 

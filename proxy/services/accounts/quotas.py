@@ -11,10 +11,11 @@ from __future__ import annotations
 import asyncio
 import datetime
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from proxy.core.access import Account
 from proxy.errors import Unavailable
+from proxy.store.bad_rows import BadRows
 from proxy.store.quotas import QuotaStore
 from proxy.tasks import until_set
 
@@ -44,6 +45,7 @@ class Quotas:
         self._short: set[Account] = set()
         self._wake = asyncio.Event()
         self._away = False
+        self._bad = BadRows("quota")
 
     def __repr__(self) -> str:
         return f"<Quotas {self._day} {len(self._short)} accounts short>"
@@ -89,9 +91,8 @@ class Quotas:
         self._short.clear()
         if not short:
             return
-        wants = [(account.id, self.chunk_of(account) - account.left, account.day_limit) for account in short]
         try:
-            granted = await self._store.lease(self._day, wants)
+            await self._bad.write(short, self._lease)
         except Unavailable:
             self._away = True
             self._short.update(short)
@@ -99,6 +100,10 @@ class Quotas:
                 account.exhausted = False
             raise
         self._away = False
+
+    async def _lease(self, short: Sequence[Account]) -> None:
+        wants = [(account.id, self.chunk_of(account) - account.left, account.day_limit) for account in short]
+        granted = await self._store.lease(self._day, wants)
         for account, (_, wanted, _), grant in zip(short, wants, granted, strict=True):
             account.left += grant
             account.remaining = account.remaining - grant if grant == wanted else 0
