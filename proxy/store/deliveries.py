@@ -19,6 +19,7 @@ from proxy.core.paging import Page
 from proxy.core.webhook_faults import DeliveryFault, InjectedEvent, fault_of
 from proxy.store import events, mails, sql, webhooks
 from proxy.store.alerts import NO_NETWORK, AlertSender
+from proxy.store.bad_rows import BadRows
 from proxy.store.day_tables import renew_day_tables
 from proxy.store.json_text import json_text
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
@@ -128,6 +129,7 @@ class DeliveryStore:
         """`alerts`: for webhooks that are paused."""
         self._pool = pool
         self._alerts = alerts
+        self._bad = BadRows("delivery")
 
     def __repr__(self) -> str:
         return f"<DeliveryStore {self._pool!r}>"
@@ -165,7 +167,10 @@ class DeliveryStore:
             found = await _with_events(
                 connection, sql.deliveries.read_claimed, [row for row in rows if row["event_id"] not in held]
             )
-            claimed = [_claimed(row, event) for row, event in found]
+            claimed = []
+            for row, event in found:
+                with self._bad.skipped(event=row["event_id"]):
+                    claimed.append(_claimed(row, event))
             if late := [each for each in claimed if each.fault is not None and each.fault.wait_s]:
                 await _postpone(connection, late, at)
                 claimed = [each for each in claimed if each not in late]

@@ -24,11 +24,17 @@ class QueuedMail:
 
     id: int
     kind: str
-    about: Mapping[str, Any]
+    about_text: str
     tries: int
     name: str
     email: str
     created_at: datetime.datetime
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Read late: a text that cannot be read must not keep other mails from being claimed."""
+        found: Mapping[str, Any] = orjson.loads(self.about_text)
+        return found
 
 
 class MailStore:
@@ -43,8 +49,7 @@ class MailStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.mails.claim, LEASE_S, AT_ONCE, kinds)
         return [
-            QueuedMail(r["id"], r["kind"], orjson.loads(r["about"]), r["tries"], r["name"], r["email"], r["created_at"])
-            for r in rows
+            QueuedMail(r["id"], r["kind"], r["about"], r["tries"], r["name"], r["email"], r["created_at"]) for r in rows
         ]
 
     async def finish(self, mail: int, *, sent: bool) -> None:

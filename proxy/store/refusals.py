@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.store import sql
+from proxy.store.bad_rows import storable
 from proxy.store.pool import PATIENT_S, Pool
 
 # Refusals stored per policy.
@@ -30,7 +31,8 @@ class RefusalStore:
         return f"<RefusalStore {self._pool!r}>"
 
     async def add(self, refused: Sequence[RefusedOperation]) -> None:
-        columns = zip(*((each.policy, each.at, each.sender, each.rule, each.message) for each in refused), strict=True)
+        rows = ((each.policy, each.at, each.sender, each.rule, storable(each.message)) for each in refused)
+        columns = zip(*rows, strict=True)
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.refusals.add_refusals, *columns)
             for policy in sorted({each.policy for each in refused}):

@@ -395,12 +395,13 @@ class LedgerMachine(RuleBasedStateMachine):
     async def _follow(self, stays: int, *, crash: bool) -> None:
         network = Followed(NETWORK.id, 1, 0, None)
         connection: DatabaseConnection = await asyncpg.connect(self.url)
-        await connection.execute("begin")
+        transaction = connection.transaction()
+        await transaction.start()
         await self.sink.undo(connection, network, BlockMark(stays, b""), [])
         new = [await self.chain.blocks(n, n) for n in range(stays + 1, len(self.chain.blocks_))]
         await self.sink.write(connection, network, new)
         if not crash:
-            await connection.execute("commit")
+            await transaction.commit()
         connection.terminate()
 
     @rule(seconds=st.integers(11, 60))

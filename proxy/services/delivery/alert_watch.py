@@ -19,6 +19,7 @@ from proxy.core.access import Limits
 from proxy.core.alerts import Alert
 from proxy.errors import Unavailable
 from proxy.store.alerts import AlertStore
+from proxy.store.bad_rows import BadRows
 
 log = logging.getLogger("penstock.alerts")
 
@@ -42,6 +43,7 @@ class AlertWatch:
         self._plans = plans
         self._check_s = check_s
         self._checks = 0
+        self._bad = BadRows("alert")
 
     def __repr__(self) -> str:
         return f"<AlertWatch every {self._check_s} s>"
@@ -68,12 +70,13 @@ class AlertWatch:
             await self._store.purge()
 
     async def _check_account(self, row: Mapping[str, Any], day: datetime.date) -> None:
-        if not (found := self._found(row, day)):
-            return
+        account = row["account_id"]
         try:
-            await self._store.raise_all(row["account_id"], found)
+            with self._bad.skipped(account=account):
+                if found := self._found(row, day):
+                    await self._store.raise_all(account, found)
         except asyncpg.PostgresError as exc:
-            log.error("cannot raise alerts", extra={"account": row["account_id"], "reason": str(exc)})
+            log.error("cannot raise alerts", extra={"account": account, "reason": str(exc)})
 
     def _found(self, row: Mapping[str, Any], day: datetime.date) -> list[Alert]:
         limit = self._day_limit(row)

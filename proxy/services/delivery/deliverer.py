@@ -15,10 +15,8 @@ import datetime
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
-
-import asyncpg
 
 from proxy import telemetry
 from proxy.core import attempts, signatures, webhook_faults
@@ -27,11 +25,12 @@ from proxy.core.iso_time import iso_millis
 from proxy.core.lanes import Lanes, receiver_of
 from proxy.core.lru_cache import LruCache
 from proxy.errors import Unavailable
+from proxy.store.bad_rows import BadRows
 from proxy.store.deliveries import LEASE_S, AttemptResult, ClaimedDelivery, DeliveryStore, DueWebhooks
 from proxy.store.notices import Notices
 from proxy.store.pool import AWAY, UNABLE
 from proxy.store.secrets import SealBroken, Vault
-from proxy.tasks import FirstFailure, client_of_task, until_set
+from proxy.tasks import FirstFailure, client_of_task, report_failure, until_set
 from proxy.tracing import Attributes, Tracer
 from proxy.wire.receiver import DeliveryReply, Receiver
 
@@ -95,6 +94,7 @@ class Deliverer:
         self._finished_attempts: list[FinishedAttempt] = []
         self._claim_failure = FirstFailure(log, "cannot claim deliveries")
         self._write_failure = FirstFailure(log, "cannot store delivery results yet")
+        self._bad = BadRows("delivery_result")
         # The webhooks with due deliveries and when they were listed; None if that may have changed. And whether a
         # notification arrived since the listing began.
         self._due: DueWebhooks | None = None
@@ -148,8 +148,11 @@ class Deliverer:
     async def _try_claim(self, group: asyncio.TaskGroup) -> float:
         try:
             next_s = await self._claim(group)
-        except (*_DATABASE_AWAY, asyncpg.PostgresError) as exc:
+        except _DATABASE_AWAY as exc:
             self._claim_failure.report(reason=str(exc) or type(exc).__name__)
+            return RETRY_S
+        except Exception as exc:  # The deliveries in progress go on.
+            report_failure("deliverer", exc, RETRY_S)
             return RETRY_S
         self._claim_failure.clear()
         return next_s
@@ -199,12 +202,10 @@ class Deliverer:
         began = time.monotonic()
         client_of_task.set(claimed.account)
         try:
-            headers = self._headers(claimed)
+            reply = await self._post(claimed, self._headers(claimed))
         except SealBroken as exc:
             self._leave(claimed, str(exc))
             return
-        try:
-            reply = await self._post(claimed, headers)
         except Exception:  # One broken delivery must not end all others.
             log.exception("cannot attempt a delivery", extra={"event": claimed.event_id})
             reply = DeliveryReply("invalid")
@@ -262,28 +263,28 @@ class Deliverer:
                 batch, self._finished_attempts = self._finished_attempts[:BATCH], self._finished_attempts[BATCH:]
                 await self._write(batch)
 
-    async def _write(self, batch: list[FinishedAttempt]) -> None:
+    async def _write(self, batch: Sequence[FinishedAttempt]) -> None:
         """Store results, retrying for as long as Postgres is unavailable: no other copy of them exists."""
         while True:
-            now = time.monotonic()
-            results = [self._result(claimed, reply, took_s, now - began) for claimed, reply, began, took_s in batch]
             try:
-                await self._write_once(results)
-                self._write_failure.clear()
+                # A receiver's words may be unfit to be stored. Without them the result still counts.
+                bad = await self._bad.write(batch, self._write_once)
+                await self._bad.write([_without_words(each) for each in bad], self._write_once)
                 break
             except _DATABASE_AWAY as exc:
                 self._write_failure.report(count=len(batch), reason=str(exc) or type(exc).__name__)
                 await asyncio.sleep(RETRY_S)
-            except asyncpg.PostgresError as exc:
+            except Exception as exc:
                 if len(batch) > 1:  # One of them fails, or is locked. Store the others.
                     for each in batch:
                         await self._write([each])
                     return
                 log.error(
                     "cannot store a delivery result: the event will be delivered again",
-                    extra={"event": batch[0][0].event_id, "reason": str(exc)},
+                    extra={"event": batch[0][0].event_id, "error": type(exc).__name__},
                 )
                 break
+        self._write_failure.clear()
         for claimed, reply, _, took_s in batch:
             is_delivered = attempts.is_delivered(reply.status)
             self._lanes.end(receiver_of(claimed.url), claimed.account, took_s=took_s, ok=is_delivered)
@@ -291,7 +292,7 @@ class Deliverer:
         self._wake.set()
         self._written.set()
 
-    def _count(self, batch: list[FinishedAttempt]) -> None:
+    def _count(self, batch: Sequence[FinishedAttempt]) -> None:
         ends = Counter(
             "delivered" if attempts.is_delivered(reply.status) else reply.outcome for _, reply, _, _ in batch
         )
@@ -299,7 +300,10 @@ class Deliverer:
             telemetry.delivery_attempts_total.labels(outcome).inc(count)
         telemetry.deliveries_under_way.set(self._lanes.busy)
 
-    async def _write_once(self, results: list[AttemptResult]) -> None:
+    async def _write_once(self, batch: Sequence[FinishedAttempt]) -> None:
+        """Store results. A part of them may be stored if this fails: to store a result again changes nothing."""
+        now = time.monotonic()
+        results = [self._result(claimed, reply, took_s, now - began) for claimed, reply, began, took_s in batch]
         plain = [result for result in results if result.verdict.cause is None and not _is_taken_back(result)]
         if plain:
             await self._store.finish(plain)
@@ -361,6 +365,12 @@ class Deliverer:
         return AttemptResult(
             claimed, verdict, reply.outcome, reply.status, reply.excerpt, int(took_s * 1000), ago_s, *exchange
         )
+
+
+def _without_words(finished: FinishedAttempt) -> FinishedAttempt:
+    """The attempt without anything that its receiver wrote, except the status."""
+    claimed, reply, began, took_s = finished
+    return claimed, DeliveryReply(reply.outcome, reply.status), began, took_s
 
 
 def _is_taken_back(result: AttemptResult) -> bool:

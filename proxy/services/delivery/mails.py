@@ -17,8 +17,9 @@ from proxy.core import alerts
 from proxy.core.dashboard_links import page_link
 from proxy.errors import Unavailable
 from proxy.store.alerts import EVENT_TYPE
+from proxy.store.bad_rows import BadRows
 from proxy.store.mails import MailStore, QueuedMail
-from proxy.tasks import until_set
+from proxy.tasks import is_cancelled, until_set
 from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
 
 log = logging.getLogger("penstock.mail")
@@ -49,6 +50,7 @@ class Mails:
         self._mailer = mailer
         self._retry_s = retry_s
         self._check_s = check_s
+        self._bad = BadRows("mail")
         self._stop = asyncio.Event()
         self._stopped = asyncio.Event()
         self._stopped.set()
@@ -60,7 +62,8 @@ class Mails:
         """Supervised loop."""
         self._stopped.clear()
         try:
-            while not self._stop.is_set() and not _is_cancelled():
+            # Before Python 3.12 `asyncio.wait_for`, which the SMTP library uses, may swallow a cancellation.
+            while not self._stop.is_set() and not is_cancelled():
                 await until_set(self._stop, within_s=await self._run_once())
         finally:
             self._stopped.set()
@@ -81,7 +84,8 @@ class Mails:
 
     async def send_due(self) -> None:
         for mail in await self._store.claim(KINDS):
-            await self._send(mail)
+            if not await self._bad.attempt(self._send(mail), mail=mail.id):
+                await self._store.finish(mail.id, sent=False)
 
     async def _send(self, mail: QueuedMail) -> None:
         outgoing = _WRITERS[mail.kind](mail, self._dashboard_url)
@@ -96,12 +100,6 @@ class Mails:
             await self._store.finish(mail.id, sent=False)
             return
         await self._store.finish(mail.id, sent=True)
-
-
-def _is_cancelled() -> bool:
-    """Whether this task was cancelled. Before Python 3.12 `asyncio.wait_for`, which the SMTP library uses, may swallow it."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def webhook_stopped(mail: QueuedMail, dashboard_url: str) -> OutgoingMail:

@@ -18,6 +18,7 @@ from proxy.core.iso_time import day_of_unix, iso_millis, iso_of_unix
 from proxy.core.lru_cache import LruCache
 from proxy.core.webhook_bodies import BodyChain
 from proxy.store import events as store
+from proxy.store.bad_rows import BadRows
 from proxy.store.events import NewEvent, WithdrawnEvent
 from proxy.store.pool import DatabaseConnection
 
@@ -33,6 +34,7 @@ class EventDrafter:
         self.network = network
         self.chain = BodyChain(network.word(live=True), network.facts.chain_id)
         self.tokens: LruCache[bytes, EventToken] = LruCache(CACHED_TOKENS)
+        self._bad = BadRows("event")
 
     def __repr__(self) -> str:
         return f"<EventDrafter of {self.network.id}, {len(self.tokens)} tokens>"
@@ -56,7 +58,11 @@ class EventDrafter:
             iso_of_unix(time),
         )
         at = now()
-        return [self._event(match, place, block_hash, header, at) for match in matches]
+        found = []
+        for match in matches:
+            with self._bad.skipped(webhook=match.watcher.id):
+                found.append(self._event(match, place, block_hash, header, at))
+        return found
 
     def _event(
         self, match: Match, place: EventPlace, block_hash: bytes | None, header: Header | None, at: str
@@ -80,17 +86,31 @@ class EventDrafter:
 
     async def add(self, connection: DatabaseConnection, new: Sequence[NewEvent]) -> None:
         """Store each event once. An event that was withdrawn before gets a new id, so that it is delivered again."""
+        await self._bad.write(new, lambda part: self._add(connection, part))
+
+    async def _add(self, connection: DatabaseConnection, new: Sequence[NewEvent]) -> None:
+        """Store all of the events or none, in a part of the caller's transaction."""
         time = 0
         remaining = new
-        while remaining:
-            added = await store.add(connection, self.network.id, remaining)
-            for event in remaining:
-                if event.id in added:
-                    telemetry.events_total.labels(self.network.id, event.type).inc()
-            known = [event for event in remaining if event.id not in added]
-            withdrawn = await store.withdrawn(connection, [event.id for event in known]) if known else set()
-            time += 1
-            remaining = [self._repeated(event, time) for event in known if event.id in withdrawn]
+        async with connection.transaction():
+            while remaining:
+                added = await store.add(connection, self.network.id, remaining)
+                for event in remaining:
+                    if event.id in added:
+                        telemetry.events_total.labels(self.network.id, event.type).inc()
+                known = [event for event in remaining if event.id not in added]
+                withdrawn = await store.withdrawn(connection, [event.id for event in known]) if known else set()
+                time += 1
+                remaining = [self._repeated(event, time) for event in known if event.id in withdrawn]
+
+    async def correct(self, connection: DatabaseConnection, withdrawn: Sequence[WithdrawnEvent]) -> None:
+        """Store the events that correct those of removed blocks."""
+
+        async def add(part: Sequence[NewEvent]) -> None:
+            async with connection.transaction():
+                await store.add(connection, self.network.id, part)
+
+        await self._bad.write(self.corrections(withdrawn), add)
 
     def _repeated(self, event: NewEvent, time: int) -> NewEvent:
         """The event with the id of its next occurrence, because it was withdrawn before."""
@@ -102,10 +122,11 @@ class EventDrafter:
         at = now()
         found = []
         for event in withdrawn:
-            kind, data = webhook_bodies.correction_of(event.body)
-            name = webhook_bodies.event_id(event.webhook, kind, event.id)
-            body = webhook_bodies.body_of(name, kind, event.webhook, chain=self.chain, at=at, data=data)
-            found.append(NewEvent(id=name, webhook=event.webhook, type=kind, body=body, takes_back=event.id))
+            with self._bad.skipped(event=event.id):
+                kind, data = webhook_bodies.correction_of(event.body)
+                name = webhook_bodies.event_id(event.webhook, kind, event.id)
+                body = webhook_bodies.body_of(name, kind, event.webhook, chain=self.chain, at=at, data=data)
+                found.append(NewEvent(id=name, webhook=event.webhook, type=kind, body=body, takes_back=event.id))
         return found
 
 

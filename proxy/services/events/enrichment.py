@@ -18,13 +18,15 @@ from proxy.chains.evm import payloads
 from proxy.chains.evm.payloads import EventToken
 from proxy.chains.registry import Network
 from proxy.core import webhook_bodies
-from proxy.errors import Fault
+from proxy.core.lru_cache import LruCache
+from proxy.errors import Fault, Unavailable
 from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.notifications import Notifications
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store import events as store
 from proxy.store import sql
+from proxy.store.bad_rows import BadRows
 from proxy.store.events import IncompleteEvent
 from proxy.store.pool import PATIENT_S, Pool
 from proxy.tasks import until_set
@@ -34,6 +36,8 @@ log = logging.getLogger("penstock.events")
 CHANNEL = "penstock_events"
 # Events enriched together. NFT batches are smaller, because metadata is fetched from third-party servers.
 BATCH, NFT_BATCH = 200, 16
+# Bounds memory: events that are not tried again. Another process tries them if it becomes the follower.
+MOST_SET_ASIDE = 10_000
 # Timeout for metadata.
 METADATA_S = 5.0
 # How often to check without a notification, and how soon incomplete events are retried.
@@ -79,6 +83,9 @@ class EventEnricher:
         self._cursor = store.FIRST
         self._has_skipped = False
         self._next_pass_at: float | None = None
+        self._bad = BadRows("event")
+        # Events that cannot be completed.
+        self._set_aside: LruCache[str, bool] = LruCache(MOST_SET_ASIDE)
 
     def __repr__(self) -> str:
         kind = " metadata" if self._nfts else ""
@@ -92,7 +99,7 @@ class EventEnricher:
             try:
                 while is_leader() and await self.enrich():
                     pass
-            except (Fault, RpcError) as exc:
+            except Fault as exc:
                 log.warning("cannot enrich events", extra={"network": self._network.id, "reason": str(exc)[:300]})
                 self._has_skipped = True
                 await asyncio.sleep(RETRY_S)
@@ -109,7 +116,9 @@ class EventEnricher:
                 connection, self._network.id, metadata=self._nfts is not None, after=self._cursor, limit=limit
             )
         if found:
-            await self._complete(found)
+            for event in await self._bad.write([e for e in found if e.id not in self._set_aside], self._complete):
+                self._set_aside[event.id] = True
+            self._cursor = found[-1].place
         if len(found) == limit:
             return True
         if self._next_pass_at is None:
@@ -117,12 +126,14 @@ class EventEnricher:
         return False
 
     async def _complete(self, found: Sequence[IncompleteEvent]) -> None:
-        done, dropped = await self._completed(found)
+        try:
+            done, dropped = await self._completed(found)
+        except RpcError as exc:
+            raise Unavailable("no upstream returned the data that events lack") from exc
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await connection.fetchval(sql.webhooks.version_of, self._network.id)
             await store.complete(connection, done, dropped=dropped)
         self._has_skipped = self._has_skipped or len(done) + len(dropped) < len(found)
-        self._cursor = found[-1].place
 
     def start_over(self) -> None:
         """Begin a new pass at the oldest event."""
@@ -195,6 +206,9 @@ class EventEnricher:
             async with asyncio.timeout(METADATA_S):
                 return await self._nfts.read(self._network, bytes.fromhex(contract[2:]), int(token_id))
         except (TimeoutError, Fault, RpcError):
+            return None
+        except Exception as exc:  # A contract and its server choose the document: one must not stop the others.
+            self._bad.set_aside(exc)
             return None
 
 

@@ -22,6 +22,7 @@ from proxy.services.events.watch import WebhookWatch
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.traces import MalformedTrace, TraceReader
 from proxy.store import events as store
+from proxy.store.bad_rows import BadRows, is_bad_row
 from proxy.store.events import TraceJob
 from proxy.store.pool import PATIENT_S, Pool
 from proxy.tasks import until_set
@@ -42,6 +43,7 @@ class InternalTransfers:
         self._network = drafter.network
         self._pool = pool
         self._traces = traces
+        self._bad = BadRows("trace")
 
     def __repr__(self) -> str:
         return f"<InternalTransfers {self._traces!r}>"
@@ -66,8 +68,12 @@ class InternalTransfers:
             for job in jobs:
                 try:
                     await self._write(job, await self._traces.calls(job.block, job.hash))
-                except (Fault, RpcError, MalformedTrace) as exc:
-                    await self._fail(job, str(exc), counts=not _is_temporary(exc))
+                except Exception as exc:
+                    if is_bad := is_bad_row(exc) and not isinstance(exc, RpcError | MalformedTrace):
+                        self._bad.set_aside(exc, block=job.block)
+                    elif not isinstance(exc, Fault | RpcError | MalformedTrace):
+                        raise
+                    await self._fail(job, str(exc), counts=is_bad or not _is_temporary(exc))
                     return False
             if len(jobs) < BATCH:
                 return True
@@ -99,7 +105,7 @@ class InternalTransfers:
             await store.end_job(connection, self._network.id, job)
 
 
-def _is_temporary(exc: Fault | RpcError | MalformedTrace) -> bool:
+def _is_temporary(exc: Exception) -> bool:
     """Whether the upstreams have a problem, which passes. Otherwise the cause is the block or its traces."""
     if isinstance(exc, RpcError):
         return upstream_errors.classify(exc.error).blame

@@ -22,6 +22,7 @@ from proxy.services.events.pending_filters import PendingFilters
 from proxy.services.events.watch import WebhookWatch
 from proxy.services.rpc.calls import RpcError
 from proxy.store import events as store
+from proxy.store.bad_rows import BadRows
 from proxy.store.pool import PATIENT_S, Pool
 
 log = logging.getLogger("penstock.events")
@@ -56,6 +57,7 @@ class MempoolWatcher:
         # Consecutive failures of the filter, and errors in reading the transactions that are next.
         self._failures = 0
         self._errors = 0
+        self._bad = BadRows("pending_transaction")
         # The version of the webhooks that was recorded as watched, and when.
         self._recorded: int | None = None
         self._recorded_at = -math.inf
@@ -106,12 +108,14 @@ class MempoolWatcher:
     async def _handle(self, hashes: Sequence[str]) -> None:
         """Create the events of these transactions. Those for which the upstream returns errors are given up in the end."""
         try:
-            await self._write(await self._read(hashes))
+            found = await self._read(hashes)
         except (RpcError, ValueError):
             self._errors += 1
             if self._errors < TRIES:
                 raise
             log.warning("pending transactions could not be read", extra={"network": self._network.id})
+            return
+        await self._bad.write(found, self._write)
 
     async def _stop(self) -> None:
         self._filter = ""
@@ -133,7 +137,7 @@ class MempoolWatcher:
         found = await self._filters.transactions(self._filter, hashes)
         return activity.read_transactions([each for each in found if isinstance(each, dict)])
 
-    async def _write(self, transactions: list[MatchTransaction]) -> None:
+    async def _write(self, transactions: Sequence[MatchTransaction]) -> None:
         if not matching.matched_pending(self._watch.index.tables, transactions):
             return
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():

@@ -88,7 +88,7 @@ class EventSink:
     ) -> None:
         await self._watch.hold(connection)
         withdrawn = await store.withdraw(connection, network.id, stays.number)
-        await store.add(connection, network.id, self._drafter.corrections(withdrawn))
+        await self._drafter.correct(connection, withdrawn)
 
     async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
         """Nothing to do: no data is kept only for reorganisations."""

@@ -18,11 +18,11 @@ import orjson
 
 from proxy.chains.evm import webhook_filters
 from proxy.chains.evm.watch_index import Watcher, WatchIndex
-from proxy.chains.evm.webhook_filters import BadConfig
 from proxy.chains.registry import Network
 from proxy.errors import Unavailable
 from proxy.services.events.notifications import Notifications
 from proxy.store import sql
+from proxy.store.bad_rows import BadRows
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.tasks import until_set
 
@@ -45,6 +45,7 @@ class WebhookWatch:
         self._version = 0
         self._refreshed_at = time.monotonic()
         self._lock = asyncio.Lock()
+        self._bad = BadRows("webhook")
 
     def __repr__(self) -> str:
         return f"<WebhookWatch {self.network.id}, version {self._version}, {self.index!r}>"
@@ -90,27 +91,27 @@ class WebhookWatch:
         await self._load_changes(connection, part)
 
     def _put(self, row: asyncpg.Record) -> bool:
-        config = orjson.loads(row["config"])
-        listed = row["addresses"] is not None
-        try:
+        """Put a webhook into the index, and return whether its addresses are to be loaded."""
+        self.index.remove(row["id"])
+        # Its config was valid when it was created. If it cannot be read now, the other webhooks must not suffer.
+        with self._bad.skipped(webhook=row["id"]):
+            config = orjson.loads(row["config"])
+            listed = row["addresses"] is not None
             # Its addresses are loaded separately: the parser only needs a placeholder.
             watch_filter = webhook_filters.parse(
                 row["event_type"], {**config, "addresses": ["0x"]} if listed else config
             )
-        except (BadConfig, KeyError) as exc:
-            # It was valid when it was created. The other webhooks must not suffer.
-            log.error("cannot parse the config of a webhook", extra={"webhook": row["id"], "reason": str(exc)})
-            self.index.remove(row["id"])
-            return False
-        self.index.put(Watcher(row["id"], row["event_type"], watch_filter, listed=listed))
-        return True
+            self.index.put(Watcher(row["id"], row["event_type"], watch_filter, listed=listed))
+            return True
+        return False
 
     async def _load_whole(self, connection: DatabaseConnection, ids: dict[int, str]) -> None:
         if not ids:
             return
         rows = await connection.fetch(sql.webhooks.addresses_of, [*ids], timeout=LOAD_S)
         for number, addresses in _grouped((row["webhook"], row["address"]) for row in rows).items():
-            self.index.watch(ids[number], addresses)
+            with self._bad.skipped(webhook=ids[number]):
+                self.index.watch(ids[number], addresses)
 
     async def _load_changes(self, connection: DatabaseConnection, ids: dict[int, str]) -> None:
         if not ids:
@@ -122,7 +123,8 @@ class WebhookWatch:
         changed = {key: added for key, added in last.items() if added == first[key]}
         for added, apply in ((False, self.index.unwatch), (True, self.index.watch)):
             for number, addresses in _grouped(key for key, is_added in changed.items() if is_added is added).items():
-                apply(ids[number], addresses)
+                with self._bad.skipped(webhook=ids[number]):
+                    apply(ids[number], addresses)
 
     async def follow(self, pool: Pool, notifications: Notifications) -> None:
         """Supervised loop: refresh between blocks."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 
 from proxy.errors import Unavailable
+from proxy.store.bad_rows import BadRows
 from proxy.store.refusals import MOST_STORED, RefusalStore, RefusedOperation
 
 __all__ = ("RefusalLog", "RefusedOperation")
@@ -30,6 +31,7 @@ class RefusalLog:
         self._store = store
         self._now = now
         self._noted: dict[str, deque[RefusedOperation]] = {}
+        self._bad = BadRows("refusal")
 
     def __repr__(self) -> str:
         return f"<RefusalLog {len(self._noted)} policies to write>"
@@ -54,6 +56,6 @@ class RefusalLog:
         if not noted:
             return
         try:
-            await self._store.add([each for of_policy in noted.values() for each in of_policy])
+            await self._bad.write([each for of_policy in noted.values() for each in of_policy], self._store.add)
         except Unavailable:
             pass

@@ -27,6 +27,7 @@ from proxy.chains.evm.facts import BlockFacts, Header
 from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.registry import Network
 from proxy.store import ledger as ledger_room
+from proxy.store.bad_rows import BadRows
 from proxy.store.blocks import BlockMark, Followed
 from proxy.store.ledger import CLAIMED_AT_ONCE, DueReservation, LandedOperation, LedgerStore
 from proxy.store.pool import DatabaseConnection
@@ -51,6 +52,7 @@ class SettlementSink:
         self._payers = payers
         # Two networks can share one chain, as in development. Each then sees operations that the other one signed.
         self._chains = Counter(network.facts.chain_id for name, network in self._networks.items() if payers.get(name))
+        self._bad = BadRows("operation")
 
     async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
         known = self._networks.get(network.id)
@@ -60,10 +62,17 @@ class SettlementSink:
         events = [event for piece in found for event in events_of(known, piece) if event.paymaster in payers]
         if not events:
             return
-        settled = await ledger_room.settle(
-            connection, network.id, [_event(each) for each in events], coin=coin_of(known)
-        )
-        for event, paying in zip(events, settled, strict=True):
+        settled: list[tuple[IncludedOperation, int | None]] = []
+
+        async def settle(part: Sequence[IncludedOperation]) -> None:
+            async with connection.transaction():
+                paying = await ledger_room.settle(
+                    connection, network.id, [_event(e) for e in part], coin=coin_of(known)
+                )
+            settled.extend(zip(part, paying, strict=True))
+
+        await self._bad.write(events, settle)
+        for event, paying in settled:
             if paying is None and self._chains[known.facts.chain_id] == 1:
                 telemetry.unknown_payments_total.labels(network.id).inc()
                 log.warning(
@@ -112,6 +121,7 @@ class SettlementLoop:
         self._chains = {chain.network.id: chain for chain in chains}
         self._payers = payers
         self._now = now
+        self._bad = BadRows("operation")
 
     def __repr__(self) -> str:
         return f"<SettlementLoop {', '.join(self._chains) or 'nothing'}>"
@@ -149,13 +159,14 @@ class SettlementLoop:
         landed = await self._landed(chain, min(each.since_block for each in due) + 1, final_block)
         for each in due:
             event = landed.get((each.entry_point, each.sender, each.nonce))
-            if event is not None and await self._pays(chain, each, event):
-                await self._ledger.close(each.id, final_block=final_block)
-            elif each.state == "spent":
-                # Its block was dropped while no follower was running.
-                await self._ledger.reopen(each.id)
-            else:
-                await self._ledger.release(each.id, final_time=final_time)
+            with self._bad.skipped(reservation=each.id):
+                if event is not None and await self._pays(chain, each, event):
+                    await self._ledger.close(each.id, final_block=final_block)
+                elif each.state == "spent":
+                    # Its block was dropped while no follower was running.
+                    await self._ledger.reopen(each.id)
+                else:
+                    await self._ledger.release(each.id, final_time=final_time)
 
     async def _landed(self, chain: SettlementChain, first: int, last: int) -> dict[OperationNonce, IncludedOperation]:
         if first > last:
