@@ -118,6 +118,28 @@ def test_paymaster_and_its_limits_are_read_from_either_shape() -> None:
     assert user_operation.parse({**PLAIN, **DELEGATED}, "0.8").factory is None
 
 
+@pytest.mark.parametrize("version", ["0.6", "0.7", "0.8"])
+def test_both_forms_are_the_same_operation_for_every_version(version: str) -> None:
+    gas = PAYMASTER["paymasterVerificationGasLimit"], PAYMASTER["paymasterPostOpGasLimit"]
+    limits = "" if version == "0.6" else "".join(limit[2:].rjust(32, "0") for limit in gas)
+    paid = PAYMASTER["paymaster"] + limits + PAYMASTER["paymasterData"][2:]
+    packed = {"initCode": FACTORY["factory"] + FACTORY["factoryData"][2:], "paymasterAndData": paid}
+    separate = user_operation.parse({**PLAIN, **FACTORY, **PAYMASTER}, version)
+    assert user_operation.parse({**PLAIN, **packed}, version) == separate
+    assert user_operation.parse({**PLAIN, **packed, **FACTORY, **PAYMASTER}, version) == separate
+    assert user_operation.in_shape_of({**PLAIN, **packed}, version).keys() == (
+        {*PLAIN, "initCode", "paymasterAndData"} if version == "0.6" else {*PLAIN, *FACTORY, *PAYMASTER}
+    )
+    empty = {"initCode": "0x", "paymasterAndData": "0x"}
+    assert user_operation.parse({**PLAIN, **empty}, version).factory is None
+
+
+@pytest.mark.parametrize("code", ["0x7702", "0x7702" + "0" * 36])
+def test_packed_marker_of_a_delegated_account_is_read(code: str) -> None:
+    assert user_operation.parse({**PLAIN, "initCode": code}, "0.8").is_delegated
+    assert user_operation.parse({**PLAIN, "initCode": code, "factory": "0x7702"}, "0.8").is_delegated
+
+
 @pytest.mark.parametrize("name", V06)
 def test_field_that_is_missing_is_named_for_0_6(name: str) -> None:
     with pytest.raises(BadOperation, match=f"^{name}: is missing$"):
@@ -145,8 +167,14 @@ def test_null_is_the_same_as_missing(name: str) -> None:
         ("0.7", {"paymasterData": "0xff"}, "paymaster: is missing; paymaster, paymasterVerificationGasLimit, "),
         ("0.7", only(1), "paymasterVerificationGasLimit: is missing; "),
         ("0.7", only(3), "paymasterData: is missing; "),
-        ("0.7", {"initCode": "0x"}, "initCode: is not a field of an operation for entry point 0.7"),
-        ("0.6", FACTORY, "factory: is not a field of an operation for entry point 0.6"),
+        ("0.7", {"initCode": "0xdeadbeef"}, "initCode: must be 0x, or begin with an address of 20 bytes"),
+        ("0.7", {"initCode": ADDRESS + "00", **FACTORY}, "initCode: contradicts factoryData"),
+        ("0.7", {"initCode": "0x" + "dd" * 20, **FACTORY}, "initCode: contradicts factory"),
+        ("0.7", {"paymasterAndData": ADDRESS + "beef"}, "paymasterAndData: must be 0x, or the paymaster of 20 bytes"),
+        ("0.7", {"paymasterAndData": ADDRESS + "00" * 32, **PAYMASTER}, "paymasterAndData: contradicts paymasterVer"),
+        ("0.6", {"initCode": ADDRESS + "00", **FACTORY}, "initCode: contradicts factory and factoryData"),
+        ("0.6", {"paymasterAndData": "0x", "paymasterData": "0xff"}, "paymaster: is missing; "),
+        ("0.6", {"eip7702Auth": AUTH}, "eip7702Auth: is not a field of an operation for entry point 0.6"),
         ("0.7", {"Sender": ADDRESS}, "Sender: is not a field of an operation for entry point 0.7"),
         ("0.6", {"initCode": "0xdeadbeef"}, "initCode: must be 0x, or begin with an address of 20 bytes"),
         ("0.6", {"paymasterAndData": "0x00"}, "paymasterAndData: must be 0x, or begin with an address of 20 bytes"),

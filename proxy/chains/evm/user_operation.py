@@ -2,14 +2,14 @@
 
 Entry point 0.6 has eleven fields. From 0.7 on a caller sends them unpacked, and the contract gets them packed: factory
 and its data as `initCode`, the paymaster's four as `paymasterAndData`, two pairs of numbers in one word each. 0.8
-hashes the same packed fields by EIP-712. An `Operation` holds the packed fields of either shape, as bytes and numbers;
-fields missing from a draft are zero or empty.
+hashes the same packed fields by EIP-712. Callers may use either shape for every version (`in_shape_of`), and both at once
+if they agree. An `Operation` holds the packed fields, as bytes and numbers; fields missing from a draft are zero or empty.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,11 +106,81 @@ def version_of(entry_point: str, entry_points: Mapping[str, str]) -> str:
     raise BadOperation(f"entryPoint: {entry_point} is not supported here; supported: {known or 'none'}")
 
 
+def has_delegation(given: Mapping[str, Any]) -> bool:
+    """Whether the fields are those of an account that delegates by EIP-7702."""
+    markers = (MARKER_7702, _PADDED_MARKER)
+    return given.get("eip7702Auth") is not None or given.get("factory") in markers or given.get("initCode") in markers
+
+
 def parse(given: Any, version: str, *, draft: bool = False) -> UserOperation:
     """The operation, or BadOperation. A draft needs only sender, nonce and call data."""
+    fields = in_shape_of(given, version)
+    return _v06(fields, draft=draft) if version == "0.6" else _v07(fields, version, draft=draft)
+
+
+def in_shape_of(given: Any, version: str) -> Mapping[str, Any]:
+    """The fields in the shape of the version. `initCode` and `paymasterAndData` are the packed forms of the factory's and the
+    paymaster's fields. Null is the same as missing, and an empty packed form the same as none."""
     if not isinstance(given, Mapping):
         raise BadOperation("userOperation: must be an object")
-    return _v06(given, draft=draft) if version == "0.6" else _v07(given, version, draft=draft)
+    fields = {name: value for name, value in given.items() if value is not None}
+    if version == "0.6":
+        _pack(fields, "initCode", _FACTORY)
+        # Entry point 0.6 has no limits for the paymaster alone.
+        _pack(fields, "paymasterAndData", ("paymaster", "paymasterData"), dropped=_PAYMASTER[1:3])
+    else:
+        _unpack(fields, "initCode", _unpacked_init_code)
+        _unpack(fields, "paymasterAndData", _unpacked_paymaster)
+    return fields
+
+
+def _pack(fields: dict[str, Any], packed: str, parts: tuple[str, str], *, dropped: tuple[str, ...] = ()) -> None:
+    """Replace the parts by the packed form. `dropped`: fields without a place in it."""
+    if parts[0] in fields:
+        joined = _address(fields, parts[0]) + _bytes(fields, parts[1])
+        if _bytes(fields, packed) not in (b"", joined):
+            raise BadOperation(f"{packed}: contradicts {_listed(parts)}")
+        fields[packed] = "0x" + joined.hex()
+    elif _bytes(fields, parts[1]):
+        raise BadOperation(f"{parts[0]}: is missing; {_listed(parts)} come together")
+    for name in (*parts, *dropped):
+        fields.pop(name, None)
+
+
+def _unpack(fields: dict[str, Any], packed: str, read: Callable[[bytes], dict[str, str]]) -> None:
+    """Replace the packed form by its parts."""
+    data = _bytes(fields, packed)
+    fields.pop(packed, None)
+    for name, value in read(data).items() if data else ():
+        if name in fields and not _is_same(fields, name, value):
+            raise BadOperation(f"{packed}: contradicts {name}")
+        fields.setdefault(name, value)
+
+
+def _unpacked_init_code(data: bytes) -> dict[str, str]:
+    if data in (bytes.fromhex(MARKER_7702[2:]), bytes.fromhex(_PADDED_MARKER[2:])):
+        return {"factory": MARKER_7702}
+    if len(data) < 20:
+        raise BadOperation("initCode: must be 0x, or begin with an address of 20 bytes")
+    marker = bytes.fromhex(_PADDED_MARKER[2:])
+    factory = MARKER_7702 if data.startswith(marker) else "0x" + data[:20].hex()
+    return {"factory": factory, "factoryData": "0x" + data[20:].hex()}
+
+
+def _unpacked_paymaster(data: bytes) -> dict[str, str]:
+    if len(data) < 52:
+        raise BadOperation(
+            "paymasterAndData: must be 0x, or the paymaster of 20 bytes, its two gas limits of 16 bytes each, and its data"
+        )
+    limits = (hex(int.from_bytes(data[at : at + 16], "big")) for at in (20, 36))
+    return dict(zip(_PAYMASTER, ("0x" + data[:20].hex(), *limits, "0x" + data[52:].hex()), strict=True))
+
+
+def _is_same(fields: Mapping[str, Any], name: str, value: str) -> bool:
+    if name in _PAYMASTER[1:3]:
+        return _number(fields, name, _UINT128) == int(value, 16)
+    given = str(fields[name]).lower()
+    return given == value or (given, value) == (_PADDED_MARKER, MARKER_7702)
 
 
 def _v06(given: Mapping[str, Any], *, draft: bool) -> UserOperation:

@@ -81,9 +81,8 @@ class BundlerGuard:
         if not isinstance(entry_point, str):
             raise BadOperation("entryPoint: must be an address")
         version = user_operation.version_of(entry_point, self._network.chain.entry_points)
-        return BundlerParams(
-            user_operation.parse(fields, version, draft=not sends), _without_nulls(fields), entry_point, overrides
-        )
+        fields = user_operation.in_shape_of(fields, version)
+        return BundlerParams(user_operation.parse(fields, version, draft=not sends), fields, entry_point, overrides)
 
     def fault_of(self, policy: MethodPolicy, params: bytes) -> bytes | None:
         try:
