@@ -12,8 +12,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar
 
 from proxy.core.access import place_of
+from proxy.tasks import client_of_task
 
 # Time for steps in one turn of the loop. A call of another client waits for two turns at most: once with its request, once
 # with its upstream's reply.
@@ -77,3 +79,16 @@ class TurnQueue:
         if steps:
             self._waiting[client] = steps
         return step
+
+
+# The queue for the request that the current task serves.
+turns_of_task: ContextVar[TurnQueue | None] = ContextVar("turns_of_task", default=None)
+
+
+async def next_turn() -> None:
+    """Pause long work for a request until its client's next turn. Call it after every millisecond or so."""
+    turns = turns_of_task.get()
+    if turns is None:
+        await asyncio.sleep(0)
+    else:
+        await turns.wait(client_of_task.get())

@@ -45,6 +45,7 @@ from proxy.services.rpc.short_batch import ShortBatch
 from proxy.settings import ServerSettings
 from proxy.tasks import client_of_task
 from proxy.tracing import Span, Tracer, current_span
+from proxy.turn_queue import turns_of_task
 from proxy.web.cross_origin import CrossOrigin
 from proxy.web.fault_injection import FaultInjection
 from proxy.web.front.connection_limiter import ConnectionLimiter
@@ -326,6 +327,7 @@ class Gate:
         request[_OPERATION] = operation
         address = self.address_of(request)
         client_of_task.set(place_of(address))
+        turns_of_task.set(self._limiter.turns)
         return address
 
     def address_of(self, request: web.Request) -> str:

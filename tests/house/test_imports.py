@@ -34,7 +34,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "request_threads": {"connection_queue", "tasks"},
     "tasks": {"errors", "telemetry"},
     "telemetry": {"core"},
-    "turn_queue": {"core"},
+    "turn_queue": {"core", "tasks"},
     "tracing": {"core", "settings"},
     "settings": {"chains", "core", "data_files", "errors"},
     "store": {"chains", "core", "errors", *SUPPORT},

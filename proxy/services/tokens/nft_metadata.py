@@ -25,6 +25,7 @@ from proxy.request_threads import request_threads
 from proxy.settings import NftSettings
 from proxy.store.cache import DataCache
 from proxy.store.holdings import HoldingStore
+from proxy.turn_queue import next_turn
 from proxy.wire.fetcher import Fetched, Fetcher, FetchOutcome
 
 log = logging.getLogger("penstock.nfts")
@@ -167,7 +168,7 @@ class NftMetadata:
         async def read(some: Sequence[tuple[tuple[bytes, int], str]]) -> None:
             for token, uri in some:
                 found[token] = await self._described(network, *token, uri=uri)
-                await asyncio.sleep(0)
+                await next_turn()
 
         pairs = [
             (token, one or other or "") for token, one, other in zip(tokens, replies[::2], replies[1::2], strict=True)

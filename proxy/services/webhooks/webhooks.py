@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,16 +21,21 @@ from proxy.core import fault_plans, signatures
 from proxy.core.access import Key
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest
+from proxy.request_threads import request_threads
 from proxy.store.events import CONFIRM_S
 from proxy.store.secrets import Vault
 from proxy.store.webhooks import AddressChange, NewWebhook, Webhook, WebhookStore
+from proxy.turn_queue import next_turn
 from proxy.wire.outbound_guard import UrlRefused
 from proxy.wire.webhook_guard import WebhookGuard
 
 __all__ = ("CreatedWebhook", "Webhook", "WebhookChange", "WebhookService", "read_config")
 
-# Addresses handled before yielding to the event loop: the checksums of the longest list take a second.
-ADDRESSES_PER_TURN = 2_000
+# Addresses handled in one step, of about 1 ms: the checksums of the longest list take a second.
+ADDRESSES_PER_TURN = 200
+# Other values of a filter that are read on the event loop: a thousand take a millisecond or two.
+VALUES_PER_TURN = 500
+HASHED_PER_TURN = 5_000
 # How often, and how many times, a change of a pending-transaction webhook checks whether it has effect: for five seconds.
 MEMPOOL_CHECK_S, MEMPOOL_CHECKS = 0.1, 50
 # A mempool whose watch was not confirmed for this long is not watched any more: three missed confirmations.
@@ -126,8 +131,8 @@ class WebhookService:
         shown: list[str] = []
         listed = await self._store.addresses(found)
         for first in range(0, len(listed), ADDRESSES_PER_TURN):
-            shown += map(address.checksum, listed[first : first + ADDRESSES_PER_TURN])
-            await asyncio.sleep(0)
+            shown += map(address.fresh_checksum, listed[first : first + ADDRESSES_PER_TURN])
+            await next_turn()
         return shown
 
     async def page(self, key: Key, page: Page, *, status: str | None) -> tuple[list[Webhook], int]:
@@ -186,11 +191,10 @@ class WebhookService:
         if not webhook_filters.takes_addresses(before.event_type):
             raise InvalidRequest(f"add_addresses: {before.event_type} webhooks have no addresses")
         added = await _addresses(change.add, "add_addresses")
-        removed = await _addresses(change.remove, "remove_addresses")
-        both = set(added)
+        removed = await _addresses(change.remove, "remove_addresses", but=await _set_of(added))
         return AddressChange(
-            add=[*both],
-            remove=[each for each in set(removed) if each not in both],
+            add=added,
+            remove=removed,
             most=webhook_filters.most_addresses(before.event_type),
         )
 
@@ -247,28 +251,50 @@ async def read_config(event_type: str, config: Mapping[str, Any]) -> list[bytes]
 
     A webhook without a config starts with an empty list of addresses, where its event type has one.
     """
-    read_filter(event_type, config)
+    await read_filter(event_type, config)
     if not config and webhook_filters.takes_addresses(event_type):
         return []
     given = config.get("addresses")
-    return None if given is None else [*dict.fromkeys(await _addresses(given, "config.addresses"))]
+    return None if given is None else await _addresses(given, "config.addresses")
 
 
-def read_filter(event_type: str, config: Mapping[str, Any]) -> WatchFilter:
+async def read_filter(event_type: str, config: Mapping[str, Any]) -> WatchFilter:
+    """The filter of a config, without its addresses. Raises InvalidRequest. Thousands of values are read in a thread."""
     try:
-        return webhook_filters.parse(event_type, config)
+        if _values_in(config) <= VALUES_PER_TURN:
+            return webhook_filters.parse(event_type, config)
+        return await request_threads.run(lambda: webhook_filters.parse(event_type, config))
     except BadConfig as exc:
         raise InvalidRequest(f"config.{exc}") from None
 
 
-async def _addresses(given: Sequence[Any], name: str) -> list[bytes]:
+def _values_in(config: Mapping[str, Any]) -> int:
+    """How many values the lists of a config have, without its addresses."""
+    lists = [value for name, value in config.items() if name != "addresses" and isinstance(value, list)]
+    return sum(map(len, lists)) + sum(len(each) for each in config.get("topics") or () if isinstance(each, list))
+
+
+async def _addresses(given: Sequence[Any], name: str, *, but: Container[bytes] = ()) -> list[bytes]:
+    """The addresses in order, each once, without those in `but`. A long list is read a part in each turn of the account."""
     found: list[bytes] = []
+    known = set[bytes]()
     try:
         for first in range(0, len(given), ADDRESSES_PER_TURN):
-            found += webhook_filters.addresses_of(given[first : first + ADDRESSES_PER_TURN], first, name)
-            await asyncio.sleep(0)
+            part = webhook_filters.addresses_of(given[first : first + ADDRESSES_PER_TURN], first, name)
+            new = [each for each in dict.fromkeys(part) if each not in known and each not in but]
+            known.update(new)
+            found += new
+            await next_turn()
     except BadConfig as exc:
         raise InvalidRequest(str(exc)) from None
+    return found
+
+
+async def _set_of(addresses: Sequence[bytes]) -> set[bytes]:
+    found = set[bytes]()
+    for first in range(0, len(addresses), HASHED_PER_TURN):
+        found.update(addresses[first : first + HASHED_PER_TURN])
+        await next_turn()
     return found
 
 
