@@ -46,6 +46,7 @@ from proxy.settings import ServerSettings
 from proxy.tasks import client_of_task
 from proxy.tracing import Span, Tracer, current_span
 from proxy.turn_queue import turns_of_task
+from proxy.web.api_spec import ApiOperation
 from proxy.web.cross_origin import CrossOrigin
 from proxy.web.fault_injection import FaultInjection
 from proxy.web.front.connection_limiter import ConnectionLimiter
@@ -338,8 +339,25 @@ class Gate:
         is_forwarded = request.headers.get("X-Forwarded-Proto", "").split(",")[-1].strip().lower() == "https"
         return request.secure or (is_forwarded and self._limiter.trusts(request.remote or ""))
 
-    async def read_body(self, request: web.Request, *, most: int | None = None, larger: int = 0) -> bytes:
-        """The body, within its deadline and its size limit: the general limit, lowered by `most` or raised by `larger`."""
+    async def read_checked(self, request: web.Request, operation: ApiOperation, *, larger: int = 0) -> Any:
+        """The body of an operation, validated. Between the steps that a large one takes, other clients have their turns."""
+        steps = operation.body_steps(await self._receive(request, most=operation.body_bytes, larger=larger))
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+            await self._limiter.turns.wait(client_of_task.get())
+
+    async def read_body(self, request: web.Request, *, most: int | None = None) -> bytes:
+        """The body, within its deadline and the general size limit, or a lower one."""
+        return bytes(await self._receive(request, most=most))
+
+    async def _receive(self, request: web.Request, *, most: int | None = None, larger: int = 0) -> bytearray:
+        """The body, within its deadline and its size limit: the general limit, lowered by `most` or raised by `larger`.
+
+        A large one is not copied at its end, which would take milliseconds.
+        """
         cap = max(self._settings.max_body_bytes, larger)
         most = min(most or cap, cap)
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":

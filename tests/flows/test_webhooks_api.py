@@ -118,7 +118,7 @@ async def test_only_webhooks_of_test_keys_have_a_fault_plan(service: Service, we
     assert (status, made["fault"]) == (201, "delay=2s, p=0.5")
     conforms(made, "CreatedWebhook")
     path = f"/webhooks/{made['id']}"
-    for plan in ("status=503", "explode", "p=0.5", "duplicate=9", "x" * 200, "\0"):
+    for plan in ("status=503", "explode", "p=0.5", "duplicate=9", "x" * 200, "\x01"):
         status, reply = await service.send("PATCH", path, {"fault": plan}, key="test")
         assert (status, "fault" in reply["error"]["message"]) == (400, True), reply
     for plan, shown in (("correction", "correction"), ("", None)):
@@ -249,7 +249,7 @@ async def test_paused_webhook_is_resumed(service: Service, webhook: Any) -> None
         ({"config": {"addresses": []}}, "config.addresses"),
         ({"config": {"addresses": ["0x12"]}}, "config.addresses.0"),
         ({"config": {"addresses": [ADDRESS, ADDRESS.replace("a", "A", 1)]}}, "config.addresses.1"),
-        ({"config": {"addresses": [ADDRESS], "nothing": 1}}, "config.nothing"),
+        ({"config": {"addresses": [ADDRESS], "nothing": 1}}, "'nothing'"),
         ({"config": {"addresses": [ADDRESS], "direction": "up"}}, "config.direction"),
         ({"config": {"addresses": [ADDRESS], "min_value": 5}}, "config.min_value"),
         ({"config": {"addresses": [ADDRESS], "finality": "soon"}}, "config.finality"),

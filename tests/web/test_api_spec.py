@@ -217,7 +217,7 @@ def test_body_that_is_not_an_object_is_rejected(name: str, body: bytes) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"{}x", b"\xff\xfe", b"{'a': 1}", b'{"a": NaN}', b"\xef\xbb\xbf{}", b'{"a": "\xed\xa0\x80"}', b"[" * 100_000],
+    [b"", b"{", b"{}x", b"\xff\xfe", b"{'a': 1}", b'{"a": NaN}', b"\xef\xbb\xbf{}", b'{"a": "\xed\xa0\x80"}', b"[" * 200],
 )  # fmt: skip
 def test_body_that_is_not_json_is_rejected(body: bytes) -> None:
     assert body_refusal("create_wallet", body).startswith("the body is not valid JSON")
@@ -254,3 +254,59 @@ def test_whole_float_is_returned_as_an_integer() -> None:
     assert (found, [type(each) for each in found]) == ((60, 10), [int, int])
     wrong = {**POLICY, "rules": {"max_per_user_per_day": 60.5}}
     assert "rules.max_per_user_per_day" in body_refusal("create_gas_policy", wrong)
+
+
+# Sizes
+
+# Their params are checked inside JSON-RPC.
+UNBOUNDED = {"rpc_call", "bundler_call", "paymaster_call"}
+
+
+def test_every_body_has_a_largest_size_by_its_schema() -> None:
+    """Give each string of a request a `maxLength`, each array a `maxItems`, and each object `additionalProperties: false`."""
+    bodies = {name: each.body_bytes for name, each in SPEC.operations.items() if each.body is not None}
+    assert {name for name, size in bodies.items() if size is None} == UNBOUNDED
+
+
+def test_operation_with_a_small_schema_accepts_small_bodies_only() -> None:
+    assert (operation("create_wallet").body_bytes or 0) < 10_000
+    assert (operation("account_sign_in").body_bytes or 0) < 10_000
+    assert (operation("create_webhook").body_bytes or 0) > 8_000_000
+
+
+def test_largest_body_fits_with_all_characters_escaped_and_indented() -> None:
+    body = {**WALLET, "salt": "x" * 256, "version": "0.7"}
+    escaped = orjson.dumps(body, option=orjson.OPT_INDENT_2).replace(b"x" * 256, b"\\u0078" * 256)
+    assert operation("create_wallet").check_body(escaped) == body
+    assert len(escaped) <= (operation("create_wallet").body_bytes or 0)
+
+
+def test_long_list_is_validated_in_steps() -> None:
+    body = {**WEBHOOK, "config": {"addresses": [f"0x{number:040x}" for number in range(100_000)], "confirmations": 2.0}}
+    raw = orjson.dumps(body)
+    assert sum(1 for _ in operation("create_webhook").body_steps(raw)) > 100
+    found = operation("create_webhook").check_body(raw)
+    assert found == body
+    assert type(found["config"]["confirmations"]) is int
+
+
+def test_invalid_item_of_a_long_list_is_named_by_its_place() -> None:
+    addresses = [f"0x{number:040x}" for number in range(50_000)]
+    addresses[45_678] = "x" * 65
+    assert body_refusal("update_webhook", {"add_addresses": addresses}).startswith("add_addresses.45678: ")
+    assert body_refusal("create_webhook", {**WEBHOOK, "config": {"addresses": addresses}}).startswith(
+        "config.addresses.45678: "
+    )
+
+
+def test_list_above_its_most_items_is_rejected_with_their_number() -> None:
+    message = body_refusal("update_webhook", {"remove_addresses": ["0x"] * 100_001})
+    assert message == "remove_addresses: has 100001 items, at most 100000 are allowed"
+    for most in (9_999, 10_000):
+        body = {**POLICY, "rules": {"allowed_contracts": [OWNER] * most}}
+        assert operation("create_gas_policy").check_body(orjson.dumps(body)) == body
+    assert "10001 items" in body_refusal(
+        "create_gas_policy", {**POLICY, "rules": {"allowed_contracts": [OWNER] * 10_001}}
+    )
+    assert "10001 items" in body_refusal("update_gas_policy", {"rules": {"sender_denylist": [OWNER] * 10_001}})
+    assert "scopes" in body_refusal("create_key", {"name": "x", "mode": "live", "scopes": ["rpc:read"] * 3_000})

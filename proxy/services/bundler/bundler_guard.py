@@ -23,6 +23,7 @@ from proxy.chains.evm.user_operation import BadOperation, UserOperation
 from proxy.chains.registry import Network
 from proxy.core import jsonrpc
 from proxy.core.access import Key
+from proxy.core.bounded_json import RefusedJson, parse_bounded
 from proxy.errors import Fault, InternalError, Unavailable
 from proxy.services.rpc.calls import RpcError, call_upstream
 from proxy.services.rpc.flights import Caller, Flight
@@ -35,7 +36,7 @@ from proxy.tasks import Tasks, client_of_task
 log = logging.getLogger("penstock.bundler")
 
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_UNREADABLE = (msgspec.DecodeError, orjson.JSONDecodeError, RecursionError, UnicodeDecodeError)
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 _serial = itertools.count(1)
 
 
@@ -209,11 +210,6 @@ def _params(params: bytes) -> list[msgspec.Raw]:
 
 def _decoded(item: msgspec.Raw) -> Any:
     try:
-        return orjson.loads(bytes(item))
-    except _UNREADABLE:
-        raise BadOperation("params: must be valid JSON") from None
-
-
-def _without_nulls(fields: Any) -> Mapping[str, Any]:
-    """The fields without those that are null, which count as absent."""
-    return {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else {}
+        return parse_bounded(bytes(item))
+    except RefusedJson as exc:
+        raise BadOperation(f"params: {exc}") from None

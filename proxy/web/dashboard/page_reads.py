@@ -17,8 +17,9 @@ from urllib.parse import parse_qsl, unquote
 
 from multidict import MultiDict
 
+from proxy.core.bounded_json import MAX_ECHO
 from proxy.errors import Fault, InternalError, NotFound
-from proxy.web.api_spec import MAX_ECHO, ApiOperation, ApiSpec
+from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest, check_role
 from proxy.web.rest.endpoint import RestReply
 

@@ -193,7 +193,7 @@ class RestEndpoints:
         body = None
         if operation.body is not None:
             larger = self._large_body if operation.large_body else 0
-            body = operation.check_body(await self._gate.read_body(request, larger=larger))
+            body = await self._gate.read_checked(request, operation, larger=larger)
         return RestRequest(key, scopes, path, query, body, self._resolver, directives, resolved=resolved)
 
     def _settle(self, key: Key, units: int, fault: Fault) -> int:

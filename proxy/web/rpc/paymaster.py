@@ -20,6 +20,7 @@ from proxy.chains.registry import Network
 from proxy.core import access, jsonrpc
 from proxy.core.access import Key
 from proxy.core.batch_reader import read_batch
+from proxy.core.bounded_json import RefusedJson, parse_bounded
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
@@ -154,9 +155,9 @@ class PaymasterHandler:
 
 def _params(raw: bytes) -> list[Any]:
     try:
-        found = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        found = None
+        found = parse_bounded(raw)
+    except RefusedJson as exc:
+        raise BadOperation(f"params: {exc}") from None
     if not isinstance(found, list):
         raise BadOperation("params: must be an array")
     return found
