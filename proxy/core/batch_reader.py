@@ -35,7 +35,8 @@ _USUAL = re.compile(rb"[ \t\r\n]*+(\{%b\})," % _around(_around(_around(_PLAIN)))
 # Up to the next bracket, and up to the next bracket or comma.
 _INSIDE = re.compile(_PLAIN, re.DOTALL)
 _BETWEEN = re.compile(rb'[^"\[\]{},]*+(?:%b[^"\[\]{},]*+)*' % _STRING, re.DOTALL)
-_LONG_STRING = re.compile(_STRING, re.DOTALL)
+# Quotes in a long string. Only text that escapes them has any, and no call has much of it.
+_MOST_QUOTES = 8_000
 _OPENERS = frozenset(b"[{")
 _BRACKETS = frozenset(b"[]{}")
 _SPACE = b" \t\r\n"
@@ -99,12 +100,13 @@ class BatchReader:
         """Go on to the next byte that matters, or to the end of the window. Returns the byte there."""
         body, at = self._body, self._at
         found = run.match(body, at, at + _WINDOW)
-        if found is not None and found.end() == at and body[at : at + 1] == b'"':
-            found = _LONG_STRING.match(body, at)  # longer than the window
-        if found is None or found.end() == len(body):
+        end = -1 if found is None else found.end()
+        if end == at and body[at : at + 1] == b'"':
+            end = _end_of_string(body, at)  # longer than the window
+        if not 0 <= end < len(body):
             raise _not_json()
-        self._at = found.end()
-        return body[self._at]
+        self._at = end
+        return body[end]
 
     def _text(self, end: int) -> bytes:
         return self._body[self._start : end].strip(_SPACE)
@@ -130,6 +132,18 @@ class BatchReader:
         if not self.count and not self._text(end):
             raise MalformedCall(jsonrpc.INVALID_REQUEST, "the batch is empty")
         return self._parsed(self._text(end))
+
+
+def _end_of_string(body: bytes, start: int) -> int:
+    """The place behind a long string; -1 if it does not end. A quote after an odd number of backslashes is part of it."""
+    at = start + 1
+    for _ in range(_MOST_QUOTES):
+        end = body.find(b'"', at)
+        before = body[at:end]
+        if end < 0 or (len(before) - len(before.rstrip(b"\\"))) % 2 == 0:
+            return end + 1 or -1
+        at = end + 1
+    raise MalformedCall(PARSE_ERROR, TOO_DEEP)
 
 
 def _not_json() -> MalformedCall:

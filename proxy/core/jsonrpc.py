@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from proxy.core.nesting import is_deeper
+from proxy.core.nesting import has_too_many_values, is_deeper
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -67,7 +67,7 @@ _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _any = msgspec.json.Decoder(msgspec.Raw).decode
 _loose = msgspec.json.Decoder(_Members).decode
 _BAD = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
-TOO_DEEP = "parse error: nested too deeply, or too many arrays and objects"
+TOO_DEEP = "parse error: nested too deeply, or too many values"
 _ARRAY = b"["
 _ID_STARTS = frozenset(b'"-0123456789')
 # For the hot path, which takes the steps of `parse` and `read_reply` itself.
@@ -91,7 +91,10 @@ def parse(body: bytes, envelope: Envelope | None = None) -> RawCall:
     try:
         if not body.isascii():
             body.decode()  # Members that are kept as bytes are not read by the decoder: nonsense must not pass in them.
-        envelope = envelope or _envelope(body)
+        if envelope is None:
+            if has_too_many_values(body):
+                raise MalformedCall(PARSE_ERROR, TOO_DEEP)
+            envelope = _envelope(body)
         call = checked(envelope)
     except _BAD as exc:
         raise _malformed(body, exc) from None

@@ -1,4 +1,5 @@
-"""Nesting depth of JSON, measured without parsing: parsers only stop at the interpreter's own recursion limit.
+"""Nesting depth and number of values of JSON, measured without parsing: parsers only stop at the interpreter's own recursion
+limit, and take milliseconds for a megabyte of small values.
 
 Almost every step is one pass in C over bytes that become fewer: a loop over the brackets of a large body would take
 milliseconds.
@@ -15,8 +16,14 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 _QUOTES = b'"\\'
 _OTHERS = bytes(byte for byte in range(256) if byte not in _STEPS)
 _NEITHER = bytes(byte for byte in _OTHERS if byte not in _QUOTES)
-# No call has more arrays and objects.
-_MOST_OPENERS = 50_000
+# No call has more arrays and objects, or more values: a megabyte of 32-byte words has 15,000.
+_MOST_OPENERS = 10_000
+_MOST_VALUES = 25_000
+# A smaller text cannot have enough values to matter, and a text with few brackets and commas is not searched to its end.
+_SMALL = 32_768
+_FEW = 64
+# Each value but the first in its array or object follows one of these, and each escape begins with a backslash.
+_COUNTED = (b",[{", b"\\")
 # Innermost pairs are removed so often at most, and then the brackets that are left are counted one by one.
 _PASSES = 16
 _MOST_COUNTED = 20_000
@@ -26,7 +33,7 @@ def is_deeper(data: bytes, most: int) -> bool:
     """Whether brackets outside of strings are nested deeper than this, or are too many to find out in time."""
     if len(data) <= most or _openers(data, b"[", most) + _openers(data, b"{", most) <= most:
         return False
-    if data.count(b"[") + data.count(b"{") > _MOST_OPENERS:
+    if len(data) - len(data.translate(None, b"[{")) > _MOST_OPENERS:
         return True
     brackets = _brackets(data)
     left = _without_pairs(brackets, most)
@@ -35,6 +42,18 @@ def is_deeper(data: bytes, most: int) -> bool:
     if len(brackets) <= _MOST_COUNTED:
         return _depth(brackets) > most
     return len(left) > _MOST_COUNTED or _depth(left) + 2 * _PASSES > most
+
+
+def has_too_many_values(data: bytes) -> bool:
+    """Whether a text has more values than any call, or more escapes, which take as long to parse. Those in strings count too,
+    which makes no difference in practice."""
+    return len(data) > _SMALL and any(_are_many(data, counted) for counted in _COUNTED)
+
+
+def _are_many(data: bytes, counted: bytes) -> bool:
+    if all(_openers(data, counted[at : at + 1], _FEW) <= _FEW for at in range(len(counted))):
+        return False
+    return len(data) - len(data.translate(None, counted)) > _MOST_VALUES
 
 
 def _brackets(data: bytes) -> bytes:

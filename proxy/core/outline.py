@@ -24,7 +24,9 @@ def read_call(data: bytes, start: int = 0) -> RawCall | None:
     if opens < 0 or closes < 0:
         return None
     before, after = data[start:opens], data[closes + 1 :]
-    string = _plain(memoryview(data)[opens + 1 : closes]) if _is_around_a_string(before, after) else None
+    if data.find(b"\\", opens, closes) >= 0 or not _is_around_a_string(before, after):
+        return None
+    string = _plain(memoryview(data)[opens + 1 : closes])
     if string is None:
         return None
     try:

@@ -89,7 +89,7 @@ def test_body_that_is_no_batch_is_refused_whole(body: bytes, code: int) -> None:
     assert code_of(body) == code
 
 
-@pytest.mark.parametrize("size", [10, 16_383, 16_384, 100_000])
+@pytest.mark.parametrize("size", [10, 16_383, 16_384, 28_000])
 def test_long_strings_with_brackets_are_skipped(size: int) -> None:
     params = ['],[{\\"' * (size // 6), 1]
     (item,) = in_steps(json.dumps([call(7, params)]).encode(), 5)
@@ -113,7 +113,7 @@ def test_windows_end_anywhere_in_an_item(size: int, count: int) -> None:
 
 
 def test_one_step_does_not_look_far_into_an_intricate_item() -> None:
-    reader = BatchReader(json.dumps([call(1, [[[]] * 10_000])]).encode(), MOST)
+    reader = BatchReader(json.dumps([call(1, [[[]] * 4_000])]).encode(), MOST)
     steps = 0
     while not reader.is_done:
         reader.read(10)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core.nesting import is_deeper
+from proxy.core import jsonrpc
+from proxy.core.nesting import has_too_many_values, is_deeper
 
 NESTED = st.recursive(
     st.text(alphabet='a"\\[]{}é', max_size=6) | st.integers(),
@@ -44,3 +45,34 @@ def test_depth_is_that_of_the_brackets_outside_strings(value: Any) -> None:
 )
 def test_bytes_that_are_no_json_are_counted_too(data: bytes, is_over: bool) -> None:
     assert is_deeper(data, 4) == is_over
+
+
+MANY = {
+    "arrays": b"[%b[]]" % (b"[]," * 300_000),
+    "objects": b"[%b{}]" % (b"{}," * 300_000),
+    "numbers": b"[%b0]" % (b"0," * 450_000),
+    "strings": b'[%b""]' % (b'"",' * 300_000),
+    "small objects": b"[%b0]" % (b'{"a":1},' * 110_000),
+    "escapes": b'["%b"]' % (rb"\u20ac" * 170_000),
+}
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_text_of_too_many_values_is_found_before_it_is_parsed(kind: str) -> None:
+    assert has_too_many_values(MANY[kind])
+    with pytest.raises(jsonrpc.MalformedCall, match="too many values"):
+        jsonrpc.parse(b'{"jsonrpc":"2.0","id":1,"method":"eth_call","params":%b}' % MANY[kind])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        b"[%b0]" % (b"0," * 24_000),
+        b"[%b{}]" % (b"{}," * 12_000),
+        b"[{%b}]" % b",".join(b'"0x%064x":"0x%064x"' % (number, number) for number in range(7_000)),
+        b'["%b"]' % (b"ab" * 500_000),
+        b"",
+    ],
+)
+def test_largest_params_of_calls_do_not_have_too_many_values(params: bytes) -> None:
+    assert not has_too_many_values(params)
