@@ -46,6 +46,7 @@ class WebhookFeature:
             vault,
             guard,
             most={name: plan.webhooks for name, plan in tables.plans.items()},
+            values_per_day={name: plan.webhook_values_per_day for name, plan in tables.plans.items()},
             follows=settings.follower.follows,
         )
         history = DeliveryHistory(DeliveryStore(pool))

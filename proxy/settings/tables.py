@@ -40,8 +40,9 @@ class Plan:
     policies: int
     sponsored_usd_per_day: int
     wallets: int
-    # Optional: plans of earlier versions do not have it.
+    # Optional: plans of earlier versions do not have these.
     keys: int = 1_000
+    webhook_values_per_day: int = 500_000
     sample_every: int = USUAL_SAMPLE
 
     @property

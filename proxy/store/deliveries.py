@@ -29,6 +29,8 @@ from proxy.store.webhooks import Webhook
 LEASE_S = 30.0
 # The most rows that one statement parks, holds or redelivers.
 AT_ONCE = 5_000
+# Addresses that are purged in the time of another row: as fast as they can be created.
+ADDRESSES_PER_ROW = 10
 # The most attempts listed with a delivery.
 SHOWN_ATTEMPTS = 20
 # The attempts that a webhook's health is judged by.
@@ -310,20 +312,26 @@ class DeliveryStore:
     async def purge(self, keep_days: int, *, at_once: int = 1_000) -> bool:
         """Delete one batch of old rows; return whether there may be more."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
+            addresses = at_once * ADDRESSES_PER_ROW
             deleted = [
-                await connection.execute(sql.deliveries.purge, keep_days, at_once),
-                await connection.execute(sql.deliveries.purge_other_days, keep_days, at_once),
-                await connection.execute(sql.deliveries.purge_attempts, keep_days, at_once),
-                await connection.execute(sql.deliveries.purge_addresses, at_once),
-                await connection.execute(sql.deliveries.purge_changes, at_once),
+                (at_once, await connection.execute(sql.deliveries.purge, keep_days, at_once)),
+                (at_once, await connection.execute(sql.deliveries.purge_other_days, keep_days, at_once)),
+                (at_once, await connection.execute(sql.deliveries.purge_attempts, keep_days, at_once)),
+                (addresses, await connection.execute(sql.deliveries.purge_addresses, addresses)),
+                (addresses, await connection.execute(sql.deliveries.purge_changes, addresses)),
+                (at_once, await connection.execute(sql.deliveries.purge_webhooks, at_once)),
             ]
-            await connection.execute(sql.deliveries.purge_webhooks, keep_days)
             await connection.execute(sql.deliveries.purge_days, keep_days)
             await connection.execute(sql.mails.purge, keep_days)
         # In this order: deliveries are dropped after their events.
         for what, add, drop in _DAY_TABLES:
             await renew_day_tables(self._pool, what, add=add, drop=drop, keep=keep_days)
-        return any(int(status.rsplit(" ", 1)[1]) >= at_once for status in deleted)
+        return any(_changed(status) >= most for most, status in deleted)
+
+
+def _changed(status: str) -> int:
+    """The number of rows that a statement has changed, from the status that Postgres returns."""
+    return int(status.rsplit(" ", 1)[1])
 
 
 def _is_uncounted(row: Any) -> bool:

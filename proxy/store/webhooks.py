@@ -8,7 +8,8 @@ that, under a lock on the webhook alone.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ import orjson
 from proxy.core import lifecycle
 from proxy.core.lifecycle import WebhookState, WebhookTrigger
 from proxy.core.paging import Page
-from proxy.errors import Forbidden, InvalidRequest, NotFound
+from proxy.errors import Forbidden, InvalidRequest, NotFound, RateLimited
 from proxy.store import peppers, sql
 from proxy.store.json_text import json_text
 from proxy.store.keys import new_id
@@ -37,6 +38,11 @@ _STORED: dict[WebhookState, str] = {
 LONG_S = 60.0
 # Deliveries requeued in one statement.
 AT_ONCE = 5_000
+# Bytes of a config that count as one filter value: an address as text has 44 with its quotes.
+VALUE_BYTES = 44
+# Addresses read or written in one statement, so that no step takes long.
+COPIED_AT_ONCE = 2_000
+_DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,25 +111,29 @@ class WebhookStore:
         addresses: Sequence[bytes] | None,
         secret: bytes,
         most: int,
+        values_per_day: int = 0,
         rotated: RotatedSecret | None = None,
     ) -> Webhook:
         """Create a webhook; raise Forbidden if the account already has `most`. `addresses` has no duplicates. `rotated`: the
-        secret to store instead while the pepper is rotated."""
-        for_s = LONG_S if addresses else None
-        async with self._pool.connection(for_s=for_s) as connection, connection.transaction():
-            await connection.execute(sql.webhooks.lock_webhooks, new.account)
-            if await connection.fetchval(sql.webhooks.count_of_account, new.account, new.network) >= most:
-                raise Forbidden(f"the account's plan allows {most} webhooks: delete one first")
-            number = await connection.fetchval(sql.webhooks.next_webhook)
-            await _copy(connection, number, addresses or ())
-            version = await lock(connection, new.network)
-            secret = await peppers.for_every_host(connection, secret, rotated)
-            row = await connection.fetchrow(
-                sql.webhooks.create_webhook, number, webhook_id, new.account, new.network, new.live, new.url,
-                new.event_type, json_text(new.config), None if addresses is None else len(addresses), secret, version,
-                new.test_key, new.fault,
-            )  # fmt: skip
-            await _add_lookups(connection, _webhook(row))
+        secret to store instead while the pepper is rotated. Raises RateLimited if the account has written as many filter values
+        as it may per day (0: no limit)."""
+        for_s, config = LONG_S if addresses else None, json_text(new.config)
+        async with self._pool.connection(for_s=for_s) as connection:
+            await _check_count(connection, new, most)
+            await _take_values(connection, new.account, _values_of(config, addresses), values_per_day)
+            async with connection.transaction():
+                await connection.execute(sql.webhooks.lock_webhooks, new.account)
+                await _check_count(connection, new, most)
+                number = await connection.fetchval(sql.webhooks.next_webhook)
+                await _copy(connection, number, addresses or ())
+                version = await lock(connection, new.network)
+                secret = await peppers.for_every_host(connection, secret, rotated)
+                row = await connection.fetchrow(
+                    sql.webhooks.create_webhook, number, webhook_id, new.account, new.network, new.live, new.url,
+                    new.event_type, config, None if addresses is None else len(addresses), secret, version, new.test_key,
+                    new.fault,
+                )  # fmt: skip
+                await _add_lookups(connection, _webhook(row))
         return _webhook(row)
 
     async def read(self, webhook_id: str, *, account: str) -> Webhook:
@@ -139,9 +149,12 @@ class WebhookStore:
 
     async def addresses(self, found: Webhook) -> list[bytes]:
         """Return the addresses that a webhook watches, in order."""
-        async with self._pool.connection() as connection:
-            rows = await connection.fetch(sql.webhooks.read_addresses, found.number)
-        return [row["address"] for row in rows]
+        listed: list[bytes] = []
+        async with self._pool.connection(for_s=LONG_S) as connection, connection.transaction():
+            cursor = await connection.cursor(sql.webhooks.read_addresses, found.number)
+            while rows := await cursor.fetch(COPIED_AT_ONCE):
+                listed += [row["address"] for row in rows]
+        return listed
 
     async def list_of(self, account: str, *, live: bool, status: str | None, page: Page) -> tuple[list[Webhook], int]:
         """Return a page of webhooks, newest first, and their total number. Without `live`, only those on test networks."""
@@ -160,28 +173,35 @@ class WebhookStore:
         addresses: Sequence[bytes] | None = None,
         delta: AddressChange | None = None,
         fault: str | None = None,
+        values_per_day: int = 0,
     ) -> Webhook:
         """Change a webhook in one transaction; None keeps a value. A new config replaces the old one and its addresses, and an
-        empty fault ends it."""
+        empty fault ends it. `values_per_day`: see `create`."""
         for_s = LONG_S if config is not None or delta is not None else None
-        async with self._pool.connection(for_s=for_s) as connection, connection.transaction():
-            if config is not None:
-                await connection.execute(sql.webhooks.lock_webhook, before.id)
-                await connection.execute(sql.webhooks.clear_addresses, before.number, timeout=LONG_S)
-                await _copy(connection, before.number, addresses or ())
-            changed = None if delta is None else await _change_addresses(connection, before, delta)
-            version = await lock(connection, before.network)
-            row = await connection.fetchrow(
-                sql.webhooks.update_webhook, before.id, before.account, url,
-                None if config is None else json_text(config), None if addresses is None else len(addresses), version, fault,
-            )  # fmt: skip
-            found = _webhook(row, before.id)
-            if config is not None:
-                await _add_lookups(connection, found, known=before)
-            if delta is not None and changed is not None:
-                found = await _note_addresses(connection, found, changed, most=delta.most)
-            if cause is not None:
-                found = await _move(connection, found, cause)
+        written = None if config is None else json_text(config)
+        values = 0 if delta is None else len(delta.add) + len(delta.remove)
+        if written is not None:
+            values += _values_of(written, addresses)
+        async with self._pool.connection(for_s=for_s) as connection:
+            await _take_values(connection, before.account, values, values_per_day)
+            async with connection.transaction():
+                if config is not None:
+                    await connection.execute(sql.webhooks.lock_webhook, before.id)
+                    await connection.execute(sql.webhooks.clear_addresses, before.number, timeout=LONG_S)
+                    await _copy(connection, before.number, addresses or ())
+                changed = None if delta is None else await _change_addresses(connection, before, delta)
+                version = await lock(connection, before.network)
+                row = await connection.fetchrow(
+                    sql.webhooks.update_webhook, before.id, before.account, url, written,
+                    None if addresses is None else len(addresses), version, fault,
+                )  # fmt: skip
+                found = _webhook(row, before.id)
+                if config is not None:
+                    await _add_lookups(connection, found, known=before)
+                if delta is not None and changed is not None:
+                    found = await _note_addresses(connection, found, changed, most=delta.most)
+                if cause is not None:
+                    found = await _move(connection, found, cause)
         if cause is not None and found.status == "active":
             await self._unpark(found.id)
         return found
@@ -246,6 +266,27 @@ async def set_status(connection: DatabaseConnection, webhook_id: str, cause: Web
     return True
 
 
+async def _check_count(connection: DatabaseConnection, new: NewWebhook, most: int) -> None:
+    if await connection.fetchval(sql.webhooks.count_of_account, new.account, new.network) >= most:
+        raise Forbidden(f"the account's plan allows {most} webhooks: delete one first")
+
+
+def _values_of(config: str, addresses: Sequence[bytes] | None) -> int:
+    return len(config) // VALUE_BYTES + len(addresses or ())
+
+
+async def _take_values(connection: DatabaseConnection, account: str, count: int, limit: int) -> None:
+    """Count filter values that are about to be written. Not in the transaction that writes them: values that are rolled back
+    cost as much."""
+    if not limit or not count or await connection.fetchval(sql.webhooks.take_values, account, count, limit):
+        return
+    raise RateLimited(
+        f"the account's plan allows {limit} addresses and other filter values per day in webhooks: wait until 00:00 UTC",
+        retry_after_s=_DAY_S - int(time.time()) % _DAY_S,
+        details={"reason": "daily_quota"},
+    )
+
+
 async def _move(connection: DatabaseConnection, before: Webhook, cause: WebhookTrigger) -> Webhook:
     row = await connection.fetchrow(sql.webhooks.status_of, before.id)
     if row is None:
@@ -263,9 +304,15 @@ async def _change_addresses(
 ) -> tuple[list[bytes], list[bytes]]:
     """Change the address list and return the removed and the added addresses. Slow, so it runs before the version is locked."""
     await connection.execute(sql.webhooks.lock_webhook, before.id)
-    gone = await connection.fetch(sql.webhooks.remove_addresses, before.number, delta.remove, timeout=LONG_S)
-    new = await connection.fetch(sql.webhooks.add_addresses, before.number, delta.add, timeout=LONG_S)
-    return [row["address"] for row in gone], [row["address"] for row in new]
+    gone, new = list[bytes](), list[bytes]()
+    for query, given, found in (
+        (sql.webhooks.remove_addresses, delta.remove, gone),
+        (sql.webhooks.add_addresses, delta.add, new),
+    ):
+        for part in _parts(given):
+            rows = await connection.fetch(query, before.number, part, timeout=LONG_S)
+            found += [row["address"] for row in rows]
+    return gone, new
 
 
 async def _note_addresses(
@@ -274,7 +321,8 @@ async def _note_addresses(
     """Record address changes for processes that have the list in memory. The webhook already has its new version."""
     gone, new = changed
     for noted, is_new in ((gone, False), (new, True)):
-        await connection.execute(sql.webhooks.note_addresses, found.number, found.version, noted, is_new)
+        for part in _parts(noted):
+            await connection.execute(sql.webhooks.note_addresses, found.number, found.version, part, is_new)
     row = await connection.fetchrow(sql.webhooks.count_addresses, found.id, len(new) - len(gone))
     after = _webhook(row, found.id)
     if (after.addresses or 0) > most:
@@ -303,11 +351,16 @@ def absent(webhook_id: str) -> NotFound:
 
 
 async def _copy(connection: DatabaseConnection, number: int, addresses: Sequence[bytes]) -> None:
-    if addresses:
+    for part in _parts(addresses):
+        records = [(number, each) for each in part]
         await connection.copy_records_to_table(
-            "watched_addresses", records=[(number, each) for each in addresses], columns=("webhook", "address"),
-            timeout=LONG_S,
-        )  # fmt: skip
+            "watched_addresses", records=records, columns=("webhook", "address"), timeout=LONG_S
+        )
+
+
+def _parts(addresses: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Encoding the longest list at once would hold up the event loop."""
+    return (addresses[first : first + COPIED_AT_ONCE] for first in range(0, len(addresses), COPIED_AT_ONCE))
 
 
 def _webhook(row: asyncpg.Record | None, webhook_id: str = "") -> Webhook:

@@ -1171,6 +1171,8 @@ create table delivery_days (
     used bigint not null default 0 check (used >= 0),
     -- Whether the log reports that the quota is used up.
     told boolean not null default false,
+    -- Addresses and other filter values that were written into webhooks.
+    filter_values bigint not null default 0,
     primary key (account_id, day)
 );
 

@@ -109,7 +109,7 @@ async def test_webhook_is_listening_only_while_its_mempool_is_watched(
 ) -> None:
     mempool(harness)
     made = await watching(harness)
-    seen = WebhookService(harness.store, *([None] * 2), most={}, follows=lambda _: True)  # type: ignore[arg-type]
+    seen = WebhookService(harness.store, *([None] * 2), most={}, values_per_day={}, follows=lambda _: True)  # type: ignore[arg-type]
     assert [each.is_listening for each in await seen._seen([made])] == [False]
     await harness.events.mempool.poll()
     assert [each.is_listening for each in await seen._seen([made])] == [True]

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from proxy.core.paging import Page
-from proxy.errors import Forbidden, InvalidRequest, NotFound
+from proxy.errors import Forbidden, InvalidRequest, NotFound, RateLimited
 from proxy.store import sql, webhooks
+from proxy.store.deliveries import DeliveryStore
 from proxy.store.pool import Pool
 from proxy.store.webhooks import AddressChange, NewWebhook, Webhook, WebhookStore
 from tests.service import until
@@ -22,7 +23,15 @@ class Desk:
         self.pool = pool
         self.store = WebhookStore(pool)
 
-    async def make(self, *, account: str = "acct_1", most: int = 100, addresses: Any = (A,), **changes: Any) -> Webhook:
+    async def make(
+        self,
+        *,
+        account: str = "acct_1",
+        most: int = 100,
+        addresses: Any = (A,),
+        values_per_day: int = 0,
+        **changes: Any,
+    ) -> Webhook:
         new = {
             "account": account,
             "network": "dev/mainnet",
@@ -33,7 +42,12 @@ class Desk:
             **changes,
         }
         return await self.store.create(
-            WebhookStore.new_id(), NewWebhook(**new), addresses=addresses, secret=b"sealed", most=most
+            WebhookStore.new_id(),
+            NewWebhook(**new),
+            addresses=addresses,
+            secret=b"sealed",
+            most=most,
+            values_per_day=values_per_day,
         )
 
     async def value(self, query: str, *values: Any) -> Any:
@@ -246,3 +260,63 @@ async def test_interrupted_resume_is_completed_later(desk: Desk) -> None:
     )
     await desk.store.requeue_parked()
     assert await desk.value("select state from deliveries") == "due"
+
+
+# Filter values per day
+
+
+def values(count: int) -> list[bytes]:
+    return [place.to_bytes(20, "big") for place in range(1, count + 1)]
+
+
+async def wal_bytes(desk: Desk) -> int:
+    return int(await desk.value("select pg_current_wal_insert_lsn() - '0/0'::pg_lsn"))
+
+
+async def test_filter_values_of_a_day_are_limited_by_account(desk: Desk) -> None:
+    """One account creates and deletes webhooks with long lists until it may write no more. Others can go on."""
+    made = await desk.make(addresses=values(2_000), values_per_day=5_000)
+    await desk.store.move(made, "delete")
+    second = await desk.make(addresses=values(2_000), values_per_day=5_000)
+    before = await wal_bytes(desk)
+    for _ in range(20):
+        with pytest.raises(RateLimited, match="allows 5000 addresses") as refused:
+            await desk.make(addresses=values(2_000), values_per_day=5_000)
+        assert 0 < refused.value.retry_after_s <= 86_400
+    assert await wal_bytes(desk) - before < 20_000
+    await desk.make(account="acct_2", addresses=values(2_000), values_per_day=5_000)
+    # Changes count too, and so do the values of a config.
+    await desk.store.update(second, delta=AddressChange(add=[A], remove=values(400), most=10_000), values_per_day=5_000)
+    long = {"topics": [f"0x{place:064x}" for place in range(1_000)]}
+    with pytest.raises(RateLimited):
+        await desk.store.update(second, config=long, values_per_day=5_000)
+    await desk.store.update(second, config={}, addresses=values(599), values_per_day=5_000)
+    with pytest.raises(RateLimited):
+        await desk.store.update(second, config={}, addresses=[A], values_per_day=5_000)
+    await desk.store.update(second, url="https://other.example.com/", values_per_day=5_000)
+
+
+async def test_values_that_are_rolled_back_count(desk: Desk) -> None:
+    made = await desk.make(addresses=[A], values_per_day=100)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="limit is 10"):
+            await desk.store.update(made, delta=AddressChange(add=values(45), remove=[], most=10), values_per_day=100)
+    with pytest.raises(RateLimited):
+        await desk.store.update(made, delta=AddressChange(add=values(45), remove=[], most=10), values_per_day=100)
+
+
+async def test_webhook_above_the_plan_takes_no_values(desk: Desk) -> None:
+    for _ in range(3):
+        with pytest.raises(Forbidden):
+            await desk.make(most=0, addresses=values(60), values_per_day=100)
+    await desk.make(addresses=values(60), values_per_day=100)
+
+
+async def test_deleted_webhook_without_deliveries_is_removed_after_an_hour(desk: Desk) -> None:
+    made, recent = await desk.make(), await desk.make()
+    for each in (made, recent):
+        await desk.store.move(each, "delete")
+    await desk.value("update webhooks set updated_at = now() - interval '61 minutes' where id = $1", made.id)
+    await DeliveryStore(desk.pool).purge(30)
+    assert await desk.value("select array_agg(id) from webhooks") == [recent.id]
+    assert not await desk.value("select count(*) from watched_addresses")

@@ -71,14 +71,17 @@ class WebhookService:
         guard: WebhookGuard,
         *,
         most: Mapping[str, int],
+        values_per_day: Mapping[str, int],
         follows: Callable[[str], bool],
     ) -> None:
-        """`most` is the number of webhooks per account, by plan. `follows` returns whether a network is followed."""
+        """`most` is the number of webhooks per account, `values_per_day` that of the filter values that it writes per day, both
+        by plan. `follows` returns whether a network is followed."""
         self._follows = follows
         self._store = store
         self._vault = vault
         self._guard = guard
         self._most = most
+        self._values_per_day = values_per_day
 
     def __repr__(self) -> str:
         return f"<WebhookService {self._guard!r}>"
@@ -117,6 +120,7 @@ class WebhookService:
             secret=self._vault.seal(webhook_id, secret),
             rotated=self._vault.seal_for_previous(webhook_id, secret),
             most=self._most[key.account.plan],
+            values_per_day=self._values_per_day[key.account.plan],
         )
         return CreatedWebhook(await self._started(made), signatures.secret_of(secret))
 
@@ -139,7 +143,7 @@ class WebhookService:
         found, total = await self._store.list_of(key.account.id, live=key.live, status=status, page=page)
         return await self._seen(found), total
 
-    async def update(self, before: Webhook, change: WebhookChange) -> Webhook:
+    async def update(self, key: Key, before: Webhook, change: WebhookChange) -> Webhook:
         if change.url is not None:
             self._check_url(change.url)
         if (change.add or change.remove) and change.config is not None:
@@ -159,6 +163,7 @@ class WebhookService:
             addresses=addresses,
             delta=delta,
             fault=change.fault,
+            values_per_day=self._values_per_day[key.account.plan],
         )
         return await self._started(after)
 

@@ -262,10 +262,10 @@ delete from attempts_of_other_days where ctid = any(array(
 
 -- purge_addresses
 -- Delete the addresses of deleted webhooks.
-delete from watched_addresses where (webhook, address) in (
-    select watched_addresses.webhook, address from watched_addresses join webhooks on number = webhook
+delete from watched_addresses where ctid = any(array(
+    select watched_addresses.ctid from webhooks join watched_addresses on webhook = number
     where status = 'deleted' limit $1
-);
+));
 
 -- purge_changes
 -- Delete address changes that every process has read by now.
@@ -274,10 +274,13 @@ delete from watch_changes where ctid = any(array(
 ));
 
 -- purge_webhooks
--- Delete rows of deleted webhooks that nothing refers to.
-delete from webhooks where status = 'deleted' and updated_at < now() - make_interval(days => $1::integer)
-    and not exists (select from deliveries where webhook_id = webhooks.id)
-    and not exists (select from watched_addresses where webhook = number);
+-- Delete rows of deleted webhooks that nothing refers to. Every process has read their deletion by then.
+delete from webhooks where id in (
+    select id from webhooks where status = 'deleted' and updated_at < now() - interval '1 hour'
+        and not exists (select from deliveries where webhook_id = webhooks.id)
+        and not exists (select from watched_addresses where webhook = number)
+    limit $1
+);
 
 -- add_attempt_days
 select attempts_add_day((now() at time zone 'UTC')::date + ahead) from generate_series(0, 2) as ahead;

@@ -19,6 +19,14 @@ select change_webhooks($1);
 -- An account's webhook for alerts ('-') does not count with the others.
 select count(*) from webhooks where account_id = $1 and status <> 'deleted' and (network = '-') = ($2::text = '-');
 
+-- take_values
+-- Count filter values that the account is about to write, unless they would exceed its day.
+insert into delivery_days as d (account_id, day, filter_values)
+select $1, (now() at time zone 'utc')::date, $2::bigint where $2 <= $3::bigint
+on conflict (account_id, day) do update set filter_values = d.filter_values + excluded.filter_values
+where d.filter_values + excluded.filter_values <= $3
+returning true;
+
 -- create_webhook
 insert into webhooks (
     number, id, account_id, network, live, url, event_type, config, addresses, secret, version, addresses_version, test_key,
