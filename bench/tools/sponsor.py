@@ -32,6 +32,7 @@ from proxy.store.ledger import LedgerStore
 from proxy.store.policies import PolicyStore
 from proxy.store.pool import Pool
 from proxy.store.wallets import WalletStore
+from proxy.turn_queue import TurnQueue
 
 AT_ONCE = 16
 POLICIES = 8
@@ -132,7 +133,7 @@ async def load_of(pool: Pool, signer: TimedSigner) -> Load:
     entry_point = bytes.fromhex(network.chain.entry_points["0.7"][2:])
     paymasters = Paymasters([Paymaster(network.id, "0.7", b"\x99" * 20, entry_point, 1, signer, (60_000, 0))])
     ledger = LedgerStore(pool)
-    policies = PolicyService(PolicyStore(pool), ledger, most={"free": POLICIES})
+    policies = PolicyService(PolicyStore(pool), ledger, TurnQueue(asyncio.get_running_loop()), most={"free": POLICIES})
     made = [await policies.create(key, network, name="b", given=RULES) for _ in range(POLICIES)]
     calls = cast(InternalCalls, FixedNetworks())
     market: Any = SponsorCosts(Prices(), GasPrices())

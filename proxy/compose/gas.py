@@ -24,13 +24,21 @@ from proxy.store.policies import PolicyStore
 from proxy.store.pool import Pool
 from proxy.store.refusals import RefusalStore
 from proxy.store.wallets import WalletStore
+from proxy.turn_queue import TurnQueue
 from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.gas import GasHandlers
 
 
 class GasFeature:
     def __init__(
-        self, settings: Settings, tables: Tables, pool: Pool, internal_calls: InternalCalls, prices: NativePriceSource
+        self,
+        settings: Settings,
+        tables: Tables,
+        pool: Pool,
+        internal_calls: InternalCalls,
+        prices: NativePriceSource,
+        *,
+        turns: TurnQueue,
     ) -> None:
         self._tables = tables
         self.ledger = LedgerStore(pool)
@@ -38,7 +46,7 @@ class GasFeature:
         plans = tables.plans.items()
         most = {name: plan.policies for name, plan in plans}
         most_usd = {name: policy.pico(str(plan.sponsored_usd_per_day)) for name, plan in plans}
-        self.policies = PolicyService(PolicyStore(pool), self.ledger, most=most)
+        self.policies = PolicyService(PolicyStore(pool), self.ledger, turns, most=most)
         self.paymasters = paymasters(settings, tables, environment())
         self.refusals = RefusalLog(RefusalStore(pool))
         self.sponsor = SponsorService(

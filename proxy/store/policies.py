@@ -34,6 +34,10 @@ class Policy:
     updated_at: datetime.datetime
 
 
+# Entries of each list in the rules that a page of policies shows.
+LISTED_ENTRIES = 100
+
+
 class PolicyStore:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -71,9 +75,12 @@ class PolicyStore:
         return _policy(row)
 
     async def list_of(self, account: str, *, live: bool, status: str | None, page: Page) -> tuple[list[Policy], int]:
-        """Return a page of policies, newest first, and their total number. Without `live`, only those on test networks."""
+        """Return a page of policies, newest first, and their total number. Without `live`, only those on test networks. Long
+        lists in the rules are cut."""
         async with self._pool.connection() as connection:
-            rows = await connection.fetch(sql.policies.list_policies, account, live, status, page.limit, page.offset)
+            rows = await connection.fetch(
+                sql.policies.list_policies, account, live, status, page.limit, page.offset, LISTED_ENTRIES
+            )
             total = await connection.fetchval(sql.policies.count_policies, account, live, status)
         return [_policy(row) for row in rows], total
 

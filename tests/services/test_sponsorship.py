@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import itertools
 from collections.abc import AsyncIterator
@@ -12,23 +13,27 @@ from typing import Any
 import pytest
 
 from proxy.chains.evm import abi, user_operation
+from proxy.chains.evm.address import checksum
 from proxy.chains.evm.user_operation import BadOperation
 from proxy.core.access import Account, Key
 from proxy.core.limits import BucketRates
-from proxy.errors import Forbidden, NotFound, Unavailable
+from proxy.core.paging import Page
+from proxy.errors import Forbidden, InvalidRequest, NotFound, Unavailable
 from proxy.services.gas import GasPrices
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor import policies as policies_room
 from proxy.services.sponsor.account_versions import AccountVersions
 from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
-from proxy.services.sponsor.policies import PolicyService
+from proxy.services.sponsor.policies import MOST_ENTRIES, PolicyService
 from proxy.services.sponsor.sponsorship import SponsorService
 from proxy.store.keys import KeyStore
 from proxy.store.ledger import LedgerStore
 from proxy.store.policies import Policy, PolicyStore
 from proxy.store.pool import Pool
 from proxy.store.wallets import Wallet, WalletStore
+from proxy.turn_queue import TurnQueue
+from tests.isolation.loop_steps import LONGEST_STEP_S, LoopSteps
 from tests.rpc_harness import RpcHarness, rpc_harness
 
 GWEI = 10**9
@@ -50,7 +55,9 @@ class Sponsor:
         self.harness = harness
         self.network = harness.route.network
         self.ledger = LedgerStore(pool)
-        self.policies = PolicyService(PolicyStore(pool), self.ledger, most={"free": 9})
+        self.policies = PolicyService(
+            PolicyStore(pool), self.ledger, TurnQueue(asyncio.get_running_loop()), most={"free": 9}
+        )
         self.now = NOW
         self.key = Key(
             id="key", lineage="key", digest=b"", live=True, scopes=~0, rate=BucketRates(0, 1, 1), disabled=False,
@@ -239,7 +246,8 @@ async def test_cached_policies_are_bounded_by_their_list_entries(
     sponsor: Sponsor, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policies_room, "MAX_CACHED_ENTRIES", 250)
-    policies, account = PolicyService(PolicyStore(pool), sponsor.ledger, most={"free": 9}), sponsor.key.account.id
+    turns, account = TurnQueue(asyncio.get_running_loop()), sponsor.key.account.id
+    policies = PolicyService(PolicyStore(pool), sponsor.ledger, turns, most={"free": 9})
     lists = [[f"0x{n:040x}" for n in range(count)] for count in (60, 30, 40, 250)]
     made = [await sponsor.make(sender_denylist=each) for each in lists]
     shown = []
@@ -362,3 +370,37 @@ async def test_upstream_cannot_extend_a_signature_by_a_block_of_the_future(spons
     sponsor.harness.upstreams[0].answers["eth_getBlockByNumber"] = lambda _: block
     data = await sponsor.request(await sponsor.make(), "0.8")
     assert NOW < until_of(data) <= NOW + 270
+
+
+# Long lists
+
+
+def long_rules() -> dict[str, list[str]]:
+    """As many addresses as a policy may have, each with its checksum."""
+    listed = [checksum(number.to_bytes(20, "big")) for number in range(1 << 150, (1 << 150) + MOST_ENTRIES)]
+    return {"sender_allowlist": listed[::2], "sender_denylist": listed[1::2]}
+
+
+async def test_policy_with_the_longest_lists_is_read_in_short_steps(sponsor: Sponsor) -> None:
+    policies, key, rules = sponsor.policies, sponsor.key, long_rules()
+    longest_s, listed = list[float](), list[Policy]()
+    for _ in range(5):
+        checksum.cache_clear()
+        with LoopSteps.measured() as steps:
+            made = await policies.create(key, sponsor.network, name="long", given=rules)
+            await policies.effective(made.id, account=key.account.id, fresh=True)
+            listed, _ = await policies.page(key, Page(1, 25), status=None)
+            await policies.delete(made.id, account=key.account.id)
+        longest_s.append(steps.longest_s)
+    assert min(longest_s) < LONGEST_STEP_S
+    assert [len(each) for each in listed[0].rules.values()] == [100, 100]
+
+
+async def test_lists_of_a_policy_are_bounded_together(sponsor: Sponsor) -> None:
+    rules = long_rules()
+    made = await sponsor.make(sender_allowlist=rules["sender_allowlist"])
+    made = await sponsor.policies.update(
+        made, name=None, status=None, changes={"sender_denylist": rules["sender_denylist"]}
+    )
+    with pytest.raises(InvalidRequest, match="20000 entries together"):
+        await sponsor.policies.update(made, name=None, status=None, changes={"allowed_methods": ["a()"]})

@@ -12,7 +12,7 @@ reserves them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal, Protocol
 
@@ -28,6 +28,8 @@ MOST_DIGITS = 24
 MOST_EXPIRY_S = 300
 # Times the fast price: a higher offer only serves a bundler that wants to earn the difference.
 MOST_TIMES_FAST = 2
+# The rules that are lists of addresses or methods.
+LISTS = ("allowed_contracts", "allowed_methods", "sender_allowlist", "sender_denylist")
 
 
 class BadRule(ValueError):
@@ -84,8 +86,19 @@ class Rules:
         return self.allowed_contracts is not None or self.allowed_methods is not None
 
 
+def without_lists(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The rules but those that are lists, which may be long: `parse` takes microseconds for them."""
+    return {name: value for name, value in given.items() if name not in LISTS}
+
+
+def with_lists(rules: Rules, lists: Mapping[str, set[bytes]]) -> Rules:
+    """Rules that were parsed without their lists, with these."""
+    entries: dict[str, Any] = {name: frozenset(found) for name, found in lists.items()}
+    return replace(rules, **entries)
+
+
 def parse(given: Mapping[str, Any], forms: FamilyFormats) -> Rules:
-    """The rules, or BadRule."""
+    """The rules, or BadRule. Long lists take long: they can be read in parts with `entries`."""
     found = Rules(
         max_gas=_dollars(given, "max_gas_usd"),
         max_total=_dollars(given, "max_total_usd"),
@@ -93,10 +106,7 @@ def parse(given: Mapping[str, Any], forms: FamilyFormats) -> Rules:
         max_per_user_per_day=given.get("max_per_user_per_day"),
         reset=given.get("reset", "never"),
         rate_limit=_rate(given.get("rate_limit")),
-        allowed_contracts=_each(given, "allowed_contracts", forms.address),
-        allowed_methods=_each(given, "allowed_methods", forms.selector),
-        sender_allowlist=_each(given, "sender_allowlist", forms.address),
-        sender_denylist=_each(given, "sender_denylist", forms.address),
+        **{name: _each(given, name, forms) for name in LISTS},
         starts_at=_moment(given, "starts_at", forms),
         ends_at=_moment(given, "ends_at", forms),
         expiry_seconds=min(given.get("expiry_seconds", MOST_EXPIRY_S), MOST_EXPIRY_S),
@@ -257,14 +267,18 @@ def _rate(given: Mapping[str, Any] | None) -> RateLimit | None:
     return None if given is None else RateLimit(given["requests"], given["per_seconds"], given.get("scope", "policy"))
 
 
-def _each(given: Mapping[str, Any], name: str, read: Callable[[str], bytes]) -> frozenset[bytes] | None:
+def _each(given: Mapping[str, Any], name: str, forms: FamilyFormats) -> frozenset[bytes] | None:
     texts = given.get(name)
-    if texts is None:
-        return None
-    found = set()
-    for place, text in enumerate(texts):
+    return None if texts is None else frozenset(entries(name, texts, forms))
+
+
+def entries(name: str, texts: Sequence[str], forms: FamilyFormats, first: int = 0) -> list[bytes]:
+    """A part of one of the LISTS; `first` is the place of its first entry in the whole list, for the message."""
+    read = forms.selector if name == "allowed_methods" else forms.address
+    found = []
+    for place, text in enumerate(texts, first):
         try:
-            found.add(read(text))
+            found.append(read(text))
         except ValueError as exc:
             raise BadRule(f"rules.{name}.{place}: {exc}") from None
-    return frozenset(found)
+    return found

@@ -11,7 +11,7 @@ from proxy.chains.families import family_of
 from proxy.core.iso_time import iso_of_unix, iso_seconds
 from proxy.errors import InvalidRequest
 from proxy.services.gas import GasPrices
-from proxy.services.sponsor.policies import LimitMeter, Policy, PolicyService, PolicySpend, UserMeter, read_rules
+from proxy.services.sponsor.policies import LimitMeter, Policy, PolicyService, PolicySpend, UserMeter, read_limits
 from proxy.services.sponsor.refusals import RefusalLog, RefusedOperation
 from proxy.services.sponsor.sponsorship import SponsorService, Sponsorship
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
@@ -185,7 +185,7 @@ def _amounts(meter: LimitMeter) -> dict[str, Any]:
 
 
 def _total(found: Policy, meter: LimitMeter) -> dict[str, Any]:
-    rules = read_rules(found.rules)
+    rules = read_limits(found.rules)
     return {**_amounts(meter), "left_usd": _left(rules.max_total, meter.used), "reset": rules.reset}
 
 
