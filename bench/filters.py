@@ -4,7 +4,7 @@ import random
 import time
 from dataclasses import dataclass
 
-from proxy.chains.evm.log_filter import LogFilter, LogFilterIndex
+from proxy.chains.evm.log_filter import LogFilter, LogFilterIndex, parse
 
 FILTERS = 10_000
 LOGS = 1_000
@@ -36,13 +36,13 @@ def _filter(chance: random.Random) -> LogFilter:
     """A typical client filter: a contract, a contract and an event, or an account's event on any contract."""
     match chance.randrange(4):
         case 0:
-            return LogFilter(tuple(sorted({_address(chance) for _ in range(chance.randint(1, 4))})))
+            return parse({"address": [_address(chance) for _ in range(chance.randint(1, 4))]})
         case 1:
-            return LogFilter((_address(chance),), ((_topic(chance),),))
+            return parse({"address": _address(chance), "topics": [_topic(chance)]})
         case 2:
-            return LogFilter((), ((_topic(chance),), (_topic(chance),)))
+            return parse({"topics": [_topic(chance), _topic(chance)]})
         case _:
-            return LogFilter((_address(chance),), ((_topic(chance),), (), (_topic(chance),)))
+            return parse({"address": _address(chance), "topics": [_topic(chance), None, _topic(chance)]})
 
 
 def _log(chance: random.Random) -> Log:

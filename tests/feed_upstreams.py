@@ -264,9 +264,11 @@ class FeedUpstream(ScriptedUpstream):
 
 
 def matches(wanted: log_filter.LogFilter, log: dict[str, Any]) -> bool:
-    return (not wanted.addresses or log["address"] in wanted.addresses) and (
-        len(wanted.topics) <= len(log["topics"])
-        and all(not any_of or topic in any_of for any_of, topic in zip(wanted.topics, log["topics"], strict=False))
+    given = wanted.params()
+    addresses, places = given.get("address"), given.get("topics", [])
+    return (not addresses or log["address"] in addresses) and (
+        len(places) <= len(log["topics"])
+        and all(not any_of or topic in any_of for any_of, topic in zip(places, log["topics"], strict=False))
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,6 +115,36 @@ def test_params_are_read_back_as_the_same_filter() -> None:
 
 def _lists(value: Any) -> Any:
     return [_lists(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _hex(start: int, count: int, size: int) -> list[str]:
+    return [f"0x{(start * 10_000 + number) * 0x9E3779B97F4A7C15 % (1 << 64):0{2 * size}x}" for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "places"),
+    [(1000, [1000] * 4), (1000, []), (0, [1000]), (30, [30]), (1, [1, 0, 1]), (10, [10, 10]), (0, [0, 0, 0, 1000])],
+    ids=str,
+)
+def test_estimate_of_memory_is_near_the_memory_that_is_used(addresses: int, places: list[int]) -> None:
+    members = [
+        {
+            "address": _hex(serial, addresses, 20),
+            "topics": [_hex(10 * serial + place, count, 32) for place, count in enumerate(places)],
+        }
+        for serial in range(20)
+    ]
+    index = LogFilterIndex()
+    tracemalloc.start()
+    try:
+        filters = [parse(each) for each in members]
+        for each in filters:
+            index.add(each)
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    estimate = sum(each.memory for each in filters)
+    assert used <= estimate <= 3 * used + 20 * log_filter.FILTER_BYTES
 
 
 # Few values, so that they meet.

@@ -11,7 +11,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.chains.evm import matching, watch_index
+from proxy.chains.evm import log_filter, matching, watch_index
+from proxy.chains.evm.log_filter import LogFilter
 from proxy.chains.evm.matching import InternalTransfer, MatchBlock, MatchTransaction
 from proxy.chains.evm.watch_index import KINDS, Watcher, WatchFilter, WatchIndex
 from proxy.core.holdings import Transfer
@@ -50,9 +51,8 @@ some_addresses = st.one_of(st.just(NOTHING), st.frozensets(st.sampled_from(ADDRE
 directions = st.sampled_from([None, "incoming", "outgoing"])
 values = st.integers(0, 5)
 topic_filters = st.lists(
-    st.one_of(st.just(()), st.lists(st.sampled_from(TOPICS), min_size=1, max_size=2, unique=True).map(tuple)),
-    max_size=2,
-).map(tuple)
+    st.one_of(st.none(), st.lists(st.sampled_from(TOPICS), min_size=1, max_size=2, unique=True)), max_size=2
+).map(lambda places: log_filter.parse({"topics": places}).topics)
 selector_filters = st.frozensets(st.sampled_from(SELECTORS), max_size=1)
 
 
@@ -212,9 +212,10 @@ def scan(hook: Hook, block: MatchBlock) -> list[tuple[str, int, str | None]]:
     return found
 
 
-def fits(wanted: tuple[tuple[str, ...], ...], topics: Sequence[str]) -> bool:
-    return len(wanted) <= len(topics) and all(
-        not place or topic in place for place, topic in zip(wanted, topics, strict=False)
+def fits(wanted: tuple[bytes, ...], topics: Sequence[str]) -> bool:
+    places: list[list[str] | None] = LogFilter(topics=wanted).params().get("topics", [])
+    return len(places) <= len(topics) and all(
+        not place or topic in place for place, topic in zip(places, topics, strict=False)
     )
 
 

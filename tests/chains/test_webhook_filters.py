@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.chains.evm import webhook_filters
+from proxy.chains.evm.log_filter import LogFilter
 from proxy.chains.evm.watch_index import KINDS, WatchFilter
 from proxy.chains.evm.webhook_filters import BadConfig
 
@@ -43,7 +44,7 @@ def test_whole_config_of_each_kind_is_read() -> None:
         HASH.lower()
     }
     found = webhook_filters.parse("log", {"topics": [TOPIC, None, [TOPIC, HASH]], "selector": "0xa9059cbb"})
-    assert found.topics == ((TOPIC,), (), tuple(sorted([TOPIC, HASH.lower()])))
+    assert LogFilter(topics=found.topics).params()["topics"] == [[TOPIC], None, sorted([TOPIC, HASH.lower()])]
     assert webhook_filters.parse("NEW_BLOCK", {}).confirmations == 0
 
 
@@ -96,7 +97,7 @@ def test_format_b_has_topics_and_selectors(event_type: str) -> None:
     found = webhook_filters.parse(
         event_type, {"addresses": [ADDRESS], "topics": [TOPIC], "selectors": ["transfer(address,uint256)"]}
     )
-    assert found.topics == ((TOPIC,),)
+    assert found.topics == (bytes.fromhex(TOPIC[2:]),)
     assert found.selectors == {bytes.fromhex("a9059cbb")}
 
 

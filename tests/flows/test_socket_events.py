@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.chains.evm.log_filter import LogFilter
+from proxy.chains.evm.log_filter import parse
 from proxy.core.access import Key, Limits
 from proxy.core.limits import BucketRates
 from proxy.errors import Unavailable
@@ -103,10 +103,10 @@ async def test_equal_filters_share_a_topic_and_others_do_not() -> None:
         first = await client.result("eth_subscribe", "logs", {"address": [a, b], "topics": []})
         second = await client.result("eth_subscribe", "logs", {"address": [b.upper().replace("X", "x"), a]})
         await client.result("eth_subscribe", "logs", {"address": a})
-        topic = Topic("logs", LogFilter((a, b)))
+        topic = Topic("logs", parse({"address": [a, b]}))
         assert {found: len(listeners) for found, listeners in feed.listeners.items()} == {
             topic: 2,
-            Topic("logs", LogFilter((a,))): 1,
+            Topic("logs", parse({"address": a})): 1,
         }
         feed.emit(topic, FeedEvent(b'{"logIndex":"0x0"}', 1))
         assert {(await client.event())["subscription"] for _ in range(2)} == {first, second}
@@ -215,7 +215,7 @@ async def test_replay_comes_after_the_confirmation_and_goes_live() -> None:
             {"subscription": id_, "result": {"number": hex(n)}} for n in range(5, 11)
         ]
         await client.result("eth_subscribe", "logs", {"address": "0x" + "ab" * 20, "fromBlock": "0x7"})
-        assert feed.replays[1] == (Topic("logs", LogFilter(("0x" + "ab" * 20,))), 7)
+        assert feed.replays[1] == (Topic("logs", parse({"address": "0x" + "ab" * 20})), 7)
 
 
 @on_uvloop

@@ -5,20 +5,27 @@ four places; in each `null` (anything), one topic, or several (any of them). A l
 `[null]` matches logs with at least one topic; a log may have more topics than the filter has places. An empty list means
 the same as `null`.
 
-*Canonical.* Lower case, sorted, each once: filters that mean the same are equal.
+*Canonical.* Sorted, each once: filters that mean the same are equal.
+
+*Packed.* The values of a place are the bytes of all of them, one after the other: a filter of thousands of values is a few byte
+strings, which are compared and hashed as fast as short ones and take a fourth of the memory of as many texts. Values are found
+by bisection.
 
 *Index.* A tree with five levels, the address and the four topics. At each level a filter goes down one branch for each
 value it names, or down the branch for anything. A log walks down at most two branches per level, its own value's and the
 one for anything, and every filter whose place it passes matches. A filter that names so many values in several places that
 its paths would fill the memory is put there with some of its lists taken for anything, and is checked when it is met.
+
+*Memory.* `LogFilter.memory` estimates the bytes of a filter and its paths. Accounts may choose filters of any size up to the
+limits below, so callers count them.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -29,8 +36,12 @@ MOST_VALUES = 1000
 # Paths of one filter in the index.
 MOST_PATHS = 1024
 
-_ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}")
-_TOPIC = re.compile(r"0x[0-9a-fA-F]{64}")
+# The length of a value in bytes.
+ADDRESS_SIZE = 20
+TOPIC_SIZE = 32
+# The memory of a filter without its values, and of one path of it in the index: a node, its branch, its value and its end.
+FILTER_BYTES = 1024
+PATH_BYTES = 240
 _NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}")
 # `fromBlock` is where a replay begins; the subscription reads it.
 _MEMBERS = frozenset(("address", "topics", "fromBlock"))
@@ -47,27 +58,83 @@ class FilterLog(Protocol):
     def topics(self) -> Sequence[str]: ...
 
 
-class LogFilter(msgspec.Struct, frozen=True, gc=False):
-    """An empty tuple of values matches anything."""
+class LogFilter(msgspec.Struct, frozen=True, weakref=True):
+    """Packed values: none of them match anything."""
 
-    addresses: tuple[str, ...] = ()
-    topics: tuple[tuple[str, ...], ...] = ()
+    addresses: bytes = b""
+    topics: tuple[bytes, ...] = ()
 
     def matches(self, log: FilterLog) -> bool:
-        if self.addresses and log.address not in self.addresses:
+        return self.matches_packed(_packed(log))
+
+    def matches_packed(self, log: PackedLog) -> bool:
+        if len(self.topics) >= len(log) or (self.addresses and not _has(self.addresses, log[0])):
             return False
-        if len(self.topics) > len(log.topics):
-            return False
-        return all(not wanted or topic in wanted for wanted, topic in zip(self.topics, log.topics, strict=False))
+        return all(not wanted or _has(wanted, log[place]) for place, wanted in enumerate(self.topics, 1))
 
     def params(self) -> dict[str, Any]:
         """As `eth_getLogs` takes it, without the range."""
         found: dict[str, Any] = {}
         if self.addresses:
-            found["address"] = self.addresses
+            found["address"] = _shown(self.addresses, ADDRESS_SIZE)
         if self.topics:
-            found["topics"] = [values or None for values in self.topics]
+            found["topics"] = [_shown(values, TOPIC_SIZE) or None for values in self.topics]
         return found
+
+    @property
+    def memory(self) -> int:
+        """About the bytes that it takes in memory, with an index."""
+        counts = [len(self.addresses) // ADDRESS_SIZE or 1, *(len(values) // TOPIC_SIZE or 1 for values in self.topics)]
+        for place in _left_out(counts):
+            counts[place] = 1
+        values = len(self.addresses) + sum(map(len, self.topics))
+        return FILTER_BYTES + values + PATH_BYTES * math.prod(counts)
+
+
+# The address of a log and its topics, as bytes.
+PackedLog = Sequence[bytes]
+
+
+def pack(values: Iterable[bytes]) -> bytes:
+    """Values of one length, in the form that filters have."""
+    return b"".join(sorted(set(values)))
+
+
+def _packed(log: FilterLog) -> PackedLog:
+    return [_bytes_of(log.address), *map(_bytes_of, log.topics)]
+
+
+def _bytes_of(text: str) -> bytes:
+    """Empty for a text that is not hex, which no filter can name."""
+    try:
+        return bytes.fromhex(text[2:])
+    except ValueError:
+        return b""
+
+
+def _has(values: bytes, wanted: bytes) -> bool:
+    size = len(wanted)
+    if len(values) == size:
+        return values == wanted
+    low, high = 0, len(values) // size if size else 0
+    while low < high:
+        middle = (low + high) // 2
+        found = values[middle * size : middle * size + size]
+        if found == wanted:
+            return True
+        if found < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return False
+
+
+def _each(values: bytes, size: int) -> Iterator[bytes]:
+    return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _shown(values: bytes, size: int) -> list[str]:
+    return ["0x" + value.hex() for value in _each(values, size)]
 
 
 # Reading
@@ -88,35 +155,43 @@ def parse(value: object) -> LogFilter:
             raise ValueError(
                 f'member "{str(name)[:40]}" of the filter is unknown: it has address, topics and fromBlock'
             )
-    return LogFilter(
-        _values(value.get("address"), _ADDRESS, "address", "20 bytes in hex"), _topics(value.get("topics"))
-    )
+    return LogFilter(_values(value.get("address"), ADDRESS_SIZE, "address"), _topics(value.get("topics")))
 
 
-def _topics(value: object) -> tuple[tuple[str, ...], ...]:
+def _topics(value: object) -> tuple[bytes, ...]:
     if value is None:
         return ()
     if not isinstance(value, list):
         raise ValueError('member "topics" must be an array')
     if len(value) > MOST_TOPICS:
         raise ValueError(f'member "topics" has {len(value)} places: a log has at most {MOST_TOPICS} topics')
-    return tuple(_values(each, _TOPIC, f"topics[{place}]", "32 bytes in hex") for place, each in enumerate(value))
+    return tuple(_values(each, TOPIC_SIZE, f"topics[{place}]") for place, each in enumerate(value))
 
 
-def _values(value: object, form: re.Pattern[str], name: str, words: str) -> tuple[str, ...]:
+def _values(value: object, size: int, name: str) -> bytes:
     if value is None:
-        return ()
+        return b""
     given = value if isinstance(value, list) else [value]
     if len(given) > MOST_VALUES:
         raise ValueError(f'member "{name}" has {len(given)} values: at most {MOST_VALUES} are allowed')
     if name != "address" and None in given:
-        return ()
-    found = set()
-    for each in given:
-        if not isinstance(each, str) or not form.fullmatch(each):
-            raise ValueError(f'member "{name}" must be {words}, an array of such, or null')
-        found.add(each.lower())
-    return tuple(sorted(found))
+        return b""
+    found = _read_values(given, size)
+    if found is None:
+        raise ValueError(f'member "{name}" must be {size} bytes in hex, an array of such, or null')
+    return pack(_each(found, size))
+
+
+def _read_values(given: Sequence[Any], size: int) -> bytes | None:
+    """The bytes of all values; None if one is not valid. In a few steps for all of them: there may be thousands."""
+    if not all(isinstance(each, str) and len(each) == 2 + 2 * size for each in given):
+        return None
+    text = "".join(given)
+    if not text[0 :: 2 + 2 * size].strip("0") and not text[1 :: 2 + 2 * size].strip("x"):
+        # `fromhex` skips spaces, so the result may be too short.
+        found = _bytes_of("0x" + "".join([each[2:] for each in given]))
+        return found if len(found) == size * len(given) else None
+    return None
 
 
 def read_cursor(value: object) -> int | None:
@@ -133,35 +208,62 @@ def read_cursor(value: object) -> int | None:
 # The index
 
 
+# The filters that end at a node, and whether they have to be checked.
+_Ends = dict[LogFilter, bool]
+
+
 @dataclass(slots=True, eq=False)
 class _Node:
-    branches: dict[str, _Node] = field(default_factory=dict)
+    # Most nodes have no branches and one end: they have no table of branches, and share that of the end with other nodes.
+    branches: dict[bytes, _Node] | None = None
     anything: _Node | None = None
-    # Filters that end here, and whether they have to be checked.
-    ends: dict[LogFilter, bool] | None = None
+    ends: _Ends | None = None
 
     @property
     def is_empty(self) -> bool:
-        return not self.branches and self.anything is None and not self.ends
+        return self.branches is None and self.anything is None and self.ends is None
 
-    def child(self, value: str | None) -> _Node | None:
-        return self.anything if value is None else self.branches.get(value)
+    def add_end(self, given: LogFilter, alone: _Ends) -> None:
+        """`alone`: a table of this filter only, which is not changed."""
+        if self.ends is None:
+            self.ends = alone
+        elif len(self.ends) == 1:
+            self.ends = self.ends | alone
+        else:
+            self.ends[given] = alone[given]
 
-    def grow(self, value: str | None) -> _Node:
+    def remove_end(self, given: LogFilter) -> None:
+        assert self.ends is not None
+        if len(self.ends) == 1:
+            self.ends = None
+        else:
+            del self.ends[given]
+
+    def child(self, value: bytes | None) -> _Node | None:
+        if value is None:
+            return self.anything
+        return None if self.branches is None else self.branches.get(value)
+
+    def grow(self, value: bytes | None) -> _Node:
         found = self.child(value)
         if found is None:
             found = _Node()
             if value is None:
                 self.anything = found
+            elif self.branches is None:
+                self.branches = {value: found}
             else:
                 self.branches[value] = found
         return found
 
-    def cut(self, value: str | None) -> None:
+    def cut(self, value: bytes | None) -> None:
         if value is None:
             self.anything = None
-        else:
-            del self.branches[value]
+            return
+        assert self.branches is not None
+        del self.branches[value]
+        if not self.branches:
+            self.branches = None
 
 
 class LogFilterIndex:
@@ -170,6 +272,8 @@ class LogFilterIndex:
     def __init__(self) -> None:
         self._root = _Node()
         self._filters: set[LogFilter] = set()
+        # Filters that logs are checked against one by one when they meet them.
+        self.checked = 0
 
     def __repr__(self) -> str:
         return f"<LogFilterIndex {len(self._filters)} filters>"
@@ -182,42 +286,24 @@ class LogFilterIndex:
             return
         self._filters.add(given)
         levels, checked = _levels(given)
-        for path in itertools.product(*levels):
-            node = self._root
-            for value in path:
-                node = node.grow(value)
-            if node.ends is None:
-                node.ends = {}
-            node.ends[given] = checked
+        self.checked += checked
+        _add(self._root, levels, given, {given: checked})
 
     def remove(self, given: LogFilter) -> None:
         if given not in self._filters:
             return
         self._filters.discard(given)
-        for path in itertools.product(*_levels(given)[0]):
-            self._remove(given, path)
-
-    def _remove(self, given: LogFilter, path: Sequence[str | None]) -> None:
-        nodes = [self._root]
-        for value in path:
-            child = nodes[-1].child(value)
-            assert child is not None
-            nodes.append(child)
-        ends = nodes[-1].ends
-        assert ends is not None
-        del ends[given]
-        for value, node, parent in zip(reversed(path), reversed(nodes), reversed(nodes[:-1]), strict=False):
-            if not node.is_empty:
-                return
-            parent.cut(value)
+        levels, checked = _levels(given)
+        self.checked -= checked
+        _remove(self._root, levels, given)
 
     def match(self, logs: Sequence[FilterLog]) -> dict[LogFilter, list[int]]:
         """For each filter that matches, the places of its logs, in order."""
         found: dict[LogFilter, list[int]] = {}
-        for place, log in enumerate(logs):
+        for place, log in enumerate(map(_packed, logs)):
             for node in self._passed(log):
                 for each, checked in (node.ends or {}).items():
-                    if checked and not each.matches(log):
+                    if checked and not each.matches_packed(log):
                         continue
                     places = found.get(each)
                     if places is None:
@@ -226,13 +312,13 @@ class LogFilterIndex:
                         places.append(place)
         return found
 
-    def _passed(self, log: FilterLog) -> Iterator[_Node]:
+    def _passed(self, log: PackedLog) -> Iterator[_Node]:
         """The nodes that a log passes and where filters end."""
         level = [self._root]
-        for value in (log.address, *log.topics):
+        for value in log:
             below = []
             for node in level:
-                if (child := node.branches.get(value)) is not None:
+                if node.branches is not None and (child := node.branches.get(value)) is not None:
                     below.append(child)
                 if (child := node.anything) is not None:
                     below.append(child)
@@ -244,19 +330,50 @@ class LogFilterIndex:
                     yield node
 
 
-def _levels(given: LogFilter) -> tuple[list[tuple[str | None, ...]], bool]:
-    """The values at each level, None for anything; and whether some lists were left out, so that a check is needed."""
-    levels: list[tuple[str | None, ...]] = [values or (None,) for values in (given.addresses, *given.topics)]
-    checked = False
-    while _paths(levels) > MOST_PATHS:
-        longest = max(range(len(levels)), key=lambda place: len(levels[place]))
-        levels[longest] = (None,)
-        checked = True
-    return levels, checked
+# The values of one level of the index; None for anything.
+_Level = Sequence[bytes | None]
 
 
-def _paths(levels: Sequence[tuple[str | None, ...]]) -> int:
-    count = 1
-    for values in levels:
-        count *= len(values)
-    return count
+def _add(node: _Node, levels: Sequence[_Level], given: LogFilter, alone: _Ends) -> None:
+    """Add the paths of a filter below a node."""
+    if not levels:
+        node.add_end(given, alone)
+        return
+    for value in levels[0]:
+        _add(node.grow(value), levels[1:], given, alone)
+
+
+def _remove(node: _Node, levels: Sequence[_Level], given: LogFilter) -> None:
+    if not levels:
+        node.remove_end(given)
+        return
+    for value in levels[0]:
+        child = node.child(value)
+        assert child is not None
+        _remove(child, levels[1:], given)
+        if child.is_empty:
+            node.cut(value)
+
+
+def _levels(given: LogFilter) -> tuple[list[_Level], bool]:
+    """The values at each level; and whether some lists were left out, so that a check is needed."""
+    levels: list[_Level] = [_level(given.addresses, ADDRESS_SIZE)]
+    levels += [_level(values, TOPIC_SIZE) for values in given.topics]
+    left_out = _left_out([*map(len, levels)])
+    for place in left_out:
+        levels[place] = (None,)
+    return levels, bool(left_out)
+
+
+def _level(values: bytes, size: int) -> _Level:
+    return [*_each(values, size)] or (None,)
+
+
+def _left_out(counts: Sequence[int]) -> list[int]:
+    """The places whose values are left out of the index, the longest lists first. `counts`: how many values each has."""
+    counts, found = [*counts], list[int]()
+    while math.prod(counts) > MOST_PATHS:
+        longest = max(range(len(counts)), key=counts.__getitem__)
+        counts[longest] = 1
+        found.append(longest)
+    return found

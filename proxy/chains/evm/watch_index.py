@@ -67,7 +67,7 @@ class WatchFilter:
     recipients: frozenset[bytes] = frozenset()
     token_ids: frozenset[int] = frozenset()
     tx_hashes: frozenset[str] = frozenset()
-    topics: tuple[tuple[str, ...], ...] = ()
+    topics: tuple[bytes, ...] = ()
     selectors: frozenset[bytes] = frozenset()
     finality: Literal["included", "safe", "finalized"] = "included"
     confirmations: int = 0
@@ -392,7 +392,7 @@ class WatchIndex:
         watcher.watched = len(addresses)
         if watcher.listed and not addresses:
             return  # It watches no contract at all.
-        wanted = LogFilter(tuple(sorted(addresses)), watcher.filter.topics)
+        wanted = LogFilter(log_filter.pack(bytes.fromhex(each[2:]) for each in addresses), watcher.filter.topics)
         watcher.logs = addresses, wanted
         self.tables.logs.add(wanted)
         self.tables.logs_of.setdefault(wanted, []).append(watcher)

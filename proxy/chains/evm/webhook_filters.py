@@ -182,7 +182,7 @@ def _confirmations(config: Mapping[str, Any]) -> int:
     return value
 
 
-def _topics(config: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+def _topics(config: Mapping[str, Any]) -> tuple[bytes, ...]:
     if "topics" not in config:
         return ()
     try:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Final, Protocol, TypeAlias
 
+from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.directives import NO_DIRECTIVES, Directives
@@ -17,6 +18,10 @@ from proxy.services.rpc.flights import Caller, Flight
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.upstream_batch import launch_all
+
+# A filter of 1,000 addresses and 4,000 topics, which nodes accept at most, takes 320,000 bytes.
+MOST_FILTER_BYTES: Final = 393_216
+FILTER_TOO_LARGE: Final = jsonrpc.error(jsonrpc.INVALID_PARAMS, f"the filter has more than {MOST_FILTER_BYTES} bytes")
 
 # A call that was admitted: its caller, the policy of its method, and its params.
 AdmittedCall: TypeAlias = tuple[Caller, MethodPolicy, bytes]
@@ -107,6 +112,9 @@ class Forwarder:
                 self._verify(call, route, how, client, directives)
                 return None
         if policy.by_range or policy.method.creates_filter:
+            if len(params) > MOST_FILTER_BYTES:
+                caller.on_error(FILTER_TOO_LARGE)
+                return None
             params = policy.within_head(params, route.heads.tip)
         slot = key_of(policy.request_tail, params) if policy.shared else None
         if slot is not None:
