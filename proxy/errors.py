@@ -18,6 +18,8 @@ class Fault(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
+    # Units of upstream calls that were made before the failure, and that are not refunded.
+    _kept_units = 0
 
     def __init__(self, message: str, *, details: dict[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -27,6 +29,15 @@ class Fault(Exception):
     @property
     def headers(self) -> dict[str, str]:
         return {}
+
+    def keep(self, units: int) -> None:
+        """These units of the request stay charged."""
+        self._kept_units += units
+
+    def take_kept(self) -> int:
+        """The units that stay charged, for the first caller that counts them: others share the failure, not the cost."""
+        kept, self._kept_units = self._kept_units, 0
+        return kept
 
     def body(self) -> dict[str, Any]:
         error: dict[str, Any] = {"code": self.code, "message": self.message, "status": self.status}

@@ -166,7 +166,7 @@ class RequestRecorder:
             took_s=item.took_s,
             flight=item.flight,
             error=item.failure,
-            units=item.units if item.fault is None else 0,
+            units=item.units,
             cache=item.cache,
             size=len(item.reply),
             block=item.reached,

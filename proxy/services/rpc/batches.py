@@ -110,10 +110,21 @@ class BatchItem:
         self.fault = fault
         self.on_error(rpc_error_of(fault))
 
+    def on_charged(self, units: int) -> bool:
+        self.units += units
+        self.batch.units += units
+        return True
+
     def refuse(self, fault: Fault, error: bytes) -> None:
         """Like `on_fault`, with the error that the fault becomes: many items are refused for one reason."""
         self.fault = fault
         self.on_error(error)
+
+    def keep(self, units: int) -> None:
+        """The item failed through our fault, and costs only the further upstream calls that were made for it."""
+        self.units = units
+        if units and self.policy is not None:
+            self.batch.sheet[self.policy.tally].units += units
 
     def decline(self, why: bytes | Fault) -> None:
         """Answer the item without calling an upstream. A refusal is free."""

@@ -73,6 +73,9 @@ class HeldResultWaiter:
     def on_fault(self, fault: Fault) -> None:
         raise NotImplementedError
 
+    def on_charged(self, units: int) -> bool:
+        raise NotImplementedError
+
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
         self.held = HeldResult(self.new_share())
         if left is not None and not self.held.reserve(left):

@@ -330,14 +330,17 @@ class RpcService:
         units = batch.units
         for item in batch.failed():
             assert item.fault is not None
-            self.refund(key, item.fault, 1, item.units)
-            units -= item.units
+            kept = self.refund(key, item.fault, item.units)
+            units += kept - item.units
+            item.keep(kept)
         return units
 
-    def refund(self, key: Key, fault: Fault, requests: int, units: int) -> None:
-        """Refund a call that failed through our fault."""
+    def refund(self, key: Key, fault: Fault, units: int) -> int:
+        """Refund a call that failed through our fault, and return what it still costs: the further upstream calls that were
+        made for it."""
         if isinstance(fault, InternalError):
-            self._admission.refund(key, requests, units)
+            self._admission.refund(key, 1, units)
+        return fault.take_kept()
 
 
 def _no_method(name: str) -> bytes:

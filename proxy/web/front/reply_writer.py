@@ -217,11 +217,15 @@ class ReplyWriter:
         self.notes.failure = fault.message
         self._finish(self._fault(fault))
 
+    def on_charged(self, units: int) -> bool:
+        self.units += units
+        return True
+
     def _refund(self, fault: Fault) -> None:
-        """A fault costs nothing: the call was refused before it was charged, or the failure is ours."""
+        """A fault costs no more than further upstream calls that were made: the call was refused before it was charged, or the
+        failure is ours."""
         assert self.head is not None
-        self._context.rpc.refund(self.head.key, fault, 1, self.units)
-        self.units = 0
+        self.units = self._context.rpc.refund(self.head.key, fault, self.units)
         self._count("faults")
 
     def on_batch(self, batch: CallBatch | ShortBatch) -> None:

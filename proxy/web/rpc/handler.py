@@ -76,6 +76,9 @@ class HeldReply(HeldResultWaiter, PendingReply):
     def on_fault(self, fault: Fault) -> None:
         PendingReply.on_fault(self, fault)
 
+    def on_charged(self, units: int) -> bool:
+        return PendingReply.on_charged(self, units)
+
 
 class HeldResponse(web.Response):
     """A reply whose memory is given back once it is written, or dropped."""
@@ -197,8 +200,9 @@ class RpcHandler:
                 outcome = "errors"
                 request[FAILURE] = exc.error.decode("utf-8", "replace")
         except Fault as fault:
-            self._rpc.refund(key, fault, 1, pending.units)
-            pending.units = 0
+            pending.units = self._rpc.refund(key, fault, pending.units)
+            if pending.units:
+                request[UNITS] = pending.units
             pending.count(key.sheet, "faults", time.monotonic() - began)
             raise
         except asyncio.CancelledError:

@@ -311,12 +311,15 @@ class SocketCall(HeldResultWaiter):
     def on_fault(self, fault: Fault) -> None:
         owner = self._owner
         owner.on_refusal(fault, owner.size_of(self))
-        owner.context.rpc.refund(owner.key, fault, 1, self.units)
-        self.units = 0
+        self.units = owner.context.rpc.refund(owner.key, fault, self.units)
         self._failure, self._status = fault.message, fault.status
         if self.id:
             owner.output.send(owner.output.message(jsonrpc.error_reply(self._reply_id(), rpc_error_of(fault))))
         self._end("faults")
+
+    def on_charged(self, units: int) -> bool:
+        self.units += units
+        return True
 
     def _end(self, outcome: str) -> None:
         owner, policy = self._owner, self.policy

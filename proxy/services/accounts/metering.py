@@ -1,0 +1,139 @@
+"""Charges work that makes further upstream calls, call by call.
+
+Admission charges a request once, at the price of one call. Work that turns out to need more calls, such as logs over many
+blocks or a back-test, opens a meter on the key and pays for each further call at its list price before it is made. Calls draw
+on what the request has paid already, then on the account's units. If the bucket is empty, the work waits for the refill, so
+that it goes on at the account's own rate; it ends with an error if it cannot be paid for in time. Units of calls that were
+made are not refunded.
+
+    meter = meters.open(key, prepaid=price, within_s=20.0)
+    await meter.pay(units)            # before each call; raises RateLimited if the account has no more
+    meter.unused(units)               # the call was answered from the cache, or was not made
+    cost = meter.settle(least=price)  # refunds what is left and returns what the request costs
+
+Payments of one account wait in line, and the pieces of its calls that are under way are bounded over all of its calls, so that
+one account takes a fair share of the upstreams' connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextvars import ContextVar
+from weakref import WeakValueDictionary
+
+from proxy.core.access import Key
+from proxy.errors import Fault, Forbidden, RateLimited
+from proxy.services.accounts.admission import Admission
+
+# Pieces of one account's calls that are under way in a worker.
+MOST_PIECES = 16
+# How long a request waits for the units of all its calls together, unless it has a deadline of its own.
+LONGEST_WAIT_S = 20.0
+# Refills are awaited for at least this long: shorter pauses would only cost time on the loop.
+LEAST_PAUSE_S = 0.01
+
+
+class _AccountTurns:
+    """The line of an account's payments, and the places of its pieces."""
+
+    __slots__ = ("__weakref__", "line", "pieces")
+
+    def __init__(self) -> None:
+        self.line = asyncio.Lock()
+        self.pieces = asyncio.Semaphore(MOST_PIECES)
+
+
+class Meters:
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._turns: WeakValueDictionary[str, _AccountTurns] = WeakValueDictionary()
+
+    def __repr__(self) -> str:
+        return f"<Meters of {len(self._turns)} accounts>"
+
+    def open(self, key: Key, *, prepaid: int = 0, within_s: float = LONGEST_WAIT_S) -> Meter:
+        """A meter for one request, which has paid `prepaid` units that its calls may use."""
+        turns = self._turns.get(key.account.id)
+        if turns is None:
+            turns = self._turns[key.account.id] = _AccountTurns()
+        return Meter(self._admission, key, turns, prepaid=prepaid, deadline=time.monotonic() + within_s)
+
+
+class Meter:
+    """What one request has paid, and what its calls have used of it."""
+
+    __slots__ = ("_admission", "_deadline", "_is_closed", "_turns", "key", "paid", "used")
+
+    def __init__(self, admission: Admission, key: Key, turns: _AccountTurns, *, prepaid: int, deadline: float) -> None:
+        self._admission = admission
+        self._turns = turns
+        self._deadline = deadline
+        self._is_closed = False
+        self.key = key
+        self.paid = prepaid
+        self.used = 0
+
+    def __repr__(self) -> str:
+        return f"<Meter {self.key.id}: {self.used} of {self.paid} units used>"
+
+    @property
+    def pieces(self) -> asyncio.Semaphore:
+        """The places of the account's pieces: `async with meter.pieces`."""
+        return self._turns.pieces
+
+    @property
+    def portion(self) -> int:
+        """The most units to pay at once. The rest of the account's units stays for its other requests."""
+        return max(1, (self.key.own_rate or self.key.rate).units_per_second // 4)
+
+    def affords(self, price: int) -> int:
+        """How many calls at this price the account can pay for until the deadline, if it makes no others."""
+        rate = self.key.own_rate or self.key.rate
+        left_s = 1.0 + max(0.0, self._deadline - time.monotonic())  # The bucket holds the units of one second.
+        return int(rate.units_per_second * left_s) // max(price, 1)
+
+    async def pay(self, units: int) -> None:
+        """Pay for a call that is about to be made. Raises RateLimited if the account has no units for it in time."""
+        if not self._turns.line.locked() and self.pay_now(units) is None:
+            return
+        try:
+            async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())), self._turns.line:
+                while (refusal := self.pay_now(units)) is not None:
+                    if not isinstance(refusal, RateLimited) or time.monotonic() + refusal.wait_s > self._deadline:
+                        raise refusal
+                    await asyncio.sleep(max(refusal.wait_s, LEAST_PAUSE_S))
+        except TimeoutError:
+            message = f"the account's compute units ran out: the request has used {self.used} of them and needs more"
+            raise RateLimited(message, retry_after_s=1) from None
+
+    def pay_now(self, units: int) -> Fault | None:
+        """Like `pay`, without waiting: returns the refusal."""
+        missing = 0 if self._is_closed else self.used + units - self.paid
+        if missing > 0:
+            if not self.key.alive:
+                return Forbidden("this API key was changed or revoked")
+            refusal = self._admission.charge(self.key, 0, missing, time.monotonic())
+            if refusal is not None:
+                return refusal
+            self.paid += missing
+        self.used += units
+        return None
+
+    def unused(self, units: int) -> None:
+        """A call that was paid for took no upstream call. Its units pay for the next one."""
+        self.used -= units
+
+    def settle(self, least: int) -> int:
+        """The request is over. Refund what its calls have not used, and return its cost, which is `least` or more. Work that
+        outlives the request, because others wait for it too, is not charged to it any more."""
+        if not self._is_closed:
+            cost = max(least, self.used)
+            if cost < self.paid:
+                self._admission.refund(self.key, 0, self.paid - cost)
+            self._is_closed, self.paid = True, cost
+        return self.paid
+
+
+# The meter of the request that the current task serves; None in background work, which is ours to pay.
+meter_of_task: ContextVar[Meter | None] = ContextVar("meter_of_task", default=None)
