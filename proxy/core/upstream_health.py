@@ -207,6 +207,9 @@ class UpstreamHealth:
             doublings = min(self.writes_failed - WRITE_FAILURES_IN_A_ROW, 6)
             self.writes_paused_until = now + min(FIRST_PAUSE_S * 2.0**doublings, LONGEST_PAUSE_S)
 
+    def write_succeeded(self) -> None:
+        self.writes_failed = 0
+
     def rest(self, now: float, for_s: float) -> None:
         """The upstream asked for a pause (429 with Retry-After): that is not a failure."""
         self.rests_until = max(self.rests_until, now + min(for_s, LONGEST_REST_S))

@@ -1,7 +1,7 @@
 """The limits of upstreams that all hosts share: their tokens are leased from Valkey, like those of accounts and keys.
 
 Nothing waits while an upstream is chosen: one without tokens is passed over, and tokens are asked for. A call that finds no
-other upstream waits for them (services/rpc/lease_waits).
+other upstream waits for them (`Dispatcher.launch`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.core.directives import Directives
 from proxy.errors import BehindBlock
-from proxy.services.rpc.block_waits import MOST_POLLS
+from proxy.services.rpc.block_waits import MOST_POLLS, BlockWaits
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestRequest, _at_block
 from tests.http_client import Reply, rpc
@@ -138,7 +138,8 @@ async def test_client_that_leaves_while_its_call_waits_leaves_nothing_behind() -
         client = await harness.worker.connect()
         body = rpc(*BALANCE)
         await client.write(harness.worker.post(body, X_Min_Block=str(harness.chain.head + 1), X_Min_Block_Wait="10"))
-        waits = harness.route.dispatcher.on_behind.__self__  # type: ignore[union-attr]
+        waits = harness.route.dispatcher.takeovers.block_waits
+        assert isinstance(waits, BlockWaits)
         await until(lambda: len(waits) == 1)
         await client.close()
         await until(lambda: len(waits) == 0)

@@ -37,6 +37,30 @@ def test_compiled_modules_keep_to_what_the_compiler_can_do() -> None:
     assert not [place for module in compiled.MODULES for place in beyond_the_compiler(module)]
 
 
+def plain_heirs() -> list[str]:
+    """Classes of plain modules whose base is a class of a compiled one. Such a class cannot be created."""
+    found = []
+    for name, tree in modules().items():
+        if name in compiled.MODULES:
+            continue
+        imports = [
+            node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module in compiled.MODULES
+        ]
+        compiled_names = {alias.asname or alias.name for node in imports for alias in node.names}
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        is_protocol = [each for each in classes if "Protocol" in map(ast.unparse, each.bases)]
+        found += [
+            f"{name}:{each.name}"
+            for each in classes
+            if each not in is_protocol and compiled_names & {*map(ast.unparse, each.bases)}
+        ]
+    return found
+
+
+def test_no_plain_class_has_a_compiled_base() -> None:
+    assert not plain_heirs()
+
+
 def test_what_was_compiled_of_these_sources_is_in_use() -> None:
     is_there = compiled.Finder(compiled.place()).is_whole()
     assert compiled.in_use() is (is_there and compiled.SOURCE_ONLY not in os.environ)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 
+from proxy.core.fair_places import FairPlaces
 from proxy.errors import BehindBlock
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Flight
@@ -33,38 +33,36 @@ _serial = itertools.count(1)
 class BlockWaits:
     """The waiting calls of one network."""
 
-    def __init__(self, dispatcher: Dispatcher, look: Callable[[], Awaitable[None]], tasks: Tasks) -> None:
+    def __init__(self, look: Callable[[], Awaitable[None]], tasks: Tasks) -> None:
         """`look` polls the heads of all upstreams."""
-        self._dispatcher = dispatcher
         self._look = look
         self._tasks = tasks
-        self._deadlines: dict[Flight, float] = {}
-        self._of_account: Counter[str] = Counter()
+        # With the account of each, because a call can pass to another that has joined it.
+        self._deadlines: dict[Flight, tuple[float, str]] = {}
+        self._places = FairPlaces(MOST_WAITING, per_client=MOST_OF_ACCOUNT)
         # For each account that has caused polls: when it will have all of them again.
         self._polls_until: dict[str, float] = {}
         self._is_running = False
 
     def __repr__(self) -> str:
-        return f"<BlockWaits {len(self._deadlines)} on {self._dispatcher.state.network_id}>"
+        return f"<BlockWaits {len(self._deadlines)}>"
 
     def __len__(self) -> int:
         return len(self._deadlines)
 
-    def take(self, flight: Flight) -> None:
+    def take(self, dispatcher: Dispatcher, flight: Flight) -> None:
         """Let the flight wait until an upstream that takes calls has its block, or end it."""
-        assert flight.directives is not None
-        deadline = flight.began + flight.directives.min_block_wait
-        is_full = len(self) >= MOST_WAITING or self._of_account[flight.client] >= MOST_OF_ACCOUNT
-        if is_full or time.monotonic() >= deadline:
-            self._give_up(flight)
+        assert flight.call.directives is not None
+        deadline = flight.began + flight.call.directives.min_block_wait
+        if time.monotonic() >= deadline or not self._places.take(flight.client):
+            _give_up(dispatcher, flight)
             return
-        self._deadlines[flight] = deadline
-        self._of_account[flight.client] += 1
+        self._deadlines[flight] = deadline, flight.client
         if not self._is_running:
             self._is_running = True
-            self._tasks.start(f"block wait {next(_serial)}", self._run)
+            self._tasks.start("block wait", lambda: self._run(dispatcher), of=next(_serial))
 
-    async def _run(self) -> None:
+    async def _run(self, dispatcher: Dispatcher) -> None:
         try:
             async with asyncio.TaskGroup() as group:
                 while self._deadlines:
@@ -73,7 +71,7 @@ class BlockWaits:
                     looking = group.create_task(_awaited(self._look()))
                     while self._deadlines and (not looking.done() or time.monotonic() - began < pause_s):
                         await asyncio.wait([looking], timeout=CHECK_S)
-                        self._release(time.monotonic())
+                        self._release(dispatcher, time.monotonic())
                         if looking.done() and self._deadlines:
                             await asyncio.sleep(CHECK_S)
                     looking.cancel()
@@ -83,37 +81,36 @@ class BlockWaits:
     def _take_poll(self, now: float) -> bool:
         """Take a quick poll from one of the waiting accounts, if one has any left."""
         self._polls_until = {account: until for account, until in self._polls_until.items() if until > now}
-        for account in self._of_account:
+        for account in self._places.clients():
             until = max(self._polls_until.get(account, now), now) + 1.0
             if until <= now + MOST_POLLS:
                 self._polls_until[account] = until
                 return True
         return False
 
-    def _release(self, now: float) -> None:
+    def _release(self, dispatcher: Dispatcher, now: float) -> None:
         """Send the calls whose block is there, and end those that have waited for too long."""
-        dispatcher = self._dispatcher
         newest = max((member.head for member in dispatcher.state.group.members), default=0)
-        for flight, deadline in [*self._deadlines.items()]:
+        for flight, (deadline, client) in [*self._deadlines.items()]:
             has_left = flight.done
-            assert flight.directives is not None
-            is_reached = flight.directives.min_block <= newest
-            upstream = dispatcher.choose(flight, now, flight.tried) if is_reached and not has_left else None
+            assert flight.call.directives is not None
+            is_reached = flight.call.directives.min_block <= newest
+            upstream = dispatcher.choose(flight.call, now, flight.tried) if is_reached and not has_left else None
             if not has_left and upstream is None and now < deadline:
                 continue
             del self._deadlines[flight]
-            self._of_account[flight.client] -= 1
+            self._places.give_back(client)
             if upstream is not None:
                 dispatcher.send(flight, upstream, now)
             elif not has_left:
-                self._give_up(flight)
-        self._of_account = +self._of_account
+                _give_up(dispatcher, flight)
 
-    def _give_up(self, flight: Flight) -> None:
-        assert flight.directives is not None
-        state = self._dispatcher.state
-        newest = max([state.heads.tip, *[member.head for member in state.group.members]])
-        self._dispatcher.complete_with_fault(flight, BehindBlock(state.network_id, flight.directives.min_block, newest))
+
+def _give_up(dispatcher: Dispatcher, flight: Flight) -> None:
+    assert flight.call.directives is not None
+    state = dispatcher.state
+    newest = max([state.heads.tip, *[member.head for member in state.group.members]])
+    dispatcher.complete_with_fault(flight, BehindBlock(state.network_id, flight.call.directives.min_block, newest))
 
 
 async def _awaited(work: Awaitable[None]) -> None:

@@ -10,8 +10,9 @@ import msgspec
 from proxy.core.directives import AttemptTrace, Directives
 from proxy.core.usage import KeyTallies
 from proxy.errors import Fault
+from proxy.services.accounts.metering import Meter
 from proxy.services.rpc.dispatcher import Dispatcher
-from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.flights import Call, Flight, all_but
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.waiters import WholeResultWaiter
 from proxy.wire.upstream import Upstream
@@ -50,6 +51,10 @@ class PendingReply(WholeResultWaiter):
         if not self.future.done():
             self.future.set_exception(fault)
 
+    def on_charged(self, units: int) -> bool:
+        self.units += units
+        return True
+
     def count(self, sheet: KeyTallies, outcome: str, seconds: float) -> None:
         if self.policy is not None:
             sheet[self.policy.tally].count(outcome, self.cache, self.units, seconds)
@@ -85,25 +90,31 @@ def call_upstream(
     archive: bool = False,
     is_piece: bool = False,
     client: str = "",
+    payer: Meter | None = None,
     trace: AttemptTrace | None = None,
 ) -> PendingReply:
-    """Make a call without a client: it is neither admitted nor charged, and not answered from the cache.
+    """Make a call without a client: it is neither admitted nor charged, and not answered from the cache. `payer` pays for its
+    pieces if it is split.
 
     With `upstream` the call goes to that upstream and no other. Otherwise the dispatcher chooses one that has reached
-    `least_head`. See `Flight` for the other options.
+    `least_head`. See `Call` for the other options.
     """
-    pending = PendingReply()
-    now = time.monotonic()
-    pending.flight = flight = dispatcher.new_flight(policy, params, pending, now)
-    flight.least_head = least_head
-    flight.reports_head = reports_head
-    flight.archive = archive
-    flight.is_piece = is_piece
-    flight.client = client
-    flight.directives = None if trace is None else Directives(trace=trace)
+    call = Call(
+        policy,
+        params,
+        client=client,
+        payer=payer,
+        directives=None if trace is None else Directives(trace=trace),
+        least_head=least_head,
+        reports_head=reports_head,
+        archive=archive,
+        is_piece=is_piece,
+        excluded=0 if upstream is None else all_but(upstream),
+    )
+    pending, now = PendingReply(), time.monotonic()
+    pending.flight = flight = dispatcher.new_flight(call, pending, now)
     if upstream is None:
         dispatcher.launch(flight, now)
     else:
-        flight.tried = -1  # All bits are set, so that no other upstream is chosen.
         dispatcher.send(flight, upstream, now)
     return pending

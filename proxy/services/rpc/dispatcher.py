@@ -11,58 +11,94 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import assert_never
+from typing import Protocol, assert_never
 
 import msgspec
 
 from proxy.core import jsonrpc, upstream_errors
 from proxy.core.directives import Directives
+from proxy.core.jsonrpc import UpstreamReply
 from proxy.core.retry_budget import RetryBudget
+from proxy.core.routing import HEDGE_FLOOR_S
+from proxy.core.upstream_errors import UpstreamError
 from proxy.errors import DeadlinePassed, Fault, InternalError, Unavailable, UpstreamTimeout
-from proxy.services.rpc.error_replies import count_invalid_reply, error_for_caller, judge_error
-from proxy.services.rpc.flights import MAX_TRIES, Flight, FlightHandler
-from proxy.services.rpc.hedging import is_late, upstream_that_is_back
+from proxy.services.rpc.flights import MAX_TRIES, Call, Flight, FlightHandler, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.reply_share import NO_ROOM
-from proxy.services.rpc.result_checks import is_doubtful, may_lack_blocks
-from proxy.services.rpc.streamed_results import begin_stream, break_stream, end_stream, start_of_stream
-from proxy.services.rpc.upstream_choice import choose_upstream, lacks_block, needs_block
 from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
+from proxy.store.upstream_leases import LeasedRate
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import CROWDED, NO_MEMORY, OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
 _monotonic = time.monotonic
 
 
+class LogRanges(Protocol):
+    """Takes over calls for the logs of a range."""
+
+    def split(self, dispatcher: Dispatcher, flight: Flight, error: bytes) -> bool:
+        """An upstream refused the range as too large. Returns False to leave the flight as it is."""
+
+    def complete(self, dispatcher: Dispatcher, flight: Flight, result: bytes, upstream: Upstream) -> None:
+        """The result may lack the last blocks of the range."""
+
+
+class NullResults(Protocol):
+    """Takes over calls whose result is null, and looks for a better one."""
+
+    def take(self, dispatcher: Dispatcher, flight: Flight) -> bool:
+        """Returns False to leave the flight as it is."""
+
+
+class BlockQueue(Protocol):
+    """Lets calls wait until an upstream has their block."""
+
+    def take(self, dispatcher: Dispatcher, flight: Flight) -> None: ...
+
+
+class RestQueue(Protocol):
+    """Lets calls wait for upstreams that limit our rate."""
+
+    def take(self, dispatcher: Dispatcher, flight: Flight) -> bool:
+        """Returns False if waiting would not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Takeovers:
+    """What a network has for calls that one upstream alone cannot answer. Without it, they end with what the upstream says."""
+
+    logs: LogRanges | None = None
+    nulls: NullResults | None = None
+    block_waits: BlockQueue | None = None
+    rest_waits: RestQueue | None = None
+
+
 class Dispatcher(FlightHandler):
     """Chooses upstreams for the flights of one network, sends them, and ends them."""
 
-    __slots__ = ("budget", "call_timeout_s", "on_behind", "on_null", "on_partial", "on_split", "on_unleased", "state")
+    __slots__ = ("budget", "call_timeout_s", "state", "takeovers")
 
-    def __init__(self, state: NetworkState, *, call_timeout_s: float) -> None:
+    def __init__(self, state: NetworkState, *, call_timeout_s: float, takeovers: Takeovers) -> None:
         self.state = state
         self.call_timeout_s = call_timeout_s
         self.budget = RetryBudget()
-        # Take over a flight whose range was refused, or whose result is null. They return False if they decline.
-        self.on_split: Callable[[Flight, bytes], bool] | None = None
-        self.on_null: Callable[[Flight], bool] | None = None
-        # Lets a flight wait for an upstream that has its block.
-        self.on_behind: Callable[[Flight], None] | None = None
-        # Lets a flight wait for a token of an upstream's limit; False if it declines.
-        self.on_unleased: Callable[[Flight], bool] | None = None
-        # Takes over a flight whose result may lack the last blocks of its range.
-        self.on_partial: Callable[[Flight, bytes, Upstream], None] | None = None
+        self.takeovers = takeovers
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self.state!r}>"
 
     # Sending
 
-    def new_flight(self, policy: MethodPolicy, params: bytes, waiter: Waiter, now: float) -> Flight:
-        return Flight(self, policy, params, waiter, now, self.state.replies.moves, self.state.tip)
+    def new_flight(self, call: Call, waiter: Waiter, now: float) -> Flight:
+        flight = Flight(self, call, waiter, now, moves=self.state.replies.moves, tip=self.state.tip)
+        if call.directives is not None and call.directives.timeout_ms:
+            # A deadline of the caller's says nothing about the upstreams.
+            left_s = now + call.directives.timeout_ms / 1000 - _monotonic()
+            asyncio.get_running_loop().call_later(max(0.0, left_s), self._expire, flight)
+        return flight
 
     def take_over(
         self,
@@ -77,51 +113,71 @@ class Dispatcher(FlightHandler):
         block: int,
     ) -> Flight:
         """A flight for a call that was sent on the short path and did not complete there."""
-        flight = self.new_flight(policy, params, waiter, began)
-        flight.client = client
-        flight.block = block
-        flight.was_sent(upstream, id_)
+        flight = self.new_flight(Call(policy, params, client=client), waiter, began)
+        flight.was_sent(upstream, id_, block)
         return flight
-
-    def direct(self, flight: Flight, directives: Directives) -> None:
-        """Obey the directives of the call. A deadline of the caller's says nothing about the upstreams."""
-        flight.directives = directives
-        flight.most_tries = 1 + directives.retry
-        if directives.timeout_ms:
-            left_s = flight.began + directives.timeout_ms / 1000 - _monotonic()
-            asyncio.get_running_loop().call_later(max(0.0, left_s), self._expire, flight)
 
     def _expire(self, flight: Flight) -> None:
         if not flight.done and not flight.streaming:
-            assert flight.directives is not None
+            assert flight.call.directives is not None
             for upstream in flight.under_way():
                 flight.note(upstream, flight.began_at(upstream), _monotonic(), "no reply before the request's deadline")
-            reason = f"no upstream replied within {flight.directives.timeout_ms} ms, the request's X-Timeout-Ms"
+            reason = f"no upstream replied within {flight.call.directives.timeout_ms} ms, the request's X-Timeout-Ms"
             self._give_up(flight, DeadlinePassed(self._message(reason)))
 
     def launch(self, flight: Flight, now: float) -> None:
         """Send the flight to the best upstream."""
         if self.state.only is None:
             self.budget.earn()
-        upstream = self.choose(flight, now, flight.tried)
-        if upstream is None and self.on_behind is not None and needs_block(flight):
-            self.on_behind(flight)
-            return
+        upstream = self.choose(flight.call, now, flight.tried)
         if upstream is not None:
             self.send(flight, upstream, now)
-        elif self.on_unleased is None or not self.on_unleased(flight):
+        elif self.takeovers.block_waits is not None and needs_block(flight):
+            self.takeovers.block_waits.take(self, flight)
+        else:
+            self._await_lease(flight, now)
+
+    def _await_lease(self, flight: Flight, began: float) -> None:
+        """Let the flight wait, if the limit of an upstream is leased and Valkey has to be asked for a token. Otherwise, no
+        upstream accepts calls."""
+        for upstream in self.state.upstreams:
+            rate = upstream.health.rate
+            if isinstance(rate, LeasedRate) and rate.waits(began):
+                rate.when_leased(partial(self._after_lease, flight, began))
+                return
+        if not self._waits_for_rest(flight, _monotonic()):
             self.refuse(flight)
 
     def refuse(self, flight: Flight) -> None:
-        self.complete_with_fault(flight, Unavailable(f"no upstream of {self.state.network_id} accepts calls at the moment"))
+        self.complete_with_fault(
+            flight, Unavailable(f"no upstream of {self.state.network_id} accepts calls at the moment")
+        )
 
-    def choose(self, flight: Flight, now: float, tried: int) -> Upstream | None:
-        return choose_upstream(self.state, flight, now, tried)
+    def _waits_for_rest(self, flight: Flight, now: float) -> bool:
+        """Let the flight wait if no upstream takes it, because those that could limit our rate."""
+        waits, call = self.takeovers.rest_waits, flight.call
+        if waits is None or flight.is_under_way() or flight.handed_over:
+            return False
+        # A call for one upstream alone is answered by it or not at all. X-Retry limits repetitions.
+        if call.excluded or (call.directives is not None and flight.tries >= flight.most_tries):
+            return False
+        return self.choose(call, now, flight.tried) is None and waits.take(self, flight)
+
+    def _after_lease(self, flight: Flight, began: float) -> None:
+        if flight.done:
+            return
+        now = _monotonic()
+        upstream = self.choose(flight.call, now, flight.tried)
+        if upstream is not None:
+            self.send(flight, upstream, now)
+        else:
+            self._await_lease(flight, began)
+
+    def choose(self, call: Call, now: float, tried: int) -> Upstream | None:
+        return choose_upstream(self.state, call, now, tried)
 
     def send(self, flight: Flight, upstream: Upstream, now: float, *, fresh: bool = False) -> None:
         header = flight.begin(upstream, now)
-        if flight.directives is not None:
-            flight.block = max(flight.block, flight.directives.min_block)
         policy = flight.policy
         body = (jsonrpc.HEAD, flight.id, policy.request_tail, flight.params, b"}")
         upstream.submit(flight, *body, once=not policy.may_repeat, fresh=fresh, header=header)
@@ -133,7 +189,7 @@ class Dispatcher(FlightHandler):
         certainly did not execute the call, so even a write may be sent again. `has_block`: only one that is not behind."""
         if not (flight.policy.may_repeat or was_refused) or flight.tries >= flight.most_tries:
             return None
-        upstream = self.choose(flight, now, flight.tried)
+        upstream = self.choose(flight.call, now, flight.tried)
         if upstream is None or upstream.is_crowded or (has_block and lacks_block(flight, upstream)):
             return None
         return upstream if self.budget.spend(now, flight.client) else None
@@ -211,7 +267,7 @@ class Dispatcher(FlightHandler):
         self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float, took_s: float
     ) -> None:
         """A valid reply to our call."""
-        flight.answered_by = upstream
+        flight.reply_arrived(upstream)
         policy = flight.policy
         if flight.attempt_log is not None and reply.result:
             flight.note(upstream, flight.last_began, now, "answered")
@@ -222,18 +278,19 @@ class Dispatcher(FlightHandler):
         if flight.suspects:
             flight.blame_suspects(now)
         if policy.method.empty and is_doubtful(self.state, flight, upstream, reply.result):
-            flight.fallback_result = bytes(reply.result)
+            flight.keep_fallback(bytes(reply.result))
             flight.note(upstream, flight.last_began, now, "empty, and the upstream is behind")
             if flight.is_under_way() or self._send_another(flight, now):
                 return
-        if flight.reports_head and not self._agrees_with_head(flight, reply, upstream, now):
+        if flight.call.reports_head and not self._agrees_with_head(flight, reply, upstream, now):
             return
-        if policy.by_range and self.on_partial and may_lack_blocks(self.state, flight, upstream, now, reply.result):
-            self.on_partial(flight, bytes(reply.result), upstream)
-            flight.handed_over = True
+        logs, nulls = self.takeovers.logs, self.takeovers.nulls
+        if policy.by_range and logs is not None and may_lack_blocks(self.state, flight, upstream, now, reply.result):
+            logs.complete(self, flight, bytes(reply.result), upstream)
+            flight.hand_over()
             return
-        if policy.looks_up_null and self.state.is_null(reply.result) and self.on_null and self.on_null(flight):
-            flight.handed_over = True
+        if policy.looks_up_null and self.state.is_null(reply.result) and nulls is not None and nulls.take(self, flight):
+            flight.hand_over()
             return
         self.complete(flight, reply.result)
 
@@ -262,7 +319,8 @@ class Dispatcher(FlightHandler):
         elif blame and reason != OUT_OF_STEP:  # The call with that reply was counted.
             upstream.health.failed(now, by_call=sent)
         if flight.streaming:
-            break_stream(self.state, flight)
+            self.state.unregister(flight)
+            flight.break_stream()
             return
         self._after_failure(flight, now, f"an upstream failed: {reason}", sent=sent)
 
@@ -270,7 +328,7 @@ class Dispatcher(FlightHandler):
         """The call waited for too long. It goes to an upstream that has room, or its client tries again later."""
         if flight.is_under_way() or flight.handed_over:
             return
-        upstream = self.choose(flight, now, flight.tried) if flight.tries < flight.most_tries else None
+        upstream = self.choose(flight.call, now, flight.tried) if flight.tries < flight.most_tries else None
         if upstream is not None and not upstream.is_crowded:
             self.send(flight, upstream, now)
             return
@@ -290,13 +348,12 @@ class Dispatcher(FlightHandler):
         self.state.unregister(flight)  # No other caller joins it.
         for caller, client in flight.take_joined():
             caller.cache = "miss"
-            caller.flight = alone = self.new_flight(flight.policy, flight.params, caller, flight.began)
-            alone.repeat(flight, client)
+            caller.flight = alone = self.new_flight(flight.call.alone(client), caller, flight.began)
             self.launch(alone, now)
         if flight.waiters[0] is ABSENT_WAITER:
             self._close(flight)
         elif not flight.is_under_way():
-            flight.tried = flight.tries = 0
+            flight.start_over()
             self.launch(flight, now)
 
     def _send_for_another(self, flight: Flight, now: float) -> None:
@@ -310,7 +367,10 @@ class Dispatcher(FlightHandler):
         flight.note(upstream, flight.last_began, now, f"rate limited, HTTP status {head.status}")
         # RFC 6585, 4: a 429 refuses the request, so a write was not executed. A private one is still for this upstream alone.
         was_refused = head.status == 429 and not flight.policy.method.private
-        self._after_failure(flight, now, "an upstream is rate limited", sent=not was_refused)
+        if (was_refused or flight.policy.may_repeat) and self._waits_for_rest(flight, now):
+            return
+        reason = Unavailable(self._message("the upstreams limit the rate of calls; try again shortly"))
+        self._after_failure(flight, now, reason, sent=not was_refused)
 
     def _on_error(
         self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float, took_s: float
@@ -325,23 +385,29 @@ class Dispatcher(FlightHandler):
             flight.note_error(error_for_caller(flight, reply, verdict, upstream), verdict.weight)
             self._after_own_error(flight, verdict, now)
         elif verdict.kind == "range_too_large" and self._split(flight, error):
-            flight.handed_over = True
+            flight.hand_over()
         else:
             self._complete_best(flight, error_for_caller(flight, reply, verdict, upstream))
 
     def _after_own_error(self, flight: Flight, verdict: upstream_errors.UpstreamError, now: float) -> None:
         """The error is about the upstream: another one may do better."""
         method = flight.policy.method
-        # A private write is for one upstream alone, unless that one cannot take it at all.
-        was_refused = verdict.lacks_method or (verdict.wants_rest and not method.private)
-        if flight.is_under_way() or self._send_another(flight, now, was_refused=was_refused):
+        # A private write is for one upstream alone, unless that one does not have the method.
+        was_refused = verdict.wants_rest and not method.private
+        if flight.is_under_way():
             return
-        is_lack = verdict.lacks_method and flight.fallback_weight == upstream_errors.LACK
-        if is_lack and self.state.group.may_have(method.name, now):
-            reason = "no upstream that has this method is available at the moment"
-            self.complete_with_fault(flight, Unavailable(self._message(reason)))
-        else:
-            self._complete_best(flight, flight.fallback_error)
+        if verdict.lacks_method:
+            # Each upstream that can be asked is asked once. It then counts as lacking the method, so this costs little.
+            may_try = flight.call.directives is None or flight.tries < flight.most_tries
+            upstream = self.choose(flight.call, now, flight.tried) if may_try else None
+            if upstream is not None and not upstream.health.lacks(method.name, now):
+                self.send(flight, upstream, now)
+                return
+        elif self._send_another(flight, now, was_refused=was_refused):
+            return
+        if verdict.wants_rest and (was_refused or flight.policy.may_repeat) and self._waits_for_rest(flight, now):
+            return
+        self._complete_best(flight, flight.fallback_error)
 
     def _complete_best(self, flight: Flight, error: bytes) -> None:
         """End with the fallback result, or with the error if there is none."""
@@ -351,7 +417,8 @@ class Dispatcher(FlightHandler):
             self.complete_with_error(flight, error)
 
     def _split(self, flight: Flight, error: bytes) -> bool:
-        return not flight.is_piece and self.on_split is not None and self.on_split(flight, error)
+        logs = self.takeovers.logs
+        return not flight.call.is_piece and logs is not None and logs.split(self, flight, error)
 
     def _agrees_with_head(self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float) -> bool:
         """Whether a result that contains the head may be passed on: the head must neither go back nor be implausibly high."""
@@ -374,20 +441,20 @@ class Dispatcher(FlightHandler):
             case other:
                 assert_never(other)
 
-    def _after_failure(self, flight: Flight, now: float, reason: str, *, sent: bool) -> None:
+    def _after_failure(self, flight: Flight, now: float, reason: str | Unavailable, *, sent: bool) -> None:
         if flight.is_under_way() or flight.handed_over:
             return
         if (flight.policy.may_repeat or not sent) and flight.tries < flight.most_tries:
-            upstream = self.choose(flight, now, flight.tried)
+            upstream = self.choose(flight.call, now, flight.tried)
             if sent and (upstream is None or (flight.tries == 1 and lacks_block(flight, upstream))):
                 # No other upstream is left, or none that has the block: use the same one on another connection. The upstream
                 # may have closed an idle connection in the moment in which it was used.
-                upstream = self.choose(flight, now, 0)
+                upstream = self.choose(flight.call, now, flight.call.excluded)
             # A call that was not sent puts no load on an upstream, so it needs no budget.
             if upstream is not None and (not sent or self._may_retry(flight, now)):
                 self.send(flight, upstream, now)
                 return
-        self._give_up(flight, InternalError(self._message(reason)))
+        self._give_up(flight, InternalError(self._message(reason)) if isinstance(reason, str) else reason)
 
     def _may_retry(self, flight: Flight, now: float) -> bool:
         """The retries of all accounts that wait for the call are spent on it: the first may have none left."""
@@ -407,15 +474,21 @@ class Dispatcher(FlightHandler):
 
     def on_large(self, flight: Flight, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
         start = start_of_stream(flight, head, beginning)
-        may_be_partial = flight.policy.by_range and self.on_partial is not None
+        may_be_partial = flight.policy.by_range and self.takeovers.logs is not None
         if not start or (may_be_partial and may_lack_blocks(self.state, flight, connection.upstream, _monotonic())):
             return False
         left = head.length - start if head.length >= 0 else None
-        begin_stream(self.state, flight, connection, memoryview(beginning)[start:], left)
+        self.state.unregister(flight)  # No caller may join a reply that has started.
+        flight.begin_stream(connection, memoryview(beginning)[start:], left)
         return True
 
     def on_end(self, flight: Flight, connection: UpstreamConnection) -> None:
-        end_stream(self.state, flight, connection)
+        began = flight.ended(connection.upstream)
+        now = _monotonic()
+        connection.upstream.health.succeeded(now - began)
+        flight.blame_suspects(now)
+        self.state.unregister(flight)
+        flight.end_stream()
 
     # The end of a flight
 
@@ -427,6 +500,11 @@ class Dispatcher(FlightHandler):
             exchange.wrote(self.state.network_id, partial(flight.deliver, result))
         else:
             flight.deliver(result)
+
+    def complete_cached(self, flight: Flight, result: bytes) -> None:
+        """End with a result that is cached already."""
+        self._close(flight)
+        flight.deliver(result)
 
     def complete_with_error(self, flight: Flight, error: bytes) -> None:
         self._close(flight)
@@ -441,7 +519,155 @@ class Dispatcher(FlightHandler):
 
     def _close(self, flight: Flight) -> None:
         """End the flight and give up the attempts that are left."""
-        flight.done = True
+        flight.end()
         self.state.unregister(flight)
         if flight.first is not None or flight.second is not None:
             flight.leave_attempts(_monotonic())
+
+
+# The choice of an upstream
+
+
+def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> Upstream | None:
+    """The best upstream, if there is one. `tried`: those to leave out, as a bit set of their indexes."""
+    name = call.policy.method.name
+    if call.directives is not None:
+        tried |= _left_out(state, call.directives)
+    if (only := state.only) is not None:
+        health = only.health
+        takes_calls = health.takes_calls(now) or health.allows_fallback(now)
+        return only if takes_calls and not tried >> health.index & 1 and health.may_serve(name) else None
+    if not call.policy.may_repeat and (doubtful := state.group.doubtful_for_writes(now) & ~tried):
+        found = state.group.choose(now, name, tried=tried | doubtful)
+        if found is not None:
+            return state.upstreams[found.index]
+    found = state.group.choose(now, name, tried=tried, head=call.least_head, archive=call.archive)
+    return None if found is None else state.upstreams[found.index]
+
+
+def _left_out(state: NetworkState, directives: Directives) -> int:
+    """A bit set of the upstreams to exclude: all but the named one, and those that have not reached the block."""
+    found = 0
+    for upstream in state.upstreams:
+        health = upstream.health
+        is_other = directives.upstream not in ("", upstream.label)
+        if is_other or (directives.min_block and health.head < directives.min_block):
+            found |= 1 << health.index
+    return found
+
+
+def needs_block(flight: Flight) -> bool:
+    """Whether only an upstream that has reached a block may be asked."""
+    return flight.call.directives is not None and flight.call.directives.min_block > 0
+
+
+def lacks_block(flight: Flight, upstream: Upstream) -> bool:
+    """Whether an upstream is behind the block that the call needs."""
+    return 0 < upstream.health.head < flight.call.least_head
+
+
+# Late calls
+
+
+def is_late(state: NetworkState, flight: Flight, now: float) -> bool:
+    """Whether the newest attempt takes longer than its upstream usually does."""
+    newest, age = flight.newest(now)
+    if newest is None or age < HEDGE_FLOOR_S or not flight.policy.may_repeat:
+        return False
+    return age > state.group.hedge_after_s(newest.health)
+
+
+def upstream_that_is_back(state: NetworkState, flight: Flight, now: float) -> Upstream | None:
+    """An upstream that was silent after the call was sent and is back: it may have lost the call."""
+    directives = flight.call.directives
+    if flight.tries >= flight.most_tries and directives is not None and directives.steers:
+        return None
+    sent_at = now - flight.newest(now)[1]
+    # A negative bit set has all bits: such a call may be sent to one upstream only.
+    may_change = flight.tried >= 0
+    for upstream in state.upstreams:
+        is_back = upstream.health.back_at > sent_at and upstream.health.takes_calls(now)
+        if is_back and (may_change or flight.is_carried_by(upstream)):
+            return upstream
+    return None
+
+
+# Errors and invalid replies
+
+
+def judge_error(flight: Flight, error: bytes, upstream: Upstream, now: float, took_s: float) -> UpstreamError:
+    """Classify the error, and count it for or against the upstream."""
+    policy, health = flight.policy, upstream.health
+    verdict = upstream_errors.classify(error, policy.family.verdicts)
+    flight.note(upstream, flight.last_began, now, f"error: {verdict.kind}")
+    if verdict.wants_rest:
+        health.rest(now, 1.0)
+    elif verdict.blame:
+        flight.suspect(upstream)
+    elif verdict.kind == "unsupported":
+        health.method_unsupported(policy.method.name, now, certainly=verdict.lacks_method)
+    else:
+        health.succeeded(took_s)
+        flight.blame_suspects(now)
+    return verdict
+
+
+def count_invalid_reply(
+    flight: Flight, connection: UpstreamConnection, head: ReplyHead, now: float, *, is_foreign: bool
+) -> None:
+    """Count a reply that is no JSON-RPC reply to our call against the upstream. `is_foreign`: it has another id."""
+    upstream = connection.upstream
+    if head.status < 400:
+        # Only a foreign id means that replies are out of step. The next call on the connection may be another client's: it
+        # must not fail because of a reply that this one provoked.
+        if is_foreign or not connection.sinks:
+            connection.fail(OUT_OF_STEP)
+        upstream.health.failed(now, by_call=True)
+    else:  # A gateway before the upstream sent an HTTP error: the next reply still belongs to the next call.
+        flight.suspect(upstream)
+        if not flight.policy.may_repeat:
+            upstream.health.write_failed(now)
+
+
+def error_for_caller(flight: Flight, reply: UpstreamReply, verdict: UpstreamError, upstream: Upstream) -> bytes:
+    return upstream_errors.translate(
+        bytes(reply.error),
+        verdict,
+        in_our_codes=flight.policy.normalises,
+        private=upstream.private_words,
+        is_named=bytes(reply.id) == flight.id,
+    )
+
+
+# Results that may lack the newest blocks
+
+
+def is_doubtful(state: NetworkState, flight: Flight, upstream: Upstream, result: msgspec.Raw) -> bool:
+    """Whether a result is empty and its upstream may not have the block yet."""
+    policy = flight.policy
+    return upstream.health.head < state.heads.tip and policy.family.is_empty(policy.method, bytes(result))
+
+
+def may_lack_blocks(
+    state: NetworkState, flight: Flight, upstream: Upstream, now: float, result: bytes | msgspec.Raw = b""
+) -> bool:
+    """Whether a range ends beyond the head of the upstream that sent its logs, while another one may have more. A range that
+    ends far beyond any head means all blocks up to the latest. Without the result, it is not looked at."""
+    if state.only is not None or flight.call.is_piece or flight.handed_over:
+        return False
+    last = flight.policy.last_block(flight.params, state.heads.tip)
+    if last <= upstream.health.head or not state.heads.is_plausible(last, now):
+        return False
+    newest = state.head_reader.newest_block(bytes(result))
+    return newest is None or newest < last
+
+
+# Large results, passed on in pieces as they arrive
+
+
+def start_of_stream(flight: Flight, head: ReplyHead, beginning: Piece) -> int:
+    """The offset of the result, if its only waiter can take it in pieces and it starts like a reply to our call; else 0."""
+    waiters = flight.waiters
+    if len(waiters) != 1 or not waiters[0].streams or flight.call.reports_head or flight.handed_over:
+        return 0
+    return result_at(flight.policy, flight.id, head, beginning)

@@ -19,10 +19,11 @@ from proxy.core import jsonrpc, upstream_errors
 from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.errors import Fault
-from proxy.services.rpc.flights import Caller
+from proxy.services.accounts.metering import Meters
+from proxy.services.rpc.flights import Call, Caller, all_but
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.waiters import WholeResultWaiter
+from proxy.services.rpc.waiters import Waiter, WholeResultWaiter
 from proxy.wire.upstream import Upstream
 
 # In hex digits: 64 bits cannot be guessed within a rate limit.
@@ -39,8 +40,10 @@ NOT_FOUND = jsonrpc.error(-32000, "filter not found")
 
 
 class FilterIds:
-    def __init__(self, pepper: str) -> None:
+    def __init__(self, pepper: str, meters: Meters | None = None) -> None:
+        """`meters`: charge clients for the second call that a poll may need."""
         self._pepper = pepper.encode()
+        self._meters = meters
 
     def forward(
         self,
@@ -55,10 +58,8 @@ class FilterIds:
     ) -> None:
         dispatcher = route.dispatcher
         if policy.method.creates_filter:
-            caller.flight = flight = dispatcher.new_flight(policy, params, _TagWriter(self, caller, key, params), now)
-            flight.client = key.account.id
-            if directives is not None:
-                dispatcher.direct(flight, directives)
+            call = Call(policy, params, client=key.account.id, directives=directives)
+            caller.flight = flight = dispatcher.new_flight(call, _TagWriter(self, caller, key, params), now)
             dispatcher.launch(flight, now)
             return
         found = self._read(params, route, key)
@@ -67,12 +68,18 @@ class FilterIds:
             return
         upstream, own_id, asked = found
         same = route.policies.get(policy.method.same_as)
-        waiter = caller if same is None or not asked else _LogsPoll(caller, route, same, asked, upstream)
-        caller.flight = flight = dispatcher.new_flight(policy, b'["0x%b"]' % own_id.encode(), waiter, now)
-        flight.client = key.account.id
-        if directives is not None:
-            dispatcher.direct(flight, directives)
-        flight.tried = -1  # All bits are set: no other upstream has the filter, even if this one cannot be reached.
+        waiter: Waiter = caller
+        if same is not None and asked:
+            waiter = _LogsPoll(caller, route, same, asked, upstream, payer=key, meters=self._meters)
+        call = Call(
+            policy,
+            b'["0x%b"]' % own_id.encode(),
+            client=key.account.id,
+            directives=directives,
+            # No other upstream has the filter, even if this one cannot be reached.
+            excluded=all_but(upstream),
+        )
+        caller.flight = flight = dispatcher.new_flight(call, waiter, now)
         dispatcher.send(flight, upstream, now)
 
     def tagged(self, result: bytes, key: Key, upstream: Upstream, params: bytes) -> bytes:
@@ -142,8 +149,20 @@ class _LogsPoll(WholeResultWaiter):
     """Reads the logs of a filter with an ordinary call if its upstream refuses to return that many at once, or may not have the
     last blocks."""
 
-    def __init__(self, caller: Caller, route: Route, same: MethodPolicy, params: bytes, upstream: Upstream) -> None:
+    def __init__(
+        self,
+        caller: Caller,
+        route: Route,
+        same: MethodPolicy,
+        params: bytes,
+        upstream: Upstream,
+        *,
+        payer: Key,
+        meters: Meters | None,
+    ) -> None:
         self._caller = caller
+        self._payer = payer
+        self._meters = meters
         self._route = route
         self._same = same
         self._params = params
@@ -172,9 +191,19 @@ class _LogsPoll(WholeResultWaiter):
     def _read_logs(self) -> None:
         dispatcher, now = self._route.dispatcher, time.monotonic()
         assert self._caller.flight is not None
-        client = self._caller.flight.client
-        self._caller.flight = flight = dispatcher.new_flight(self._same, self._params, self._caller, now)
-        flight.client = client
+        if self._meters is not None:
+            price = self._route.state.price(self._same, self._params)
+            if (refusal := self._meters.open(self._payer).pay_now(price)) is not None:
+                self._caller.on_fault(refusal)
+                return
+            self._caller.on_charged(price)
         tip = self._route.heads.tip
-        flight.least_head = min(tip, self._same.last_block(self._params, tip))
+        call = Call(
+            self._same,
+            self._params,
+            client=self._caller.flight.client,
+            payer=self._payer,
+            least_head=min(tip, self._same.last_block(self._params, tip)),
+        )
+        self._caller.flight = flight = dispatcher.new_flight(call, self._caller, now)
         dispatcher.launch(flight, now)

@@ -1,23 +1,36 @@
-"""The state of one call on its way to an upstream.
+"""A call on its way to an upstream: what it is, and what happens to it.
 
-A flight is sent to one upstream, perhaps to a second one when the first is late (a hedge) or fails (a retry), and ends once:
-with a result, an error from the upstream, or a fault of ours. One client waits for it, or all that made the same call at the
-same time. A flight records this state and passes what its connections report to its handler, the `Dispatcher`, which decides.
+A `Call` is immutable. A `Flight` is the state of one call under way. It is sent to one upstream, perhaps to a second one when
+the first is late (a hedge) or fails (a retry). One client waits for it, or all that made the same call at the same time. Its
+handler, the `Dispatcher`, decides; the state changes only through the methods of the flight, which are named after events.
+
+The rules:
+
+* A flight is *open* until its outcome is known. Attempts begin and end meanwhile, two at a time at most.
+* Other code may take over an open flight to look for the result itself (`Takeovers`). The flight is then *handed over*:
+  failures of attempts that are left no longer end it, a good reply still does.
+* A large result is *streaming* to its only waiter. No other attempt is left, and no caller can join.
+* A flight that is *done* has ended once: with a result, an error from the upstream, a fault of ours, or because all waiters
+  left. No attempt is left, and nothing happens to it any more.
+
+`TRANSITIONS` has these rules as a table. An event that a state does not list is a bug, and raises an error.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from typing import Protocol
+from typing import Final, Literal, Protocol, final
 
 import msgspec
 
+from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import result_start
 from proxy.core.request_records import RecordedAttempt
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import Fault
+from proxy.services.accounts.metering import Meter
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
 from proxy.wire.http1 import ReplyHead
@@ -27,8 +40,90 @@ log = logging.getLogger("penstock.flights")
 
 # Attempts for one read, including the first.
 MAX_TRIES = 3
+FlightState = Literal["open", "handed_over", "streaming", "done"]
+FlightEvent = Literal["hand_over", "stream", "end"]
+TRANSITIONS: Final[dict[FlightState, dict[FlightEvent, FlightState]]] = {
+    # A second attempt may have the same unusual result as the one that was handed over.
+    "open": {"hand_over": "handed_over", "stream": "streaming", "end": "done"},
+    "handed_over": {"hand_over": "handed_over", "end": "done"},
+    "streaming": {"end": "done"},
+    "done": {},
+}
 # Above the ids of the short path (wire/http_upstream), so that the two never collide.
 next_id = itertools.count(1000).__next__
+
+
+@final
+class Call:
+    """What a call is. It is made once and never changes: `mypy` refuses assignments to `Final` attributes."""
+
+    __slots__ = (
+        "archive",
+        "cache_key",
+        "client",
+        "directives",
+        "excluded",
+        "is_piece",
+        "least_head",
+        "params",
+        "payer",
+        "policy",
+        "reports_head",
+    )
+
+    def __init__(
+        self,
+        policy: MethodPolicy,
+        params: bytes,
+        *,
+        client: str = "",
+        payer: Key | Meter | None = None,
+        directives: Directives | None = None,
+        cache_key: bytes | None = None,
+        least_head: int = 0,
+        reports_head: bool = False,
+        archive: bool = False,
+        is_piece: bool = False,
+        excluded: int = 0,
+    ) -> None:
+        self.policy: Final = policy
+        self.params: Final = params
+        # The account that makes the call; empty for our own calls.
+        self.client: Final = client
+        # The key or the request's meter that pays for further upstream calls, if the call needs them; None for our own calls.
+        self.payer: Final = payer
+        # The caller's directives about attempts.
+        self.directives: Final = directives
+        # The cache key of the result, if the result may be cached or shared.
+        self.cache_key: Final = cache_key
+        # The head that an upstream must have reached to receive the call.
+        self.least_head: Final = least_head
+        # Whether the result contains the head of the chain.
+        self.reports_head: Final = reports_head
+        self.archive: Final = archive
+        # Whether this is a part of a larger call, and so is not split again.
+        self.is_piece: Final = is_piece
+        # Upstreams that must not receive the call, as a bit set of their indexes.
+        self.excluded: Final = excluded
+
+    def __repr__(self) -> str:
+        return f"<Call {self.policy.method.name} of {self.client or 'our own'}>"
+
+    def alone(self, client: str) -> Call:
+        """The same call for one of the clients that shared it. Its result is neither cached nor shared."""
+        return Call(
+            self.policy,
+            self.params,
+            client=client,
+            least_head=self.least_head,
+            reports_head=self.reports_head,
+            archive=self.archive,
+        )
+
+
+def all_but(upstream: Upstream) -> int:
+    """A bit set of all upstreams except this one, for calls that no other upstream may receive."""
+    return ~(1 << upstream.health.index)
 
 
 class FlightHandler:
@@ -56,27 +151,11 @@ class FlightHandler:
 
 
 class Flight:
-    # The account that made the call; empty for our own calls.
-    client = ""
     # Other accounts that wait for the same result.
     joined_by: tuple[str, ...] = ()
     # The callers that joined the first one, each with its account.
     joined: list[tuple[Caller, str]] | None = None
-    # The cache key of its result, if the result may be cached or shared.
-    slot: bytes | None = None
-    # The head that an upstream must have reached to receive the call.
-    least_head = 0
-    # Whether the result contains the head of the chain.
-    reports_head = False
-    # Whether this is a part of a larger call, and so is not split again.
-    is_piece = False
-    # Whether other code looks for the result: failures of the attempts left no longer end the flight.
-    handed_over = False
-    archive = False
-    # The caller's directives about attempts.
-    directives: Directives | None = None
-    done = False
-    streaming = False
+    state: FlightState = "open"
     # The upstream whose reply arrived last.
     answered_by: Upstream | None = None
     # The attempts in flight, of which there are two at most, and when each began. Two pairs of attributes cost less than
@@ -95,35 +174,49 @@ class Flight:
     fallback_weight = 0
     # The attempts that have ended, if one of them did not give the result at once. Others need no list.
     attempt_log: list[RecordedAttempt] | None = None
-    # The upstreams that were tried, as a bit set of their indexes, and the number of attempts.
-    tried = 0
+    # The number of attempts.
     tries = 0
 
     def __init__(
-        self,
-        handler: FlightHandler,
-        policy: MethodPolicy,
-        params: bytes,
-        waiter: Waiter,
-        now: float,
-        moves: int,
-        tip: int,
+        self, handler: FlightHandler, call: Call, waiter: Waiter, now: float, *, moves: int = 0, tip: int = 0
     ) -> None:
         self.handler = handler
-        self.policy = policy
-        self.params = params
+        self.call = call
+        self.policy = call.policy
+        self.params = call.params
+        # The account that the call belongs to now. See `pass_on`.
+        self.client = call.client
         self.waiters = [waiter]
         self.id = b"%d" % next_id()
         # How often the head had moved when the call was made: a result from before a move is out of date.
         self.moves = moves
         # A block that the state behind the result has certainly reached; 0 if it is unknown.
         self.block = tip
-        self.most_tries = MAX_TRIES
+        # The upstreams that were tried or are excluded, as a bit set of their indexes.
+        self.tried = call.excluded
         self.began = now
 
     def __repr__(self) -> str:
-        state = "done" if self.done else "streaming" if self.streaming else f"{self.tries} sent"
-        return f"<Flight {self.policy.method.name} {state}, {len(self.waiters)} waiting>"
+        return f"<Flight {self.policy.method.name} {self.state}, {self.tries} sent, {len(self.waiters)} waiting>"
+
+    def _on(self, event: FlightEvent) -> None:
+        self.state = TRANSITIONS[self.state][event]
+
+    @property
+    def done(self) -> bool:
+        return self.state == "done"
+
+    @property
+    def streaming(self) -> bool:
+        return self.state == "streaming"
+
+    @property
+    def handed_over(self) -> bool:
+        return self.state == "handed_over"
+
+    @property
+    def most_tries(self) -> int:
+        return MAX_TRIES if self.call.directives is None else 1 + self.call.directives.retry
 
     @property
     def answered_label(self) -> str:
@@ -144,13 +237,21 @@ class Flight:
         if health.head < self.block:
             self.block = health.head
         health.begin(now)
-        if self.directives is None or self.directives.trace is None:
+        directives = self.call.directives
+        if directives is None:
             return b""
-        return self.directives.trace.began(self.id, upstream.label, self.policy.method.name)
+        # Only an upstream that has reached the block was chosen, even if it has not reported that.
+        self.block = max(self.block, directives.min_block)
+        return (
+            b""
+            if directives.trace is None
+            else directives.trace.began(self.id, upstream.label, self.policy.method.name)
+        )
 
-    def was_sent(self, upstream: Upstream, id_: bytes) -> None:
-        """The call was sent under this id before there was a flight for it."""
+    def was_sent(self, upstream: Upstream, id_: bytes, block: int) -> None:
+        """The call was sent under this id, when the state had reached this block, before there was a flight for it."""
         self.id = id_
+        self.block = block
         self.first, self.first_at = upstream, self.began
         self.tried = 1 << upstream.health.index
         self.tries = 1
@@ -158,8 +259,8 @@ class Flight:
     def ended(self, upstream: Upstream) -> float:
         """An attempt is over. Returns when it began."""
         upstream.health.inflight -= 1
-        if self.directives is not None and self.directives.trace is not None:
-            self.directives.trace.ended(self.id, upstream.label)
+        if self.call.directives is not None and self.call.directives.trace is not None:
+            self.call.directives.trace.ended(self.id, upstream.label)
         if upstream is self.first:
             self.first = None
             self.last_began = self.first_at
@@ -167,6 +268,22 @@ class Flight:
             self.second = None
             self.last_began = self.second_at
         return self.last_began
+
+    def reply_arrived(self, upstream: Upstream) -> None:
+        self.answered_by = upstream
+
+    def also_tried(self, upstream: Upstream) -> None:
+        """Other code has made the same call to this upstream."""
+        self.tried |= 1 << upstream.health.index
+
+    def start_over(self) -> None:
+        """Any upstream may be tried again."""
+        self.tried = self.call.excluded
+        self.tries = 0
+
+    def read_at(self, block: int) -> None:
+        """The result is of the state at this block or a later one."""
+        self.block = block
 
     def note(self, upstream: Upstream, began: float, now: float, outcome: str) -> None:
         """Record how an attempt ended, for `attempts`."""
@@ -187,8 +304,8 @@ class Flight:
 
     def note_failure(self, upstream: Upstream, reason: str) -> None:
         """For the trace of the call, if there is one: an attempt that is about to end has failed."""
-        if self.directives is not None and self.directives.trace is not None:
-            self.directives.trace.failed(self.id, upstream.label, reason)
+        if self.call.directives is not None and self.call.directives.trace is not None:
+            self.call.directives.trace.failed(self.id, upstream.label, reason)
 
     def is_carried_by(self, upstream: Upstream) -> bool:
         return upstream is self.first or upstream is self.second
@@ -251,10 +368,40 @@ class Flight:
             health.count_failure(now, by_call=True)
         self.suspects = ()
 
+    def keep_fallback(self, result: bytes) -> None:
+        """Keep a doubtful result, in case that no upstream gives a better one."""
+        self.fallback_result = result
+
     def note_error(self, error: bytes, weight: int) -> None:
         """Keep the most useful of the errors: see `ErrorMeaning.weight`."""
         if weight > self.fallback_weight:
             self.fallback_error, self.fallback_weight = error, weight
+
+    # The outcome
+
+    def hand_over(self) -> None:
+        """Other code looks for the result."""
+        self._on("hand_over")
+
+    def end(self) -> None:
+        """The outcome is known, or no waiter is left. Attempts that are left must be given up next."""
+        self._on("end")
+
+    def begin_stream(self, connection: UpstreamConnection, beginning: memoryview, left: int | None) -> None:
+        """Pass on the beginning of a large result. `left`: its length, if it is known."""
+        self._on("stream")
+        self.answered_by = connection.upstream
+        self.leave_others(connection.upstream)
+        self.waiters[0].on_stream(beginning, left, connection)
+
+    def end_stream(self) -> None:
+        self._on("end")
+        self.waiters[0].on_stream_end()
+
+    def break_stream(self) -> None:
+        """The upstream failed in the middle of the result."""
+        self._on("end")
+        self.waiters[0].on_stream_broken()
 
     # Waiters. An exception of one must reach neither the others nor the connection, which carries calls of other clients.
 
@@ -279,18 +426,26 @@ class Flight:
             except Exception:
                 self._log_exception()
 
+    def charge(self, key: Key, units: int, fault: Fault | None) -> None:
+        """Count the price of further upstream calls, which the key has paid: in that of the first caller, in the `fault` that
+        is about to be delivered, or in the usage of the key if all callers have left."""
+        if not units:
+            return
+        if fault is not None and not self.done:
+            fault.keep(units)
+            return
+        for waiter in self.waiters:
+            if waiter.on_charged(units):
+                return
+        key.sheet[self.policy.tally].units += units
+
     def _log_exception(self) -> None:
         log.exception("a reply was not delivered", extra={"method": self.policy.method.name})
-
-    def repeat(self, other: Flight, client: str) -> None:
-        """Make the same call as the other flight, for one of its clients."""
-        self.client = client
-        self.least_head, self.archive, self.reports_head = other.least_head, other.archive, other.reports_head
 
     def pass_on(self) -> None:
         """The call now belongs to the next account that joined it."""
         self.client, self.joined_by = self.joined_by[0], self.joined_by[1:]
-        self.tried = 0
+        self.tried = self.call.excluded
 
     def join(self, caller: Caller, client: str) -> None:
         """Another caller makes the same call."""

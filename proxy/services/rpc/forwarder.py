@@ -12,9 +12,10 @@ from proxy.core.caching import key_of
 from proxy.core.directives import NO_DIRECTIVES, Directives
 from proxy.core.verification import Verification
 from proxy.errors import InvalidRequest
+from proxy.services.accounts.metering import Meter
 from proxy.services.rpc.broadcasts import Broadcast
 from proxy.services.rpc.filter_ids import FilterIds
-from proxy.services.rpc.flights import Caller, Flight
+from proxy.services.rpc.flights import Call, Caller, Flight
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.upstream_batch import launch_all
@@ -33,14 +34,15 @@ class CallVerifier(Protocol):
     """Answers calls whose replies must be verified."""
 
     def start(
-        self, call: AdmittedCall, route: Route, how: Verification, *, client: str, directives: Directives
+        self, call: AdmittedCall, route: Route, how: Verification, *, key: Key, directives: Directives
     ) -> None: ...
 
 
 class Forwarder:
     """Answers calls of clients that were admitted, and of services, which need no admission and have no key.
 
-    `client` is the account that a call without a key is made for, if there is one.
+    `client` is the account that a call without a key is made for, if there is one, and `meter` pays for the pieces of such a
+    call if it is split.
     """
 
     __slots__ = ("_filters", "_verifier")
@@ -58,9 +60,10 @@ class Forwarder:
         *,
         directives: Directives | None = None,
         client: str = "",
+        meter: Meter | None = None,
     ) -> None:
         """Answer one call."""
-        flight = self._flight(call, route, key, now, directives=directives, client=client)
+        flight = self._flight(call, route, key, now, directives=directives, client=client, meter=meter)
         if flight is None:
             return
         lookup = route.shared_lookup if _may_read_cache(route, directives) else None
@@ -76,15 +79,16 @@ class Forwarder:
         *,
         directives: Directives | None = None,
         client: str = "",
+        meter: Meter | None = None,
     ) -> None:
         """Answer several calls. Those that need an upstream are sent together."""
         if directives is not None and directives.steers:
             for call in calls:
-                self.forward(call, route, key, now, directives=directives, client=client)
+                self.forward(call, route, key, now, directives=directives, client=client, meter=meter)
             return
         flights: list[Flight] = []
         for call in calls:
-            flight = self._flight(call, route, key, now, directives=directives, client=client)
+            flight = self._flight(call, route, key, now, directives=directives, client=client, meter=meter)
             if flight is not None:
                 flights.append(flight)
         if flights:
@@ -100,6 +104,7 @@ class Forwarder:
         *,
         directives: Directives | None,
         client: str,
+        meter: Meter | None,
     ) -> Flight | None:
         """A flight to launch; None if the call needs none."""
         caller, policy, params = call
@@ -109,7 +114,7 @@ class Forwarder:
             client = key.account.id
             how = policy.verify if directives is None or directives.verify is None else directives.verify
             if how is not None and self._verifier is not None:
-                self._verify(call, route, how, client, directives)
+                self._verify(call, route, how, key, directives)
                 return None
         if policy.by_range or policy.method.creates_filter:
             if len(params) > MOST_FILTER_BYTES:
@@ -123,20 +128,22 @@ class Forwarder:
             caller.cache = "miss"
         elif policy.is_checked and route.guard is not None:
             assert key is not None  # Services make no calls that a guard checks.
-            return _guarded(route.guard.flight(caller, key, policy, params, now), route, directives)
+            return route.guard.flight(caller, key, policy, params, now, directives)
         elif policy.method.kind == "filter":
             assert key is not None  # A filter belongs to a key: services make none here.
             self._filters.forward(caller, route, key, policy, params, now, directives=directives)
             return None
         elif _needs_no_flight((caller, policy, params), route, now, directives, client):
             return None
-        caller.flight = flight = route.dispatcher.new_flight(policy, params, caller, now)
-        flight.client = client
-        _prepare(flight, route, slot, directives)
+        payer = (meter if key is None else key) if policy.by_range or policy.looks_up_null else None
+        made = _call(policy, params, route, client=client, payer=payer, directives=directives, cache_key=slot)
+        caller.flight = flight = route.dispatcher.new_flight(made, caller, now)
+        if made.cache_key is not None and route.coalesces and (directives is None or directives.may_join):
+            route.state.register(flight)
         return flight
 
     def _verify(
-        self, call: AdmittedCall, route: Route, how: Verification, client: str, directives: Directives | None
+        self, call: AdmittedCall, route: Route, how: Verification, key: Key, directives: Directives | None
     ) -> None:
         caller, policy, _ = call
         if not policy.may_repeat or self._verifier is None:
@@ -145,14 +152,7 @@ class Forwarder:
             reason = f"X-Upstream: {policy.method.name} is verified, which takes more than one upstream"
             caller.on_fault(InvalidRequest(reason))
         else:
-            self._verifier.start(call, route, how, client=client, directives=directives or NO_DIRECTIVES)
-
-
-def _guarded(flight: Flight | None, route: Route, directives: Directives | None) -> Flight | None:
-    """The flight that a guard has made, if it did not answer the call itself."""
-    if flight is not None and directives is not None:
-        route.dispatcher.direct(flight, directives)
-    return flight
+            self._verifier.start(call, route, how, key=key, directives=directives or NO_DIRECTIVES)
 
 
 def _needs_no_flight(call: AdmittedCall, route: Route, now: float, directives: Directives | None, client: str) -> bool:
@@ -195,7 +195,8 @@ def _is_known(
     # One that hangs is not joined: it ends with a timeout, and long before the caller's own time is up.
     if flight is None or now - flight.began > route.dispatcher.call_timeout_s / 2:
         return False
-    if len(flight.waiters) >= MOST_JOINED:
+    # A call that may be split is not shared with other accounts: its pieces are paid for by one.
+    if len(flight.waiters) >= MOST_JOINED or (flight.policy.by_range and flight.client != client):
         return False
     caller.cache = "join"
     caller.flight = flight
@@ -214,36 +215,44 @@ def _is_stale_known(caller: Caller, route: Route, slot: bytes, max_stale_s: int)
     return True
 
 
-def _prepare(flight: Flight, route: Route, slot: bytes | None, directives: Directives | None) -> None:
-    """Let equal calls join the flight, and set what the block of the call requires of its upstream."""
-    policy = flight.policy
-    if directives is not None:
-        route.dispatcher.direct(flight, directives)
-        if directives.upstream:
-            return  # The result is that of one upstream, whatever the others have: it is not shared.
-    if slot is not None:
-        flight.slot = slot
-        if route.coalesces and (directives is None or directives.may_join):
-            route.state.flights[slot] = flight
-    if not policy.is_plain:
-        _set_block(flight, route, policy, flight.params)
-    elif policy.is_head_number:
-        flight.reports_head = True
-        flight.least_head = route.heads.tip
-
-
-def _set_block(flight: Flight, route: Route, policy: MethodPolicy, params: bytes) -> None:
-    """Set what the block of the call requires of its upstream."""
+def _call(
+    policy: MethodPolicy,
+    params: bytes,
+    route: Route,
+    *,
+    client: str,
+    payer: Key | Meter | None,
+    directives: Directives | None,
+    cache_key: bytes | None,
+) -> Call:
+    """The call, with what its block requires of its upstream."""
+    if directives is not None and directives.upstream:
+        # The result is that of one upstream, whatever the others have: it is not shared.
+        return Call(policy, params, client=client, payer=payer, directives=directives)
+    least_head, reports_head, archive = 0, False, False
     tip = route.heads.tip
-    if policy.has_block and policy.names_latest(params):
-        flight.least_head = tip
-        flight.reports_head = policy.may_show_head
-        return
-    ref = policy.family.block_ref(policy.method, params)
-    if ref.moves:
-        flight.least_head = tip
-        flight.reports_head = policy.may_show_head and ref.tag == policy.family.latest
-    elif tip:
-        flight.archive = policy.family.is_archive(ref, tip)
-        # An upstream without the last block of a range would silently leave that block out.
-        flight.least_head = min(tip, policy.last_block(params, tip) if policy.by_range else ref.number)
+    if policy.is_plain:
+        if policy.is_head_number:
+            least_head, reports_head = tip, True
+    elif policy.has_block and policy.names_latest(params):
+        least_head, reports_head = tip, policy.may_show_head
+    else:
+        ref = policy.family.block_ref(policy.method, params)
+        if ref.moves:
+            least_head = tip
+            reports_head = policy.may_show_head and ref.tag == policy.family.latest
+        elif tip:
+            archive = policy.family.is_archive(ref, tip)
+            # An upstream without the last block of a range would silently leave that block out.
+            least_head = min(tip, policy.last_block(params, tip) if policy.by_range else ref.number)
+    return Call(
+        policy,
+        params,
+        client=client,
+        payer=payer,
+        directives=directives,
+        cache_key=cache_key,
+        least_head=least_head,
+        reports_head=reports_head,
+        archive=archive,
+    )

@@ -130,20 +130,27 @@ class NetworkState:
 
     # Replies
 
+    def register(self, flight: Flight) -> None:
+        """Let the same call of others join the flight."""
+        if flight.call.cache_key is not None:
+            self.flights[flight.call.cache_key] = flight
+
     def unregister(self, flight: Flight) -> None:
         """The flight can no longer be joined."""
-        if flight.slot is not None and self.flights.get(flight.slot) is flight:
-            del self.flights[flight.slot]
+        key = flight.call.cache_key
+        if key is not None and self.flights.get(key) is flight:
+            del self.flights[key]
 
     def keep(self, flight: Flight, result: bytes | msgspec.Raw) -> None:
         """Cache a result for as long as it is true. A write makes recent replies out of date."""
         policy = flight.policy
         if policy.method.kind == "write":
             if flight.answered_by is not None:
-                flight.answered_by.health.writes_failed = 0
+                flight.answered_by.health.write_succeeded()
             self.forget_recent()
             return
-        if flight.slot is None or not self.caches or not self.heads.tip:
+        key = flight.call.cache_key
+        if key is None or not self.caches or not self.heads.tip:
             return
         if flight.answered_by is not None and flight.answered_by.health.standing != "good":
             return  # It was found to be on another branch while the call was under way.
@@ -153,9 +160,9 @@ class NetworkState:
         ref = policy.family.block_ref(policy.method, flight.params)
         lifetime = policy.family.lifetime(policy.method, flight.params, raw, ref, self.heads.tip, self.heads.final)
         if lifetime == "forever" or (lifetime == "head" and self._is_current(flight, ref)):
-            self.replies.put(flight.slot, raw, lifetime, flight.client)
+            self.replies.put(key, raw, lifetime, flight.client)
             if lifetime == "forever" and self.shared_cache is not None:
-                self.shared_cache.put(flight.slot, raw)
+                self.shared_cache.put(key, raw)
 
     def _is_current(self, flight: Flight, ref: BlockRef) -> bool:
         """Whether a result was read at our head. A call that names no block is answered at the head of its upstream."""

@@ -28,11 +28,11 @@ class SharedLookup:
         """Look up the flights whose results may be cached. Returns the others, to be launched at once."""
         if self._open >= MAX_LOOKUPS or not self._cache.is_available(now):
             return flights
-        wanted = [flight for flight in flights if flight.slot is not None and self._may_be_final(flight)]
+        wanted = [flight for flight in flights if flight.call.cache_key is not None and self._may_be_final(flight)]
         if not wanted:
             return flights
         self._open += 1
-        slots = [flight.slot for flight in wanted if flight.slot is not None]
+        slots = [flight.call.cache_key for flight in wanted if flight.call.cache_key is not None]
         self._cache.look(slots, partial(self._on_found, wanted, self._dispatcher.state.reorgs))
         return [flight for flight in flights if flight not in wanted]
 
@@ -64,13 +64,10 @@ class SharedLookup:
             launch_all(self._dispatcher, missed, now)
 
     def _complete(self, flight: Flight, result: bytes) -> None:
-        assert flight.slot is not None
-        state = self._dispatcher.state
-        state.replies.put(flight.slot, result, "forever", flight.client)
-        state.unregister(flight)
-        flight.slot = None  # Its result is cached already.
+        assert flight.call.cache_key is not None
+        self._dispatcher.state.replies.put(flight.call.cache_key, result, "forever", flight.client)
         for waiter in flight.waiters:
             if getattr(waiter, "cache", "") == "miss":
                 caller: Caller = waiter  # type: ignore[assignment]
                 caller.cache = "hit"
-        self._dispatcher.complete(flight, result)
+        self._dispatcher.complete_cached(flight, result)

@@ -20,15 +20,15 @@ from proxy.wire.upstream import OUT_OF_STEP, TOO_LARGE, Piece, Upstream, Upstrea
 
 def launch_all(dispatcher: Dispatcher, flights: Sequence[Flight], now: float) -> None:
     """Send the calls of one batch, in few requests if the upstream accepts batches."""
-    together = [flight for flight in flights if flight.policy.may_repeat and not flight.archive]
-    upstream = dispatcher.choose(together[0], now, 0) if len(together) > 1 else None
+    together = [flight for flight in flights if flight.policy.may_repeat and not flight.call.archive]
+    upstream = dispatcher.choose(together[0].call, now, 0) if len(together) > 1 else None
     size = upstream.batches.of(together[0].client) if upstream is not None else 1
     if upstream is None or size < 2:
         together = []
     else:
         health = upstream.health
         together = [flight for flight in together if health.may_serve(flight.policy.method.name)]
-        together = [flight for flight in together if not health.head or health.head >= flight.least_head]
+        together = [flight for flight in together if not health.head or health.head >= flight.call.least_head]
     alone = set(flights).difference(together)
     for flight in flights:
         if flight in alone:

@@ -1,4 +1,7 @@
-"""Waiters: the objects that receive the result of a flight."""
+"""Waiters: the objects that receive the result of a flight.
+
+This module is apart from `flights.py` because plain modules have subclasses here, and no plain class can have a compiled base.
+"""
 
 from __future__ import annotations
 
