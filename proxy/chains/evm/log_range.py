@@ -195,6 +195,15 @@ def narrowed(asked: LogRange, message: str) -> LogRange | None:
 def refusal(first: int, last: int) -> bytes:
     """The error of a range that is too large, with one that would work: in the data, and in Alchemy's phrase, which indexers
     (ponder, rindexer) look for."""
+    return _refusal(jsonrpc.INVALID_PARAMS, "", first, last)
+
+
+def limit_refusal(first: int, last: int, reason: str) -> bytes:
+    """The same for a range that is too large for the limits of the account."""
+    return _refusal(jsonrpc.LIMIT_EXCEEDED, f"{reason}; ", first, last)
+
+
+def _refusal(code: int, reason: str, first: int, last: int) -> bytes:
     hexes = f"0x{first:x}", f"0x{last:x}"
-    message = f"the block range is too large: this block range should work: [{hexes[0]}, {hexes[1]}]"
-    return jsonrpc.error(jsonrpc.INVALID_PARAMS, message, {"suggested_from": hexes[0], "suggested_to": hexes[1]})
+    message = f"the block range is too large: {reason}this block range should work: [{hexes[0]}, {hexes[1]}]"
+    return jsonrpc.error(code, message, {"suggested_from": hexes[0], "suggested_to": hexes[1]})

@@ -5,6 +5,10 @@ names, or of the configured size. A piece that is refused again is halved. A few
 the whole call fails, because a caller must never take part of the logs for all of them. A range that needs too many pieces, or
 whose logs are too large, is refused with a range that is likely to work.
 
+The call has paid for one upstream call, which was the refused one. Each piece is charged at the list price before it is
+requested (`services/accounts/metering.py`), and waits for the account's units to be refilled. A range whose pieces the account
+cannot pay for in time is refused at once.
+
 An upstream omits the logs of blocks that it does not have yet, without an error. So where a range ends beyond the head that was
 last seen, the upstreams are polled first, and each piece must come from one that has the piece's last block.
 """
@@ -14,47 +18,75 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 
 from proxy.chains.evm import log_range
 from proxy.chains.evm.log_range import LogRange
 from proxy.core import upstream_errors
-from proxy.errors import Fault, InternalError, Unavailable, UpstreamTimeout
+from proxy.core.access import Key
+from proxy.errors import Fault, InternalError, RateLimited, Unavailable, UpstreamTimeout
+from proxy.services.accounts.metering import Meter, Meters
 from proxy.services.rpc.calls import PendingReply, RpcError, call_upstream
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Tracker
 from proxy.settings import RpcSettings as Limits
-from proxy.tasks import Tasks
+from proxy.tasks import Tasks, report_failure
 from proxy.wire.upstream import MAX_REPLY_BYTES, Upstream
 
 AT_ONCE = 4
 # Dense chains can refuse any range: at this size the refusal is passed on.
 SMALLEST = 1
-# Upper bounds on what one call's price pays for: pieces, and calls to upstreams including those for halves.
+# Upper bounds on the work of one call: pieces, and calls to upstreams including those for halves.
 MAX_PIECES = 1000
 MAX_CALLS = 4 * MAX_PIECES
 _serial = itertools.count(1)
-Collect = Callable[[], Awaitable[bytes]]
+# The part of a call's time in which its pieces may be paid for: one that is paid for at the end would come too late.
+PAYING_PART = 0.9
+
+
+@dataclass(slots=True)
+class PiecePayments:
+    """Pays for the pieces of one call. `free`: pieces that are not charged, because the call has paid for them or because we
+    need them ourselves. `units`: the price of the pieces that were requested."""
+
+    meter: Meter
+    price: int
+    free: int = 0
+    units: int = 0
+
+    async def pay(self) -> None:
+        if self.free:
+            self.free -= 1
+            return
+        await self.meter.pay(self.price)
+        self.units += self.price
+
+    def not_requested(self) -> None:
+        """A piece was paid for, and its caller has left meanwhile."""
+        if self.units:
+            self.units -= self.price
+            self.meter.unused(self.price)
+
+
+Collect = Callable[[PiecePayments | None], Awaitable[bytes]]
 
 
 class LogQueries:
-    """`trackers`: by network, to poll the heads at the moment of a call."""
+    """The queries of one network. `tracker`: polls the heads at the moment of a call."""
 
-    def __init__(self, tasks: Tasks, limits: Limits, trackers: Mapping[str, Tracker]) -> None:
+    def __init__(self, tasks: Tasks, limits: Limits, tracker: Tracker, meters: Meters) -> None:
         self._tasks = tasks
         self._limits = limits
-        self._trackers = trackers
+        self._tracker = tracker
+        self._meters = meters
 
-    def serve(self, route: Route) -> None:
-        dispatcher, tracker = route.dispatcher, self._trackers[route.network.id]
-        dispatcher.on_split = lambda flight, error: self.split(dispatcher, tracker, flight, error)
-        dispatcher.on_partial = lambda flight, result, upstream: self.complete(
-            dispatcher, tracker, flight, result, upstream
-        )
+    def __repr__(self) -> str:
+        return f"<LogQueries of {self._tracker.network_id}>"
 
-    def split(self, dispatcher: Dispatcher, tracker: Tracker, flight: Flight, error: bytes) -> bool:
+    def split(self, dispatcher: Dispatcher, flight: Flight, error: bytes) -> bool:
         """Take over a call whose range was refused, if it can be split."""
         # Only logs are the sum of their pieces. A filter is a single object, and traces may be addressed by their index.
         if not flight.policy.by_range:
@@ -62,42 +94,79 @@ class LogQueries:
         whole = log_range.parse(flight.params, dispatcher.state.heads.tip)
         if whole is None or whole.blocks <= SMALLEST:
             return False
-        self._start(dispatcher, flight, lambda: self._split(dispatcher, tracker, flight, whole, error))
+        self._start(dispatcher, flight, lambda paying: self._split(dispatcher, flight, whole, error, paying))
         return True
 
-    def complete(
-        self, dispatcher: Dispatcher, tracker: Tracker, flight: Flight, result: bytes, upstream: Upstream
-    ) -> None:
-        """Take over a call whose result may lack the last blocks: its upstream was not known to have them."""
+    def complete(self, dispatcher: Dispatcher, flight: Flight, result: bytes, upstream: Upstream) -> None:
+        """Take over a call whose result may lack the last blocks: its upstream was not known to have them. The second call is
+        not charged: it makes up for the upstream."""
         had = upstream.health.head
-        self._start(dispatcher, flight, lambda: self._complete(dispatcher, tracker, flight, result, had))
+        self._start(dispatcher, flight, lambda paying: self._complete(dispatcher, flight, result, had, paying), free=1)
 
-    def _start(self, dispatcher: Dispatcher, flight: Flight, collect: Collect) -> None:
-        self._tasks.start(f"logs {next(_serial)}", lambda: _run(dispatcher, flight, collect))
+    def _start(self, dispatcher: Dispatcher, flight: Flight, collect: Collect, *, free: int = 0) -> None:
+        self._tasks.start_once("logs", lambda: self._run(dispatcher, flight, collect, free=free), of=next(_serial))
+
+    async def _run(self, dispatcher: Dispatcher, flight: Flight, collect: Collect, *, free: int) -> None:
+        paying = self._payments(dispatcher, flight, free)
+        outcome = await _outcome(dispatcher, flight, partial(collect, paying))
+        if paying is not None:
+            _charge(flight, outcome, paying)
+        if flight.done:
+            return  # Its waiters have left.
+        match outcome:
+            case bytes():
+                dispatcher.complete(flight, outcome)
+            case RpcError():
+                dispatcher.complete_with_error(flight, outcome.error)
+            case Fault():
+                dispatcher.complete_with_fault(flight, outcome)
+
+    def _payments(self, dispatcher: Dispatcher, flight: Flight, free: int) -> PiecePayments | None:
+        """None for our own calls."""
+        if flight.call.payer is None:
+            return None
+        price = dispatcher.state.price(flight.policy, flight.params)
+        if isinstance(flight.call.payer, Meter):
+            return PiecePayments(flight.call.payer, price, free)
+        within_s = flight.began + PAYING_PART * dispatcher.call_timeout_s - time.monotonic()
+        return PiecePayments(self._meters.open(flight.call.payer, within_s=within_s), price, free)
 
     async def _split(
-        self, dispatcher: Dispatcher, tracker: Tracker, flight: Flight, whole: LogRange, error: bytes
+        self,
+        dispatcher: Dispatcher,
+        flight: Flight,
+        whole: LogRange,
+        error: bytes,
+        paying: PiecePayments | None,
     ) -> bytes:
         if whole.last >= dispatcher.state.heads.tip:
-            newest = await tracker.newest()
+            newest = await self._tracker.newest()
             whole = _up_to(newest, log_range.parse(flight.params, newest) or whole)
         chunk = self._chunk(whole, error)
         most = min(self._limits.max_logs_blocks, chunk * MAX_PIECES)
         if whole.blocks > most:
             raise RpcError(log_range.refusal(whole.first, whole.first + most - 1))
-        return await SplitLogQuery(dispatcher, flight, whole, chunk).collect()
+        if paying is not None and whole.blocks > chunk * (most := paying.meter.affords(paying.price)):
+            reason = f"it takes {-(-whole.blocks // chunk)} upstream calls of {paying.price} compute units each"
+            raise _unaffordable(whole, chunk * most // 2, reason)
+        return await SplitLogQuery(dispatcher, flight, whole, chunk, paying).collect()
 
     async def _complete(
-        self, dispatcher: Dispatcher, tracker: Tracker, flight: Flight, result: bytes, had: int
+        self,
+        dispatcher: Dispatcher,
+        flight: Flight,
+        result: bytes,
+        had: int,
+        paying: PiecePayments | None,
     ) -> bytes:
         """The result, unless an upstream has more of the blocks than the one that sent it."""
         whole = log_range.parse(flight.params, dispatcher.state.heads.tip)
         if whole is None:
             return result
-        newest = await tracker.newest()
+        newest = await self._tracker.newest()
         if had >= min(whole.last, newest):
             return result
-        return await SplitLogQuery(dispatcher, flight, _up_to(newest, whole), whole.blocks).collect()
+        return await SplitLogQuery(dispatcher, flight, _up_to(newest, whole), whole.blocks, paying).collect()
 
     def _chunk(self, whole: LogRange, error: bytes) -> int:
         """The size that the refusal names; else the configured size, or half of the range if that is less."""
@@ -112,20 +181,24 @@ def _up_to(newest: int, whole: LogRange) -> LogRange:
     return whole.part(whole.first, newest) if whole.first <= newest < whole.last else whole
 
 
-async def _run(dispatcher: Dispatcher, flight: Flight, collect: Collect) -> None:
-    outcome = await _outcome(dispatcher, flight, collect)
-    if flight.done:
-        return  # Its waiters have left.
-    match outcome:
-        case bytes():
-            dispatcher.complete(flight, outcome)
-        case RpcError():
-            dispatcher.complete_with_error(flight, outcome.error)
-        case Fault():
-            dispatcher.complete_with_fault(flight, outcome)
+def _charge(flight: Flight, outcome: bytes | RpcError | Fault, paying: PiecePayments) -> None:
+    """Count the pieces in the price of the call, or in the account's usage if its callers have left. A request with a meter of
+    its own counts them itself."""
+    if not isinstance(flight.call.payer, Key):
+        return
+    units = paying.meter.settle(paying.units)
+    flight.charge(flight.call.payer, units, outcome if isinstance(outcome, Fault) else None)
 
 
-async def _outcome(dispatcher: Dispatcher, flight: Flight, collect: Collect) -> bytes | RpcError | Fault:
+def _unaffordable(whole: LogRange, blocks: int, reason: str) -> RpcError:
+    """A refusal that suggests as many blocks as the account can pay for."""
+    last = whole.first + min(max(blocks, 1), whole.blocks) - 1
+    return RpcError(log_range.limit_refusal(whole.first, last, f"this account's rate does not allow it: {reason}"))
+
+
+async def _outcome(
+    dispatcher: Dispatcher, flight: Flight, collect: Callable[[], Awaitable[bytes]]
+) -> bytes | RpcError | Fault:
     """Collect the logs within the deadline of the whole call."""
     limit_s = dispatcher.call_timeout_s
     try:
@@ -137,12 +210,19 @@ async def _outcome(dispatcher: Dispatcher, flight: Flight, collect: Collect) -> 
         return InternalError("an upstream sent logs that are not an array")
     except TimeoutError:
         return UpstreamTimeout(f"the logs did not arrive within {limit_s:g} s: request fewer blocks")
+    except Exception as exc:
+        report_failure("logs", exc, None)
+        return InternalError("internal error; the logs were not collected")
 
 
 class SplitLogQuery:
     """A call in pieces: those that are left, and the logs of the others."""
 
-    def __init__(self, dispatcher: Dispatcher, flight: Flight, whole: LogRange, chunk: int) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, flight: Flight, whole: LogRange, chunk: int, paying: PiecePayments | None
+    ) -> None:
+        """`paying`: None for our own calls."""
+        self._paying = paying
         self._dispatcher = dispatcher
         self._flight = flight
         self._whole = whole
@@ -171,26 +251,39 @@ class SplitLogQuery:
         return log_range.merge(logs for _, logs in sorted(self._logs.items()))
 
     def _start_workers(self, group: asyncio.TaskGroup) -> None:
-        for _ in range(min(AT_ONCE - self._workers, len(self._left))):
+        for turns in range(min(AT_ONCE - self._workers, len(self._left))):
             self._workers += 1
-            group.create_task(self._work(group))
+            group.create_task(self._work(group, turns))
 
-    async def _work(self, group: asyncio.TaskGroup) -> None:
-        """Request pieces until none is left."""
+    async def _work(self, group: asyncio.TaskGroup, turns: int) -> None:
+        """Request pieces until none is left. Workers begin a turn apart: each piece copies the filter, which may be large."""
+        for _ in range(turns):
+            await asyncio.sleep(0)
         while self._left:
             part = self._left.pop()
-            pending = self._call(part)
             try:
-                logs = await pending.result()
+                logs, answered_by = await self._piece(part)
             except RpcError as exc:
                 if upstream_errors.classify(exc.error).kind != "range_too_large" or (halves := part.halves()) is None:
                     raise
                 self._left += reversed(halves)
                 self._start_workers(group)
             else:
-                self._check(part, pending.answered_by)
+                self._check(part, answered_by)
                 self._take(part, logs)
         self._workers -= 1
+
+    async def _piece(self, part: LogRange) -> tuple[bytes, Upstream | None]:
+        """The logs of a piece, in its account's turn and paid for, and the upstream that they came from."""
+        if self._paying is None:
+            return await _answer_of(self._call(part))
+        async with self._paying.meter.pieces:
+            try:
+                await self._paying.pay()
+            except RateLimited:
+                reason = f"{self._blocks} of {self._whole.blocks} blocks were read when its compute units ran out"
+                raise _unaffordable(self._whole, self._blocks, reason) from None
+            return await _answer_of(self._call(part))
 
     def _check(self, part: LogRange, upstream: Upstream | None) -> None:
         """An upstream that does not have the last block of the piece has left out its logs."""
@@ -208,6 +301,8 @@ class SplitLogQuery:
         """Request one piece, in a separate flight that is not split again."""
         whole = self._flight
         if whole.done:
+            if self._paying is not None:
+                self._paying.not_requested()
             raise InternalError("the caller has left")
         self._calls += 1
         if self._calls > MAX_CALLS:
@@ -217,13 +312,18 @@ class SplitLogQuery:
             whole.policy,
             part.params(),
             least_head=part.last,
-            archive=whole.archive,
+            archive=whole.call.archive,
             is_piece=True,
             client=whole.client,
-            trace=None if whole.directives is None else whole.directives.trace,
+            trace=None if whole.call.directives is None else whole.call.directives.trace,
         )
 
     def _too_large(self) -> RpcError:
         """A refusal that suggests half of the blocks received so far: that is likely to work."""
         fewer = max(self._blocks // 2, 1)
         return RpcError(log_range.refusal(self._whole.first, self._whole.first + fewer - 1))
+
+
+async def _answer_of(pending: PendingReply) -> tuple[bytes, Upstream | None]:
+    logs = await pending.result()
+    return logs, pending.answered_by
