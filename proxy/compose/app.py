@@ -194,9 +194,11 @@ class App:
     def _build_features(self, builder: NetworkBuilder) -> None:
         parts = self.settings, self._tables, self.pool
         self.data = DataFeature(*parts, self.internal_calls, reads=self.reads, index_pools=self.indexes.split_pools)
-        self.smart_wallets = SmartWalletFeature(*parts, self.internal_calls, self.networks, builder, self.tasks)
-        self.gas = GasFeature(*parts, self.internal_calls, self.data.prices)
-        self.webhooks = WebhookFeature(*parts, self.internal_calls)
+        self.smart_wallets = SmartWalletFeature(
+            *parts, self.internal_calls, self.networks, builder, self.tasks, self.plane.meters
+        )
+        self.gas = GasFeature(*parts, self.internal_calls, self.data.prices, turns=self.turns)
+        self.webhooks = WebhookFeature(*parts, self.internal_calls, self.turns, self.budget.of("backtests"))
         self.dashboard = DashboardFeature(
             *parts,
             self.accounts,
@@ -261,6 +263,7 @@ class App:
             **RestEndpoints(
                 gate,
                 self.admission,
+                self.plane.meters,
                 self.api_spec,
                 self._tables.prices.rest,
                 resolver,
@@ -304,6 +307,7 @@ class App:
                 gate,
                 resolver,
                 self.admission,
+                self.plane.meters,
                 self.gas.sponsor,
                 self._tables.prices.paymaster,
                 count=self.usage.of_operation,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from proxy.compose.networks import NetworkBuilder
+from proxy.services.accounts.metering import Meters
 from proxy.services.bundler.bundler_guard import BundlerGuard
 from proxy.services.bundler.cleanup import OperationCleanup
 from proxy.services.bundler.lookup import OperationLookup
+from proxy.services.rpc.dispatcher import Takeovers
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Networks
 from proxy.services.wallets import WalletService
@@ -34,14 +36,11 @@ class SmartWalletFeature:
         networks: Networks,
         builder: NetworkBuilder,
         tasks: Tasks,
+        meters: Meters,
     ) -> None:
-        self._networks = networks
-        self._tables = tables
-        self._internal_calls = internal_calls
-        self._tasks = tasks
         self.operations = OperationStore(pool)
         self.lookup = OperationLookup(
-            self.operations, internal_calls, tasks, search_blocks=settings.bundler.search_blocks
+            self.operations, internal_calls, tasks, meters, search_blocks=settings.bundler.search_blocks
         )
         self.wallets = WalletService(
             WalletStore(pool),
@@ -51,18 +50,14 @@ class SmartWalletFeature:
             default=settings.wallets.version,
             most={name: plan.wallets for name, plan in tables.plans.items()},
         )
-        self.bundlers: Networks = builder.bundlers()
+        self.bundlers: Networks = builder.bundlers(
+            networks,
+            Takeovers(nulls=self.lookup),
+            guard=lambda dispatcher: BundlerGuard(dispatcher, self.operations, internal_calls, tasks, meters),
+        )
 
     def __repr__(self) -> str:
         return f"<SmartWalletFeature {self.wallets!r}, {self.bundlers!r}>"
-
-    def serve(self) -> None:
-        """Guard each network's bundlers, and look up the operations that they do not have."""
-        for route in self.bundlers.routes.values():
-            route.guard = BundlerGuard(route, self.operations, self._internal_calls, self._tasks)
-            self.lookup.serve(route)
-            chain = self._networks.find(route.network)
-            route.state.chain = None if chain is None else chain.state
 
     def handlers(self) -> dict[str, RestHandler]:
         """The handlers, by operation id."""

@@ -114,16 +114,16 @@ class GasPrices:
             "block_time_s": facts.block_time_s,
         }
         if facts.legacy_fees:
-            price = await self._internal_calls.call(network, "eth_gasPrice")
+            price = await self._internal_calls.call(network, "eth_gasPrice", is_shared=True)
             return fees.of_gas_price(_number(price), tip or await self._tip(network), **common)
         block = hex(tip) if tip else "latest"
         history = await self._internal_calls.call(
-            network, "eth_feeHistory", hex(fees.HISTORY_BLOCKS), block, list(fees.PERCENTILES)
+            network, "eth_feeHistory", hex(fees.HISTORY_BLOCKS), block, list(fees.PERCENTILES), is_shared=True
         )
         return fees.of_history(history, **common)
 
     async def _tip(self, network: Network) -> int:
-        return _number(await self._internal_calls.call(network, "eth_blockNumber"))
+        return _number(await self._internal_calls.call(network, "eth_blockNumber", is_shared=True))
 
 
 def _head_of(route: Route) -> tuple[int, int]:

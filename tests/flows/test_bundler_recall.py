@@ -287,11 +287,30 @@ async def test_few_search_the_chain_far_back_at_once(database: str) -> None:
         harness.chain.held = {"eth_getLogs"}
         asked = [group.create_task(harness.call(RECEIPT, "0x" + f"{place:064x}")) for place in range(12)]
         await until(lambda: harness.bundlers[0].count(RECEIPT) == 12)
-        await until(lambda: harness.chain.count("eth_getLogs") == WIDE_SEARCHES)
+        await until(lambda: harness.chain.count("eth_getLogs") == WIDE_SEARCHES // 2)
         harness.chain.gate.set()
         assert [(await each).json["result"] for each in asked] == [None] * 12
         assert harness.chain.count("eth_getLogs") == 12
         assert harness.chain.most_at_once <= WIDE_SEARCHES + 1
+
+
+@on_uvloop
+async def test_searches_of_one_account_leave_places_to_others(database: str) -> None:
+    """An account that asks for operations which do not exist must not make another's operation look unknown."""
+    async with bundler_harness(database) as harness, asyncio.TaskGroup() as group:
+        harness.worker.add_key("other")
+        harness.chain.answers["eth_getLogs"] = lambda params: []
+        harness.chain.held = {"eth_getLogs"}
+
+        def searched() -> set[str]:
+            return {call.params[0]["topics"][1] for call in harness.chain.calls if call.method == "eth_getLogs"}
+
+        asked = [group.create_task(harness.call(RECEIPT, "0x" + f"{place:064x}")) for place in range(12)]
+        await until(lambda: harness.bundlers[0].count(RECEIPT) == 12 and len(searched()) >= WIDE_SEARCHES // 2)
+        other = group.create_task(harness.call(RECEIPT, HASH, key="other"))
+        await until(lambda: HASH in searched(), within_s=5)
+        harness.chain.gate.set()
+        assert [(await each).json["result"] for each in (*asked, other)] == [None] * 13
 
 
 @pytest.mark.parametrize("params", [[], ["0x12"], [HASH, HASH], [5], ["0x" + "g" * 64]])

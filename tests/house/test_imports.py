@@ -51,6 +51,7 @@ TOGETHER: dict[tuple[str, str], str] = {
     ("request_recorder", "rpc"): "the record of a call lists the attempts of its flight",
     ("request_log", "request_recorder"): "the log writes what was recorded",
     ("readiness", "accounts"): "a worker is ready when its keys are loaded",
+    ("bundler", "accounts"): "a search for an operation is charged call by call",
     ("bundler", "rpc"): "bundler calls run on the data plane, behind a guard that checks their params",
     ("wallets", "rpc"): "only the chain can say whether a wallet is deployed",
     ("follower", "rpc"): "blocks are read like any call: healthy upstreams that are far enough, and retries",

@@ -24,12 +24,14 @@ from proxy.chains.registry import Network
 from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.bounded_json import RefusedJson, parse_bounded
+from proxy.core.directives import Directives
 from proxy.errors import Fault, InternalError, Unavailable
+from proxy.services.accounts.metering import Meters, meter_of_task
 from proxy.services.rpc.calls import RpcError, call_upstream
-from proxy.services.rpc.flights import Caller, Flight
+from proxy.services.rpc.dispatcher import Dispatcher
+from proxy.services.rpc.flights import Call, Caller, Flight
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.method_policy import MethodPolicy
-from proxy.services.rpc.networks import Route
 from proxy.store.operations import OperationStore, SentOperation
 from proxy.tasks import Tasks, client_of_task
 
@@ -58,9 +60,12 @@ class BundlerParams:
 class BundlerGuard:
     """Guards the bundlers of one network."""
 
-    def __init__(self, route: Route, store: OperationStore, internal_calls: InternalCalls, tasks: Tasks) -> None:
-        self._route = route
-        self._network: Network = route.network
+    def __init__(
+        self, dispatcher: Dispatcher, store: OperationStore, internal_calls: InternalCalls, tasks: Tasks, meters: Meters
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._meters = meters
+        self._network: Network = dispatcher.state.network
         self._store = store
         self._internal_calls = internal_calls
         self._tasks = tasks
@@ -92,14 +97,16 @@ class BundlerGuard:
             return jsonrpc.error(jsonrpc.INVALID_PARAMS, str(exc))
         return None
 
-    def flight(self, caller: Caller, key: Key, policy: MethodPolicy, params: bytes, now: float) -> Flight | None:
+    def flight(
+        self, caller: Caller, key: Key, policy: MethodPolicy, params: bytes, now: float, directives: Directives | None
+    ) -> Flight | None:
         """An estimate is an ordinary read. A send waits until it is recorded, and is answered by a task."""
         given = self.read(policy, params)
         if policy.method.name != SEND:
-            flight = caller.flight = self._route.dispatcher.new_flight(policy, given.params(), caller, now)
-            flight.client = key.account.id
+            call = Call(policy, given.params(), client=key.account.id, directives=directives)
+            caller.flight = flight = self._dispatcher.new_flight(call, caller, now)
             return flight
-        self._tasks.start(f"send {next(_serial)}", lambda: self._send(caller, key, policy, given))
+        self._tasks.start_once("send", lambda: self._send(caller, key, policy, given), of=next(_serial))
         return None
 
     # Sending
@@ -107,6 +114,8 @@ class BundlerGuard:
     async def _send(self, caller: Caller, key: Key, policy: MethodPolicy, given: BundlerParams) -> None:
         """Send the operation and answer the caller once. No exception leaves this, because the task would be run again."""
         client_of_task.set(key.account.id)
+        meter = self._meters.open(key, within_s=self._dispatcher.call_timeout_s)
+        meter_of_task.set(meter)
         try:
             outcome = await self._outcome(key, policy, given)
         except Fault as fault:
@@ -114,6 +123,8 @@ class BundlerGuard:
         except Exception:
             log.exception("sending an operation failed", extra={"network": self._network.id})
             outcome = InternalError("internal error; the operation was not sent")
+        if units := meter.settle(0):
+            outcome.keep(units) if isinstance(outcome, Fault) else caller.on_charged(units)
         match outcome:
             case bytes():
                 caller.on_result(outcome)
@@ -145,7 +156,7 @@ class BundlerGuard:
         return await self._submit(key, policy, params, sent)
 
     def _newest_block(self) -> int | None:
-        chain = self._route.state.chain
+        chain = self._dispatcher.state.chain
         return None if chain is None else chain.heads.tip or None
 
     async def _delegate(self, operation: UserOperation) -> bytes | None:
@@ -164,7 +175,7 @@ class BundlerGuard:
     ) -> bytes | RpcError | Fault:
         named = "0x" + sent.hash.hex()
         try:
-            result = await call_upstream(self._route.dispatcher, policy, params, client=key.account.id).result()
+            result = await call_upstream(self._dispatcher, policy, params, client=key.account.id).result()
         except RpcError as exc:
             await self._note(self._store.mark_refused(sent, exc.error))
             return exc

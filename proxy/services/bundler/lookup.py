@@ -3,6 +3,7 @@
 A bundler remembers only the operations that it accepted itself, and not for long. So a null is followed up: first at the
 network's other bundlers, then on the chain, where the EntryPoints emitted an event for every operation that they executed. Our
 record shows where to look and what the operation was. If nothing is found, or the chain cannot be read, the result is null.
+Each further call is charged to the caller at its list price, and an account without units gets a 429.
 Callers poll until there is a result, so a search in vain is repeated only when there are new blocks, and only over those.
 """
 
@@ -24,13 +25,16 @@ from proxy.chains.evm import address, operations
 from proxy.chains.evm.bundler_methods import RECEIPT
 from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.registry import Network
+from proxy.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.core import jsonrpc
+from proxy.core.access import Key
 from proxy.core.lru_cache import LruCache
-from proxy.errors import Fault
+from proxy.errors import Fault, RateLimited
+from proxy.services.accounts.metering import Meters, meter_of_task
 from proxy.services.rpc.calls import RpcError, call_upstream
+from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.internal_calls import InternalCalls
-from proxy.services.rpc.networks import Route
 from proxy.store.operations import OperationRow, OperationStore
 from proxy.tasks import Tasks, client_of_task
 from proxy.wire.upstream import Upstream
@@ -42,15 +46,24 @@ _HASH = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
 _serial = itertools.count(1)
 # Operations whose last search in vain is remembered. The oldest are dropped first.
 MAX_MISSES = 10_000
-# Searches of one network in flight that cover the whole range: clients can request hashes that do not exist.
-WIDE_SEARCHES = 4
+# Searches of one network in flight that cover the whole range, and those of one account that run or wait: clients can request
+# hashes that do not exist.
+WIDE_SEARCHES, MOST_OF_ACCOUNT = 4, 100
 
 
 class OperationLookup:
     def __init__(
-        self, store: OperationStore, internal_calls: InternalCalls, tasks: Tasks, *, search_blocks: int
+        self,
+        store: OperationStore,
+        internal_calls: InternalCalls,
+        tasks: Tasks,
+        meters: Meters,
+        *,
+        search_blocks: int,
     ) -> None:
+        """`meters`: charge the caller for the calls that a search takes."""
         self._store = store
+        self._meters = meters
         self._internal_calls = internal_calls
         self._tasks = tasks
         self._search_blocks = search_blocks
@@ -58,48 +71,59 @@ class OperationLookup:
         self._open: set[Flight] = set()
         # The head up to which an operation was not found, by network and hash.
         self._misses: LruCache[tuple[str, bytes], int] = LruCache(MAX_MISSES)
-        self._wide: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(WIDE_SEARCHES))
+        self._wide: defaultdict[str, ConnectionQueue] = defaultdict(
+            lambda: ConnectionQueue(WIDE_SEARCHES, per_client=MOST_OF_ACCOUNT)
+        )
 
     def __repr__(self) -> str:
         return f"<OperationLookup {len(self._open)} open, {len(self._misses)} misses>"
 
-    def serve(self, route: Route) -> None:
-        route.dispatcher.on_null = lambda flight: self.take(route, flight)
-
-    def take(self, route: Route, flight: Flight) -> bool:
+    def take(self, dispatcher: Dispatcher, flight: Flight) -> bool:
         """Take over a flight whose result is null, if it names an operation."""
         if flight in self._open:
             return True
-        name = None if flight.is_piece else _name(flight.params)
+        name = None if flight.call.is_piece else _name(flight.params)
         if name is None:
             return False
         self._open.add(flight)
-        self._tasks.start(f"operation lookup {next(_serial)}", lambda: self._answer(route, flight, name))
+        self._tasks.start_once("operation lookup", lambda: self._answer(dispatcher, flight, name), of=next(_serial))
         return True
 
-    async def _answer(self, route: Route, flight: Flight, name: bytes) -> None:
+    async def _answer(self, dispatcher: Dispatcher, flight: Flight, name: bytes) -> None:
         """No exception leaves this, because the task would be run again."""
         client_of_task.set(flight.client)
-        found = jsonrpc.NULL
+        left_s = flight.began + dispatcher.call_timeout_s - time.monotonic()
+        found: bytes | RateLimited = jsonrpc.NULL
+        meter = self._meters.open(flight.call.payer, within_s=left_s) if isinstance(flight.call.payer, Key) else None
+        meter_of_task.set(meter)
         try:
-            left_s = flight.began + route.dispatcher.call_timeout_s - time.monotonic()
             async with asyncio.timeout(max(0.0, left_s)):
-                found = await self._find(route, flight, name)
+                found = await self._find(dispatcher, flight, name)
+        except TooManyWaiting:
+            found = RateLimited("too many searches for operations at a time: wait for the others", retry_after_s=1)
+        except RateLimited as refusal:
+            found = refusal
         except (Fault, RpcError, TimeoutError) as exc:
             log.info("looking up an operation on the chain failed", extra={"why": type(exc).__name__})
         except Exception:
             log.exception("looking up an operation failed")
         finally:
             self._open.discard(flight)
-        if not flight.done:
-            route.dispatcher.complete(flight, found)
+        if meter is not None:
+            flight.charge(meter.key, meter.settle(0), found if isinstance(found, Fault) else None)
+        if flight.done:
+            return
+        if isinstance(found, Fault):
+            dispatcher.complete_with_fault(flight, found)
+        else:
+            dispatcher.complete(flight, found)
 
-    async def _find(self, route: Route, flight: Flight, name: bytes) -> bytes:
-        for upstream in route.upstreams:
-            known = await self._call_other(route, flight, upstream)
+    async def _find(self, dispatcher: Dispatcher, flight: Flight, name: bytes) -> bytes:
+        for upstream in dispatcher.state.upstreams:
+            known = await self._call_other(dispatcher, flight, upstream)
             if known != jsonrpc.NULL:
                 return known
-        network = route.network
+        network = dispatcher.state.network
         record = await self._record(network.id, name)
         event = await self._event(network, name, record)
         if event is None:
@@ -110,14 +134,16 @@ class OperationLookup:
             return orjson.dumps(operations.receipt(event, receipt)) if isinstance(receipt, dict) else jsonrpc.NULL
         return jsonrpc.NULL if record is None else orjson.dumps(_included(event, record))
 
-    async def _call_other(self, route: Route, flight: Flight, upstream: Upstream) -> bytes:
+    async def _call_other(self, dispatcher: Dispatcher, flight: Flight, upstream: Upstream) -> bytes:
         """The result of another bundler; null if it was tried already or does not reply."""
         if flight.tried >> upstream.health.index & 1 or not upstream.health.takes_calls(time.monotonic()):
             return jsonrpc.NULL
-        flight.tried |= 1 << upstream.health.index
+        if (meter := meter_of_task.get()) is not None:
+            await meter.pay(flight.policy.units)
+        flight.also_tried(upstream)
         # A piece: if its result is null, it is not looked up in turn.
         pending = call_upstream(
-            route.dispatcher, flight.policy, flight.params, upstream=upstream, is_piece=True, client=flight.client
+            dispatcher, flight.policy, flight.params, upstream=upstream, is_piece=True, client=flight.client
         )
         try:
             return await pending.result()
@@ -141,7 +167,8 @@ class OperationLookup:
             return None
         oldest = max(0, head - self._search_blocks + 1)
         first = max(oldest, _begin(record, missed) - network.facts.finality_blocks)
-        async with nullcontext() if first > oldest else self._wide[network.id]:
+        wide, client = self._wide[network.id], client_of_task.get()
+        async with nullcontext() if first > oldest else wide.turn(client):
             # Up to the newest block, because `head` may be out of date by now.
             event = await self._events(network, name, first, "latest")
         if event is None:

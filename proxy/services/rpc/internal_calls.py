@@ -1,15 +1,16 @@
 """Calls that other services make to a network, with decoded results.
 
-They use the same upstreams, retries, cache and health as the calls of clients, but no admission and no price. Calls that are
-made for a request share the upstreams as calls of its account do. No result contains integers beyond 64 bits as JSON numbers,
-because all families write those as strings.
+They use the same upstreams, retries, cache and health as the calls of clients, but no admission. Calls that are made for a
+request share the upstreams as calls of its account do, and are paid for by the request's meter at their list price before they
+are made (`services/accounts/metering.py`). A call that reaches no upstream, because the reply is cached, costs nothing. No
+result contains integers beyond 64 bits as JSON numbers, because all families write those as strings.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from operator import itemgetter
 from typing import Any
@@ -19,7 +20,8 @@ import orjson
 from proxy.chains.registry import Network
 from proxy.core.directives import FRESH
 from proxy.core.request_records import READING, RecordedAttempt
-from proxy.errors import NotFound
+from proxy.errors import NotFound, Unavailable
+from proxy.services.accounts.metering import Meter, meter_of_task
 from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -29,6 +31,11 @@ from proxy.tracing import current_span, traced
 
 # Calls of one request that its record lists.
 MOST_LISTED = 50
+# Calls of one request that are sent together, if it pays for them.
+MOST_AT_ONCE = 200
+# Ways in which a call is answered without an upstream call of its own.
+ANSWERED_HERE = frozenset(("hit", "stale", "join"))
+AwaitedCall = tuple[PendingReply, MethodPolicy, bytes]
 # The calls that are made for the request of a task, for its record; None if it has none.
 calls_of_task: ContextVar[list[PendingReply] | None] = ContextVar("calls_of_task", default=None)
 
@@ -41,37 +48,109 @@ class InternalCalls:
     def __repr__(self) -> str:
         return f"<InternalCalls to {self._networks!r}>"
 
-    async def call(self, network: Network, method: str, *params: Any, fresh: bool = False) -> Any:
-        """The result. Raises RpcError for an upstream's error, and a Fault if no upstream replies."""
+    async def call(
+        self, network: Network, method: str, *params: Any, fresh: bool = False, is_shared: bool = False
+    ) -> Any:
+        """The result. Raises RpcError for an upstream's error, and a Fault if no upstream replies. `is_shared`: the result is
+        kept for all clients, so the request that happens to need it first does not pay for it."""
+        return orjson.loads(await self.raw(network, method, *params, fresh=fresh, is_shared=is_shared))
+
+    async def raw(
+        self, network: Network, method: str, *params: Any, fresh: bool = False, is_shared: bool = False
+    ) -> bytes:
+        """Like `call`, not decoded: decoding a large result would take the loop's time in one step."""
         route = self.route(network)
+        policy, raw = route.policies[method], orjson.dumps(params)
+        meter = None if is_shared else meter_of_task.get()
+        price = 0 if meter is None else route.state.price(policy, raw)
+        if meter is not None:
+            await meter.pay(price)
         pending = PendingReply()
         _list(pending)
-        call = (pending, route.policies[method], orjson.dumps(params))
         directives = traced(FRESH if fresh else None, current_span.get())
-        self._forwarder.forward(call, route, None, time.monotonic(), directives=directives, client=client_of_task.get())
-        return orjson.loads(await pending.result())
+        self._forwarder.forward(
+            (pending, policy, raw),
+            route,
+            None,
+            time.monotonic(),
+            directives=directives,
+            client=client_of_task.get(),
+            meter=meter,
+        )
+        try:
+            return await pending.result()
+        finally:
+            if meter is not None and not _reached_upstream(pending):
+                meter.unused(price)
 
     async def call_many(
         self, network: Network, calls: Sequence[tuple[str, Sequence[Any]]], *, fresh: bool = False
     ) -> list[Any]:
-        """The results in order, in as few requests as the upstream accepts. The result of a failed call is an RpcError."""
-        route = self.route(network)
-        made: list[tuple[PendingReply, MethodPolicy, bytes]] = [
+        """The results in order, in as few requests as the upstream accepts and the account's units allow. The result of a
+        failed call is an RpcError."""
+        return [_decoded(result) for result in await self.raw_many(network, calls, fresh=fresh)]
+
+    async def raw_many(
+        self, network: Network, calls: Sequence[tuple[str, Sequence[Any]]], *, fresh: bool = False
+    ) -> list[bytes | RpcError]:
+        """Like `call_many`, not decoded."""
+        route, meter = self.route(network), meter_of_task.get()
+        made: list[AwaitedCall] = [
             (PendingReply(), route.policies[method], orjson.dumps(params)) for method, params in calls
         ]
-        now = time.monotonic()
+        if meter is None:
+            return await self._send(route, made, None, fresh=fresh)
+        results: list[bytes | RpcError] = []
+        for part, price in _portions(route, made, meter):
+            await meter.pay(price)
+            results += await self._send(route, part, meter, fresh=fresh)
+        return results
+
+    async def _send(
+        self, route: Route, made: Sequence[AwaitedCall], meter: Meter | None, *, fresh: bool
+    ) -> list[bytes | RpcError]:
         for pending, _, _ in made:
             _list(pending)
         directives = traced(FRESH if fresh else None, current_span.get())
-        self._forwarder.forward_all(made, route, None, now, directives=directives, client=client_of_task.get())
+        client = client_of_task.get()
+        self._forwarder.forward_all(
+            made, route, None, time.monotonic(), directives=directives, client=client, meter=meter
+        )
         results = await asyncio.gather(*(pending.result() for pending, _, _ in made), return_exceptions=True)
-        return [_decoded(result) for result in results]
+        if meter is not None:
+            meter.unused(
+                sum(route.state.price(policy, raw) for each, policy, raw in made if not _reached_upstream(each))
+            )
+        return [_raised(result) for result in results]
 
     def route(self, network: Network) -> Route:
         route = self._networks.find(network)
         if route is None:
             raise NotFound(f"no upstream is configured for the network {network.id}")
         return route
+
+
+def _portions(route: Route, made: Sequence[AwaitedCall], meter: Meter) -> Iterator[tuple[Sequence[AwaitedCall], int]]:
+    """The calls in parts that can be paid for at once, each with its price. A part is sent when it is paid for, so the next one
+    is priced only then."""
+    most, part, price = meter.portion, list[AwaitedCall](), 0
+    for call in made:
+        one = route.state.price(call[1], call[2])
+        if part and (price + one > most or len(part) == MOST_AT_ONCE):
+            yield part, price
+            part, price = [], 0
+        part.append(call)
+        price += one
+    if part:
+        yield part, price
+
+
+def _reached_upstream(pending: PendingReply) -> bool:
+    """Whether the call was sent to an upstream for this caller: it was neither cached, nor shared, nor refused because no
+    upstream had room for it."""
+    future = pending.future
+    is_refused = future.done() and not future.cancelled() and isinstance(future.exception(), Unavailable)
+    return pending.cache not in ANSWERED_HERE and not is_refused
 
 
 def _list(pending: PendingReply) -> None:
@@ -91,9 +170,11 @@ def attempts_of(calls: Iterable[PendingReply], began: float) -> list[RecordedAtt
     return sorted(found, key=itemgetter(1))
 
 
-def _decoded(result: bytes | BaseException) -> Any:
-    if isinstance(result, RpcError):
+def _raised(result: bytes | BaseException) -> bytes | RpcError:
+    if isinstance(result, bytes | RpcError):
         return result
-    if isinstance(result, BaseException):
-        raise result
-    return orjson.loads(result)
+    raise result
+
+
+def _decoded(result: bytes | RpcError) -> Any:
+    return result if isinstance(result, RpcError) else orjson.loads(result)

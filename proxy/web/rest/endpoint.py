@@ -1,8 +1,10 @@
 """The common part of every REST operation, so that a handler contains only its own logic.
 
 A request passes, in this order: authentication, the scope, the units, then validation of the path, the query and the body
-against the API spec. Handlers return data, which is encoded as JSON here. A request that fails on our side, or is
-forbidden or refused, costs nothing; an invalid one costs one unit.
+against the API spec. Handlers return data, which is encoded as JSON here. The price covers upstream calls of the same list
+price; a request that needs more pays for each of them as it is made (`services/accounts/metering.py`). A request that fails on
+our side, or is forbidden or refused, costs no more than the upstream calls that were made for it, and an invalid one at least
+one unit.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from proxy.core.usage import Tally
 from proxy.errors import BehindBlock, DeadlinePassed, Fault, Forbidden, InternalError, RateLimited
 from proxy.services.accounts.action_log import ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.metering import Meter, Meters, meter_of_task
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.internal_calls import calls_of_task
 from proxy.tasks import min_block_of_task
@@ -113,6 +116,7 @@ class RestEndpoints:
         self,
         gate: Gate,
         admission: Admission,
+        meters: Meters,
         spec: ApiSpec,
         prices: Mapping[str, int],
         resolver: NetworkResolver,
@@ -128,6 +132,7 @@ class RestEndpoints:
         self._actions = actions
         self._gate = gate
         self._admission = admission
+        self._meters = meters
         self._spec = spec
         self._prices = prices
         self._resolver = resolver
@@ -149,10 +154,13 @@ class RestEndpoints:
             began, resolved, outcome = time.monotonic(), list[str](), "faults"
             request[CALLS] = calls = list[PendingReply]()
             calls_of_task.set(calls)
+            meter = None
             try:
                 refusal = self._admission.may(key, scopes) or await self._admission.admit(key, 1, units, began)
                 if refusal is not None:
                     raise refusal
+                meter = self._meters.open(key, prepaid=units)
+                meter_of_task.set(meter)
                 try:
                     asked = await self._read(request, operation, key, scopes, resolved)
                     if (plan := plan_for(asked.directives)) is not None:
@@ -161,9 +169,8 @@ class RestEndpoints:
                     if is_logged:
                         await self._record(request, operation, asked)
                 except Fault as fault:
-                    request[UNITS] = self._settle(key, units, fault)
+                    self._settle(meter, fault)
                     raise
-                request[UNITS] = units
                 outcome = "results"
                 reply = _reply(request, found if isinstance(found, RestReply) else RestReply(found))
                 if plan is None:
@@ -171,6 +178,8 @@ class RestEndpoints:
                 body: bytes = reply.body  # type: ignore[assignment]
                 return self._gate.faults.after(plan, request, key.account.id, body, status=reply.status)
             finally:
+                if meter is not None:
+                    request[UNITS] = meter.settle(units)
                 request[NETWORK] = resolved[0] if resolved else ""
                 tally = self._count(key, request[NETWORK], operation.id)
                 tally.count(outcome, request.get(CACHE, ""), request.get(UNITS, 0), time.monotonic() - began)
@@ -196,13 +205,11 @@ class RestEndpoints:
             body = await self._gate.read_checked(request, operation, larger=larger)
         return RestRequest(key, scopes, path, query, body, self._resolver, directives, resolved=resolved)
 
-    def _settle(self, key: Key, units: int, fault: Fault) -> int:
-        """Refund a request that ended in a fault, and return what it still costs."""
-        if isinstance(fault, InternalError | Forbidden | RateLimited):
-            self._admission.refund(key, 1, units)
-            return 0
-        self._admission.refund(key, 0, units - ERROR_UNITS)
-        return ERROR_UNITS
+    def _settle(self, meter: Meter, fault: Fault) -> None:
+        """Refund what a request that ended in a fault has not used."""
+        is_free = isinstance(fault, InternalError | Forbidden | RateLimited)
+        if not meter.settle(0 if is_free else ERROR_UNITS):
+            self._admission.refund(meter.key, 1, 0)
 
 
 async def _in_time(operation: ApiOperation, handler: RestHandler, asked: RestRequest) -> Any:

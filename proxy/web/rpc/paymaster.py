@@ -24,6 +24,7 @@ from proxy.core.bounded_json import RefusedJson, parse_bounded
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.metering import Meters, meter_of_task
 from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.services.sponsor.sponsorship import SponsorRequest, SponsorService, Sponsorship
 from proxy.web.fault_injection import plan_for
@@ -50,6 +51,7 @@ class PaymasterHandler:
         gate: Gate,
         resolver: NetworkResolver,
         admission: Admission,
+        meters: Meters,
         sponsoring: SponsorService,
         prices: Mapping[str, int],
         *,
@@ -59,6 +61,7 @@ class PaymasterHandler:
         self._gate = gate
         self._resolver = resolver
         self._admission = admission
+        self._meters = meters
         self._sponsoring = sponsoring
         self._prices = prices
 
@@ -111,15 +114,20 @@ class PaymasterHandler:
             if alone:
                 raise refusal
             return jsonrpc.error_reply(id_, rpc_error_of(refusal)) if id_ else b""
+        meter, outcome = self._meters.open(key, prepaid=units), "results"
+        meter_of_task.set(meter)
         try:
             fields = await self._fields(key, network, method, params)
         except Fault as fault:
-            self._admission.refund(key, 1, units)
-            self._count(key, network.id, method).count("faults", "", 0, time.monotonic() - began)
+            outcome = "faults"
+            if not meter.settle(0):
+                self._admission.refund(key, 1, 0)
             request[FAILURE] = fault.message
             return jsonrpc.error_reply(id_, _error_of(fault)) if id_ else b""
-        self._count(key, network.id, method).count("results", "", units, time.monotonic() - began)
-        request[UNITS] += units
+        finally:
+            cost = meter.settle(units)
+            self._count(key, network.id, method).count(outcome, "", cost, time.monotonic() - began)
+            request[UNITS] += cost
         return jsonrpc.result_reply(id_, orjson.dumps(fields)) if id_ else b""
 
     async def _fields(self, key: Key, network: Network, method: str, params: bytes) -> dict[str, Any]:
