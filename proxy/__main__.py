@@ -34,6 +34,7 @@ COMMANDS = {
     "index": "index",
     "chains": "chains",
     "upstreams": "upstreams",
+    "contradictions": "contradictions",
     "fleet": "fleet",
     "top": "top",
     "completion": "completion",

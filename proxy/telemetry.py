@@ -56,6 +56,14 @@ verifications_total = Counter("penstock_verifications_total", "Verified calls", 
 contradictions_total = Counter(
     "penstock_contradictions_total", "Replies of an upstream that were proven wrong", ["upstream"]
 )
+split_votes_total = Counter(
+    "penstock_split_votes_total",
+    "Calls on whose result, which the chain determines, operators disagree without a quorum",
+    ["network"],
+)
+contradictions_dropped_total = Counter(
+    "penstock_contradictions_dropped_total", "Contradicted replies that were not kept, because there were too many"
+)
 sockets_closed_total = Counter("penstock_sockets_closed_total", "WebSockets closed, by close code", ["code"])
 subscriptions_open = _gauge("livesum", "penstock_subscriptions_open", "Open subscriptions", "kind")
 socket_events_total = Counter("penstock_socket_events_total", "Subscription events", ["kind", "outcome"])

@@ -63,6 +63,7 @@ TOGETHER = (
         "tests/dashboard/test_account_isolation.py",
         "tests/dashboard/test_alert_settings.py",
         "tests/dashboard/test_announcements.py",
+        "tests/dashboard/test_contradictions.py",
         "tests/dashboard/test_methods.py",
         "tests/dashboard/test_sandbox.py",
         "tests/dashboard/test_page_reads.py",

@@ -26,6 +26,7 @@ from proxy.errors import Unavailable
 from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.socket_caps import SocketCaps
 from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
+from proxy.services.contradictions import ContradictionLog
 from proxy.services.process_reports import ProcessReports
 from proxy.services.readiness import Readiness
 from proxy.services.request_log import RequestLog
@@ -33,6 +34,7 @@ from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.networks import Networks
 from proxy.settings import SCHEMAS, Certificates, Settings, Tables
 from proxy.store import host_memory
+from proxy.store.contradictions import ContradictionStore
 from proxy.store.fleet import FleetStore
 from proxy.store.host_memory import HostMemory
 from proxy.store.index_databases import IndexDatabases
@@ -49,6 +51,7 @@ from proxy.tracing import tracer_of
 from proxy.turn_queue import TurnQueue
 from proxy.web import api_spec, routes
 from proxy.web.cross_origin import CrossOrigin
+from proxy.web.dashboard.contradictions import ContradictionHandlers
 from proxy.web.dashboard.static_files import shipped_files
 from proxy.web.docs.pages import Pages, page_files
 from proxy.web.docs.published_spec import PublishedSpec
@@ -144,6 +147,7 @@ class App:
         self.notices = Notices(self.pool)
         self.recorder = RequestRecorder(slow_s=requests.slow_ms / 1000, is_on=requests.keep_days > 0)
         self.requests = RequestLog(self.recorder, RequestStore(self.pool), keep_days=requests.keep_days)
+        self.contradictions = ContradictionLog(ContradictionStore(self.pool))
 
     def _build_accounts(self, windows: Windows) -> None:
         self.accounts = AccountsFeature(
@@ -272,7 +276,12 @@ class App:
                 large_body=self.settings.webhooks.max_body_bytes,
             ).wrapped(rest),
             **self.dashboard.handlers(
-                gate, self.admission, self.api_spec, resolver, rest, operator=records.admin_handlers()
+                gate,
+                self.admission,
+                self.api_spec,
+                resolver,
+                rest,
+                operator={**records.admin_handlers(), **ContradictionHandlers(self.contradictions).handlers()},
             ),
         }
 
@@ -382,6 +391,7 @@ class App:
         self.tasks.start("tally", lambda: write_counts(self._groups, self.usage, self.tallies))
         self.tasks.start("requests", self.requests.run)
         self.tasks.start("old requests", self.requests.keep)
+        self.tasks.start("contradictions", self.contradictions.run)
         self.dashboard.start(self.notices)
         self.tasks.start("refusals", self.gas.refusals.run)
 
@@ -433,6 +443,7 @@ class App:
         await self.gas.refusals.flush()
         await self.accounts.close()
         await self.requests.close()
+        await self.contradictions.close()
         await self.plane.close()
         await self.smart_wallets.bundlers.close()
         await self.data.close()

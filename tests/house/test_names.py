@@ -86,6 +86,7 @@ SHARED_STEMS: dict[str, str] = {
     "announcements": "notices by operators: command, endpoints, service and store",
     "background": "the background process: its command and its composition",
     "blocks": "blocks of a network: fetched for the feed, and recorded in the store",
+    "contradictions": "contradicted replies of upstreams: values, command, endpoint, service and store",
     "deliveries": "webhook deliveries: the REST resource and its store",
     "fleet": "the state of workers and upstreams: decisions, store and service",
     "gas": "gas prices: REST resource, service and composition",

@@ -20,9 +20,10 @@ async function showList() {
       : empty("No upstreams configured", "Add [[upstreams]] entries with network and url to the settings.");
   });
   const changes = asyncRegion(async () => changesTable((await admin.get("/upstream-changes")).changes));
-  const node = el("div", null, heading("Upstreams", { lead }), health.node, card("State changes", changes.node));
-  await Promise.all([health.ready, changes.ready]);
-  poll(node, REFRESH_S, () => Promise.all([health.reload(), changes.reload()]).then(() => REFRESH_S));
+  const contradictions = asyncRegion(async () => contradictionsTable((await admin.get("/contradictions")).contradictions));
+  const node = el("div", null, heading("Upstreams", { lead }), health.node, card("Contradicted replies", contradictions.node), card("State changes", changes.node));
+  await Promise.all([health.ready, changes.ready, contradictions.ready]);
+  poll(node, REFRESH_S, () => Promise.all([health.reload(), changes.reload(), contradictions.reload()]).then(() => REFRESH_S));
   return node;
 }
 
@@ -80,3 +81,22 @@ const changesTable = (changes) => (changes.length ? table("State changes", [
   { name: "Before", show: (each) => badge(each.before) },
   { name: "Now", show: (each) => badge(each.state) },
 ], changes) : empty("No changes in the last day"));
+
+const CONTRADICTED = {
+  outvoted: "A quorum of other operators agreed on another reply.",
+  refuted: "The chain's hashes contradict the reply.",
+  split: "Operators disagree, and none has enough votes. It does not count against the upstream.",
+};
+
+/* Replies that other operators or a proof contradicted, with both replies. */
+const contradictionsTable = (found) => (found.length ? table("Contradicted replies", [
+  { name: "Time", show: (each) => format.time(each.at) },
+  { name: "Upstream", show: (each) => [each.upstream, el("span.below", null, each.operator)] },
+  { name: "Call", show: (each) => [each.method, el("span.below", { title: each.params }, shortened(each.params))] },
+  { name: "Kind", show: (each) => el("div", { title: CONTRADICTED[each.kind] }, badge(each.kind, each.kind === "split" ? "wait" : "bad"), el("span.below", null, each.verified_by)) },
+  { name: "Its reply", show: (each) => el("span", { title: each.reason || each.digest }, shortened(each.reply)) },
+  { name: "Other reply", show: (each) => [el("span", { title: each.other_digest }, shortened(each.other_reply)),
+    el("span.below", null, each.others.map(({ upstream, operator }) => `${upstream} (${operator})`).join(", "))] },
+], found) : empty("No contradicted replies", "Replies with X-Verify that other operators or a proof contradict appear here."));
+
+const shortened = (text) => (text.length > 48 ? `${text.slice(0, 48)}…` : text);
