@@ -229,6 +229,33 @@ def test_solana_network_with_websocket_upstreams_only_is_a_fault(write: Write) -
     assert list(settings.network_faults(both.tree, settings.load_tables())) == []
 
 
+@pytest.mark.parametrize(
+    ("hosts", "operator", "has_fault"),
+    [
+        (("one.example.com", "two.example.com"), "", True),
+        (("127.0.0.1:1", "127.0.0.1:2"), "", True),
+        (("a.example.com", "b.example.net"), "", False),
+        (("a.example.com", "b.example.net"), 'operator = "same"', True),
+    ],
+)
+def test_quorum_of_more_operators_than_there_are_is_reported(
+    write: Write, hosts: tuple[str, ...], operator: str, has_fault: bool
+) -> None:
+    rule = '[[verify]]\nnetwork = "ethereum/mainnet"\nmethods = ["eth_call"]\nby = "quorum 2/3"\n'
+    blocks = [f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://{host}/"\n{operator}\n' for host in hosts]
+    found = load(write("".join(blocks) + rule))
+    reported = list(settings.network_faults(found.tree, settings.load_tables()))
+    assert [fault.partition(" needs upstreams of 2 operators")[0] for fault in reported] == (
+        ["verify.0.by: quorum 2/3"] if has_fault else []
+    )
+
+
+@pytest.mark.parametrize("name", ["Infura", "two words", "-", "x" * 64, "\\n"])
+def test_operator_of_an_upstream_must_be_a_plain_name(write: Write, name: str) -> None:
+    path = write(f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://a.b"\noperator = "{name}"\n')
+    assert [fault.partition(":")[0] for fault in faults(path)] == ["upstreams.0.operator"]
+
+
 def test_unknown_networks_are_reported_with_all_other_faults(write: Write) -> None:
     path = write("""
         [server]

@@ -30,7 +30,7 @@ from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import Upstream, UpstreamConnection
 from proxy.wire.write_buffer import WriteBuffer
 
-COLUMNS = ("part", "state", "chain", "head", "behind", "archive", "batches", "problem")
+COLUMNS = ("part", "state", "chain", "head", "behind", "archive", "batches", "operator", "problem")
 CACHE_S = 3.0
 # States that keep the service from working.
 _USELESS = frozenset(("failed", "wrong_chain", "forked", "silent", "unchecked"))
@@ -156,7 +156,7 @@ async def _route(route: Route) -> list[ConnectionRow]:
 
 async def _upstream(route: Route, upstream: Upstream, tip: int) -> ConnectionRow:
     health, reader = upstream.health, route.dispatcher.state.head_reader
-    row = _part(health.label, state_of(health, time.monotonic()))
+    row = {**_part(health.label, state_of(health, time.monotonic())), "operator": health.operator}
     first = ReportingProbe(upstream, *(reader.chain_call or reader.number_call))
     result = await first.send()
     if reader.chain_call is not None and result:

@@ -14,7 +14,7 @@ from proxy.errors import NotFound, StartError
 from proxy.store.fleet import FleetStore
 
 COLUMNS = (
-    *("label", "kind", "state", "head", "lag_blocks", "latency_ms", "p99_ms", "error_rate"),
+    *("label", "kind", "operator", "state", "head", "lag_blocks", "latency_ms", "p99_ms", "error_rate"),
     *("in_flight", "answered", "failed", "contradicted", "cordon"),
 )
 

@@ -182,6 +182,8 @@ class NetworkBuilder:
             deny=given.deny,
             rate=self._rate(mark, given.requests_per_second) if given.requests_per_second else None,
             mark=mark,
+            operator=given.operated_by,
+            operator_name=given.operator,
         )
 
     def _rate(self, mark: str, per_second: float) -> CallRate:

@@ -198,7 +198,7 @@ DIRECTIVES = (
         "verify",
         verification.parse,
         verification.FORM,
-        "Verify the reply before it is sent: K of N upstreams agree on it, or the chain's hashes prove it.",
+        "Verify the reply before it is sent: upstreams of K of N operators agree on it, or the chain's hashes prove it.",
     ),
     Directive(
         "fault",

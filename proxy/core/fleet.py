@@ -64,6 +64,7 @@ def seen(health: UpstreamHealth, now: float) -> dict[str, Any]:
     return {
         "id": health.mark,
         "label": health.label,
+        "operator": health.operator,
         "state": state_of(health, now),
         "breaker": breaker_of(health, now),
         "cordoned": health.cordoned,
@@ -86,6 +87,7 @@ class UpstreamView:
     id: str
     label: str
     kind: str
+    operator: str = ""
     state: str = "up"
     breaker: str = "closed"
     cordoned: bool = False
@@ -103,6 +105,8 @@ class UpstreamView:
 
     def add(self, view: dict[str, Any]) -> None:
         self.workers += 1
+        # Processes of a version before this one do not report it.
+        self.operator = view.get("operator") or self.operator
         self.state = min(self.state, view["state"], key=_badness)
         self.breaker = max(self.breaker, view["breaker"], key=("closed", "half_open", "open").index)
         self.cordoned = self.cordoned or view["cordoned"]
@@ -125,6 +129,7 @@ class UpstreamView:
             "id": self.id,
             "label": self.label,
             "kind": self.kind,
+            "operator": self.operator or None,
             "state": self.state,
             "breaker": self.breaker,
             "cordoned": self.cordoned,

@@ -5,6 +5,8 @@ report, so that one false report cannot move the network; with two, the higher o
 has passed; with one, its report. Upstreams that are far behind or silent have no vote, and those of another chain or
 branch have none either. The agreed head goes back when most upstreams that have had it no longer do: a reorganisation to a
 shorter branch. If all reports are far below it, the chain was reset.
+*Operators.* Upstreams of one operator may lie together, so they have one vote: with three or more operators, only the highest
+report of each counts, and an operator votes for what most of its upstreams report.
 *Tip.* The highest block that a caller has received. A single upstream may be slightly ahead of the others, and a caller
 that has seen its block must not get an older one afterwards, unless the upstream itself goes back. It may only be slightly
 ahead, because it may lie; lag is measured against the agreed head.
@@ -67,11 +69,11 @@ class NetworkHead:
         if not heard:
             return "still"
         believed = [each for each in heard if self.is_plausible(each.head, now)]
-        heads = sorted([each.head for each in believed or heard], reverse=True)
         self.heard_at = max([member.head_at for member in heard])
         alone = len(members) == 1
-        voters = [head for head in heads if head >= self.agreed - self.behind_blocks]
-        agreed = self._agreed_by(voters, now) if voters and not alone else second_of_many(heads)
+        counted = believed or heard
+        voters = voting_heads([each for each in counted if each.head >= self.agreed - self.behind_blocks])
+        agreed = self._agreed_by(voters, now) if voters and not alone else second_of_many(voting_heads(counted))
         is_lost = alone or not voters or _is_gone(self.agreed, believed)
         if agreed > self.agreed or is_lost:
             self.agreed, self._agreed_at = agreed, now
@@ -173,9 +175,25 @@ def heard_of(members: Iterable[UpstreamHealth], now: float) -> list[UpstreamHeal
     return [each for each in members if each.standing == "good" and each.head and now - each.head_at <= STALE_S]
 
 
+def voting_heads(members: Sequence[UpstreamHealth]) -> list[int]:
+    """The heads that have a vote, in descending order: the highest of each operator, or all if there are fewer than three
+    operators, among which a single upstream must decide nothing either."""
+    highest: dict[str, int] = {}
+    for each in members:
+        highest[each.operator] = max(each.head, highest.get(each.operator, 0))
+    return sorted(highest.values() if len(highest) > 2 else [each.head for each in members], reverse=True)
+
+
 def most_voted(votes: Sequence[tuple[UpstreamHealth, str]]) -> list[str]:
-    """The hashes with the most votes: several if they are tied."""
-    hashes = [block_hash for _, block_hash in votes]
+    """The hashes with the most operators: several if they are tied. An operator votes for the hash that most of its upstreams
+    have, or for each of several that are tied."""
+    of_operators: dict[str, list[str]] = {}
+    for health, block_hash in votes:
+        of_operators.setdefault(health.operator, []).append(block_hash)
+    return _most_frequent([each for hashes in of_operators.values() for each in _most_frequent(hashes)])
+
+
+def _most_frequent(hashes: Sequence[str]) -> list[str]:
     most = max([hashes.count(each) for each in hashes], default=0)
     return [each for each in dict.fromkeys(hashes) if hashes.count(each) == most]
 
@@ -195,10 +213,14 @@ def second_of_many(heads: list[int]) -> int:
 
 
 def _is_gone(number: int, believed: list[UpstreamHealth]) -> bool:
-    """Whether more upstreams have lost this block than have it."""
-    spoken = [member for member in believed if not member.silent]
-    lost = len([member for member in spoken if member.head < number <= member.peak])
-    return lost > len([member for member in spoken if member.head >= number])
+    """Whether more operators have lost this block than have it. Most of an operator's upstreams decide whether it has."""
+    balance: dict[str, int] = {}
+    for member in believed:
+        if not member.silent and number <= max(member.peak, member.head):
+            has_it = member.head >= number
+            balance[member.operator] = balance.get(member.operator, 0) + (1 if has_it else -1)
+    lost = len([each for each in balance.values() if each < 0])
+    return lost > len(balance) - lost
 
 
 def _change(before: int, tip: int) -> HeadChange:

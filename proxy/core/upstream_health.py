@@ -107,8 +107,14 @@ class UpstreamHealth:
         deny: Iterable[str] = (),
         rate: CallRate | None = None,
         mark: str = "",
+        operator: str = "",
+        operator_name: str = "",
     ) -> None:
         self.label = label
+        # Upstreams of one operator have one vote together. Clients see `operator_name`: the name in the settings, or else the
+        # label, because the domain of an upstream is not theirs to know.
+        self.operator = operator or label
+        self.operator_name = operator_name or label
         # Identifies it independently of its position in the settings.
         self.mark = mark
         self.index = index

@@ -1,7 +1,8 @@
 """How a reply is verified before it is passed on, and when upstreams agree on one.
 
-*Quorum*: several upstreams are asked, and enough of them must give the same reply. *Proof*: the chain's own hashes show that
-the reply of one upstream is true; a quorum agrees on the hash of the block only.
+*Quorum*: upstreams of several operators are asked, and enough of them must give the same reply. *Proof*: the chain's own hashes
+show that the reply of one upstream is true; a quorum agrees on the hash of the block only. Each operator has one vote, however
+many upstreams it runs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 MOST_ASKED = 9
-# Upstreams that must agree on the hash of the block that a proof starts from, if there are as many.
+# Operators that must agree on the hash of the block that a proof starts from, unless the network has one upstream only.
 PROOF_QUORUM = 2
 # A proof takes about this many calls: the value with its proof, the header, and the header's hash elsewhere.
 PROOF_PRICE = 4
@@ -33,7 +34,7 @@ _QUORUM = re.compile(r"quorum ([1-9])/([1-9])", re.ASCII)
 @dataclass(frozen=True, slots=True)
 class Verification:
     kind: Literal["quorum", "proof"]
-    # This many upstreams must agree, of this many that are asked. For a proof: on the hash of its block.
+    # This many operators must agree, of this many that are asked. For a proof: on the hash of its block.
     needed: int
     asked: int
 
@@ -133,17 +134,13 @@ def _canonical(value: Any) -> Any:
 
 @dataclass(slots=True)
 class Ballot:
-    """The replies of several upstreams to one call, by digest."""
+    """The operators that gave each reply to one call, by the digest of the reply."""
 
     needed: int
-    votes: dict[str, list[str]] = field(default_factory=dict)
+    votes: dict[str, set[str]] = field(default_factory=dict)
 
-    def add(self, digest: str, label: str) -> bool:
-        """Count a reply. Returns whether enough upstreams agree on it."""
-        agreed = self.votes.setdefault(digest, [])
-        agreed.append(label)
+    def add(self, digest: str, operator: str) -> bool:
+        """Count a reply. Returns whether enough operators agree on it."""
+        agreed = self.votes.setdefault(digest, set())
+        agreed.add(operator)
         return len(agreed) >= self.needed
-
-    def others(self, digest: str) -> list[tuple[str, str]]:
-        """The upstreams that gave another reply than this one, and its digest."""
-        return [(label, other) for other, labels in self.votes.items() if other != digest for label in labels]

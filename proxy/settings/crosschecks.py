@@ -94,6 +94,22 @@ def _verify_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
                 yield f"verify.{place}.methods: {method} is not a read of {each.network}"
             elif each.by == "proof" and (prover is None or not prover.covers(method)):
                 yield f"verify.{place}.methods: {method} cannot be verified by proof: name a quorum, such as quorum 2/3"
+        yield from _quorum_faults(tree, tables, place, each)
+
+
+def _quorum_faults(tree: Mapping[str, Any], tables: Tables, place: int, rule: VerifySettings) -> Iterator[str]:
+    """Report a quorum of more operators than the network's upstreams have. A network without upstreams serves no calls."""
+    found = re.match(r"quorum (\d)/", rule.by)
+    upstreams = [each for _, each in _listed(tree, "upstreams", UpstreamSettings) if each.network == rule.network]
+    if found is None or not upstreams:
+        return
+    calls = [each for each in upstreams if not each.url.startswith("ws") or _takes_socket_calls(rule.network, tables)]
+    operators = sorted({each.operated_by for each in calls})
+    if len(operators) < int(found[1]):
+        yield (
+            f"verify.{place}.by: {rule.by} needs upstreams of {found[1]} operators, and those of {rule.network} have "
+            f"{len(operators)} ({', '.join(operators)}): add others, or name their operators"
+        )
 
 
 def _call_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
@@ -102,10 +118,19 @@ def _call_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
     for _, each in _listed(tree, "upstreams", UpstreamSettings):
         by_network.setdefault(each.network, []).append(each.url)
     for name, urls in by_network.items():
-        network = None if name.count("/") != 1 else tables.chains.find(*name.split("/"))
-        if network is None or family_of(network).socket_calls or not all(url.startswith("ws") for url in urls):
+        if (
+            _is_unknown(name, tables)
+            or _takes_socket_calls(name, tables)
+            or not all(url.startswith("ws") for url in urls)
+        ):
             continue
         yield f"upstreams: {name} needs an http or https upstream: its ws and wss ones carry subscriptions only"
+
+
+def _takes_socket_calls(name: str, tables: Tables) -> bool:
+    """Whether upstreams with ws and wss URLs take calls. Networks that do not exist are reported elsewhere."""
+    network = None if name.count("/") != 1 else tables.chains.find(*name.split("/"))
+    return network is None or family_of(network).socket_calls
 
 
 def _is_unknown(network: Any, tables: Tables) -> bool:

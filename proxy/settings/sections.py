@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from proxy.core.node_operators import operator_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +325,7 @@ class LinkSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamSettings(LinkSettings):
     network: str
+    operator: str = ""
     weight: float = 1.0
     tier: int = 0
     archive: bool = True
@@ -331,6 +335,19 @@ class UpstreamSettings(LinkSettings):
     batch: int = 20
     connections: int = 72
     depth: int = 0
+
+    @property
+    def operated_by(self) -> str:
+        """Its operator, whose upstreams have one vote together."""
+        return self.operator or operator_of("" if self.socket else self._host)
+
+    @property
+    def _host(self) -> str:
+        """Empty if the URL is malformed, which is reported elsewhere."""
+        try:
+            return urlsplit(self.url).hostname or ""
+        except ValueError:
+            return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,13 @@ BEHIND = 2
 class Chain:
     """Reports of several upstreams, one every few seconds."""
 
-    def __init__(self, *heads: int) -> None:
+    def __init__(self, *heads: int, operators: str = "") -> None:
+        """`operators`: one letter for each upstream. Without it, each has its own."""
         self.heads = NetworkHead(block_time_s=BLOCK_S, finality_blocks=64, behind_blocks=BEHIND)
-        self.members = tuple(UpstreamHealth(f"up{place}", index=place) for place in range(len(heads)))
+        self.members = tuple(
+            UpstreamHealth(f"up{place}", index=place, operator=operators[place : place + 1])
+            for place in range(len(heads))
+        )
         self.now = 1000.0
         self.said = ""
         self.report(*heads)
@@ -213,6 +217,56 @@ def test_most_voted_hash_wins_and_a_tie_goes_to_the_longer_branch() -> None:
     assert most_voted(votes[1:]) == ["a", "b"]
     assert preferred(["a", "b"], votes[1:]) == "b"
     assert most_voted([]) == []
+
+
+# Operators
+
+
+@pytest.mark.parametrize(
+    ("operators", "hashes", "most"),
+    [
+        # Two of one operator against one each of two others, and against one other.
+        ("aabc", "XXYY", "Y"),
+        ("aab", "XXY", "XY"),
+        # The upstreams of one operator: most of them decide what it votes for.
+        ("aaa", "XXY", "X"),
+        ("aa", "XY", "XY"),
+        ("aab", "XYY", "Y"),
+        ("aaabbc", "XXYYYX", "X"),
+    ],
+)
+def test_operator_has_one_vote_for_a_branch(operators: str, hashes: str, most: str) -> None:
+    members = Chain(*[100] * len(operators), operators=operators).members
+    assert most_voted(list(zip(members, hashes, strict=True))) == [*most]
+
+
+@pytest.mark.parametrize(
+    ("operators", "heads", "agreed"),
+    [
+        ("aabc", (103, 103, 100, 100), 100),
+        ("aabc", (100, 99, 103, 102), 102),
+        # With fewer than three operators, a single upstream decides nothing.
+        ("aaa", (103, 100, 100), 100),
+        ("aab", (103, 100, 100), 100),
+    ],
+)
+def test_operator_alone_does_not_move_the_head(operators: str, heads: tuple[int, ...], agreed: int) -> None:
+    chain = Chain(*[100] * len(operators), operators=operators)
+    assert chain.report(*heads).heads.agreed == agreed
+
+
+@pytest.mark.parametrize(
+    ("operators", "after", "tip"),
+    [
+        ("aab", (98, 98, 100), 100),
+        ("aabc", (98, 98, 100, 100), 100),
+        ("aabc", (98, 98, 98, 100), 98),
+        ("aaa", (98, 98, 100), 98),
+    ],
+)
+def test_operator_alone_does_not_take_a_block_back(operators: str, after: tuple[int, ...], tip: int) -> None:
+    chain = Chain(*[100] * len(operators), operators=operators)
+    assert chain.report(*after, after_s=1.0).heads.tip == tip
 
 
 def test_mark_tells_hashes_apart_and_fits_the_shared_memory() -> None:

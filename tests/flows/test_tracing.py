@@ -109,6 +109,7 @@ flush_s = 0.2
 [[upstreams]]
 network = "ethereum/sepolia"
 url = "{collector.url}/second"
+operator = "second"
 """
 
 

@@ -38,7 +38,7 @@ NEVER: list[tuple[str, str, list[Any], str]] = [
     ("proof", "eth_getBlockByHash", ["0x1", False], "'0x1' is not a hash"),
     ("proof", "eth_getBlockByNumber", [], "None names no block"),
     ("proof", "eth_getTransactionReceipt", [{"a": "b" * 99}], "is not a hash"),
-    ("quorum 4/5", "eth_getBalance", [ADDRESS, "latest"], "needs 4 upstreams, and ethereum/mainnet has 3"),
+    ("quorum 4/5", "eth_getBalance", [ADDRESS, "latest"], "needs upstreams of 4 operators, and ethereum/mainnet has 3"),
 ]
 # The scripted chain has no valid hashes, so nothing of it can be proven; but it might change.
 LATER: list[tuple[str, str, list[Any], str]] = [
@@ -108,10 +108,19 @@ async def test_call_that_may_be_verified_later_says_when_to_retry() -> None:
     [
         ([{"deny": ["eth_getProof"]}] * 3, "proof", "eth_getBalance", "has eth_getProof"),
         ([{"deny": ["eth_getCode"]}] * 3, "proof", "eth_getCode", "eth_getCode"),
-        ([{"deny": ["eth_getBlockByNumber"]}] * 2, "proof", "eth_getBalance", "no second upstream"),
+        ([{"deny": ["eth_getBlockByNumber"]}] * 2, "proof", "eth_getBalance", "no upstream of a second operator"),
         ([{"deny": ["eth_getBalance"]}] * 2, "quorum 2/3", "eth_getBalance", "has 1 with eth_getBalance"),
+        ([{"operator": "a"}] * 3, "quorum 2/3", "eth_getBalance", "has 1 with eth_getBalance"),
+        ([{"operator": ""}] * 3, "quorum 2/3", "eth_getBalance", "has 1 with eth_getBalance"),
+        ([{"operator": "a"}] * 3, "proof", "eth_getBalance", "no upstream of a second operator"),
+        (
+            [{"operator": "a", "deny": ["eth_getBalance"]}, *[{"operator": "b"}] * 2],
+            "quorum 2/2",
+            "eth_getBalance",
+            "has 1",
+        ),
     ],
-    ids=["proofs", "code", "blocks", "quorum"],
+    ids=["proofs", "code", "blocks", "quorum", "one operator", "one host", "proof of one", "one left"],
 )
 def test_methods_that_upstreams_are_not_configured_for_verify_nothing(
     options: UpstreamOptions, verify: str, method: str, reason: str
@@ -140,3 +149,19 @@ def test_operator_cannot_ask_for_proofs_that_do_not_exist() -> None:
     rule = {"network": "ethereum/mainnet", "methods": ["eth_gasPrice"], "by": "proof"}
     (found,) = network_faults({"verify": [rule]}, TABLES)
     assert found.startswith("verify.0.methods: eth_gasPrice cannot be verified by proof"), found
+
+
+@on_uvloop
+async def test_upstream_that_fails_does_not_vote_with_the_reply_of_another() -> None:
+    """A call for one upstream is repeated there or nowhere."""
+
+    def fail(params: list[Any]) -> None:
+        raise RuntimeError("broken")
+
+    async with rpc_harness(2, options=[{"operator": "a"}, {"operator": "b"}]) as harness:
+        harness.upstreams[1].answers["eth_getBalance"] = fail
+        for _ in range(4):
+            reply = await harness.call("eth_getBalance", [ADDRESS, "latest"], X_Verify="quorum 2/2")
+            assert reply.status == 503, reply
+            assert "fewer than 2 of 2 operators agree" in reply.json["error"]["message"]
+        assert harness.upstreams[0].count("eth_getBalance") == 4

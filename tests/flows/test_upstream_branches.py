@@ -128,7 +128,7 @@ def test_check_connect_fails_for_an_upstream_of_another_chain(
         printed = capsys.readouterr().out
         rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.startswith("ethereum/")}
         assert rows["ethereum/mainnet#1"][0] == state
-        assert rows["ethereum/mainnet#2"] == ["up", "1", "1000", "0", "yes", "yes"]
+        assert rows["ethereum/mainnet#2"] == ["up", "1", "1000", "0", "yes", "yes", "local"]
 
     run()
 
@@ -294,6 +294,48 @@ async def test_upstream_that_is_behind_is_compared_at_its_own_height() -> None:
         harness.chain.head += 1
         await harness.look()
         await harness.shows("up", "forked", "up")
+
+
+# Operators
+
+
+def of_operators(operators: str) -> list[dict[str, str]]:
+    return [{"operator": operator} for operator in operators]
+
+
+@pytest.mark.parametrize("depth", [1, 3, 100])
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_two_upstreams_of_one_operator_do_not_outvote_two_others(depth: int, ahead: int) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(5, options=of_operators("aaabc")) as harness:
+            other = fork(harness, harness.upstreams[0], depth)
+            other.head += ahead
+            for upstream in harness.upstreams[:3]:
+                upstream.chain = other
+            for _ in range(3):
+                await harness.look()
+            await harness.shows(*["forked"] * 3, *["up"] * 2)
+            assert int(await harness.result("eth_blockNumber"), 16) == harness.chain.head
+
+    run()
+
+
+@on_uvloop
+async def test_operator_alone_does_not_judge_upstreams_that_are_behind() -> None:
+    """Its hash at the head is right, and all that are older are not."""
+    async with rpc_harness(4, options=of_operators("aabc"), rpc={"lag_s": 600}) as harness:
+        head = harness.chain.head
+        for upstream in harness.upstreams[:2]:
+            upstream.answers["eth_getBlockByNumber"] = lambda params: (
+                harness.chain.block(head)
+                if params[0] in ("latest", hex(head))
+                else {**harness.chain.block(int(params[0], 16)), "hash": "0x" + "66" * 32}
+            )
+        harness.upstreams[3].behind = 10
+        for _ in range(3):
+            await harness.look()
+        assert harness.states == ["up"] * 4
 
 
 # Reorganisations

@@ -172,6 +172,35 @@ def test_broadcast_sends_to_so_many_upstreams_once_each(broadcast: int, count: i
     run()
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # An upstream of each operator, and only then a second one.
+        ([{"operator": each} for each in "aaab"], [(0, 0, 1, 1), (0, 1, 0, 1), (1, 0, 0, 1)]),
+        ([{"operator": "a"}] * 4, None),
+        # Upstreams of a higher tier stay in reserve.
+        (
+            [{"operator": "a"}, {"operator": "a"}, {"operator": "b", "tier": 1}, {"operator": "c", "tier": 1}],
+            [(1, 1, 0, 0)],
+        ),
+    ],
+)
+def test_broadcast_goes_to_different_operators(
+    options: list[dict[str, Any]], expected: list[tuple[int, ...]] | None
+) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(4, options=options, rpc={"broadcast": 2}) as harness:
+            for number in range(6):
+                before = sent(harness)
+                assert (await harness.call(SEND, [RAW + f"{number:02x}"])).status == 200
+                await until(lambda before=before: sum(sent(harness)) == sum(before) + 2)
+                places = tuple(now - then for now, then in zip(sent(harness), before, strict=True))
+                assert expected is None or places in expected
+
+    run()
+
+
 @pytest.mark.parametrize("mode", ["black_hole", "dead", "reset", "garbage"])
 def test_first_success_of_a_broadcast_wins_even_if_the_others_fail(mode: Mode) -> None:
     @on_uvloop

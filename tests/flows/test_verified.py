@@ -49,14 +49,17 @@ class VerifiedHarness(RealHarness):
 
 
 @asynccontextmanager
-async def harness_of(nodes: list[RealNode], **sections: Any) -> AsyncIterator[VerifiedHarness]:
+async def harness_of(
+    nodes: list[RealNode], operators: tuple[str, ...] = ("a", "b", "c"), **sections: Any
+) -> AsyncIterator[VerifiedHarness]:
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(node_session())
         for node in nodes:
             node.session = session
             await node.follow(BASE)
         liars = await stack.enter_async_context(lying_upstreams([node.url for node in nodes]))
-        running = await stack.enter_async_context(running_worker({DEV: [each.url for each in liars]}, **sections))
+        given = [{"url": each.url, "operator": by} for each, by in zip(liars, operators, strict=False)]
+        running = await stack.enter_async_context(running_worker({DEV: given}, **sections))
         harness = VerifiedHarness(running, DEV, nodes, [])
         harness.liars = liars
         await harness.look()
@@ -197,15 +200,19 @@ async def test_lying_upstream_is_passed_over_by_a_proof(harness: VerifiedHarness
     for liar in harness.liars[:2]:
         liar.lie = lie
     assert (await harness.verified("eth_getBalance", params, PROOF)).json["result"] == true
+    # Both were asked first or not at all, as they are fast. Those that were are kept with the proven reply.
+    suspects = sum(each.health.contradicted_replies for each in harness.route.upstreams)
+    assert repr(harness.worker.app.contradictions) == f"<ContradictionLog {suspects} waiting>"
     harness.liars[2].lie = lie
     reply = await harness.verified("eth_getBalance", params, PROOF)
     assert reply.status == 503
     assert "not verified" in reply.json["error"]["message"]
 
 
-async def test_block_that_no_other_upstream_has_proves_nothing(harness: VerifiedHarness) -> None:
-    """An old block under a new number. With X-Min-Block, only the liar has the block that the request needs."""
-    liar, node, number = harness.liars[0], harness.nodes[0], hex(harness.head + 1)
+@asynccontextmanager
+async def old_block_as_new(harness: VerifiedHarness, liars: int) -> AsyncIterator[str]:
+    """These upstreams have an old block under a new number, which is yielded."""
+    node, number = harness.nodes[0], hex(harness.head + 1)
     forged = {**await node.ask("eth_getBlockByNumber", hex(harness.head - 5), False), "number": number}
     forged["hash"] = header_hash(forged)
     old = await node.ask("eth_getProof", ADDRESS, [], hex(harness.head - 5))
@@ -217,13 +224,31 @@ async def test_block_that_no_other_upstream_has_proves_nothing(harness: Verified
             return forged if params[0] in ("latest", number) else result
         return old if method == "eth_getProof" else result
 
-    liar.lie = lie
+    for liar in harness.liars[:liars]:
+        liar.lie = lie
     await harness.look()
-    headers = {**PROOF, "X_Min_Block": number, "X_Min_Block_Wait": "0.05"}
-    reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], headers)
-    assert reply.status == 503, reply.json
-    true = await expected(harness, "eth_getBalance", [ADDRESS, hex(harness.head)])
-    assert (await harness.verified("eth_getBalance", [ADDRESS, "latest"], PROOF)).json["result"] == true
+    yield number
+
+
+async def test_block_that_no_other_upstream_has_proves_nothing(harness: VerifiedHarness) -> None:
+    """With X-Min-Block, only the liar has the block that the request needs."""
+    async with old_block_as_new(harness, 1) as number:
+        headers = {**PROOF, "X_Min_Block": number, "X_Min_Block_Wait": "0.05"}
+        reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], headers)
+        assert reply.status == 503, reply.json
+        true = await expected(harness, "eth_getBalance", [ADDRESS, hex(harness.head)])
+        assert (await harness.verified("eth_getBalance", [ADDRESS, "latest"], PROOF)).json["result"] == true
+
+
+async def test_upstreams_of_one_operator_do_not_confirm_their_block(nodes: list[RealNode]) -> None:
+    """Two liars of one operator, while the upstream of the other one is behind their block."""
+    async with harness_of(nodes, ("a", "a", "b")) as harness, old_block_as_new(harness, 2) as number:
+        true = await expected(harness, "eth_getBalance", [ADDRESS, hex(harness.head)])
+        for _ in range(5):
+            headers = {**PROOF, "X_Min_Block": number, "X_Min_Block_Wait": "0.05"}
+            assert (await harness.verified("eth_getBalance", [ADDRESS, "latest"], headers)).status == 503
+            reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], PROOF)
+            assert reply.status == 503 or reply.json["result"] == true
 
 
 async def test_no_upstream_alone_says_which_block_a_tag_means(harness: VerifiedHarness) -> None:
@@ -261,7 +286,7 @@ async def test_proof_needs_another_upstream_that_answers(harness: VerifiedHarnes
     for upstream in harness.route.upstreams[1:]:
         upstream.health.cordon(cordoned=True, now=time.monotonic())
     alone = await harness.verified("eth_getBalance", [ADDRESS, "latest"], PROOF)
-    assert "no other upstream can confirm" in alone.fault(503)["message"]
+    assert "no upstream of another operator can confirm" in alone.fault(503)["message"]
 
 
 async def test_verified_call_waits_for_the_block_that_it_needs(harness: VerifiedHarness) -> None:
@@ -424,7 +449,7 @@ async def test_without_agreement_there_is_no_reply(harness: VerifiedHarness) -> 
         liar.lie = lambda method, _, result, place=place: hex(place) if method == "eth_getBalance" else result  # type: ignore[misc]
     reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], QUORUM)
     assert (reply.status, reply.headers.get("retry-after")) == (503, "1")
-    assert "fewer than 2 of 3 upstreams agree" in reply.json["error"]["message"]
+    assert "fewer than 2 of 3 operators agree" in reply.json["error"]["message"]
     assert "x-verified" not in reply.headers
 
 
@@ -537,9 +562,11 @@ async def test_calls_that_cannot_be_verified_are_refused(harness: VerifiedHarnes
 
 async def test_verified_call_costs_the_calls_that_it_makes(harness: VerifiedHarness) -> None:
     plain = await harness.call("eth_getBalance", [ADDRESS, "latest"])
-    for headers, factor in ((QUORUM, 3), (PROOF, 4)):
+    assert int(plain.headers["x-compute-units"]) == 2
+    # A proof takes the value with its proof, the header, and the header's hash elsewhere.
+    for headers, units in ((QUORUM, 3 * 2), (PROOF, max(4 * 2, 5 + 2 + 2))):
         reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], headers)
-        assert int(reply.headers["x-compute-units"]) == factor * int(plain.headers["x-compute-units"])
+        assert int(reply.headers["x-compute-units"]) == units
 
 
 def test_only_members_that_all_have_are_passed_on() -> None:

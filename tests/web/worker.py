@@ -168,10 +168,11 @@ async def running_worker(
     worker of the same host."""
     if isinstance(upstreams, str):
         upstreams = {LIVE: [upstreams], TEST: [upstreams]}
+    # All upstreams of tests are on one host, which would be one operator.
     blocks = [
-        {"network": network, **({"url": given} if isinstance(given, str) else given)}
+        {"network": network, "operator": f"operator-{place}", **({"url": given} if isinstance(given, str) else given)}
         for network, found in upstreams.items()
-        for given in found
+        for place, given in enumerate(found, 1)
     ]
     over = {
         "database": {"url": "postgresql://nobody@127.0.0.1:1/nothing"},

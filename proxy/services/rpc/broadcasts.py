@@ -1,7 +1,8 @@
 """Sending a signed transaction to several upstreams at once, so that no single upstream can withhold it.
 
-Each upstream receives it once, in a separate flight. The first one that accepts it answers the caller. A refusal is passed on
-only when all have refused or failed: one upstream's "nonce too low" may mean that another already has it in a block.
+Upstreams of different operators come first. Each upstream receives it once, in a separate flight. The first one that accepts it
+answers the caller. A refusal is passed on only when all have refused or failed: one upstream's "nonce too low" may mean that
+another already has it in a block.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import msgspec
 
 from proxy.core.directives import Directives
 from proxy.errors import Fault
-from proxy.services.rpc.flights import Caller
+from proxy.services.rpc.dispatcher import Dispatcher
+from proxy.services.rpc.flights import Call, Caller
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.waiters import WholeResultWaiter
+from proxy.wire.upstream import Upstream
 
 
 class Broadcast(WholeResultWaiter):
@@ -33,27 +36,23 @@ class Broadcast(WholeResultWaiter):
 
     def send(self, route: Route, policy: MethodPolicy, params: bytes, now: float, *, client: str) -> None:
         dispatcher = route.dispatcher
-        flights = [dispatcher.new_flight(policy, params, self, now) for _ in range(route.broadcast)]
-        for flight in flights:
-            flight.client = client
-            if self._directives is not None:
-                dispatcher.direct(flight, self._directives)
-        self._caller.flight = flights[0]
-        tried, ready = 0, []
-        for flight in flights:
-            upstream = dispatcher.choose(flight, now, tried)
-            if upstream is None:
-                break
+        call = Call(policy, params, client=client, directives=self._directives)
+        tried, known, chosen = 0, 0, list[Upstream]()
+        while len(chosen) < route.broadcast and (upstream := _chosen(dispatcher, call, now, tried, known)) is not None:
             tried |= 1 << upstream.health.index
-            ready.append((flight, upstream))
-        if not ready:
+            known |= _of_operator(route, upstream.health.operator)
+            chosen.append(upstream)
+        if not chosen:
             self._open = 1
-            dispatcher.launch(flights[0], now)  # It fails: no upstream is available.
+            self._caller.flight = flight = dispatcher.new_flight(call, self, now)
+            dispatcher.launch(flight, now)  # It fails: no upstream is available.
             return
-        self._open = len(ready)
-        for flight, upstream in ready:
-            # A retry must not go to an upstream that has another of these flights.
-            flight.tried = tried
+        # A retry must not go to an upstream that has another of these flights.
+        call = Call(policy, params, client=client, directives=self._directives, excluded=tried)
+        flights = [dispatcher.new_flight(call, self, now) for _ in chosen]
+        self._caller.flight = flights[0]
+        self._open = len(chosen)
+        for flight, upstream in zip(flights, chosen, strict=True):
             dispatcher.send(flight, upstream, now)
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
@@ -78,3 +77,18 @@ class Broadcast(WholeResultWaiter):
         else:
             assert self._fault is not None
             self._caller.on_fault(self._fault)
+
+
+def _chosen(dispatcher: Dispatcher, call: Call, now: float, tried: int, known: int) -> Upstream | None:
+    """An upstream that was not tried: of another operator than those that know the transaction, unless all of those have a
+    higher tier."""
+    found = dispatcher.choose(call, now, tried)
+    if found is None or not known >> found.health.index & 1:
+        return found
+    other = dispatcher.choose(call, now, tried | known)
+    return found if other is None or other.health.tier > found.health.tier else other
+
+
+def _of_operator(route: Route, operator: str) -> int:
+    """The upstreams of an operator as a bit set of their indexes."""
+    return sum([1 << each.health.index for each in route.upstreams if each.health.operator == operator])

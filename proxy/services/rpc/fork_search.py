@@ -1,9 +1,10 @@
 """Which upstreams of a network are on another branch than the others.
 
 All upstreams that report their heads vote with the hash that they have at one height, the highest that all near the head have.
-The hash with the most votes is the network's. If two branches are tied, or half of the upstreams did not vote, a branch that
-lacks a block that was final loses, and then the one that has finalized fewer blocks. Upstreams further behind are compared with
-a winner at their own height.
+The hash with the most votes is the network's; the upstreams of one operator have one vote together. If two branches are tied,
+or half of the upstreams or operators did not vote for the winner, a branch that lacks a block that was final loses, and then
+the one that has finalized fewer blocks. Upstreams further behind are compared at their own height with winners of two
+operators, if there are two: no operator alone puts another one out of use.
 
 An upstream that loses stays out until it agrees with the winners again. If it is the only one that is left, it must have the
 final block that the network had.
@@ -15,7 +16,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from proxy.core.heads import STALE_S, most_voted, preferred, second_of_many
+from proxy.core.heads import STALE_S, most_voted, preferred, second_of_many, voting_heads
 from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import Probe
@@ -24,6 +25,8 @@ from proxy.services.rpc.shared_polls import SharedPolls
 # Upstreams that report their heads within this time of each other are near each other.
 NEAR_S = 1.0
 FEWEST_NEAR_BLOCKS = 2
+# Operators that must agree on a block that others are compared with, if as many have won.
+JUDGES = 2
 # How long a round waits for one upstream's vote.
 REPLY_S = 1.0
 
@@ -53,9 +56,9 @@ class ForkSearch:
         # An upstream that reports no hash cannot be compared.
         found: dict[UpstreamHealth, Standing] = {each: "good" for each in heard if not each.head_hash}
         found |= {health: "good" if block_hash == winner else "forked" for health, block_hash in votes}
-        if judge := next((health for health, block_hash in votes if block_hash == winner), None):
-            found |= await self._compared_with(judge, behind)
-            await self._move_anchor(judge)
+        if judges := _judges([health for health, block_hash in votes if block_hash == winner]):
+            found |= await self._compared_with(judges, behind)
+            await self._move_anchor(judges)
         return found
 
     def _heard(self) -> list[UpstreamHealth]:
@@ -72,7 +75,7 @@ class ForkSearch:
         known = sorted([each for each in heard if each.head_hash], key=lambda each: -each.head)
         if not known:
             return [], []
-        floor = second_of_many([each.head for each in known]) - self._near_blocks
+        floor = second_of_many(voting_heads(known)) - self._near_blocks
         return [each for each in known if each.head >= floor], [each for each in known if each.head < floor]
 
     async def _votes_at(self, number: int, voters: Sequence[UpstreamHealth]) -> list[Vote]:
@@ -93,10 +96,11 @@ class ForkSearch:
 
     # The winner
 
-    async def _winner(self, votes: list[Vote], of: int) -> str:
-        """The hash of the network. `of`: the upstreams with a hash, also those without a vote."""
+    async def _winner(self, votes: list[Vote], heard: Sequence[UpstreamHealth]) -> str:
+        """The hash of the network. `heard`: the upstreams with a hash, also those without a vote."""
         tied = most_voted(votes)
-        is_minority = 2 * len([vote for vote in votes if vote[1] in tied]) <= of
+        voters = [health for health, block_hash in votes if block_hash in tied]
+        is_minority = 2 * len(voters) <= len(heard) or 2 * _operators(voters) <= _operators(heard)
         if len(tied) > 1 or is_minority or all(health.standing == "forked" for health, _ in votes):
             tied = await self._not_contradicted(tied, votes)
         if len(tied) > 1:
@@ -130,22 +134,45 @@ class ForkSearch:
     # The others
 
     async def _compared_with(
-        self, judge: UpstreamHealth, behind: Sequence[UpstreamHealth]
+        self, judges: Sequence[UpstreamHealth], behind: Sequence[UpstreamHealth]
     ) -> dict[UpstreamHealth, Standing]:
-        hashes = await asyncio.gather(*[self._hash_at(each.head, judge) for each in behind])
-        return {
-            each: "forked" if found and found != each.head_hash else "good"
-            for each, found in zip(behind, hashes, strict=True)
-        }
+        hashes = await asyncio.gather(*[self._hashes_at(each.head, judges) for each in behind])
+        found = [(each, _standing(each.head_hash, known)) for each, known in zip(behind, hashes, strict=True)]
+        return {each: standing for each, standing in found if standing is not None}
 
-    async def _move_anchor(self, judge: UpstreamHealth) -> None:
+    async def _move_anchor(self, judges: Sequence[UpstreamHealth]) -> None:
         """Remember a newer final block from time to time."""
         depth = self._route.network.facts.finality_blocks
-        final, anchor = judge.head - depth, self._polls.anchor
+        final, anchor = min([each.head for each in judges]) - depth, self._polls.anchor
         if final <= 0 or (anchor is not None and 0 <= final - anchor[0] < max(1, depth // 2)):
             return
-        if found := await self._hash_at(final, judge):
-            self._polls.set_anchor(final, found, self._clock())
+        found = await self._hashes_at(final, judges)
+        if len(found) == 1 and "" not in found:
+            self._polls.set_anchor(final, found.pop(), self._clock())
+
+    async def _hashes_at(self, number: int, judges: Sequence[UpstreamHealth]) -> set[str]:
+        """The hashes that the judges have; an empty one for each that has none or does not answer."""
+        return {*await asyncio.gather(*[self._hash_at(number, each) for each in judges])}
+
+
+def _judges(winners: Sequence[UpstreamHealth]) -> list[UpstreamHealth]:
+    """One of each operator, of as many operators as must agree."""
+    of_operators: dict[str, UpstreamHealth] = {}
+    for each in winners:
+        of_operators.setdefault(each.operator, each)
+    return [*of_operators.values()][:JUDGES]
+
+
+def _standing(own: str, judged: set[str]) -> Standing | None:
+    """The standing of an upstream with this hash, by those of the judges. None: they disagree, or not all have one."""
+    known = judged - {""}
+    if not known or own in known:
+        return "good"
+    return "forked" if len(judged) == 1 else None
+
+
+def _operators(healths: Sequence[UpstreamHealth]) -> int:
+    return len({each.operator for each in healths})
 
 
 def _first_of(branch: str, votes: list[Vote]) -> UpstreamHealth:

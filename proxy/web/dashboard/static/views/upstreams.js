@@ -33,6 +33,7 @@ function networkCard({ network, tip, upstreams }, load) {
     el("span.hint", null, tip ? `Block ${format.number(tip)}` : "No block yet")),
   table(`Upstreams of ${network}`, [
     { name: "Upstream", show: (each) => [el("a", { href: `#/operator/upstreams/${encodeURIComponent(each.id)}` }, each.label), el("span.below", null, each.kind === "bundler" ? "Bundler" : each.id)] },
+    { name: "Operator", show: (each) => each.operator ?? format.NONE },
     { name: "State", show: stateOf },
     { name: "Circuit breaker", show: (each) => badge(each.breaker, each.breaker === "closed" ? "good" : each.breaker === "open" ? "bad" : "wait") },
     { name: "Lag", kind: "num", show: (each) => (each.lag_blocks === null ? format.NONE : `${format.number(each.lag_blocks)} blocks`) },
