@@ -110,7 +110,7 @@ class UpstreamGroup:
 
     def _second_best(self, now: float, needs: UpstreamNeeds) -> list[UpstreamHealth]:
         """The members that meet as many of the needs as any does."""
-        is_any_soft = bool([member for member in self.members if member.is_soft])
+        is_any_soft = bool([member for member in self.members if member.is_soft or now < member.rests_until])
         for concession in CONCESSIONS:
             needs.concede(concession)
             fit = self._fit(now, needs)

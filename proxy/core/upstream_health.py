@@ -13,6 +13,11 @@ only when no call caused the failure (a refused connection), or when the upstrea
 which we ask ourselves. Otherwise it opens *softly*: the upstream is passed over while another one takes calls, and used
 as before when none does.
 
+*Rate limits.* An upstream that answers 429 rests for as long as it asks, and others take its calls. If there is no other, a
+call goes through now and then to find out whether it takes calls again; these trials become rare quickly. From the first 429
+on, the upstream gets no more calls per second than it has answered. This *pace* rises slowly, and ends when there was no 429
+for a while.
+
 *Methods.* An upstream that replies "method not found" is passed over for that method while another one takes the call. The
 reply is neither a success, which would favour the upstream for its speed, nor a failure.
 """
@@ -23,7 +28,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from proxy.core.latency_histogram import LatencyHistogram
-from proxy.core.limits import CallRate
+from proxy.core.limits import TOLERANCE_S, CallRate
 
 # How fast the averages follow: the last twenty calls or so.
 FOLLOW = 0.05
@@ -43,6 +48,20 @@ LONGEST_PAUSE_S = 30.0
 LACKING_S = 300.0
 # The longest Retry-After that is obeyed: longer ones are taken for a mistake.
 LONGEST_REST_S = 300.0
+# The first trial during a rest. Each one that is refused doubles the time to the next, up to the whole rest.
+FIRST_TRIAL_S = 0.25
+# The pace of an upstream that limits our rate: this part of the calls that it answered lately. The first pace is not lower than
+# this, because the upstream may have had few calls, or may be busy with those of others. The next one is this part of the last
+# pace at most. A pace is given up after so many seconds without a 429.
+PACE_PART, FIRST_PACE, SLOWER = 0.9, 10.0, 0.7
+LEAST_PACE = 1.0
+PACED_S = 60.0
+# How it rises in each second without a 429: until the second 429 shows the limit, below the limit, and above it.
+SEEKING, NEARING, BEYOND = 2.0, 1.2, 1.05
+# Calls that may go out at once: the pace of this many seconds, or one call.
+PACE_BURST_S = 0.5
+# The time over which answered calls are counted, to know the pace.
+SAMPLE_S = 1.0
 
 # Replies that other upstreams or the chain's hashes contradicted, after which an upstream takes no calls, and for how long.
 CONTRADICTIONS = 3
@@ -68,6 +87,21 @@ class UpstreamHealth:
     rests_until = 0.0
     trial_until = 0.0
     is_soft = False
+    # During a rest: when the next trial is allowed, the time between the last two, and whether one is under way.
+    try_rest_at = 0.0
+    trial_gap_s = 0.0
+    tries_rest = False
+    # Its pace as the seconds between two calls, or 0.0; the time up to which calls have used it; and the last 429.
+    pace_s = 0.0
+    pace_edge = 0.0
+    # The most calls per second that it may take, as far as is known; 0.0 if it is not.
+    pace_limit = 0.0
+    limited_at = 0.0
+    # The calls that were answered, at the last two samples.
+    sampled_at = 0.0
+    sampled_good = 0
+    sampled_before_at = 0.0
+    sampled_before_good = 0
     # Writes in a row that got no valid reply, and until when other upstreams are preferred for them.
     writes_failed = 0
     writes_paused_until = 0.0
@@ -147,6 +181,9 @@ class UpstreamHealth:
         if self.is_soft:
             self.is_soft = False
             self.paused_until = self.rests_until
+        if self.tries_rest:
+            self.tries_rest = False
+            self.trial_gap_s = self.rests_until = self.paused_until = 0.0
         self.failing_share -= FOLLOW * self.failing_share
         self.latency_s += FOLLOW * (took_s - self.latency_s)
         self.latencies.add(took_s)
@@ -162,6 +199,7 @@ class UpstreamHealth:
         """It returned a server error, which the call may have caused. A trial ends; the next call is another trial."""
         self.bad += 1
         self.trial_until = 0.0
+        self.tries_rest = False
 
     def failed(self, now: float, *, by_call: bool = False) -> None:
         """A call failed. `by_call`: the call itself may be the cause."""
@@ -171,6 +209,7 @@ class UpstreamHealth:
     def count_failure(self, now: float, *, by_call: bool = False) -> None:
         """It failed; or returned a server error, and another upstream has answered the same call."""
         self.calls += 1
+        self.tries_rest = False
         self.failures_in_a_row += 1
         self.failing_share += FOLLOW * (1.0 - self.failing_share)
         failing = self.calls >= ENOUGH_CALLS and self.failing_share > FAILING_SHARE
@@ -218,9 +257,42 @@ class UpstreamHealth:
 
     def rest(self, now: float, for_s: float) -> None:
         """The upstream asked for a pause (429 with Retry-After): that is not a failure."""
-        self.rests_until = max(self.rests_until, now + min(for_s, LONGEST_REST_S))
+        for_s = min(for_s, LONGEST_REST_S)
+        if self.tries_rest:
+            self.tries_rest = False
+            self.trial_gap_s = min(2 * self.trial_gap_s, for_s)
+            self.try_rest_at = now + self.trial_gap_s
+        elif now >= self.rests_until:  # Not a call that was under way when the rest began.
+            self._slow_down(now)
+            self.trial_gap_s = min(FIRST_TRIAL_S, for_s)
+            self.try_rest_at = now + self.trial_gap_s
+        self.limited_at = now
+        self.rests_until = max(self.rests_until, now + for_s)
         self.paused_until = max(self.paused_until, self.rests_until)
         self.free = False
+
+    def _slow_down(self, now: float) -> None:
+        """Set the pace by the calls that were answered lately, and lower than the last one. If none was, the upstream refuses
+        everything for a while, which says nothing about its limit."""
+        elapsed_s = min(max(now - self.sampled_before_at, SAMPLE_S), 2 * SAMPLE_S)
+        pace = PACE_PART * (self.good - self.sampled_before_good) / elapsed_s
+        if self.pace_s and not pace:
+            return
+        if self.pace_s:
+            self.pace_limit = 1.0 / self.pace_s
+            self.pace_s = 1.0 / max(min(pace, SLOWER * self.pace_limit), LEAST_PACE)
+        else:
+            self.pace_limit = 0.0
+            self.pace_s = 1.0 / max(pace, FIRST_PACE)
+
+    def _sample(self, now: float) -> None:
+        """Count the calls that were answered, and go faster while there is no 429."""
+        self.sampled_before_at, self.sampled_before_good = self.sampled_at, self.sampled_good
+        self.sampled_at, self.sampled_good = now, self.good
+        if self.pace_s and now >= self.rests_until:
+            rises = BEYOND if self.pace_limit * self.pace_s <= 1.0 else NEARING
+            rises = rises if self.pace_limit else SEEKING
+            self.pace_s = 0.0 if now - self.limited_at > PACED_S else self.pace_s / rises
 
     def cordon(self, *, cordoned: bool, now: float) -> None:
         """An operator cordons or uncordons the upstream. Calls under way are completed."""
@@ -250,7 +322,11 @@ class UpstreamHealth:
     def refresh(self, now: float) -> None:
         """A pause ends by time alone, so the clock has to be checked."""
         self.withheld = self.cordoned or self.standing != "good" or now < self.distrusted_until
-        self.free = now >= self.paused_until and not (self.pause_s or self.rate is not None or self.withheld)
+        if now - self.sampled_at >= SAMPLE_S:
+            self._sample(now)
+        self.free = now >= self.paused_until and not (
+            self.pause_s or self.pace_s or self.rate is not None or self.withheld
+        )
 
     def saw_head(self, number: int, now: float, block_hash: str = "", parent_hash: str = "") -> None:
         self.head = number
@@ -284,18 +360,33 @@ class UpstreamHealth:
             return False
         if self.rate is not None and not self.rate.admits(now):
             return False
+        if self.pace_s and self._edge_after_call(now) > now + TOLERANCE_S:
+            return False
         return not self.pause_s or now >= self.trial_until
+
+    def _edge_after_call(self, now: float) -> float:
+        return max(self.pace_edge, now - max(PACE_BURST_S, self.pace_s)) + self.pace_s
+
+    def is_limited(self, now: float) -> bool:
+        """Whether it takes fewer calls than it could because it limits our rate."""
+        return not self.withheld and (now < self.rests_until or self.pace_s > 0.0)
 
     def allows_fallback(self, now: float) -> bool:
         """Whether a call can go here that finds no upstream with a closed breaker."""
-        if not self.is_soft or self.withheld or now < self.rests_until:
+        if self.withheld or (self.rate is not None and not self.rate.admits(now)):
             return False
-        return self.rate is None or self.rate.admits(now)
+        if now < self.rests_until:
+            return now >= self.try_rest_at and not self.tries_rest
+        return self.is_soft
 
     def begin(self, now: float) -> None:
         self.inflight += 1
         if self.rate is not None:
             self.rate.take(now)
+        if self.pace_s:
+            self.pace_edge = self._edge_after_call(now)
+            if now < self.rests_until:
+                self.tries_rest = True
         if self.pause_s:
             self.trial_until = now + max(self.pause_s, 1.0)
 

@@ -18,6 +18,7 @@ from proxy.core.upstream_health import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     LONGEST_REST_S,
+    PACED_S,
     Standing,
     UpstreamHealth,
 )
@@ -297,12 +298,14 @@ def test_short_way_is_closed_by_a_pause_a_rest_or_a_limit_and_opened_again_in_ti
     health.refresh(11.9)
     assert not health.free
     health.refresh(12.0)
+    assert not health.free  # calls keep its pace
+    health.refresh(10.1 + PACED_S)
     assert health.free
-    break_open(health, 20.0)
-    health.refresh(20.0 + FIRST_PAUSE_S)
+    break_open(health, 80.0)
+    health.refresh(80.0 + FIRST_PAUSE_S)
     assert not health.free  # half open: a trial goes the long way
     health.succeeded(0.01)
-    health.refresh(21.0)
+    health.refresh(81.0)
     assert health.free
 
 

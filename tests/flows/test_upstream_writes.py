@@ -308,7 +308,7 @@ async def test_write_that_words_alone_call_rate_limited_is_not_sent_again() -> N
 async def test_private_write_that_is_answered_429_is_shown_to_no_other_upstream() -> None:
     async with rpc_harness(2, options=FIRST_TIER) as harness:
         harness.upstreams[0].limited = 1
-        (await harness.call("eth_sendPrivateTransaction", [{"tx": RAW}])).fault(500)
+        (await harness.call("eth_sendPrivateTransaction", [{"tx": RAW}])).fault(503)
         assert harness.count("eth_sendPrivateTransaction") == 0
 
 

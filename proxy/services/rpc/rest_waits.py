@@ -1,0 +1,81 @@
+"""Calls that wait for upstreams that limit our rate, if no other upstream takes them.
+
+They are sent as the upstreams take calls again, at the pace that these keep (`core/upstream_health.py`, *Rate limits*), one of
+each account in turn. A call that has waited for too long, or that is one too many of its account, is refused with a 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+from proxy.core.fair_places import FairPlaces
+from proxy.services.rpc.dispatcher import Dispatcher
+from proxy.services.rpc.flights import Flight
+
+# How long a call waits, and the part of its time after which it waits no longer: it has to be answered too.
+WAIT_S, WAIT_PART = 5.0, 0.5
+# How often the upstreams are looked at while calls wait.
+CHECK_S = 0.02
+# Calls that wait on one network in this worker, in all and of one account.
+MOST_WAITING = 4096
+MOST_OF_ACCOUNT = 512
+
+
+class RestWaits:
+    """The waiting calls of one network."""
+
+    def __init__(self) -> None:
+        # By account, in the order of their next turns: each call, and when it gives up.
+        self._waiting: dict[str, deque[tuple[Dispatcher, Flight, float]]] = {}
+        self._places = FairPlaces(MOST_WAITING, per_client=MOST_OF_ACCOUNT)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<RestWaits {len(self._places)}>"
+
+    def take(self, dispatcher: Dispatcher, flight: Flight) -> bool:
+        """Let the flight wait. Returns False if that would not help."""
+        now = time.monotonic()
+        until = flight.began + min(WAIT_S, WAIT_PART * dispatcher.call_timeout_s)
+        method = flight.policy.method.name
+        members = dispatcher.state.group.members
+        may_help = now < until and any(each.is_limited(now) and each.may_serve(method) for each in members)
+        if not may_help or not self._places.take(flight.client):
+            return False
+        self._waiting.setdefault(flight.client, deque()).append((dispatcher, flight, until))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._release)
+        return True
+
+    def _release(self) -> None:
+        """Send as many calls as the upstreams take, and refuse those that have waited for too long."""
+        self._timer = None
+        now = time.monotonic()
+        for client in [*self._waiting]:
+            while (queue := self._waiting.get(client)) and (queue[0][1].done or queue[0][2] <= now):
+                dispatcher, flight = self._pop(client)
+                if not flight.done:
+                    dispatcher.refuse(flight)
+        while self._waiting:
+            client = next(iter(self._waiting))
+            dispatcher, flight, _ = self._waiting[client][0]
+            upstream = None if flight.done else dispatcher.choose(flight.call, now, flight.call.excluded)
+            if upstream is None and not flight.done:
+                break
+            self._pop(client)
+            if upstream is not None:
+                flight.start_over()
+                dispatcher.send(flight, upstream, now)
+        if self._waiting and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._release)
+
+    def _pop(self, client: str) -> tuple[Dispatcher, Flight]:
+        """The next call of the account, whose next turn comes after those of others."""
+        queue = self._waiting.pop(client)
+        dispatcher, flight, _ = queue.popleft()
+        if queue:
+            self._waiting[client] = queue
+        self._places.give_back(client)
+        return dispatcher, flight
