@@ -43,7 +43,7 @@ async def main(url: str, upstream: str, network: str) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     await app.listen(listener)
-    tracker = Tracker(app.networks.routes[network])
+    tracker = Tracker(app.networks.routes[network].state)
     await tracker.look()
     print(listener.getsockname()[1], text, flush=True)
     while await asyncio.to_thread(sys.stdin.readline):

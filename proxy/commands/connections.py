@@ -138,7 +138,7 @@ async def tried_upstreams(found: Settings, tables: Tables) -> list[ConnectionRow
     loop = asyncio.get_running_loop()
     heads = [0] * SHARED_HEAD_NUMBERS
     builder = NetworkBuilder(found, tables, WriteBuffer(loop), TurnQueue(loop), tally=Tallies().of, shared_heads=heads)
-    networks = builder.networks()
+    networks = builder.networks(builder.states())
     try:
         rows = await asyncio.gather(*[_route(route) for route in networks.routes.values()])
     finally:
@@ -147,7 +147,7 @@ async def tried_upstreams(found: Settings, tables: Tables) -> list[ConnectionRow
 
 
 async def _route(route: Route) -> list[ConnectionRow]:
-    tracker = Tracker(route)
+    tracker = Tracker(route.state)
     tracker.withhold()
     await tracker.look()
     tip = max([upstream.health.head for upstream in route.upstreams], default=0)

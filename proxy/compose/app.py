@@ -136,7 +136,7 @@ class App:
         """The state that hosts share, if a Valkey for limits is configured."""
         if not isinstance(windows, LeasedWindows):
             return None
-        return FleetFeature(self.settings, windows, self.memory, self.pool)
+        return FleetFeature(self.settings, windows, self.memory, self.pool, self.tasks)
 
     def _build_database(self) -> None:
         """Postgres, and the services that need nothing else."""
@@ -177,18 +177,19 @@ class App:
             held=self.budget.of("replies"),
             hosts=self.fleet.hosts if self.fleet else lambda: 1,
             leases=self.fleet.upstreams if self.fleet else None,
+            exchange=self.fleet.heads if self.fleet else None,
         )
 
     def _build_data_plane(self, builder: NetworkBuilder) -> None:
         self.plane = DataPlane(
             self.settings,
-            self._tables,
             self.admission,
             builder,
             budget=self.budget,
             turns=self.turns,
             tasks=self.tasks,
             polls=self.memory.polls,
+            on_contradiction=self.contradictions.note,
         )
         self.networks = self.plane.networks
         self.rpc = self.plane.rpc
@@ -360,7 +361,7 @@ class App:
         await self.indexes.open()
         await self._load()
         if self.fleet is not None:
-            await self.fleet.start(self.tasks, self.networks)
+            await self.fleet.start(self.networks)
         self.readiness.keys_loaded = True
         self._follow()
         await self.plane.track_heads()
@@ -407,7 +408,6 @@ class App:
             self.admission.headers_without_key,
         )
         self.plane.serve()
-        self.smart_wallets.serve()
         self.tasks.start("connections", self.limiter.sweep)
         self.tasks.start("date", lambda: update_date(self.front))
         self.tasks.start("sockets", self.sockets.watch)

@@ -75,7 +75,7 @@ class Background:
         url = settings.valkey.limits_url
         self._limits = UpstreamLimits(url, memory, self.pool) if url and memory is not None else None
         # The heads are not shared with the workers: this process serves no clients, so it need not be consistent with them.
-        self.networks = NetworkBuilder(
+        builder = NetworkBuilder(
             settings,
             tables,
             WriteBuffer(loop),
@@ -85,9 +85,11 @@ class Background:
             memory=memory,
             hosts=self._limits.hosts if self._limits else lambda: 1,
             leases=self._limits.leases if self._limits else None,
-        ).networks()
+        )
+        states = builder.states()
+        self.networks = builder.networks(states)
         table = None if memory is None else memory.polls
-        self._trackers = [Tracker(route, table=table) for route in self.networks.routes.values()]
+        self._trackers = [Tracker(state, table=table) for state in states.values()]
         self.holdings = HoldingsSink()
         self.sinks: list[FollowerSink] = [
             self.holdings,

@@ -5,19 +5,20 @@ from __future__ import annotations
 from proxy.compose.networks import NetworkBuilder
 from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.metering import Meters
 from proxy.services.feed.feeds import feeds_of
 from proxy.services.feed.head_announcements import HeadAnnouncements
 from proxy.services.rpc.block_waits import BlockWaits
+from proxy.services.rpc.dispatcher import Takeovers
 from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.logs import LogQueries
+from proxy.services.rpc.rest_waits import RestWaits
 from proxy.services.rpc.rpc_service import RpcService
-from proxy.services.rpc.shared_cache import SharedCache
-from proxy.services.rpc.shared_lookup import SharedLookup
 from proxy.services.rpc.tracker import Tracker, start_tracking
-from proxy.services.rpc.verifier import Verifier
-from proxy.settings import Settings, Tables
+from proxy.services.rpc.verifier import OnContradiction, Verifier
+from proxy.settings import Settings
 from proxy.store.poll_table import PollTable
 from proxy.store.shared_replies import SharedReplies
 from proxy.tasks import Tasks
@@ -28,7 +29,6 @@ class DataPlane:
     def __init__(
         self,
         settings: Settings,
-        tables: Tables,
         admission: Admission,
         builder: NetworkBuilder,
         *,
@@ -36,16 +36,27 @@ class DataPlane:
         turns: TurnQueue,
         tasks: Tasks,
         polls: PollTable,
+        on_contradiction: OnContradiction,
     ) -> None:
         """`polls`: those of upstreams, which the processes of the host share."""
         self._tasks = tasks
-        self.networks = builder.networks()
-        self._shared = self._shared_replies(settings)
-        self.verifier = Verifier(tasks)
-        forwarder = Forwarder(FilterIds(settings.keys.pepper), self.verifier)
+        self._shared = _shared_replies(settings)
+        states = builder.states(self._shared)
+        self.trackers = {name: Tracker(state, table=polls) for name, state in states.items()}
+        self.meters = Meters(admission)
+        takeovers = {
+            name: Takeovers(
+                logs=LogQueries(tasks, settings.rpc, tracker, self.meters),
+                block_waits=BlockWaits(tracker.look, tasks),
+                rest_waits=RestWaits(),
+            )
+            for name, tracker in self.trackers.items()
+        }
+        self.networks = builder.networks(states, takeovers)
+        self.verifier = Verifier(tasks, self.meters, on_contradiction)
+        forwarder = Forwarder(FilterIds(settings.keys.pepper, self.meters), self.verifier)
         self.rpc = RpcService(
             admission,
-            tables.prices,
             forwarder,
             budget,
             turns,
@@ -55,25 +66,10 @@ class DataPlane:
         )
         self.internal_calls = InternalCalls(forwarder, self.networks)
         self._polls, self._seen_changes = polls, -1
-        self.trackers = {name: Tracker(route, table=polls) for name, route in self.networks.routes.items()}
-        for name, tracker in self.trackers.items():
-            dispatcher = self.networks.routes[name].dispatcher
-            dispatcher.on_behind = BlockWaits(dispatcher, tracker.look, tasks).take
-        self._logs = LogQueries(tasks, settings.rpc, self.trackers)
         self.feeds = feeds_of(self.networks)
 
     def __repr__(self) -> str:
         return f"<DataPlane {len(self.networks.routes)} networks>"
-
-    def _shared_replies(self, settings: Settings) -> SharedReplies | None:
-        """The cache shared through Valkey, if one is configured, set up for each network."""
-        if not settings.valkey.cache_url or not settings.cache.enabled:
-            return None
-        shared = SharedReplies(settings.valkey.cache_url)
-        for route in self.networks.routes.values():
-            cache = route.state.shared_cache = SharedCache(route.network.id, shared)
-            route.shared_lookup = SharedLookup(route.dispatcher, cache)
-        return shared
 
     async def track_heads(self) -> None:
         """Learn the head of each network, and follow it from then on."""
@@ -91,9 +87,7 @@ class DataPlane:
                 tracker.adopt()
 
     def serve(self) -> None:
-        """Start what only clients' calls need."""
-        for route in self.networks.routes.values():
-            self._logs.serve(route)
+        """Start the loops that only clients' calls need."""
         for name, feed in self.feeds.by_network.items():
             self._tasks.start("feed", feed.run, of=name)
         if self._shared is not None:
@@ -101,3 +95,10 @@ class DataPlane:
 
     async def close(self) -> None:
         await self.networks.close()
+
+
+def _shared_replies(settings: Settings) -> SharedReplies | None:
+    """The cache shared through Valkey, if one is configured."""
+    if not settings.valkey.cache_url or not settings.cache.enabled:
+        return None
+    return SharedReplies(settings.valkey.cache_url)

@@ -75,9 +75,13 @@ class UpstreamLimits:
 
 
 class FleetFeature:
-    def __init__(self, settings: Settings, windows: LeasedWindows, memory: HostMemory, pool: Pool) -> None:
+    def __init__(
+        self, settings: Settings, windows: LeasedWindows, memory: HostMemory, pool: Pool, tasks: Tasks
+    ) -> None:
+        self._tasks = tasks
         self.link = link_to(settings.valkey.limits_url)
         self.host = host_id()
+        self.heads = HeadExchange(self.link, self.host, tasks)
         self.leases = account_leases(self.link, windows)
         self.upstreams = UpstreamLeases(self.link, memory)
         shared = [windows, self.upstreams.windows]
@@ -115,12 +119,12 @@ class FleetFeature:
             asked = found["asked"]
             await asyncio.sleep(MEASURE_S)
 
-    async def start(self, tasks: Tasks, networks: Networks) -> None:
+    async def start(self, networks: Networks) -> None:
+        tasks = self._tasks
         tasks.start("valkey", self.link.run)
         await self.link.until_up(START_S)
         await self._hosts.renew()
-        states = {name: route.state for name, route in networks.routes.items()}
-        await HeadExchange(self.link, states, self.host, tasks).start()
+        await self.heads.start({name: route.state for name, route in networks.routes.items()})
         tasks.start("leases", self.leases.run)
         tasks.start("upstream leases", self.upstreams.keeper.run)
         tasks.start("presence", self._hosts.run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import fields
 
 from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
@@ -16,14 +16,15 @@ from proxy.core.heads import NetworkHead
 from proxy.core.limits import CallRate, ProcessRate
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.bundler import bundler_policies
-from proxy.services.rpc.dispatcher import Dispatcher
-from proxy.services.rpc.lease_waits import LeaseWaits
+from proxy.services.rpc.dispatcher import Dispatcher, Takeovers
 from proxy.services.rpc.method_policy import policies_of, unknown_of
-from proxy.services.rpc.network_state import NetworkState, SharedHead
-from proxy.services.rpc.networks import Networks, Route
+from proxy.services.rpc.network_state import FleetHeads, NetworkState, SharedHead
+from proxy.services.rpc.networks import CallGuard, Networks, Route
+from proxy.services.rpc.shared_cache import SharedCache
 from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
 from proxy.store.edge_table import SharedRate
 from proxy.store.host_memory import HostMemory
+from proxy.store.shared_replies import SharedReplies
 from proxy.store.upstream_leases import LEAST_PER_SECOND, UpstreamLeases
 from proxy.telemetry import Tally
 from proxy.turn_queue import TurnQueue
@@ -55,9 +56,10 @@ class NetworkBuilder:
         held: ReplyMemory | None = None,
         hosts: Callable[[], int] = lambda: 1,
         leases: UpstreamLeases | None = None,
+        exchange: FleetHeads | None = None,
     ) -> None:
         """`held`: memory for large replies. `hosts`: how many hosts share the upstreams. `leases`: the upstreams' limits over
-        all hosts."""
+        all hosts. `exchange`: shares heads with other hosts."""
         self._settings = settings
         self._tables = tables
         self._write_buffer = write_buffer
@@ -68,85 +70,103 @@ class NetworkBuilder:
         self._held = held
         self._hosts = hosts
         self._leases = leases
+        self._exchange = exchange
 
-    def networks(self) -> Networks:
+    def states(self, shared: SharedReplies | None = None) -> dict[str, NetworkState]:
+        """The networks that have upstreams, by id. `shared`: the cache that workers and hosts share."""
         by_network = self._by_network(self._settings.upstreams)
         share = self._settings.cache.bytes // max(1, len(by_network))
         # A network's index counts all known networks, so workers with different upstreams agree on it.
         known = {network.id: (index, network) for index, network in enumerate(self._tables.chains.networks())}
-        return Networks([self._route(*known[name], upstreams, share) for name, upstreams in by_network.items()])
+        found = {}
+        for name, upstreams in by_network.items():
+            index, network = known[name]
+            calls, streams = _by_use(network, upstreams)
+            found[name] = NetworkState(
+                network,
+                self._upstreams(network, calls),
+                self._heads(network),
+                family_of(network).head,
+                ReplyCache(share),
+                SharedHead(self._shared_heads, index),
+                caches=self._settings.cache.enabled,
+                archive_minimum=self._tables.prices.archive_minimum,
+                streams=self._upstreams(network, streams),
+                shared_cache=None if shared is None else SharedCache(name, shared),
+                exchange=self._exchange,
+            )
+        return found
 
-    def _route(self, index: int, network: Network, upstreams: list[UpstreamSettings], cache_bytes: int) -> Route:
-        settings = self._settings
-        calls, streams = _by_use(network, upstreams)
-        state = self._state(network, calls, ReplyCache(cache_bytes), SharedHead(self._shared_heads, index))
+    def networks(
+        self, states: Mapping[str, NetworkState], takeovers: Mapping[str, Takeovers] | None = None
+    ) -> Networks:
+        """Routes to these networks. `takeovers`: by network id."""
+        found = takeovers or {}
+        return Networks([self._route(state, found.get(name, Takeovers())) for name, state in states.items()])
+
+    def _route(self, state: NetworkState, takeovers: Takeovers) -> Route:
+        settings, network = self._settings, state.network
         policies = policies_of(network, self._tables.methods[network.family], self._tally)
         for rule in settings.verify:
             if rule.network == network.id:
                 for name in rule.methods:
                     policies[name].verify = verification.parse(rule.by)
         return Route(
-            network,
             policies,
-            self._dispatcher(state, settings.rpc.call_timeout_s),
+            Dispatcher(state, call_timeout_s=settings.rpc.call_timeout_s, takeovers=takeovers),
             unknown=unknown_of(network, self._tally),
             broadcast=settings.rpc.broadcast,
             coalesces=settings.cache.coalesce,
-            streams=self._upstreams(network, streams),
         )
 
-    def bundlers(self) -> Networks:
-        """The bundlers by network, as routes without a cache."""
+    def bundlers(self, chains: Networks, takeovers: Takeovers, guard: Callable[[Dispatcher], CallGuard]) -> Networks:
+        """The bundlers by network, as routes without a cache. `chains`: the networks that they serve."""
         known = {network.id: network for network in self._tables.chains.networks()}
         by_network = self._by_network([_as_upstream(each) for each in self._settings.bundlers])
-        return Networks([self._bundler_route(known[name], bundlers) for name, bundlers in by_network.items()])
+        bundler_routes = []
+        for name, bundlers in by_network.items():
+            chain = chains.find(known[name])
+            state = self._bundler_state(known[name], bundlers, None if chain is None else chain.state)
+            timeout_s = self._settings.bundler.call_timeout_s
+            dispatcher = Dispatcher(state, call_timeout_s=timeout_s, takeovers=takeovers)
+            bundler_routes.append(self._bundler_route(dispatcher, guard(dispatcher)))
+        return Networks(bundler_routes)
 
-    def _bundler_route(self, network: Network, bundlers: list[UpstreamSettings]) -> Route:
-        settings = self._settings
+    def _bundler_state(
+        self, network: Network, bundlers: list[UpstreamSettings], chain: NetworkState | None
+    ) -> NetworkState:
         # Nothing is cached, so this process shares no head with the other workers.
-        numbered = list(enumerate(bundlers))
-        state = self._state(network, numbered, ReplyCache(0), SharedHead([0] * 4, 0), kind=BUNDLER, caches=False)
-        return Route(
+        return NetworkState(
             network,
+            self._upstreams(network, list(enumerate(bundlers)), BUNDLER),
+            self._heads(network),
+            family_of(network).head,
+            ReplyCache(0),
+            SharedHead([0] * 4, 0),
+            caches=False,
+            archive_minimum=self._tables.prices.archive_minimum,
+            chain=chain,
+        )
+
+    def _bundler_route(self, dispatcher: Dispatcher, guard: CallGuard) -> Route:
+        network = dispatcher.state.network
+        return Route(
             bundler_policies.policies_of(network, self._tables.methods[BUNDLER_FAMILY.name], self._tally),
-            self._dispatcher(state, settings.bundler.call_timeout_s),
+            dispatcher,
             unknown=bundler_policies.unknown_of(network, self._tally),
             broadcast=1,
             coalesces=False,
+            guard=guard,
             any_scope=bundler_policies.ANY_SCOPE,
-            max_body=settings.bundler.max_body_bytes,
+            max_body=self._settings.bundler.max_body_bytes,
         )
 
-    def _dispatcher(self, state: NetworkState, call_timeout_s: float) -> Dispatcher:
-        dispatcher = Dispatcher(state, call_timeout_s=call_timeout_s)
-        if self._leases is not None:
-            dispatcher.on_unleased = LeaseWaits(dispatcher).take
-        return dispatcher
-
-    def _state(
-        self,
-        network: Network,
-        upstreams: Numbered,
-        replies: ReplyCache,
-        shared_head: SharedHead,
-        *,
-        kind: str = "",
-        caches: bool = True,
-    ) -> NetworkState:
+    def _heads(self, network: Network) -> NetworkHead:
         facts = network.facts
-        heads = NetworkHead(
+        return NetworkHead(
             block_time_s=facts.block_time_s,
             finality_blocks=facts.finality_blocks,
             behind_blocks=max(2, round(self._settings.rpc.lag_s / facts.block_time_s)),
-        )
-        return NetworkState(
-            network.id,
-            self._upstreams(network, upstreams, kind),
-            heads,
-            family_of(network).head,
-            replies,
-            shared_head,
-            caches=caches and self._settings.cache.enabled,
         )
 
     def _by_network(self, given: Sequence[UpstreamSettings]) -> dict[str, list[UpstreamSettings]]:

@@ -31,7 +31,7 @@ async def start(harness: FeedHarness, clock: Clock | None = None) -> Tracker:
     """Follow the heads as a worker process does."""
     app, clock = harness.worker.app, clock or Clock()
     route = app.networks.routes[harness.network]
-    tracker = Tracker(route, clock)
+    tracker = Tracker(route.state, clock)
     await tracker.look()
     app.tasks.start("heads", tracker.run)
     announcements = HeadAnnouncements(route, tracker, clock)
@@ -136,4 +136,4 @@ async def test_lost_and_mute_streams_are_replaced() -> None:
 async def test_network_without_a_websocket_is_polled_only() -> None:
     async with feed_harness(("http",), network=LIVE) as harness:
         route = harness.worker.app.networks.routes[LIVE]
-        assert not HeadAnnouncements(route, Tracker(route)).is_possible
+        assert not HeadAnnouncements(route, Tracker(route.state)).is_possible

@@ -244,7 +244,7 @@ async def test_chain_is_searched_once_per_head_from_the_block_at_which_the_opera
 
         async def searched() -> list[int]:
             harness.chain.calls.clear()
-            await Tracker(chain).look()
+            await Tracker(chain.state).look()
             for method in (RECEIPT, RECEIPT, BY_HASH):
                 assert (await harness.call(method, HASH)).json["result"] is None
             asked = [call.params[0] for call in harness.chain.calls if call.method == "eth_getLogs"]
@@ -271,10 +271,10 @@ async def test_operation_that_was_sent_is_looked_for_from_then_on(database: str)
         chain = harness.worker.app.networks.routes[LIVE]
         harness.chain.chain.head = 100_000
         harness.chain.answers["eth_getLogs"] = lambda params: []
-        await Tracker(chain).look()
+        await Tracker(chain.state).look()
         await harness.send()
         harness.chain.chain.head = 100_100
-        await Tracker(chain).look()
+        await Tracker(chain.state).look()
         await harness.call(RECEIPT, HASH)
         (asked,) = [call.params[0] for call in harness.chain.calls if call.method == "eth_getLogs"]
         assert int(asked["fromBlock"], 16) == 100_000 - chain.network.facts.finality_blocks
@@ -347,7 +347,7 @@ async def test_lookup_works_after_an_earlier_caller_disconnected(database: str) 
 async def test_cached_reads_are_refreshed_after_a_receipt_from_a_newer_block(database: str, bundlers: int) -> None:
     """A bundler may see a block before the next head poll: a cached nonce is then read again."""
     async with bundler_harness(database, bundlers) as harness:
-        await Tracker(harness.worker.app.networks.routes[LIVE]).look()
+        await Tracker(harness.worker.app.networks.routes[LIVE].state).look()
         call = rpc("eth_call", [{"to": EP07, "data": "0x35567e1a"}, "latest"])
         nonces = iter(["0x1", "0x2"])
         harness.chain.answers["eth_call"] = lambda params: next(nonces)

@@ -62,7 +62,7 @@ def test_client_that_received_a_head_gets_no_reply_from_before_it(kinds: list[st
     @on_uvloop
     async def run() -> None:
         async with feed_harness(kinds, network=LIVE) as harness, connected(harness.worker) as client:
-            await Tracker(harness.worker.app.networks.routes[LIVE]).look()
+            await Tracker(harness.worker.app.networks.routes[LIVE].state).look()
             await client.result("eth_subscribe", "newHeads")
             for reorganises in (False, True):
                 await client.result("eth_blockNumber")
@@ -150,7 +150,7 @@ async def test_feed_leaves_a_silent_stream_and_loses_nothing() -> None:
 async def test_feed_leaves_an_upstream_that_falls_behind() -> None:
     async with feed_harness(["ws", "ws", "http"]) as harness:
         first, second, _ = harness.upstreams
-        tracker = Tracker(harness.worker.app.networks.routes[harness.network])
+        tracker = Tracker(harness.worker.app.networks.routes[harness.network].state)
         harness.worker.app.tasks.start("heads", tracker.run)
         listener = await harness.listen(HEADS)
         start = len(harness.chain.canonical)

@@ -47,7 +47,7 @@ async def test_worker_that_starts_needs_no_poll_if_another_one_has_polled() -> N
     async with two_workers(2) as (first, second):
         before, now = calls(first), time.monotonic()
         app = second.worker.app
-        second.tracker = Tracker(second.route, lambda: now, table=app.memory.polls)
+        second.tracker = Tracker(second.route.state, lambda: now, table=app.memory.polls)
         second.tracker.withhold()
         assert second.states == ["unchecked"] * 2
         await start(second)
@@ -60,7 +60,9 @@ async def test_worker_that_starts_needs_no_poll_if_another_one_has_polled() -> N
 async def test_worker_polls_for_itself_if_the_last_polls_are_old() -> None:
     async with two_workers() as (first, second):
         before = calls(first)
-        second.tracker = Tracker(second.route, lambda: time.monotonic() + 60.0, table=second.worker.app.memory.polls)
+        second.tracker = Tracker(
+            second.route.state, lambda: time.monotonic() + 60.0, table=second.worker.app.memory.polls
+        )
         await start(second)
         assert calls(first) > before
         await until(lambda: second.states == ["up"])

@@ -42,7 +42,7 @@ async def slots(upstream: SvmFeedUpstream, number: int) -> AsyncIterator[None]:
 
 async def standing(harness: FeedHarness) -> str:
     route = harness.worker.app.networks.routes[NETWORK]
-    tracker = Tracker(route)
+    tracker = Tracker(route.state)
     tracker.withhold()
     await tracker.look()
     return route.streams[0].health.standing

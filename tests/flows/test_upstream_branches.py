@@ -46,7 +46,7 @@ def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
             stray = harness.upstreams[0]
             stray.answers["eth_chainId"] = lambda _: "0x539"
             for _ in range(2):
-                harness.tracker = Tracker(harness.route)
+                harness.tracker = Tracker(harness.route.state)
                 await harness.look()
             await harness.shows("wrong_chain", *["up"] * (count - 1))
             for _ in range(10):
@@ -97,7 +97,7 @@ async def test_solana_upstream_of_another_cluster_gets_no_calls() -> None:
     async with rpc_harness(2, network="solana/devnet", chain=SvmChain(), kind=SvmUpstream) as harness:
         stray = harness.upstreams[0]
         stray.answers["getGenesisHash"] = lambda _: "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d"
-        harness.tracker = Tracker(harness.route)
+        harness.tracker = Tracker(harness.route.state)
         await harness.look()
         await harness.shows("wrong_chain", "up")
         before = stray.count("getBlockHeight")

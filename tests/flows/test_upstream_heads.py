@@ -162,7 +162,7 @@ def test_quickest_of_all_is_not_believed_alone_at_the_start(count: int, lead: in
                 asyncio.TaskGroup() as group,
             ):
                 route = running.app.networks.routes[LIVE]
-                looking = group.create_task(Tracker(route).look())
+                looking = group.create_task(Tracker(route.state).look())
                 await asyncio.wait([looking], timeout=2 * PATIENCE_S)
                 for slow in upstreams[1:]:
                     slow.gate.set()

@@ -226,7 +226,7 @@ async def test_list_does_not_check_final_deployments(database: str) -> None:
             address = await harness.deploy(HEAD - 1000, salt=salt)
             await harness.read(address)
         await harness.create(salt="4")
-        await Tracker(harness.under.worker.app.networks.routes[LIVE]).look()
+        await Tracker(harness.under.worker.app.networks.routes[LIVE].state).look()
         harness.chain.calls.clear()
         assert await harness.listed() == ["counterfactual", "deployed", "deployed", "deployed"]
         assert harness.chain.count("eth_getCode") == 1

@@ -150,7 +150,7 @@ async def test_hostile_calls_to_a_real_node_fail_no_call_of_another(tmp_path: Pa
     async with dev_chain(tmp_path) as chain, running_worker({DEV: [chain.url]}) as running:
         running.add_key("attacker")
         await chain.send(to=FUNDED.address)
-        await Tracker(running.app.networks.routes[DEV]).look()
+        await Tracker(running.app.networks.routes[DEV].state).look()
         numbers = itertools.count(1 << 100)
 
         def balance() -> GoodCall:

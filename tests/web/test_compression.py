@@ -117,7 +117,7 @@ async def test_cached_reply_is_compressed_once_for_all_ids() -> None:
     result = "0x" + text(20_000)
     script = stub({"eth_blockNumber": "0x10", "eth_chainId": "0x1", "eth_call": result})
     async with Scripted(script) as upstream, running_worker({LIVE: [upstream.url]}) as worker:
-        await Tracker(worker.app.networks.routes[LIVE]).look()
+        await Tracker(worker.app.networks.routes[LIVE].state).look()
         for number, accepts in enumerate(("gzip", "gzip", "zstd", "gzip", "zstd", "br", "")):
             call_id = orjson.dumps([7, "x" * 20, "y" * 200][number % 3])
             body = asked_for.replace(b'"id":1', b'"id":' + call_id)

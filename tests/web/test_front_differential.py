@@ -175,7 +175,7 @@ async def test_bodies_that_are_not_calls_have_equal_replies(cache: dict[str, Any
 async def test_cached_results_have_equal_replies() -> None:
     async with both_ways() as (worker, upstream):
         for route in worker.app.networks.routes.values():
-            await Tracker(route).look()
+            await Tracker(route.state).look()
         upstream.bodies.clear()
         assert (await worker.send(CALL)).headers["x-cache"] == "miss"
         assert (await send_both_ways(worker, CALL)).headers["x-cache"] == "hit"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from proxy.core.heads import STALE_S, most_voted, preferred, second_of_many, voting_heads
 from proxy.core.upstream_health import Standing, UpstreamHealth
-from proxy.services.rpc.networks import Route
+from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.probe import Probe
 from proxy.services.rpc.shared_polls import SharedPolls
 
@@ -34,25 +34,25 @@ Vote = tuple[UpstreamHealth, str]
 
 
 class ForkSearch:
-    def __init__(self, route: Route, polls: SharedPolls, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, state: NetworkState, polls: SharedPolls, clock: Callable[[], float] = time.monotonic) -> None:
         """`polls` has the final block that all processes of the host remember."""
-        self._route = route
+        self._state = state
         self._polls = polls
-        self._reader = route.state.head_reader
+        self._reader = state.head_reader
         self._clock = clock
-        self._near_blocks = max(FEWEST_NEAR_BLOCKS, round(NEAR_S / route.network.facts.block_time_s))
+        self._near_blocks = max(FEWEST_NEAR_BLOCKS, round(NEAR_S / state.network.facts.block_time_s))
 
     def __repr__(self) -> str:
-        return f"<ForkSearch {self._route.network.id}, anchor {self._polls.anchor}>"
+        return f"<ForkSearch {self._state.network.id}, anchor {self._polls.anchor}>"
 
     async def verdicts(self) -> dict[UpstreamHealth, Standing]:
         """The standing of each upstream that has reported its head lately."""
         heard = self._heard()
-        if len(self._route.upstreams) == 1 or self._reader.block_call is None:
+        if len(self._state.upstreams) == 1 or self._reader.block_call is None:
             return dict.fromkeys(heard, "good")
         near, behind = self._parted(heard)
         votes = await self._votes_at(min([each.head for each in near], default=0), near)
-        winner = await self._winner(votes, of=len(near) + len(behind))
+        winner = await self._winner(votes, [*near, *behind])
         # An upstream that reports no hash cannot be compared.
         found: dict[UpstreamHealth, Standing] = {each: "good" for each in heard if not each.head_hash}
         found |= {health: "good" if block_hash == winner else "forked" for health, block_hash in votes}
@@ -62,10 +62,10 @@ class ForkSearch:
         return found
 
     def _heard(self) -> list[UpstreamHealth]:
-        now, heads = self._clock(), self._route.heads
+        now, heads = self._clock(), self._state.heads
         return [
             each
-            for each in self._route.state.group.members
+            for each in self._state.group.members
             if each.head_at and not each.silent and now - each.head_at <= STALE_S and each.standing != "wrong_chain"
             and (each.standing == "unchecked" or heads.is_plausible(each.head, now))
         ]  # fmt: skip
@@ -90,7 +90,7 @@ class ForkSearch:
             return health.parent_hash
         assert self._reader.block_call is not None
         block = self._reader.read_block(
-            await Probe(self._route.upstreams[health.index], *self._reader.block_call(number)).send(REPLY_S) or b""
+            await Probe(self._state.upstreams[health.index], *self._reader.block_call(number)).send(REPLY_S) or b""
         )
         return block[1] if block is not None and block[0] == number else ""
 
@@ -120,14 +120,14 @@ class ForkSearch:
     async def _most_final(self, tied: list[str], votes: list[Vote]) -> list[str]:
         """The branches with the highest final block."""
         call = self._reader.final_block_call
-        if call is None or not self._route.network.facts.finality_tag:
+        if call is None or not self._state.network.facts.finality_tag:
             return tied
         numbers = await asyncio.gather(*[self._final_of(_first_of(branch, votes)) for branch in tied])
         return [branch for branch, number in zip(tied, numbers, strict=True) if number == max(numbers)]
 
     async def _final_of(self, health: UpstreamHealth) -> int:
         assert self._reader.final_block_call is not None
-        probe = Probe(self._route.upstreams[health.index], *self._reader.final_block_call)
+        probe = Probe(self._state.upstreams[health.index], *self._reader.final_block_call)
         block = self._reader.read_block(await probe.send(REPLY_S) or b"")
         return -1 if block is None else block[0]
 
@@ -142,7 +142,7 @@ class ForkSearch:
 
     async def _move_anchor(self, judges: Sequence[UpstreamHealth]) -> None:
         """Remember a newer final block from time to time."""
-        depth = self._route.network.facts.finality_blocks
+        depth = self._state.network.facts.finality_blocks
         final, anchor = min([each.head for each in judges]) - depth, self._polls.anchor
         if final <= 0 or (anchor is not None and 0 <= final - anchor[0] < max(1, depth // 2)):
             return

@@ -30,9 +30,10 @@ MOVED, LOWERED, WROTE = "moved", "lowered", "wrote"
 
 
 class HeadExchange:
-    def __init__(self, link: ValkeyLink, states: Mapping[str, NetworkState], host: str, tasks: Tasks) -> None:
+    def __init__(self, link: ValkeyLink, host: str, tasks: Tasks) -> None:
         self._link = link
-        self._states = states
+        # Empty until `start`: the states publish through this object, so it is built before them.
+        self._states: Mapping[str, NetworkState] = {}
         self._host = host
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
@@ -40,12 +41,12 @@ class HeadExchange:
     def __repr__(self) -> str:
         return f"<HeadExchange of {len(self._states)} networks, {self._link!r}>"
 
-    async def start(self) -> None:
+    async def start(self, states: Mapping[str, NetworkState]) -> None:
+        """Follow other hosts. Until the link is up, nothing is published."""
+        self._states = states
         self._link.listen(CHANNEL, self._on_message)
         self._link.on_change.append(self._on_change)
         await self.read()
-        for state in self._states.values():
-            state.exchange = self
 
     # News of this host
 

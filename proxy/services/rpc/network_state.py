@@ -13,13 +13,15 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from proxy.chains.family import BlockRef, HeadReader, ReportedBlock
+from proxy.chains.family import FIRST, BlockRef, HeadReader, ReportedBlock
+from proxy.chains.registry import Network
 from proxy.core.caching import ReplyCache
 from proxy.core.heads import HIGHEST, STALE_S, Branch, NetworkHead, RecentHashes, heard_of, mark_of
 from proxy.core.jsonrpc import NULL
 from proxy.core.routing import UpstreamGroup
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.wire.upstream import Upstream
 
@@ -79,14 +81,38 @@ class FleetHeads(Protocol):
 
 class NetworkState:
     __slots__ = (
-        "_branch", "_mark", "_marked_tip", "_noted_at", "_seen_returns", "caches", "chain", "exchange", "flights", "group",
-        "hashes", "head_reader", "heads", "network_id", "only", "reorgs", "replies", "seen_moves", "shared_cache",
-        "shared_head", "tip", "tip_lines", "upstreams",
-    )  # fmt: skip
+        "_branch",
+        "_mark",
+        "_marked_tip",
+        "_noted_at",
+        "_seen_returns",
+        "archive_minimum",
+        "caches",
+        "chain",
+        "every_upstream",
+        "exchange",
+        "flights",
+        "group",
+        "hashes",
+        "head_reader",
+        "heads",
+        "network",
+        "network_id",
+        "only",
+        "reorgs",
+        "replies",
+        "seen_moves",
+        "shared_cache",
+        "shared_head",
+        "streams",
+        "tip",
+        "tip_lines",
+        "upstreams",
+    )
 
     def __init__(
         self,
-        network_id: str,
+        network: Network,
         upstreams: Sequence[Upstream],
         heads: NetworkHead,
         head_reader: HeadReader,
@@ -94,21 +120,32 @@ class NetworkState:
         shared_head: SharedHead,
         *,
         caches: bool,
+        archive_minimum: int,
+        streams: Sequence[Upstream] = (),
+        shared_cache: SharedCache | None = None,
+        exchange: FleetHeads | None = None,
+        chain: NetworkState | None = None,
     ) -> None:
-        self.network_id = network_id
+        """`archive_minimum`: the lowest price of a read of old state. `streams`: upstreams that carry subscriptions and no
+        calls. `shared_cache`: replies that other workers and hosts have cached. `exchange`: shares heads and writes with other
+        hosts. `chain`: for bundlers, the state of the chain that they serve."""
+        self.network = network
+        self.network_id = network.id
         self.upstreams = tuple(upstreams)
+        self.streams = tuple(streams)
+        self.every_upstream = (*self.upstreams, *self.streams)
+        self.archive_minimum = archive_minimum
         self.group = UpstreamGroup([upstream.health for upstream in upstreams])
         self.only = self.upstreams[0] if len(self.upstreams) == 1 else None
         self.heads, self.head_reader = heads, head_reader
         self.replies, self.caches = replies, caches
         self.shared_head = shared_head
         self.seen_moves = 0
-        # Replies that other workers and hosts have cached, if a shared cache is configured.
-        self.shared_cache: SharedCache | None = None
+        self.shared_cache = shared_cache
+        self.exchange = exchange
+        self.chain = chain
         # Flights that the same call may join, by cache key.
         self.flights: dict[bytes, Flight] = {}
-        # For bundlers: the state of the chain that they serve.
-        self.chain: NetworkState | None = None
         # How often blocks were replaced: results that are joined from several replies must not span it.
         self.reorgs = 0
         # The tip: a copy, because `heads` is not compiled.
@@ -122,11 +159,24 @@ class NetworkState:
         # The block that recent replies were read at: its number, and the mark of its hash, 0 while that is unknown.
         self._marked_tip, self._mark = 0, 0
         self._seen_returns = shared_head.returns
-        # Other hosts, if a Valkey for limits is configured.
-        self.exchange: FleetHeads | None = None
 
     def __repr__(self) -> str:
         return f"{self.network_id}: {len(self.upstreams)} upstreams, {self.heads!r}"
+
+    def price(self, policy: MethodPolicy, params: bytes) -> int:
+        """The list price of a call. A read of old state costs at least the archive price."""
+        if policy.is_plain or policy.names_latest(params):
+            return policy.units
+        family = policy.family
+        if policy.units < self.archive_minimum and not policy.method.history and self.heads.tip:
+            ref = family.block_ref(policy.method, params)
+            if ref.block_hash:
+                # A block that no upstream has reported lately counts as old.
+                number = self.hashes.number_of(ref.block_hash)
+                ref = FIRST if number is None else BlockRef("number", number)
+            if family.is_archive(ref, self.heads.tip):
+                return self.archive_minimum
+        return policy.units
 
     # Replies
 

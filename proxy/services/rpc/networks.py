@@ -14,11 +14,11 @@ from typing import Protocol
 
 from proxy.chains.registry import Network
 from proxy.core.access import Key
+from proxy.core.directives import Directives
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Caller, Flight
 from proxy.services.rpc.method_policy import ANY_SCOPE, MethodPolicy
 from proxy.services.rpc.shared_lookup import SharedLookup
-from proxy.wire.upstream import Upstream
 
 _NONE: Mapping[str, MethodPolicy] = {}
 _NO_LIMIT = 1 << 62
@@ -30,7 +30,9 @@ class CallGuard(Protocol):
     def fault_of(self, policy: MethodPolicy, params: bytes) -> bytes | None:
         """An error if the params are not valid for the method."""
 
-    def flight(self, caller: Caller, key: Key, policy: MethodPolicy, params: bytes, now: float) -> Flight | None:
+    def flight(
+        self, caller: Caller, key: Key, policy: MethodPolicy, params: bytes, now: float, directives: Directives | None
+    ) -> Flight | None:
         """A flight to launch; None if the guard replies to the caller itself."""
 
 
@@ -38,55 +40,68 @@ class Route:
     """One network, as calls use it."""
 
     __slots__ = (
-        "_short", "any_scope", "broadcast", "coalesces", "dispatcher", "guard", "heads", "is_live", "labels", "max_body",
-        "network", "only", "policies", "shared_lookup", "state", "streams", "unknown", "upstreams",
-    )  # fmt: skip
+        "_short",
+        "any_scope",
+        "broadcast",
+        "coalesces",
+        "dispatcher",
+        "every_upstream",
+        "guard",
+        "heads",
+        "is_live",
+        "labels",
+        "max_body",
+        "network",
+        "only",
+        "policies",
+        "shared_lookup",
+        "state",
+        "streams",
+        "unknown",
+        "upstreams",
+    )
 
     def __init__(
         self,
-        network: Network,
         policies: dict[str, MethodPolicy],
         dispatcher: Dispatcher,
         *,
         unknown: MethodPolicy,
         broadcast: int,
         coalesces: bool,
-        streams: Sequence[Upstream] = (),
+        guard: CallGuard | None = None,
         any_scope: int = ANY_SCOPE,
         max_body: int = _NO_LIMIT,
     ) -> None:
-        self.network = network
         self.policies = policies
         # The policy of every method that does not exist.
         self.unknown = unknown
         self.dispatcher = dispatcher
         self.state = state = dispatcher.state
+        self.network = state.network
         self.upstreams = state.upstreams
         self.labels = frozenset(upstream.label for upstream in state.upstreams)
-        # Upstreams that carry subscriptions and no calls.
-        self.streams = tuple(streams)
+        self.streams = state.streams
+        self.every_upstream = state.every_upstream
         self.heads = state.heads
         self.only = state.only
         # How many upstreams a signed transaction is sent to.
         self.broadcast = min(broadcast, len(self.upstreams))
         # Whether equal calls share a flight.
         self.coalesces = coalesces
-        self.shared_lookup: SharedLookup | None = None
-        self.guard: CallGuard | None = None
+        cache = state.shared_cache
+        self.shared_lookup = None if cache is None else SharedLookup(dispatcher, cache)
+        self.guard = guard
         # A key needs one of these scopes to call this route at all.
         self.any_scope = any_scope
         self.max_body = max_body
-        self.is_live = network.is_live
+        self.is_live = state.network.is_live
         self._short: dict[int, Mapping[str, MethodPolicy]] = {}
         for policy in policies.values():
             self._adapt(policy)
 
     def __repr__(self) -> str:
         return f"<Route {self.state!r}>"
-
-    @property
-    def every_upstream(self) -> tuple[Upstream, ...]:
-        return (*self.upstreams, *self.streams)
 
     def _adapt(self, policy: MethodPolicy) -> None:
         """Decide whether replies of this method are shared here, and whether its calls may take the short path."""

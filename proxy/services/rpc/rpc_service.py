@@ -12,14 +12,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from proxy.chains.family import FIRST, BlockRef
 from proxy.core import access, jsonrpc
 from proxy.core.access import Key
 from proxy.core.batch_envelopes import parse_short_batch
 from proxy.core.batch_reader import BatchReader
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
-from proxy.core.pricing import UnitPrices
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
 from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.admission import Admission
@@ -55,7 +53,6 @@ class RpcService:
     def __init__(
         self,
         admission: Admission,
-        prices: UnitPrices,
         forwarder: Forwarder,
         memory: MemoryBudget,
         turns: TurnQueue,
@@ -72,7 +69,6 @@ class RpcService:
         self._replies = memory.of("replies")
         self._max_batch_reply_bytes = max_batch_reply_bytes
         self.max_batch = max_batch
-        self._archive_minimum = prices.archive_minimum
         self.forwarder = forwarder
 
     def reply_share(self, account: str) -> ReplyShare:
@@ -95,7 +91,7 @@ class RpcService:
         if not isinstance(policy, MethodPolicy):
             self._decline(caller, key, policy, now)
             return
-        units = self._price(policy, route, call)
+        units = route.state.price(policy, call[1])
         if directives is not None:
             units *= directives.price_factor
         refusal = self._admission.charge(key, 1, units, now)
@@ -140,21 +136,6 @@ class RpcService:
         if policy.is_checked and route.guard is not None:
             return route.guard.fault_of(policy, call[1]) or policy
         return policy
-
-    def _price(self, policy: MethodPolicy, route: Route, call: RawCall) -> int:
-        """A read of old state costs at least the archive price."""
-        if policy.is_plain or policy.names_latest(call[1]):
-            return policy.units
-        family = policy.family
-        if policy.units < self._archive_minimum and not policy.method.history and route.heads.tip:
-            ref = family.block_ref(policy.method, call[1])
-            if ref.block_hash:
-                # A block that no upstream has reported lately counts as old.
-                number = route.state.hashes.number_of(ref.block_hash)
-                ref = FIRST if number is None else BlockRef("number", number)
-            if family.is_archive(ref, route.heads.tip):
-                return self._archive_minimum
-        return policy.units
 
     def charge_error(self, key: Key, now: float) -> Fault | None:
         """Charge a request that is answered with an error without being served. Returns the refusal."""
@@ -245,7 +226,7 @@ class RpcService:
                 continue
             policy = self.check(item, route, key, call, subscriber)
             if isinstance(policy, MethodPolicy):
-                checked.accept(item, policy, call, self._price(policy, route, call) * factor)
+                checked.accept(item, policy, call, route.state.price(policy, call[1]) * factor)
             else:
                 checked.decline(item, policy)
 
@@ -311,7 +292,7 @@ class RpcService:
             if policy.is_plain or policy.names_latest(call[1]):
                 units += policy.units
             elif call[1].endswith(policy.ends_latest):
-                units += self._price(policy, route, call)
+                units += route.state.price(policy, call[1])
             else:
                 return [], 0
             found.append((policy, call))

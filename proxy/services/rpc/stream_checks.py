@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from proxy.core.upstream_health import Standing, UpstreamHealth
-from proxy.services.rpc.networks import Route
+from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.probe import Probe
 from proxy.wire.upstream import Upstream
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused
@@ -27,26 +27,26 @@ APART_S = 3600.0
 
 
 class StreamChecks:
-    def __init__(self, route: Route, clock: Callable[[], float] = time.monotonic) -> None:
-        self._route = route
-        self._reader = route.state.head_reader
+    def __init__(self, state: NetworkState, clock: Callable[[], float] = time.monotonic) -> None:
+        self._state = state
+        self._reader = state.head_reader
         self._clock = clock
-        self._most_apart = APART_S / route.network.facts.block_time_s
+        self._most_apart = APART_S / state.network.facts.block_time_s
         self._checked_at: dict[UpstreamHealth, float] = {}
 
     def __repr__(self) -> str:
-        return f"<StreamChecks {self._route.network.id}, {len(self._route.streams)} streams>"
+        return f"<StreamChecks {self._state.network.id}, {len(self._state.streams)} streams>"
 
     async def verdicts(self) -> dict[UpstreamHealth, Standing]:
         """The standing of each stream that is due and replies."""
-        due = [each for each in self._route.streams if self._is_due(each.health)]
+        due = [each for each in self._state.streams if self._is_due(each.health)]
         found = await asyncio.gather(*(self._check(each) for each in due))
         return {each.health: standing for each, standing in zip(due, found, strict=True) if standing is not None}
 
     def _is_due(self, health: UpstreamHealth) -> bool:
         is_good = health.standing == "good" and not health.silent
         since = self._clock() - self._checked_at.get(health, -math.inf)
-        return bool(self._route.network.identity) and since >= (CHECK_S if is_good else CHECK_AGAIN_S)
+        return bool(self._state.network.identity) and since >= (CHECK_S if is_good else CHECK_AGAIN_S)
 
     async def _check(self, upstream: Upstream) -> Standing | None:
         began = self._checked_at[upstream.health] = self._clock()
@@ -63,12 +63,12 @@ class StreamChecks:
         probe = Probe(upstream, *self._reader.chain_call)
         result = await probe.send()
         if result is not None:
-            return self._reader.read_chain(result) == self._route.network.identity
+            return self._reader.read_chain(result) == self._state.network.identity
         return await self._is_near(upstream) if probe.is_answered else None
 
     async def _is_near(self, upstream: Upstream) -> bool | None:
         """Whether its blocks are near those of the upstreams that take calls. A stream of a network without any is trusted."""
-        agreed = self._route.heads.agreed
+        agreed = self._state.heads.agreed
         if self._reader.slot_call is None or not agreed:
             return True
         slot = await self._newest(upstream, *self._reader.slot_call)

@@ -25,7 +25,7 @@ from proxy.core.heads import HIGHEST, heard_of
 from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.errors import Unavailable
 from proxy.services.rpc.fork_search import ForkSearch
-from proxy.services.rpc.networks import Route
+from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.probe import Probe
 from proxy.services.rpc.shared_polls import SHORTEST_S, SharedPolls
 from proxy.services.rpc.stream_checks import StreamChecks
@@ -78,17 +78,16 @@ class Tracker:
     """Tracks the heads of one network's upstreams."""
 
     def __init__(
-        self, route: Route, clock: Callable[[], float] = time.monotonic, *, table: PollTable | None = None
+        self, state: NetworkState, clock: Callable[[], float] = time.monotonic, *, table: PollTable | None = None
     ) -> None:
         """`table`: the polls of all processes of the host."""
-        self.network_id = route.network.id
-        self._route = route
-        self._state = route.state
+        self.network_id = state.network.id
+        self._state = state
         self._clock = clock
-        self._idle_s = min(max(route.network.facts.block_time_s / 2, SHORTEST_S), LONGEST_S)
-        self._polls = SharedPolls(route.network, self._state.group.members, table)
-        self._forks = ForkSearch(route, self._polls, clock)
-        self._streams = StreamChecks(route, clock)
+        self._idle_s = min(max(state.network.facts.block_time_s / 2, SHORTEST_S), LONGEST_S)
+        self._polls = SharedPolls(state.network, self._state.group.members, table)
+        self._forks = ForkSearch(state, self._polls, clock)
+        self._streams = StreamChecks(state, clock)
         # When each upstream last named its chain, and which of them are being polled.
         self._named_at: dict[int, float] = {}
         self._polled: set[int] = set()
@@ -105,8 +104,8 @@ class Tracker:
 
     def withhold(self) -> None:
         """Let no upstream take calls before it has named its chain."""
-        if self._route.network.identity and self._state.head_reader.chain_call is not None:
-            for upstream in self._route.every_upstream:
+        if self._state.network.identity and self._state.head_reader.chain_call is not None:
+            for upstream in self._state.every_upstream:
                 upstream.health.set_standing("unchecked", self._clock())
 
     async def run(self) -> None:
@@ -117,19 +116,19 @@ class Tracker:
                 self._begin_with_news(began)
                 await self._look(group, self._due(began))
                 self.is_ready.set()
-                if self._route.streams:
+                if self._state.streams:
                     group.create_task(self._check_streams())
                 await self._rest(began)
 
     def adopt(self) -> None:
         """Apply what other processes have found. Before the head is known, the next round does so for all upstreams at once."""
-        if self._route.heads.agreed and self._adopt_news(now := self._clock()):
+        if self._state.heads.agreed and self._adopt_news(now := self._clock()):
             self._observe_heads(now)
 
     async def look(self) -> None:
         """Poll all upstreams at once and update the head."""
         async with asyncio.TaskGroup() as group:
-            await self._look(group, self._route.upstreams)
+            await self._look(group, self._state.upstreams)
         self._observe_heads(self._clock())
         await self._check_streams()
 
@@ -137,7 +136,7 @@ class Tracker:
         """Poll the heads now. Returns the newest block of any upstream, and raises Unavailable if none replies."""
         began = self._clock()
         await self.look()
-        now, heads = self._clock(), self._route.heads
+        now, heads = self._clock(), self._state.heads
         found = [each.head for each in heard_of(self._state.group.members, now) if each.head_at >= began]
         if not found:
             raise Unavailable(f"no upstream of {self.network_id} reports its head at the moment: try again")
@@ -163,8 +162,8 @@ class Tracker:
 
     def _due(self, now: float) -> list[Upstream]:
         """The upstreams to poll. While no head is known, that is all of them, whatever other processes find."""
-        free = [each for each in self._route.upstreams if each.health.index not in self._polled]
-        if not self._route.heads.agreed:
+        free = [each for each in self._state.upstreams if each.health.index not in self._polled]
+        if not self._state.heads.agreed:
             return free
         return [each for each in free if self._is_due(each.health, now)]
 
@@ -182,8 +181,8 @@ class Tracker:
                 self._woken_at = self._clock()
 
     def _next_round_at(self, began: float, now: float) -> float:
-        healths = [each.health for each in self._route.upstreams if each.health.index not in self._polled]
-        if not healths or not self._route.heads.agreed:
+        healths = [each.health for each in self._state.upstreams if each.health.index not in self._polled]
+        if not healths or not self._state.heads.agreed:
             return began + self._every_s(now)
         due_at = min([self._due_at(health, now) for health in healths])
         # Quick chains announce several blocks a second.
@@ -197,7 +196,7 @@ class Tracker:
         polls = [group.create_task(self._poll(upstream, began)) for upstream in upstreams]
         if polls:
             # At first there is no head to compare reports with, and the fastest upstream alone could be far behind or wrong.
-            await asyncio.wait(polls, timeout=PATIENCE_S if self._route.heads.agreed else None)
+            await asyncio.wait(polls, timeout=PATIENCE_S if self._state.heads.agreed else None)
             for health, standing in (await self._forks.verdicts()).items():
                 self._set_standing(health, standing)
         self._observe_heads(self._clock())
@@ -252,7 +251,7 @@ class Tracker:
         """A process that starts needs no poll if others have found all heads."""
         self._adopt_news(now)
         members = self._state.group.members
-        if not self._route.heads.agreed and len(heard_of(members, now)) == len(members):
+        if not self._state.heads.agreed and len(heard_of(members, now)) == len(members):
             self._observe_heads(now)
 
     def _adopt_news(self, now: float) -> bool:
@@ -285,7 +284,7 @@ class Tracker:
 
     async def _is_our_chain(self, upstream: Upstream) -> bool:
         health, now = upstream.health, self._clock()
-        expected, call = self._route.network.identity, self._state.head_reader.chain_call
+        expected, call = self._state.network.identity, self._state.head_reader.chain_call
         is_known = health.standing in ("good", "forked")
         is_due = health.silent or not is_known or now - self._named_at.get(health.index, -math.inf) >= NAMES_CHAIN_S
         if not expected or call is None or not is_due:
@@ -328,7 +327,7 @@ class Tracker:
     async def _identify_chain(self) -> None:
         """Identify the chain for the shared cache, which outlives this process."""
         cache = self._state.shared_cache
-        upstream = next(filter(self._is_at_the_tip, self._route.upstreams), None)
+        upstream = next(filter(self._is_at_the_tip, self._state.upstreams), None)
         if cache is None or upstream is None:
             return
         reader = self._state.head_reader
@@ -340,4 +339,4 @@ class Tracker:
         health = upstream.health
         if health.silent or health.standing != "good" or self._clock() < health.rests_until:
             return False
-        return health.head >= self._route.heads.agreed > 0
+        return health.head >= self._state.heads.agreed > 0
