@@ -6,6 +6,7 @@ from proxy.compose.networks import NetworkBuilder
 from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.metering import Meters
+from proxy.services.feed.feed_terms import FeedTerms
 from proxy.services.feed.feeds import feeds_of
 from proxy.services.feed.head_announcements import HeadAnnouncements
 from proxy.services.rpc.block_waits import BlockWaits
@@ -66,7 +67,7 @@ class DataPlane:
         )
         self.internal_calls = InternalCalls(forwarder, self.networks)
         self._polls, self._seen_changes = polls, -1
-        self.feeds = feeds_of(self.networks)
+        self.feeds = feeds_of(self.networks, FeedTerms(budget.of("replays"), budget.of("subscriptions")))
 
     def __repr__(self) -> str:
         return f"<DataPlane {len(self.networks.routes)} networks>"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from proxy.core.head_chain import ChainBlock
+from proxy.core.usage import Tally
 from proxy.errors import Fault
 from proxy.services.feed.dispatch import LISTENERS_PER_TURN, HeadDispatch
 from proxy.services.feed.topics import FeedEvent
@@ -24,6 +25,13 @@ class RecordingListener:
         raise AssertionError(why)
 
     async def room(self) -> None: ...
+
+    account = ""
+
+    def charge(self, units: int, tally: Tally) -> bool:
+        raise AssertionError(tally)
+
+    async def wait_for_units(self) -> None: ...
 
 
 def block(number: int) -> ChainBlock:

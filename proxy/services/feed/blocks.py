@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -17,6 +18,7 @@ from proxy.chains.evm.log_filter import LogFilter
 from proxy.core import jsonrpc
 from proxy.core.head_chain import ChainBlock
 from proxy.core.lru_cache import LruCache
+from proxy.core.usage import Tally
 from proxy.errors import Fault
 from proxy.services.rpc.calls import PendingReply, RpcError, call_upstream
 from proxy.services.rpc.networks import Route
@@ -39,6 +41,13 @@ _EMPTY = (b"[]", b"[ ]")
 
 class BlockUnavailable(Exception):
     """No upstream returned the block or logs requested."""
+
+
+class CallPayer(Protocol):
+    """Pays for calls before they are made."""
+
+    async def pay(self, units: int, tally: Tally) -> str:
+        """Pay for a call and return the account that makes it. Raises BlockUnavailable or a Fault if no account pays."""
 
 
 class LogRecord(msgspec.Struct, gc=False):
@@ -80,9 +89,12 @@ _text = msgspec.json.Decoder(str).decode
 
 
 class BlockSource:
-    def __init__(self, route: Route) -> None:
+    def __init__(
+        self, route: Route, payer: CallPayer | None = None, cached: LruCache[str, ChainBlock] | None = None
+    ) -> None:
         self._route = route
-        self._cached: LruCache[str, ChainBlock] = LruCache(CACHED_BLOCKS)
+        self._payer = payer
+        self._cached: LruCache[str, ChainBlock] = LruCache(CACHED_BLOCKS) if cached is None else cached
 
     def __repr__(self) -> str:
         return f"<BlockSource of {self._route.network.id}, {len(self._cached)} cached>"
@@ -90,6 +102,10 @@ class BlockSource:
     @property
     def network(self) -> str:
         return self._route.network.id
+
+    def paid_by(self, payer: CallPayer) -> BlockSource:
+        """The same blocks for accounts that make the calls and pay for each."""
+        return BlockSource(self._route, payer, self._cached)
 
     def clear(self) -> None:
         self._cached.clear()
@@ -161,20 +177,26 @@ class BlockSource:
         )
         return _checked(read_receipts(result), block)
 
-    async def logs_in(self, first: int, last: int, log_filter: LogFilter) -> list[LogRecord]:
-        """Return the matching logs of a block range, in order."""
+    async def logs_in(self, first: int, last: int, log_filter: LogFilter) -> bytes:
+        """Return the logs of a block range, in order, as an upstream sent them. A range that upstreams refuse is not split:
+        it raises BlockUnavailable."""
         query = {"fromBlock": hex(first), "toBlock": hex(last), **log_filter.params()}
         # An upstream that does not have the last block yet would silently leave it out.
-        result = await self.call("eth_getLogs", msgspec.json.encode([query]), least_head=last, doubt_empty=True)
-        found = read_logs(result)
-        if found is None:
-            raise BlockUnavailable(f"no logs of blocks {first} to {last}")
-        return [log for log in found if first <= log.block <= last and log_filter.matches(log)]
+        return await self.call(
+            "eth_getLogs", msgspec.json.encode([query]), least_head=last, doubt_empty=True, is_piece=True
+        )
 
-    async def call(self, method: str, params: bytes, *, least_head: int = 0, doubt_empty: bool = False) -> bytes:
+    async def call(
+        self, method: str, params: bytes, *, least_head: int = 0, doubt_empty: bool = False, is_piece: bool = False
+    ) -> bytes:
         """Call the network. Raises BlockUnavailable on failure and, with `doubt_empty`, when an upstream below `least_head`
         returns an empty list."""
-        reply = call_upstream(self._route.dispatcher, self._route.policies[method], params, least_head=least_head)
+        policy, client = self._route.policies[method], ""
+        if self._payer is not None:
+            client = await self._payer.pay(self._route.state.price(policy, params), policy.tally)
+        reply = call_upstream(
+            self._route.dispatcher, policy, params, least_head=least_head, is_piece=is_piece, client=client
+        )
         try:
             result = await reply.result()
         except (RpcError, Fault) as exc:

@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,18 +24,20 @@ from proxy import telemetry
 from proxy.chains.evm.log_filter import LogFilter, LogFilterIndex
 from proxy.core.head_chain import DEPTH, ChainBlock
 from proxy.errors import Unavailable
-from proxy.services.feed.blocks import BlockSource, BlockUnavailable, LogRecord
+from proxy.services.feed.blocks import BlockSource, BlockUnavailable, LogRecord, read_logs
 from proxy.services.feed.topics import FeedEvent, Listener
 from proxy.wire.upstream import Upstream
 
 log = logging.getLogger("penstock.feed")
 
-# Blocks whose logs are fetched concurrently.
-CONCURRENCY = 8
+# Blocks whose logs are fetched ahead, concurrently.
+FETCHED_AHEAD = 8
 # Bounds memory: blocks that wait for their logs. Beyond that, heads wait too.
 MAX_QUEUED = 10_000
-# Logs matched before yielding to the event loop: a few milliseconds.
+# Logs matched before yielding to the event loop, and comparisons with filters that are too large for the index: a few
+# milliseconds.
 LOGS_PER_TURN = 500
+CHECKS_PER_TURN = 500
 # Listeners that receive a head before yielding to the event loop: a tenth of a millisecond.
 LISTENERS_PER_TURN = 128
 # Bounds memory: published logs are remembered, oldest dropped first, so that a reorganisation can send them as removed.
@@ -91,11 +93,12 @@ def events_of(blocks: Sequence[ChainBlock]) -> list[FeedEvent]:
 
 @dataclass(slots=True)
 class SentBlock:
-    """A published block and the events it had for each filter. `size` is their length in bytes."""
+    """A published block and those of its logs that matched a filter, by their place in the block. `size` is their length in
+    bytes. Filters are matched again to remove them: lists of logs for each filter would take a multiple of the memory."""
 
     position: int
     block: ChainBlock
-    events: dict[LogFilter, list[FeedEvent]] = field(default_factory=dict)
+    logs: dict[int, bytes] = field(default_factory=dict)
     size: int = 0
 
 
@@ -113,11 +116,22 @@ class _QueuedBlock:
 class LogDispatch:
     """Publishes logs. `is_orphan` returns whether a block is no longer part of the chain."""
 
-    def __init__(self, blocks: BlockSource, is_orphan: Callable[[ChainBlock], bool]) -> None:
+    def __init__(
+        self,
+        blocks: BlockSource,
+        is_orphan: Callable[[ChainBlock], bool],
+        *,
+        fetched_ahead: int = FETCHED_AHEAD,
+        max_sent_bytes: int = MAX_SENT_BYTES,
+    ) -> None:
         self._blocks = blocks
         self._is_orphan = is_orphan
+        self._fetched_ahead = fetched_ahead
+        self._max_sent_bytes = max_sent_bytes
         self._index = LogFilterIndex()
         self._listeners: dict[LogFilter, dict[Listener, tuple[int, int]]] = {}
+        # Filters without listeners that are still in the index.
+        self._unused: deque[LogFilter] = deque()
         self._sent: deque[SentBlock] = deque()
         self._queue: deque[_QueuedBlock] = deque()
         self._wake = asyncio.Event()
@@ -161,8 +175,8 @@ class LogDispatch:
             if sent is None or sent.block.hash != others.block.hash:
                 break
             seen = sent.position - 1
-            if log_filter in others.events:
-                sent.events.setdefault(log_filter, others.events[log_filter])
+            self._remember(sent, others.logs)
+        self._forget_oldest()
         self._add(log_filter, listener, since, seen)
 
     def _put_under(self, block: ChainBlock) -> SentBlock | None:
@@ -184,6 +198,17 @@ class LogDispatch:
         listeners.pop(listener, None)
         if not listeners:
             del self._listeners[log_filter]
+            self._unused.append(log_filter)
+            if len(self._unused) == 1:
+                asyncio.get_running_loop().call_soon(self._drop_unused)
+
+    def _drop_unused(self) -> None:
+        """Remove one filter from the index in each turn of the event loop: a large one takes a millisecond, and a socket that
+        closes may have had many."""
+        log_filter = self._unused.popleft()
+        if self._unused:
+            asyncio.get_running_loop().call_soon(self._drop_unused)
+        if log_filter not in self._listeners:
             self._index.remove(log_filter)
 
     # Blocks
@@ -211,32 +236,38 @@ class LogDispatch:
             queued.fetching = None
         async with asyncio.TaskGroup() as group:
             while True:
-                await self._drain(group)
+                while self._queue:
+                    await self._publish_next(group)
                 self._wake.clear()
                 await self._wake.wait()
 
-    async def drain(self) -> None:
-        """Publish everything in the queue."""
-        async with asyncio.TaskGroup() as group:
-            await self._drain(group)
+    async def drain(self, room: Callable[[], Awaitable[None]], block_s: float) -> None:
+        """Publish everything in the queue, one block when there is room for it after the other. Raises TimeoutError if a block
+        takes longer than `block_s`."""
+        now = asyncio.get_running_loop().time
+        async with asyncio.timeout(block_s) as limit, asyncio.TaskGroup() as group:
+            while self._queue:
+                await self._publish_next(group)
+                limit.reschedule(None)
+                await room()
+                limit.reschedule(now() + block_s)
 
-    async def _drain(self, group: asyncio.TaskGroup) -> None:
-        while self._queue:
-            queued = self._queue[0]
-            if len(self._queue) < MAX_QUEUED:
-                self._has_room.set()
-            if queued.removed:
-                self._queue.popleft()
-                self._publish_removal(queued.block)
-                continue
-            logs = await self._logs_of(queued, group)
-            # The event loop does not run between here and the start of publishing, so a listener joins before or after it.
+    async def _publish_next(self, group: asyncio.TaskGroup) -> None:
+        queued = self._queue[0]
+        if len(self._queue) < MAX_QUEUED:
+            self._has_room.set()
+        if queued.removed:
             self._queue.popleft()
-            await self._publish(SentBlock(queued.position, queued.block), logs)
+            self._publish_removal(queued.block)
+            return
+        logs = await self._logs_of(queued, group)
+        # The event loop does not run between here and the start of publishing, so a listener joins before or after it.
+        self._queue.popleft()
+        await self._publish(SentBlock(queued.position, queued.block), logs)
 
     async def _logs_of(self, queued: _QueuedBlock, group: asyncio.TaskGroup) -> list[LogRecord]:
         while self._listeners:
-            for ahead in itertools.islice(self._queue, CONCURRENCY):
+            for ahead in itertools.islice(self._queue, self._fetched_ahead):
                 if not ahead.removed and ahead.fetching is None:
                     ahead.fetching = group.create_task(self._fetch(ahead.block, ahead.source))
             assert queued.fetching is not None
@@ -299,43 +330,56 @@ class LogDispatch:
         self._sent.append(sent)
         if len(self._sent) > DEPTH:
             self._sent_bytes -= self._sent.popleft().size
-        for start in range(0, len(logs), LOGS_PER_TURN):
+        start = 0
+        while start < len(logs):
             if start:
                 await asyncio.sleep(0)
-            self._publish_slice(sent, logs[start : start + LOGS_PER_TURN])
-        self._drop_oldest_events()
+            some = logs[start : start + max(1, min(LOGS_PER_TURN, CHECKS_PER_TURN // (1 + self._index.checked)))]
+            self._publish_slice(sent, some, start)
+            start += len(some)
+        self._forget_oldest()
 
-    def _publish_slice(self, sent: SentBlock, logs: list[LogRecord]) -> None:
+    def _publish_slice(self, sent: SentBlock, logs: list[LogRecord], start: int) -> None:
+        """Publish logs of a block, of which the first has this place in it."""
         made: dict[int, FeedEvent] = {}
         for log_filter, matching in self._index.match(logs).items():
             for number in matching:
                 if number not in made:
-                    made[number] = event = FeedEvent(bytes(logs[number].raw), sent.block.number)
-                    sent.size += len(event.result)
-                    self._sent_bytes += len(event.result)
+                    made[number] = FeedEvent(bytes(logs[number].raw), sent.block.number)
             events = [made[number] for number in matching]
-            sent.events.setdefault(log_filter, []).extend(events)
-            for listener, (since, _) in tuple(self._listeners[log_filter].items()):
+            for listener, (since, _) in tuple(self._listeners.get(log_filter, {}).items()):
                 if since < sent.position:
                     listener.on_events(events)
+        self._remember(sent, {start + number: event.result for number, event in made.items()})
+
+    def _remember(self, sent: SentBlock, logs: Mapping[int, bytes]) -> None:
+        """Remember logs of a published block, so that they can be removed."""
+        new = {place: log for place, log in logs.items() if place not in sent.logs}
+        size = sum(map(len, new.values()))
+        sent.logs |= new
+        sent.size += size
+        self._sent_bytes += size
 
     def _publish_removal(self, block: ChainBlock) -> None:
         if not self._sent or self._sent[-1].block.hash != block.hash:
             return
         sent = self._sent.pop()
         self._sent_bytes -= sent.size
-        for log_filter, events in sent.events.items():
-            removed = [as_removed(event) for event in reversed(events)]
+        raws = [raw for _, raw in sorted(sent.logs.items())]
+        removed = [as_removed(FeedEvent(raw, block.number)) for raw in raws]
+        logs = read_logs(b"[%b]" % b",".join(raws)) or []
+        for log_filter, matching in self._index.match(logs).items():
+            events = [removed[number] for number in reversed(matching)]
             for listener, (_, seen) in tuple(self._listeners.get(log_filter, {}).items()):
                 if seen < sent.position:
-                    listener.on_events(removed)
+                    listener.on_events(events)
 
-    def _drop_oldest_events(self) -> None:
+    def _forget_oldest(self) -> None:
         for sent in self._all_but_newest():
-            if self._sent_bytes <= MAX_SENT_BYTES:
+            if self._sent_bytes <= self._max_sent_bytes:
                 return
             self._sent_bytes -= sent.size
-            sent.events, sent.size = {}, 0
+            sent.logs, sent.size = {}, 0
 
     def _all_but_newest(self) -> Iterator[SentBlock]:
         return itertools.islice(self._sent, len(self._sent) - 1)

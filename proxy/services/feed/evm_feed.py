@@ -18,25 +18,26 @@ from proxy.errors import Unavailable
 from proxy.services.feed.blocks import BlockSource
 from proxy.services.feed.demand import Demand
 from proxy.services.feed.dispatch import HeadDispatch, LogDispatch
+from proxy.services.feed.feed_terms import FeedTerms
 from proxy.services.feed.head_watcher import HeadWatcher
 from proxy.services.feed.pending import PendingTransactions
 from proxy.services.feed.replay import Replay
 from proxy.services.feed.syncing import SyncingStatus
-from proxy.services.feed.topics import MAX_TOPICS, Listener, Topic, refusal
+from proxy.services.feed.topics import Listener, Topic, refusal
 from proxy.services.feed.walk import ChainWalk
 from proxy.services.rpc.networks import Route
 from proxy.tasks import until_set
 
 # How long a subscription waits for the first block of a feed that has just started.
 READY_S = 10.0
-# Blocks that a replay may go back, and how many replays run concurrently; further ones wait.
+# Blocks that a replay may go back.
 REPLAY_BLOCKS = 10_000
-CONCURRENT_REPLAYS = 16
 
 
 class EvmFeed:
-    def __init__(self, route: Route, *, replay_blocks: int = REPLAY_BLOCKS) -> None:
+    def __init__(self, route: Route, terms: FeedTerms, *, replay_blocks: int = REPLAY_BLOCKS) -> None:
         self.route = route
+        self._terms = terms
         self._replay_blocks = replay_blocks
         self.blocks = BlockSource(route)
         self.walk = ChainWalk(self.blocks, self._change)
@@ -48,7 +49,6 @@ class EvmFeed:
         self._ready = asyncio.Event()
         # Listeners that wait for the first block or are in a replay. They count as demand too.
         self._waiting: dict[tuple[Topic, Listener], asyncio.Timeout] = {}
-        self._replays = asyncio.Semaphore(CONCURRENT_REPLAYS)
         self._demand = Demand(lambda: bool(self.heads.listeners or self.logs.filters or self._waiting))
 
     def __repr__(self) -> str:
@@ -61,7 +61,6 @@ class EvmFeed:
             case "newHeads" | "logs":
                 async with self._wait(topic, listener):
                     await self._until_ready()
-                    self._check_room(topic)
                     self.listen(topic, listener)
             case "newPendingTransactions":
                 await self.pending.subscribe(listener, full=topic.detail is True)
@@ -77,11 +76,9 @@ class EvmFeed:
         async with self._wait(topic, listener):
             await self._until_ready()
             self.check_from(topic, from_block)
-            self._check_room(topic)
-            replay = Replay(self, topic, listener)
+            replay = Replay(self, topic, listener, self._terms)
             await replay.wait_for(from_block)
-            async with self._replays:
-                await replay.run(from_block)
+            await replay.run(from_block)
 
     def check_from(self, topic: Topic, from_block: int) -> None:
         if topic.kind not in ("newHeads", "logs"):
@@ -150,10 +147,6 @@ class EvmFeed:
             self.logs.join(topic.detail, listener, logs)
         else:
             self.listen(topic, listener)
-
-    def _check_room(self, topic: Topic) -> None:
-        if isinstance(topic.detail, LogFilter) and self.logs.filters >= MAX_TOPICS:
-            raise Unavailable("too many different log filters are subscribed to: try again later")
 
     async def _until_ready(self) -> None:
         if not await until_set(self._ready, within_s=READY_S):

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from proxy.chains.families import family_of
 from proxy.chains.family import FeedKind
 from proxy.services.feed.evm_feed import EvmFeed
+from proxy.services.feed.feed_terms import FeedTerms
 from proxy.services.feed.svm_feed import SvmFeed
 from proxy.services.feed.topics import Feeds, NetworkFeed
 from proxy.services.rpc.networks import Networks, Route
 
-_FEEDS: dict[FeedKind, Callable[[Route], NetworkFeed]] = {"evm": EvmFeed, "svm": SvmFeed}
+_FEEDS: dict[FeedKind, Callable[[Route, FeedTerms], NetworkFeed]] = {"evm": EvmFeed, "svm": SvmFeed}
 
 
-def feeds_of(networks: Networks) -> Feeds:
+def feeds_of(networks: Networks, terms: FeedTerms) -> Feeds:
     """Families without subscriptions have no feed."""
     rules = {name: family_of(route.network).subscriptions for name, route in networks.routes.items()}
-    return Feeds({name: _FEEDS[found.feed](networks.routes[name]) for name, found in rules.items() if found})
+    return Feeds({name: _FEEDS[found.feed](networks.routes[name], terms) for name, found in rules.items() if found})

@@ -10,6 +10,7 @@ import msgspec
 
 from proxy.chains.evm.log_filter import LogFilter
 from proxy.core import jsonrpc
+from proxy.core.usage import Tally
 from proxy.errors import Fault
 from proxy.services.rpc.calls import RpcError
 
@@ -26,6 +27,17 @@ class Topic(NamedTuple):
 
     kind: str
     detail: LogFilter | bool | bytes | None = None
+
+    @property
+    def memory(self) -> int:
+        """About the bytes that it takes in memory."""
+        match self.detail:
+            case bytes():
+                return len(self.detail)
+            case LogFilter():
+                return self.detail.memory
+            case _:
+                return 0
 
     @property
     def name(self) -> bytes:
@@ -57,7 +69,11 @@ class FeedEvent:
 
 
 class Listener(Protocol):
-    """One subscription on one socket."""
+    """One subscription on one socket. Its key pays for the calls that are made for it alone."""
+
+    @property
+    def account(self) -> str:
+        """The id of the key's account."""
 
     def on_events(self, events: Sequence[FeedEvent]) -> None:
         """Receive events in order. Must neither block nor raise."""
@@ -67,6 +83,12 @@ class Listener(Protocol):
 
     async def room(self) -> None:
         """Return when the listener can take more. A replay waits here between batches, so that it floods no client."""
+
+    def charge(self, units: int, tally: Tally) -> bool:
+        """Charge the key for a call before it is made, and count its units in the tally. False if the key has none left."""
+
+    async def wait_for_units(self) -> None:
+        """Return when the key may have units again. Raises the refusal if that takes long."""
 
 
 class NetworkFeed(Protocol):

@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.core.usage import Tally
-from proxy.errors import LeasePending, RateLimited
+from proxy.errors import Fault, LeasePending, RateLimited
 from proxy.services.feed.topics import FeedEvent
 from proxy.web.websocket.socket_context import EventKind
 from proxy.web.websocket.socket_output import SocketOutput
@@ -54,6 +54,17 @@ class MissedEvents:
     def as_json(self) -> dict[str, int | str]:
         blocks = {"fromBlock": hex(self.first), "toBlock": hex(self.last)} if self.first else {}
         return {"events": self.count, **blocks}
+
+
+def pause_notice(id_: bytes, refusal: Fault) -> bytes:
+    """The message that a key has no units for the events of this subscription."""
+    after_s = refusal.retry_after_s if isinstance(refusal, RateLimited) else 1
+    return _notice(id_, f"{refusal.message}; events wait until there are units again", {"retryAfter": after_s})
+
+
+def _notice(id_: bytes, message: str, data: dict[str, object]) -> bytes:
+    error = jsonrpc.error(jsonrpc.LIMIT_EXCEEDED, message, {"subscription": msgspec.Raw(id_), **data})
+    return jsonrpc.error_reply(b"", error)
 
 
 class Backlog:
@@ -148,20 +159,14 @@ class Backlog:
         if self._is_announced or refusal is None or isinstance(refusal, LeasePending):
             return
         self._is_announced = True
-        after_s = refusal.retry_after_s if isinstance(refusal, RateLimited) else 1
-        self._send_error(
-            subscription, f"{refusal.message}; events wait until there are units again", {"retryAfter": after_s}
-        )
+        self._output.send(self._output.message(pause_notice(subscription.id, refusal)))
 
     def _report_missed(self) -> None:
         missed, self._missed = self._missed, {}
         for subscription, found in missed.items():
             message = f"{found.count} events were dropped for lack of compute units: subscribe again with fromBlock"
-            self._send_error(subscription, message, {"missed": found.as_json()})
-
-    def _send_error(self, subscription: QueuedSubscription, message: str, data: dict[str, object]) -> None:
-        error = jsonrpc.error(jsonrpc.LIMIT_EXCEEDED, message, {"subscription": msgspec.Raw(subscription.id), **data})
-        self._output.send(self._output.message(jsonrpc.error_reply(b"", error)))
+            notice = _notice(subscription.id, message, {"missed": found.as_json()})
+            self._output.send(self._output.message(notice))
 
     async def is_over(self) -> None:
         """Return when the backlog has ended, or when a subscription has."""

@@ -15,14 +15,15 @@ from hashlib import blake2b
 import msgspec
 
 from proxy.core import jsonrpc
-from proxy.errors import Fault, InternalError, Unavailable
+from proxy.core.usage import Tally
+from proxy.errors import Fault, InternalError, LeasePending, RateLimited, Unavailable
 from proxy.services.feed.topics import FeedEvent, NetworkFeed, Topic
 from proxy.services.rpc.batches import BatchItem
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.rpc_errors import rpc_error_of
-from proxy.web.websocket.backlog import Backlog
+from proxy.web.websocket.backlog import Backlog, pause_notice
 from proxy.web.websocket.socket_context import EventKind, SocketContext
 from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.subscription_request import SubscriptionRequest, read_id, read_request
@@ -34,6 +35,8 @@ log = logging.getLogger("penstock.sockets")
 _NOT_FOUND = jsonrpc.error(-32000, "subscription not found")
 # Topics whose counts one socket remembers. Beyond that it continues from a number that none of them has reached.
 MOST_COUNTS = 1000
+# How long calls for a subscription may wait for compute units before it ends: longer than any rate limit, shorter than a day's.
+LONGEST_PAUSE_S = 60
 # Events that may wait for the reply to the batch that created their subscription.
 MOST_EARLY = 1000
 
@@ -70,8 +73,8 @@ class Subscription:
     """One subscription on one socket: a listener of the feed."""
 
     __slots__ = (
-        "_confirmed", "_output", "_owner", "_slot", "caller", "early", "id", "is_open", "kind", "notification", "replays",
-        "tally", "topic",
+        "_confirmed", "_is_announced", "_output", "_owner", "_slot", "caller", "early", "id", "is_counted", "is_open",
+        "kind", "notification", "replays", "tally", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -94,6 +97,8 @@ class Subscription:
         self.early: list[FeedEvent] | None = []
         # Set while a replay waits for that reply.
         self._confirmed: asyncio.Future[None] | None = None
+        # Whether the client has been sent the notice that its key has no units left for calls.
+        self._is_announced = False
 
     def __repr__(self) -> str:
         return f"<Subscription {self.id.decode()} {self.topic.kind}{'' if self.is_open else ', closed'}>"
@@ -183,6 +188,28 @@ class Subscription:
                 await asyncio.sleep(0)  # Only after the write is it known whether the client reads.
             else:
                 return
+
+    @property
+    def account(self) -> str:
+        return self._owner.allowance.key.account.id
+
+    def charge(self, units: int, tally: Tally) -> bool:
+        allowance = self._owner.allowance
+        if not allowance.spend(units):
+            return False
+        allowance.key.sheet[tally].units += units
+        return True
+
+    async def wait_for_units(self) -> None:
+        allowance = self._owner.allowance
+        refusal = allowance.refusal
+        if refusal is not None and not isinstance(refusal, LeasePending):
+            if not isinstance(refusal, RateLimited) or refusal.retry_after_s > LONGEST_PAUSE_S:
+                raise refusal
+            if not self._is_announced and self.early is None:
+                self._is_announced = True
+                self._output.send(self._output.message(pause_notice(self.id, refusal)))
+        await allowance.until_retry()
 
     def wake(self) -> None:
         """It was confirmed, or has ended."""

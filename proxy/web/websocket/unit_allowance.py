@@ -65,6 +65,20 @@ class UnitAllowance:
             pause_s = self.refusal.wait_s if isinstance(self.refusal, LeasePending) else RETRY_S
             self._timer = self._loop.call_later(pause_s, self._wake)
 
+    async def until_retry(self) -> None:
+        """Return when there may be units, in the order of the others that wait."""
+        turn: asyncio.Future[None] = self._loop.create_future()
+
+        def retry() -> None:
+            if not turn.done():
+                turn.set_result(None)
+
+        self.wait(retry)
+        try:
+            await turn
+        finally:
+            self.forget(retry)
+
     def forget(self, retry: Callable[[], None]) -> None:
         self._waiting.pop(retry, None)
 
