@@ -2,7 +2,8 @@
 
 They come from a stream if an upstream has one, otherwise from polling a filter. Each upstream sees its own set of pending
 transactions, so a change of sources has no gap to fill, but no transaction is published twice. If listeners want full
-transactions and the upstream reports only hashes, the transactions are fetched.
+transactions and the upstream reports only hashes, the transactions are fetched: the accounts that listen pay for one each, in
+turn, and those that no account has units for are left out.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import msgspec
 
 from proxy.core import jsonrpc
 from proxy.core.lru_cache import LruCache
+from proxy.core.usage import Tally
 from proxy.errors import Unavailable
 from proxy.services.feed.blocks import BlockSource, BlockUnavailable
 from proxy.services.feed.demand import Demand
+from proxy.services.feed.listeners import Listeners
 from proxy.services.feed.sources import FeedSource, FeedSources, SourceFailed
 from proxy.services.feed.topics import FeedEvent, Listener
 from proxy.services.rpc.networks import Route
@@ -54,7 +57,7 @@ class PendingChannel:
     """The listeners of hashes or of full transactions, and the hashes published to them."""
 
     def __init__(self) -> None:
-        self.listeners: dict[Listener, None] = {}
+        self.listeners = Listeners()
         # Set while a source reports this kind.
         self.ready = asyncio.Event()
         self._sent: LruCache[str, None] = LruCache(REMEMBERED)
@@ -64,20 +67,20 @@ class PendingChannel:
             return
         self._sent[tx_hash] = None
         event = FeedEvent(result)
-        for listener in tuple(self.listeners):
+        for listener in self.listeners:
             listener.on_events([event])
 
 
 class PendingTransactions:
     def __init__(self, route: Route, blocks: BlockSource, clock: Callable[[], float] = time.monotonic) -> None:
         self._route = route
-        self._blocks = blocks
         self._clock = clock
         self._sources = FeedSources(
             route, subscribe_method="eth_subscribe", poll_method="eth_newPendingTransactionFilter"
         )
         # The channel of hashes (False) and that of full transactions (True).
         self._channels = {full: PendingChannel() for full in (False, True)}
+        self._paid_blocks = blocks.paid_by(self)
         self._waiting = 0
         self._unfetched: deque[str] = deque(maxlen=MAX_QUEUED)
         self._wake = asyncio.Event()
@@ -90,13 +93,13 @@ class PendingTransactions:
     async def subscribe(self, listener: Listener, *, full: bool) -> None:
         """Add a listener. Raises Unavailable if no upstream reports pending transactions."""
         self._waiting += 1
-        self._channels[full].listeners[listener] = None
+        self._channels[full].listeners.add(listener)
         self._demand.changed()
         try:
             async with asyncio.timeout(READY_S):
                 await self._channels[full].ready.wait()
         except BaseException as exc:
-            self._channels[full].listeners.pop(listener, None)
+            self._channels[full].listeners.remove(listener)
             if not isinstance(exc, TimeoutError):
                 raise
             message = f"no upstream of {self._route.network.id} reports pending transactions: try again later"
@@ -106,8 +109,15 @@ class PendingTransactions:
             self._demand.changed()
 
     def remove(self, listener: Listener, *, full: bool) -> None:
-        self._channels[full].listeners.pop(listener, None)
+        self._channels[full].listeners.remove(listener)
         self._demand.changed()
+
+    async def pay(self, units: int, tally: Tally) -> str:
+        """Charge a call for a full transaction to one of the accounts that listen to them."""
+        account = self._channels[True].listeners.charge(units, tally)
+        if account is None:
+            raise BlockUnavailable("no account has the units")
+        return account
 
     def _kinds(self) -> frozenset[bool]:
         return frozenset(full for full, channel in self._channels.items() if channel.listeners)
@@ -202,7 +212,7 @@ class PendingTransactions:
                 await self._wake.wait()
             tx_hash = self._unfetched.popleft()
             try:
-                found = await self._blocks.call("eth_getTransactionByHash", msgspec.json.encode([tx_hash]))
+                found = await self._paid_blocks.call("eth_getTransactionByHash", msgspec.json.encode([tx_hash]))
             except BlockUnavailable:
                 continue
             if found != jsonrpc.NULL:

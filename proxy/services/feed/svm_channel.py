@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 
 from proxy.core import jsonrpc
-from proxy.services.feed.topics import FeedEvent, Listener, Topic
+from proxy.services.feed.listeners import Listeners
+from proxy.services.feed.topics import FeedEvent, Topic
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -15,7 +16,7 @@ class SvmChannel:
     upstream streams this topic."""
 
     topic: Topic
-    listeners: dict[Listener, None] = field(default_factory=dict)
+    listeners: Listeners = field(default_factory=Listeners)
     subscription: bytes = b""
     refused: bytes = b""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
@@ -26,5 +27,5 @@ class SvmChannel:
         return self.topic.detail if isinstance(self.topic.detail, bytes) else jsonrpc.NO_PARAMS
 
     def publish(self, event: FeedEvent) -> None:
-        for listener in tuple(self.listeners):
+        for listener in self.listeners:
             listener.on_events([event])

@@ -16,11 +16,13 @@ import msgspec
 
 from proxy.core import jsonrpc, upstream_errors
 from proxy.errors import Unavailable
+from proxy.services.feed.account_queue import AccountQueue
 from proxy.services.feed.demand import Demand
+from proxy.services.feed.feed_terms import FeedTerms
 from proxy.services.feed.sources import FeedSource, FeedSources, SourceFailed
 from proxy.services.feed.svm_channel import SvmChannel
 from proxy.services.feed.svm_poller import POLLED, SvmPoller
-from proxy.services.feed.topics import MAX_TOPICS, FeedEvent, Listener, Topic, refusal
+from proxy.services.feed.topics import FeedEvent, Listener, Topic, refusal
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.networks import Route
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
@@ -60,20 +62,20 @@ _notification = msgspec.json.Decoder(_Notification).decode
 
 
 class SvmFeed:
-    def __init__(self, route: Route, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, route: Route, terms: FeedTerms, clock: Callable[[], float] = time.monotonic) -> None:
         self._route = route
         self._clock = clock
         self._sources = FeedSources(route, subscribe_method="slotSubscribe", poll_method=None)
         self._channels: dict[Topic, SvmChannel] = {}
         # Channels that have to be subscribed or unsubscribed on the current stream.
-        self._todo: asyncio.Queue[SvmChannel] = asyncio.Queue()
+        self._todo: AccountQueue[SvmChannel] = AccountQueue()
         self._last_slot = 0
         self._notified_at = 0.0
         # Whether an upstream with a WebSocket is connected, since when none is, and whether upstreams can be polled.
         self._is_streaming = False
         self._unstreamed_at = 0.0
         self._can_poll = bool(route.upstreams)
-        self._poller = SvmPoller(route, self._polled, wants=self._is_polled, end=self._drop, clock=clock)
+        self._poller = SvmPoller(route, terms, self._polled, wants=self._is_polled, end=self._drop, clock=clock)
         self._demand = Demand(lambda: bool(self._channels))
 
     def __repr__(self) -> str:
@@ -86,8 +88,8 @@ class SvmFeed:
         channel = self._channels.get(topic)
         if channel is None:
             channel = self._channels[topic] = SvmChannel(topic)
-            self._todo.put_nowait(channel)
-        channel.listeners[listener] = None
+            self._todo.put(listener.account, channel)
+        channel.listeners.add(listener)
         self._demand.changed()
         try:
             async with asyncio.timeout(READY_S):
@@ -95,7 +97,8 @@ class SvmFeed:
         except TimeoutError:
             self.unsubscribe(topic, listener)
             raise Unavailable(
-                f"no upstream of {self._route.network.id} confirmed the subscription: try again later"
+                f"the subscription was not confirmed in time: no upstream of {self._route.network.id} replies, or the account "
+                "has no compute units for the calls; try again later"
             ) from None
         except asyncio.CancelledError:
             self.unsubscribe(topic, listener)
@@ -111,11 +114,10 @@ class SvmFeed:
 
     def unsubscribe(self, topic: Topic, listener: Listener) -> None:
         channel = self._channels.get(topic)
-        if channel is None or channel.listeners.pop(listener, self) is self or channel.listeners:
+        if channel is None or not channel.listeners.remove(listener) or channel.listeners:
             return
-        del self._channels[topic]
-        self._todo.put_nowait(channel)
-        self._demand.changed()
+        self._drop(channel)
+        self._todo.put(listener.account, channel)
 
     def _check(self, topic: Topic) -> None:
         if topic.kind not in UNSUBSCRIBE_METHODS:
@@ -123,8 +125,6 @@ class SvmFeed:
         if self._sources.is_empty and topic.kind not in POLLED:
             message = f"{topic.kind} is not available: {self._route.network.id} has no upstream with a WebSocket"
             raise refusal(message, jsonrpc.METHOD_NOT_FOUND)
-        if topic not in self._channels and len(self._channels) >= MAX_TOPICS:
-            raise Unavailable("too many different subscriptions are open: try again later")
 
     # The upstream
 
@@ -134,7 +134,7 @@ class SvmFeed:
 
     def _reset(self) -> None:
         self._last_slot = 0
-        self._todo = asyncio.Queue()
+        self._todo = AccountQueue()
         self._poller.forget()
 
     async def _follow(self) -> None:
@@ -160,6 +160,7 @@ class SvmFeed:
     def _drop(self, channel: SvmChannel) -> None:
         if self._channels.get(channel.topic) is channel:
             del self._channels[channel.topic]
+            self._poller.release(channel)
             self._demand.changed()
 
     # Streaming
@@ -168,7 +169,7 @@ class SvmFeed:
         assert isinstance(source.upstream, WebSocketUpstream)
         lost = asyncio.Event()
         stream = source.upstream.stream(lambda: self._lose(lost))
-        self._todo = asyncio.Queue()
+        self._todo = AccountQueue()
         try:
             await stream.open()
             self._start_streaming()
@@ -188,11 +189,11 @@ class SvmFeed:
         self._poller.forget()
         for channel in self._channels.values():
             channel.subscription, channel.is_polled = b"", False
-            self._todo.put_nowait(channel)
+            self._todo.put(next(iter(channel.listeners.accounts), ""), channel)
 
     def _lose(self, lost: asyncio.Event) -> None:
         lost.set()
-        self._todo.put_nowait(SvmChannel(Topic("")))  # Wakes `_work`.
+        self._todo.put("", SvmChannel(Topic("")))  # Wakes `_work`.
 
     async def _work(self, stream: UpstreamStream) -> None:
         """Update the next few channels, each once. A channel that is queued again meanwhile is handled in the next round."""
@@ -202,7 +203,7 @@ class SvmFeed:
         except TimeoutError:
             self._check_silence()
             return
-        while len(some) < CONCURRENCY and not self._todo.empty():
+        while len(some) < CONCURRENCY and self._todo:
             some[self._todo.get_nowait()] = None
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._update(stream, channel)) for channel in some]
@@ -237,7 +238,9 @@ class SvmFeed:
             if verdict.lacks_method and self._can_poll and channel.topic.kind in POLLED:
                 channel.is_polled = True  # The poller confirms it.
                 return
-            channel.refused = upstream_errors.translate(exc.error, verdict, in_our_codes=False, private=stream.private_words)
+            channel.refused = upstream_errors.translate(
+                exc.error, verdict, in_our_codes=False, private=stream.private_words
+            )
             self._drop(channel)
         if self._channels.get(channel.topic) is not channel:
             stream.forget(channel.subscription)  # Its only notification may have come with the confirmation.

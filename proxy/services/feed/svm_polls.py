@@ -6,11 +6,14 @@ makes none. A reply of an earlier slot than the last one comes from an upstream 
 
 from __future__ import annotations
 
+import asyncio
+from array import array
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
+import orjson
 
 from proxy.chains.svm.polled_params import COMMITMENTS, DEFAULT_ENCODING, PolledParams
 from proxy.core import jsonrpc
@@ -27,6 +30,12 @@ NewestSlots = Mapping[str, int]
 MOST_SLOTS = 32
 # Transactions that are read for one poll of an account's logs, at most.
 MOST_SIGNATURES = 1000
+# Bytes of a poll of a program's accounts, at most, and accounts that are read before yielding to the event loop.
+MOST_PROGRAM_BYTES = 4 * 1024 * 1024
+ACCOUNTS_PER_TURN = 500
+TOO_MANY_ACCOUNTS = (
+    "the program has too many accounts to be polled, and no upstream streams them: use filters, or a dataSlice"
+)
 VOTE_PROGRAM = "Vote111111111111111111111111111111111111111"
 # Errors of slots that have no block.
 SKIPPED = (-32007, -32009)
@@ -95,7 +104,7 @@ class _PolledLandedAt(msgspec.Struct, gc=False):
 read_in_context = msgspec.json.Decoder(InContext).decode
 read_accounts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 read_statuses = msgspec.json.Decoder(list[SignatureStatus | None]).decode
-_program_accounts = msgspec.json.Decoder(list[_PolledProgramAccount]).decode
+_program_account = msgspec.json.Decoder(_PolledProgramAccount).decode
 _signed = msgspec.json.Decoder(list[_PolledSigned]).decode
 _block = msgspec.json.Decoder(_PolledBlock | None).decode
 _landed = msgspec.json.Decoder(_PolledLandedAt | None).decode
@@ -160,12 +169,13 @@ class SlotsUpdatePoll:
 
 
 class AccountWatch:
-    """The last state of one account. It is read together with others."""
+    """The last state of one account, as a hash: it may have megabytes. It is read together with others."""
 
     def __init__(self, params: PolledParams) -> None:
         self.params = params
         self._slot = 0
-        self._seen: msgspec.Raw | None = None
+        # The hash of the value as an upstream wrote it, and of its canonical form.
+        self._seen: tuple[int, int] | None = None
 
     @property
     def config(self) -> dict[str, Any]:
@@ -175,41 +185,56 @@ class AccountWatch:
         account = _CLOSED if bytes(value) == jsonrpc.NULL else value
         if slot < self._slot:
             return []
-        before, self._slot, self._seen = self._seen, slot, msgspec.Raw(bytes(account))
-        if before is None or _is_same(before, account):
+        before, self._slot, written = self._seen, slot, hash(bytes(account))
+        if before is not None and before[0] == written:
+            return []
+        # Two upstreams may write the same value in different ways.
+        self._seen = written, hash(orjson.dumps(_any(account), option=orjson.OPT_SORT_KEYS))
+        if before is None or before[1] == self._seen[1]:
             return []
         return [in_context(slot, account)]
 
 
-def _is_same(one: msgspec.Raw, other: msgspec.Raw) -> bool:
-    """Whether two upstreams may have written the same value in different ways."""
-    return bytes(one) == bytes(other) or _any(one) == _any(other)
-
-
 class ProgramPoll:
-    """All accounts of a program. A closed account no longer belongs to the program and makes no event."""
+    """All accounts of a program. A closed account no longer belongs to the program and makes no event.
+
+    There may be many: one number is kept for each, and they are read in several turns of the event loop."""
 
     def __init__(self, params: PolledParams) -> None:
         self._params = [params.target, {**params.config, "commitment": params.commitment, "withContext": True}]
         self._slot = 0
-        self._seen: dict[str, int] | None = None
+        # The hashes of all accounts with their state, in order.
+        self._seen: array[int] | None = None
 
     def __repr__(self) -> str:
         return f"<ProgramPoll {len(self._seen or ())} accounts>"
 
+    @property
+    def memory(self) -> int:
+        """The bytes that it keeps."""
+        return 0 if self._seen is None else self._seen.itemsize * len(self._seen)
+
     async def poll(self, ask: Ask, slots: NewestSlots) -> list[FeedEvent]:
-        reply = read_in_context(await ask("getProgramAccounts", self._params))
+        result = await ask("getProgramAccounts", self._params)
+        if len(result) > MOST_PROGRAM_BYTES:
+            raise RpcError(jsonrpc.error(jsonrpc.LIMIT_EXCEEDED, TOO_MANY_ACCOUNTS))
+        reply = read_in_context(result)
         slot = reply.context.slot
         if slot < self._slot:
             return []
-        accounts = _program_accounts(reply.value)
-        # A hash of each account in place of the account: there may be many.
-        before, self._seen = self._seen, {each.pubkey: hash(bytes(each.account)) for each in accounts}
-        self._slot = slot
-        if before is None:
-            return []
-        changed = [each for each in accounts if before.get(each.pubkey) != self._seen[each.pubkey]]
-        return [in_context(slot, msgspec.json.encode(each)) for each in changed]
+        accounts = read_accounts(reply.value)
+        before = None if self._seen is None else frozenset(self._seen)
+        seen, events = array("q"), list[FeedEvent]()
+        for start in range(0, len(accounts), ACCOUNTS_PER_TURN):
+            await asyncio.sleep(0)
+            for raw in accounts[start : start + ACCOUNTS_PER_TURN]:
+                each = _program_account(raw)
+                state = hash((each.pubkey, bytes(each.account)))
+                seen.append(state)
+                if before is not None and state not in before:
+                    events.append(in_context(slot, msgspec.json.encode(each)))
+        self._slot, self._seen = slot, seen
+        return events
 
 
 class MentionPoll:

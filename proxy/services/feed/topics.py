@@ -14,9 +14,6 @@ from proxy.core.usage import Tally
 from proxy.errors import Fault
 from proxy.services.rpc.calls import RpcError
 
-# Bounds memory: different topics on one network in one worker. Further ones are refused.
-MAX_TOPICS = 100_000
-
 
 class Topic(NamedTuple):
     """One event stream. All listeners of equal topics share the work.
