@@ -336,6 +336,7 @@ class App:
             tasks=self.tasks,
             access=self.access,
             recorder=self.recorder,
+            memory=self.budget.of("subscriptions"),
         )
         return ClientSockets(context, self.keyring)
 

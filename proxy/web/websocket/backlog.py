@@ -23,6 +23,9 @@ from proxy.web.websocket.socket_context import EventKind
 from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.unit_allowance import UnitAllowance
 
+# Bytes of a notification around its event, about.
+AROUND_AN_EVENT = 130
+
 
 class QueuedSubscription(Protocol):
     """A subscription as the backlog sees it."""
@@ -33,7 +36,6 @@ class QueuedSubscription(Protocol):
     replays: bool
     tally: Tally
 
-    def frame_of(self, event: FeedEvent) -> bytes: ...
     def send(self, event: FeedEvent) -> None: ...
 
 
@@ -112,7 +114,8 @@ class Backlog:
         self.send()
 
     def _add(self, subscription: QueuedSubscription, event: FeedEvent) -> None:
-        size = len(subscription.frame_of(event))
+        # Its frame is built when it is sent: an event may keep those of many subscriptions, and may never be sent.
+        size = len(event.result) + AROUND_AN_EVENT
         if not self._has_room(subscription, size):
             self.send()
         if subscription in self._missed or not self._has_room(subscription, size):

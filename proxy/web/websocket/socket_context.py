@@ -7,14 +7,18 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
+from proxy.chains.evm.log_filter import LogFilter
 from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.core.iso_time import iso_of_unix
 from proxy.core.usage import Tally
+from proxy.errors import RateLimited
+from proxy.memory_budget import BudgetLine
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.socket_caps import SocketCaps
-from proxy.services.feed.topics import Feeds
+from proxy.services.feed.topics import Feeds, Topic
 from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService
@@ -25,6 +29,12 @@ from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.websocket.large_messages import LargeMessages
 from proxy.web.websocket.socket_output import FlushQueue
 
+# The memory of smaller topics is bounded by the number of an account's subscriptions.
+COUNTED_FROM = 4096
+_TOO_LARGE = (
+    "the filters of this account's subscriptions take too much memory: unsubscribe from some, or name fewer addresses and "
+    "topics in each"
+)
 _LOG_LINE = (
     b'{"time":"%b","level":"info","logger":"penstock.access","message":"message","request_id":"%b","network":"%b",'
     b'"method":"%b","outcome":"%b","ms":%.3f,"key":"%b","units":%d}\n'
@@ -77,7 +87,9 @@ class SocketContext:
         tasks: Tasks,
         access: AccessLines | None,
         recorder: RequestRecorder,
+        memory: BudgetLine,
     ) -> None:
+        """`memory`: that of subscriptions."""
         self.limits = limits
         self.limiter = limiter
         self.admission = admission
@@ -94,6 +106,9 @@ class SocketContext:
         self._tasks = tasks
         self._access = access
         self.recorder = recorder
+        self.memory = memory
+        # The filters of open subscriptions by their hashes: equal ones are held once.
+        self._filters: WeakValueDictionary[int, LogFilter] = WeakValueDictionary()
         self._log_time = b""
         self._serial = itertools.count(1)
 
@@ -102,7 +117,27 @@ class SocketContext:
 
     def start(self, work: Callable[[], Awaitable[None]]) -> None:
         """Start a supervised task for one subscription."""
-        self._tasks.start(f"subscription {next(self._serial)}", work)
+        self._tasks.start_once("subscription", work, of=next(self._serial))
+
+    def same_topic(self, topic: Topic) -> Topic:
+        """An equal topic, with the filter that other subscriptions have."""
+        if not isinstance(topic.detail, LogFilter):
+            return topic
+        found = self._filters.setdefault(hash(topic.detail), topic.detail)
+        return Topic(topic.kind, found) if found == topic.detail else topic
+
+    def take_memory(self, key: Key, topic: Topic) -> bool:
+        """Count the memory of a topic, once for all subscriptions of the account. Raises RateLimited if the account has no
+        room for it. Returns False for a small topic, which is not counted."""
+        size = topic.memory
+        if size < COUNTED_FROM:
+            return False
+        if not self.memory.take_shared(key.account.id, topic.detail, size):
+            raise RateLimited(_TOO_LARGE, retry_after_s=1)
+        return True
+
+    def give_memory(self, key: Key, topic: Topic) -> None:
+        self.memory.give_shared(key.account.id, topic.detail, topic.memory)
 
     # The access log
 

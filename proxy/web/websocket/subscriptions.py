@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 import msgspec
@@ -17,7 +18,8 @@ import msgspec
 from proxy.core import jsonrpc
 from proxy.core.usage import Tally
 from proxy.errors import Fault, InternalError, LeasePending, RateLimited, Unavailable
-from proxy.services.feed.topics import FeedEvent, NetworkFeed, Topic
+from proxy.memory_budget import BudgetLine
+from proxy.services.feed.topics import FeedEvent, NetworkFeed
 from proxy.services.rpc.batches import BatchItem
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.flights import Caller
@@ -47,7 +49,8 @@ class SubscriptionIds:
     __slots__ = ("_base", "_counts", "_made")
 
     def __init__(self) -> None:
-        self._counts: dict[Topic, int] = {}
+        # By the digest of the topic, which may be large and outlives its subscription here.
+        self._counts: dict[bytes, int] = {}
         self._made = 0
         # When the counts were last dropped, no topic had a higher count than this.
         self._base = 0
@@ -60,13 +63,13 @@ class SubscriptionIds:
         self._made += 1
         if request.numeric_id:
             return b"%d" % self._made
-        topic = request.topic
+        topic = blake2b(request.topic.name, digest_size=16).digest()
         count = self._counts.get(topic, self._base) + 1
         if len(self._counts) >= MOST_COUNTS:
             self._counts.clear()
             self._base = self._made
         self._counts[topic] = count
-        return b'"0x%b"' % blake2b(b"%b %d" % (topic.name, count), digest_size=16).hexdigest().encode()
+        return b'"0x%b"' % blake2b(b"%b %d" % (topic, count), digest_size=16).hexdigest().encode()
 
 
 class Subscription:
@@ -81,6 +84,8 @@ class Subscription:
         self, owner: Subscriptions, request: SubscriptionRequest, *, id_: bytes, kind: EventKind, caller: Caller
     ) -> None:
         self._owner = owner
+        # Whether the memory of its topic is counted.
+        self.is_counted = False
         self._output = owner.output
         self.topic = request.topic
         self.notification = request.notification
@@ -266,12 +271,20 @@ class Subscriptions:
     def _start(self, caller: Caller, policy: MethodPolicy, params: bytes) -> None:
         context, key = self._context, self.allowance.key
         request = read_request(policy.family, policy.method.name, params)
+        request = replace(request, topic=context.same_topic(request.topic))
         feed = self._feed()
         if request.from_block is not None:
             feed.check_from(request.topic, request.from_block)
-        place = context.caps.add_subscription(key, len(self._by_id))
+        is_counted = context.take_memory(key, request.topic)
+        try:
+            place = context.caps.add_subscription(key, len(self._by_id))
+        except RateLimited:
+            if is_counted:
+                context.give_memory(key, request.topic)
+            raise
         kind = context.kinds[request.kind]
         made = self._make(self, request, id_=self._ids.make(request), kind=kind, caller=caller)
+        made.is_counted = is_counted
         self._by_id[made.id] = made
         kind.open += 1
         context.start(lambda: self._listen(feed, made, request.from_block, place))
@@ -279,6 +292,10 @@ class Subscriptions:
     @property
     def call_later(self) -> Callable[..., object]:
         return self._context.loop.call_later
+
+    @property
+    def memory(self) -> BudgetLine:
+        return self._context.memory
 
     def _feed(self) -> NetworkFeed:
         feed = self._context.feeds.find(self.network)
@@ -355,6 +372,8 @@ class Subscriptions:
         made.is_open = False
         made.kind.open -= 1
         self._context.caps.remove_subscription(self.allowance.key)
+        if made.is_counted:
+            self._context.give_memory(self.allowance.key, made.topic)
         made.wake()
         del self._by_id[made.id]
         if self.backlog is not None:
