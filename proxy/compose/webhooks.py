@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from proxy.memory_budget import BudgetLine
 from proxy.services.alerting import AlertSettingsService
 from proxy.services.delivery.history import DeliveryHistory
 from proxy.services.events.drafting import EventDrafter
@@ -28,6 +29,7 @@ from proxy.store.pool import Pool
 from proxy.store.secrets import vault_of
 from proxy.store.webhooks import WebhookStore
 from proxy.tasks import Tasks
+from proxy.turn_queue import TurnQueue
 from proxy.web.rest.alerts import AlertHandlers
 from proxy.web.rest.deliveries import DeliveryHandlers
 from proxy.web.rest.endpoint import RestHandler
@@ -38,7 +40,16 @@ from proxy.wire.webhook_guard import WebhookGuard
 class WebhookFeature:
     """The webhook and delivery API of a worker."""
 
-    def __init__(self, settings: Settings, tables: Tables, pool: Pool, internal_calls: InternalCalls) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        tables: Tables,
+        pool: Pool,
+        internal_calls: InternalCalls,
+        turns: TurnQueue,
+        memory: BudgetLine,
+    ) -> None:
+        """`memory`: that of back-tests."""
         store, vault = WebhookStore(pool), vault_of(settings)
         guard = WebhookGuard(settings.egress, dev=settings.server.dev)
         self.webhooks = WebhookService(
@@ -50,7 +61,8 @@ class WebhookFeature:
             follows=settings.follower.follows,
         )
         history = DeliveryHistory(DeliveryStore(pool))
-        self.web = WebhookHandlers(self.webhooks, history, Backtest(internal_calls))
+        backtest = Backtest(internal_calls, turns, memory)
+        self.web = WebhookHandlers(self.webhooks, history, backtest, price_of=tables.price_of)
         self.deliveries = DeliveryHandlers(history, self.web.own)
         alerts = AlertStore(pool, sends_mail=bool(settings.mail.host), dashboard_url=settings.dashboard.url)
         self.alerts = AlertHandlers(AlertSettingsService(alerts, store, vault, guard))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from proxy.errors import InvalidRequest, Unavailable
+from proxy.memory_budget import MemoryBudget
 from proxy.services.webhooks import backtest
 from proxy.services.webhooks.backtest import Backtest, BacktestResult
+from proxy.turn_queue import TurnQueue
 from tests.follower.event_harness import A, B, EventHarness, with_transaction
 from tests.rpc_upstreams import Refused
 from tests.shipped_tables import TABLES
@@ -17,7 +20,9 @@ CONFIG = {"addresses": ["0x" + B.hex()]}
 
 
 def backtest_of(harness: EventHarness) -> tuple[Backtest, Any]:
-    return Backtest(harness.inner.running.internal_calls), harness.inner.route.network
+    memory = MemoryBudget(64 << 20).of("backtests")
+    turns = TurnQueue(asyncio.get_running_loop())
+    return Backtest(harness.inner.running.internal_calls, turns, memory), harness.inner.route.network
 
 
 async def test_internal_transfers_are_counted_from_traces(harness: EventHarness) -> None:

@@ -8,7 +8,7 @@ foreign code in the caller's name and move nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -31,6 +31,7 @@ class _Transaction(msgspec.Struct, rename={"sender": "from", "index": "transacti
 
 
 _read_all = msgspec.json.Decoder(list[_Transaction]).decode
+_read_one = msgspec.json.Decoder(_Transaction).decode
 
 
 def is_whole(header: Header) -> bool:
@@ -47,6 +48,11 @@ def transactions_of(header: Header) -> list[MatchTransaction]:
 def read_transactions(given: list[Any]) -> list[MatchTransaction]:
     """From transactions that are decoded already. ValueError if they are not valid."""
     return [_tx(each) for each in msgspec.convert(given, list[_Transaction])]
+
+
+def decoded_transactions(given: Iterable[msgspec.Raw]) -> list[MatchTransaction]:
+    """From the JSON of each. Raises ValueError if they are not valid."""
+    return [_tx(_read_one(each)) for each in given]
 
 
 def _tx(found: _Transaction) -> MatchTransaction:

@@ -3,12 +3,18 @@
 Tracing is slow and not every upstream supports it. A block is traced with the cheapest method that the network's upstreams
 support: the whole block by geth's tracer, the whole block by Parity's, or transaction by transaction. The method that worked is
 used for a while; then the better ones are tried again, because upstreams change.
+
+The traces of a block are many megabytes. They are decoded transaction by transaction, with a pause in between.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+import orjson
 
 from proxy.chains.evm import activity
 from proxy.chains.evm.matching import InternalTransfer
@@ -20,6 +26,9 @@ from proxy.services.rpc.internal_calls import InternalCalls
 
 # How long a method is used that is not the best one.
 KEEP_S = 600.0
+# Bytes that are decoded in one step: less than a millisecond.
+STEP_BYTES = 65_536
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _TRACER = {"tracer": "callTracer"}
 TraceMethods = tuple[Callable[[int, str], Awaitable[list[InternalTransfer]]], ...]
 
@@ -28,10 +37,17 @@ class MalformedTrace(Exception):
     """A trace that cannot be read."""
 
 
-class TraceReader:
-    """Reads the traces of one network."""
+async def _go_on() -> None:
+    """No pause: only workers serve clients beside."""
 
-    def __init__(self, network: Network, internal_calls: InternalCalls) -> None:
+
+class TraceReader:
+    """Reads the traces of one network. `pause` is awaited between two steps of decoding."""
+
+    def __init__(
+        self, network: Network, internal_calls: InternalCalls, *, pause: Callable[[], Awaitable[None]] = _go_on
+    ) -> None:
+        self._pause = pause
         self._network = network
         self._internal_calls = internal_calls
         self._best: TraceMethods = (self._by_tracer, self._by_list, self._one_by_one)
@@ -62,14 +78,26 @@ class TraceReader:
 
     async def _by_tracer(self, _: int, block_hash: str) -> list[InternalTransfer]:
         method = "debug_traceBlockByHash"
-        traces = await self._internal_calls.call(self._network, method, block_hash, _TRACER, fresh=True)
-        return [call for each in traces for call in activity.calls_of_tree(each["txHash"], each["result"])]
+        traces = await self._internal_calls.raw(self._network, method, block_hash, _TRACER, fresh=True)
+        found: list[InternalTransfer] = []
+        async for part in self._parts(traces):
+            found += [call for each in part for call in activity.calls_of_tree(each["txHash"], each["result"])]
+        return found
 
     async def _by_list(self, block: int, block_hash: str) -> list[InternalTransfer]:
-        traces = await self._internal_calls.call(self._network, "trace_block", hex(block), fresh=True)
-        if any(trace["blockHash"] != block_hash for trace in traces):
-            raise Unavailable("the upstream returned traces of another block")
-        return activity.calls_of_list(traces)
+        raw = await self._internal_calls.raw(self._network, "trace_block", hex(block), fresh=True)
+        found: list[InternalTransfer] = []
+        # The traces of one transaction are read together: a reverted call undoes those below it.
+        open_: list[Any] = []
+        async for part in self._parts(raw):
+            if any(trace["blockHash"] != block_hash for trace in part):
+                raise Unavailable("the upstream returned traces of another block")
+            last = part[-1].get("transactionHash")
+            open_ += part
+            if any(trace.get("transactionHash") != last for trace in open_):
+                found += activity.calls_of_list([each for each in open_ if each.get("transactionHash") != last])
+                open_ = [each for each in open_ if each.get("transactionHash") == last]
+        return found + activity.calls_of_list(open_)
 
     async def _one_by_one(self, _: int, block_hash: str) -> list[InternalTransfer]:
         block = await self._internal_calls.call(self._network, "eth_getBlockByHash", block_hash, False)
@@ -78,6 +106,22 @@ class TraceReader:
         found: list[InternalTransfer] = []
         for name in block["transactions"]:
             method = "debug_traceTransaction"
-            tree = await self._internal_calls.call(self._network, method, name, _TRACER, fresh=True)
-            found += activity.calls_of_tree(name, tree)
+            tree = await self._internal_calls.raw(self._network, method, name, _TRACER, fresh=True)
+            await self._pause()
+            found += activity.calls_of_tree(name, orjson.loads(tree))
         return found
+
+    async def _parts(self, traces: bytes) -> AsyncIterator[list[Any]]:
+        """The decoded items of an array, about `STEP_BYTES` at a time."""
+        await self._pause()
+        items, size = list[msgspec.Raw](), 0
+        for item in _items(traces):
+            items.append(item)
+            size += len(item)
+            if size >= STEP_BYTES:
+                await self._pause()
+                yield [orjson.loads(bytes(each)) for each in items]
+                items, size = [], 0
+        if items:
+            await self._pause()
+            yield [orjson.loads(bytes(each)) for each in items]

@@ -2,11 +2,18 @@
 
 The blocks are read and matched as in the follower, with an index that contains only this config. The count is exact: the
 receipts of matching transactions are fetched where failed ones create no events, and blocks are traced where necessary.
+
+A back-test pays for its upstream calls as it makes them (`services/rpc/internal_calls.py`). Its blocks are decoded and matched
+in short steps, in turn with other clients, and the bytes that it holds are memory of its account. An account may run a few
+back-tests at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +25,14 @@ from proxy.chains.evm.matching import Match, MatchBlock, MatchTransaction
 from proxy.chains.evm.watch_index import KINDS, Watcher, WatchIndex
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
-from proxy.errors import InvalidRequest, Unavailable
+from proxy.errors import InvalidRequest, RateLimited, Unavailable
+from proxy.memory_budget import BudgetLine
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.traces import MalformedTrace, TraceReader
 from proxy.services.webhooks.webhooks import read_config, read_filter
+from proxy.tasks import client_of_task
+from proxy.turn_queue import TurnQueue
 
 # Limits of one back-test: blocks if only logs are read, if full blocks are read, and if blocks are traced.
 MAX_BLOCKS, MAX_FULL_BLOCKS, MAX_TRACED_BLOCKS = 2_000, 200, 50
@@ -31,6 +41,24 @@ BATCH = 20
 # Limit of one back-test: receipts, each of which is a call to the network.
 MAX_RECEIPTS = 20_000
 _NEED_FULL_BLOCKS = frozenset({"activity", "mined"})
+# Errors of reading what an upstream sent.
+_INVALID = (msgspec.DecodeError, ValueError, RecursionError)
+# Full blocks that are requested at a time.
+READ_AT_ONCE = 4
+# Back-tests of one account that run in a worker.
+MOST_OF_ACCOUNT = 4
+# Addresses that are added to the index, and transactions or logs that are decoded or matched, in one step.
+ADDRESSES_PER_STEP, ITEMS_PER_STEP = 1_000, 100
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_logs_of = msgspec.json.Decoder(ChainLog).decode
+
+
+class _FullBlock(msgspec.Struct):
+    number: str
+    transactions: list[msgspec.Raw]
+
+
+_block = msgspec.json.Decoder(_FullBlock).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +70,46 @@ class BacktestResult:
 
 
 class Backtest:
-    def __init__(self, internal_calls: InternalCalls) -> None:
+    def __init__(self, internal_calls: InternalCalls, turns: TurnQueue, memory: BudgetLine) -> None:
         self._internal_calls = internal_calls
+        self._turns = turns
+        self._memory = memory
+        # How many back-tests each account runs.
+        self._running: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<Backtest by {self._internal_calls!r}>"
+        return f"<Backtest {self._running.total()} running, by {self._internal_calls!r}>"
 
     async def run(
+        self, network: Network, event_type: str, config: Mapping[str, Any], *, first: int, last: int
+    ) -> BacktestResult:
+        client = client_of_task.get()
+        if self._running[client] >= MOST_OF_ACCOUNT:
+            raise RateLimited(f"this account runs {MOST_OF_ACCOUNT} back-tests already: wait for one", retry_after_s=1)
+        self._running[client] += 1
+        try:
+            return await self._run(network, event_type, config, first=first, last=last)
+        finally:
+            self._running[client] -= 1
+            if not self._running[client]:
+                del self._running[client]
+
+    async def _turn(self) -> None:
+        """Wait for the account's turn: the next step takes a moment of the loop's time."""
+        await self._turns.wait(client_of_task.get())
+
+    @contextmanager
+    def _held(self, size: int) -> Iterator[None]:
+        """Count what was read as memory of the account."""
+        client = client_of_task.get()
+        if not self._memory.take(client, size):
+            raise RateLimited("this account holds too much memory: make fewer requests at a time", retry_after_s=1)
+        try:
+            yield
+        finally:
+            self._memory.give_back(client, size)
+
+    async def _run(
         self, network: Network, event_type: str, config: Mapping[str, Any], *, first: int, last: int
     ) -> BacktestResult:
         if "webhooks" not in family_of(network).features:
@@ -57,9 +118,10 @@ class Backtest:
             raise InvalidRequest(f"event_type: {event_type} cannot be tested on past blocks")
         index = WatchIndex()
         addresses = await read_config(event_type, config)
-        index.put(Watcher("", event_type, read_filter(event_type, config), listed=addresses is not None))
-        if addresses is not None:
-            index.watch("", addresses)
+        index.put(Watcher("", event_type, await read_filter(event_type, config), listed=addresses is not None))
+        for start in range(0, len(addresses or ()), ADDRESSES_PER_STEP):
+            await self._turn()
+            index.watch("", (addresses or [])[start : start + ADDRESSES_PER_STEP])
         await self._check(network, first, last, most=self._most(index))
         counts: list[int] = []
         receipts = 0
@@ -68,7 +130,7 @@ class Backtest:
             if index.has("internal"):
                 counts += await self._traced(network, index, start, end)
                 continue
-            found = await self._matches(network, index, start, end)
+            found = [each async for each in self._matches(network, index, start, end)]
             uncertain = [_uncertain(each) for each in found]
             receipts += sum(map(len, uncertain))
             if receipts > MAX_RECEIPTS:
@@ -98,21 +160,23 @@ class Backtest:
         if last > head:
             raise InvalidRequest(f"to_block: the newest block is {head}")
 
-    async def _matches(self, network: Network, index: WatchIndex, first: int, last: int) -> list[list[Match]]:
+    async def _matches(self, network: Network, index: WatchIndex, first: int, last: int) -> AsyncIterator[list[Match]]:
         """The matches of each block."""
-        logs = await self._logs(network, index, first, last)
-        transactions = await self._transactions(network, index, first, last)
-        found = []
-        for number in range(first, last + 1):
-            of_block = logs.get(number, [])
-            transfers, _ = facts.transfers_of(of_block)
-            block = MatchBlock(transactions.get(number, []), transfers, of_block)
-            found.append(matching.matched(index.tables, block))
-        return found
+        raw_logs = await self._logs(network, index, first, last)
+        blocks = await self._blocks(network, index, first, last)
+        with self._held(len(raw_logs) + sum(map(len, blocks))):
+            logs = await self._by_block(network, raw_logs)
+            for place, number in enumerate(range(first, last + 1)):
+                transactions = await self._transactions(network, blocks[place]) if blocks else []
+                of_block = logs.get(number, [])
+                await self._turn()
+                transfers, _ = facts.transfers_of(of_block)
+                await self._turn()
+                yield matching.matched(index.tables, MatchBlock(transactions, transfers, of_block))
 
     async def _traced(self, network: Network, index: WatchIndex, first: int, last: int) -> list[int]:
         """The number of internal transfers that match in each block."""
-        traces = TraceReader(network, self._internal_calls)
+        traces = TraceReader(network, self._internal_calls, pause=self._turn)
         counts = []
         for number in range(first, last + 1):
             block = await self._call(network, "eth_getBlockByNumber", hex(number), False)
@@ -124,30 +188,65 @@ class Backtest:
                 raise Unavailable(
                     f"no upstream of {network.id} has traces of block {number}: {str(exc)[:200]}"
                 ) from None
-            counts.append(len(matching.matched_calls(index.tables, calls)))
+            counts.append(0)
+            for start in range(0, len(calls), ITEMS_PER_STEP):
+                await self._turn()
+                counts[-1] += len(matching.matched_calls(index.tables, calls[start : start + ITEMS_PER_STEP]))
         return counts
 
-    async def _logs(self, network: Network, index: WatchIndex, first: int, last: int) -> dict[int, list[ChainLog]]:
+    async def _logs(self, network: Network, index: WatchIndex, first: int, last: int) -> bytes:
+        """The logs of these blocks that may match, as JSON."""
         if index.has("mined", "block"):
-            return {}
+            return b"[]"
         query: dict[str, Any] = {"fromBlock": hex(first), "toBlock": hex(last)}
         if not index.has("log"):
             query["topics"] = [sorted(facts.TOPICS)]
+        try:
+            return await self._internal_calls.raw(network, "eth_getLogs", query)
+        except RpcError as exc:
+            raise _unreadable(network, exc) from None
+
+    async def _by_block(self, network: Network, logs: bytes) -> dict[int, list[ChainLog]]:
         found: dict[int, list[ChainLog]] = {}
-        for log in msgspec.convert(await self._call(network, "eth_getLogs", query), list[ChainLog]):
-            found.setdefault(int(log.block_number, 16), []).append(log)
+        try:
+            items = _items(logs)
+            for start in range(0, len(items), ITEMS_PER_STEP):
+                await self._turn()
+                for item in items[start : start + ITEMS_PER_STEP]:
+                    log = _logs_of(item)
+                    found.setdefault(int(log.block_number, 16), []).append(log)
+        except _INVALID:
+            raise _unreadable(network) from None
         return found
 
-    async def _transactions(
-        self, network: Network, index: WatchIndex, first: int, last: int
-    ) -> dict[int, list[MatchTransaction]]:
+    async def _blocks(self, network: Network, index: WatchIndex, first: int, last: int) -> list[bytes]:
+        """These blocks with their transactions, as JSON; none if only logs are matched."""
         if not self._needs_full_blocks(index):
-            return {}
-        calls = [("eth_getBlockByNumber", [hex(number), True]) for number in range(first, last + 1)]
-        blocks = await self._internal_calls.call_many(network, calls)
-        if any(not isinstance(block, Mapping) for block in blocks):
-            raise Unavailable(f"cannot read these blocks of {network.id}: try again later")
-        return {int(b["number"], 16): activity.read_transactions(b["transactions"]) for b in blocks}
+            return []
+        blocks: list[bytes] = []
+        # Each in its own request: a reply with all of them would be parsed in one long step.
+        for start in range(first, last + 1, READ_AT_ONCE):
+            numbers = range(start, min(start + READ_AT_ONCE, last + 1))
+            blocks += await asyncio.gather(*(self._block(network, number) for number in numbers))
+        return blocks
+
+    async def _block(self, network: Network, number: int) -> bytes:
+        try:
+            return await self._internal_calls.raw(network, "eth_getBlockByNumber", hex(number), True)
+        except RpcError as exc:
+            raise _unreadable(network, exc) from None
+
+    async def _transactions(self, network: Network, block: bytes) -> list[MatchTransaction]:
+        found: list[MatchTransaction] = []
+        await self._turn()
+        try:
+            items = _block(block).transactions
+            for start in range(0, len(items), ITEMS_PER_STEP):
+                await self._turn()
+                found += activity.decoded_transactions(items[start : start + ITEMS_PER_STEP])
+        except _INVALID:
+            raise _unreadable(network) from None
+        return found
 
     async def _failed(self, network: Network, hashes: list[str]) -> int:
         """The number of these transactions that failed."""
@@ -162,7 +261,12 @@ class Backtest:
         try:
             return await self._internal_calls.call(network, method, *params)
         except RpcError as exc:
-            raise Unavailable(f"cannot read these blocks of {network.id}: {exc.error.decode()[:200]}") from None
+            raise _unreadable(network, exc) from None
+
+
+def _unreadable(network: Network, error: RpcError | None = None) -> Unavailable:
+    reason = "try again later" if error is None else error.error.decode()[:200]
+    return Unavailable(f"cannot read these blocks of {network.id}: {reason}")
 
 
 def _uncertain(found: list[Match]) -> list[str]:

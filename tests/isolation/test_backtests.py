@@ -1,0 +1,140 @@
+"""Back-tests: they pay for the blocks that they read, and take the loop's time in short steps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy.core.access import Limits
+from proxy.services.webhooks.backtest import MOST_OF_ACCOUNT
+from tests.http_client import Reply, request
+from tests.isolation.loop_steps import LONGEST_STEP_S, LoopSteps, send_apart
+from tests.rpc_harness import RpcHarness, rpc_harness
+from tests.rpc_upstreams import value_of
+from tests.service import until
+from tests.shipped_tables import TABLES
+from tests.web.worker import on_uvloop
+
+PRICES = {name: method.price for name, method in TABLES.methods["evm"].items()}
+ADDRESS = "0x" + "ab" * 20
+FREE = Limits(10, 200, 100_000)
+TRANSACTIONS = 300
+
+
+def block(number: int) -> dict[str, Any]:
+    transactions = [
+        {
+            "hash": value_of(number, index),
+            "from": "0x" + f"{index:040x}",
+            "to": ADDRESS if index % 100 == 0 else "0x" + "cd" * 20,
+            "value": "0x1",
+            "nonce": "0x1",
+            "transactionIndex": hex(index),
+            "input": "0x" + "ef" * 200,
+        }
+        for index in range(TRANSACTIONS)
+    ]
+    return {"number": hex(number), "hash": value_of(number), "transactions": transactions}
+
+
+def serve_blocks(harness: RpcHarness) -> None:
+    blocks = {number: block(number) for number in range(900, 1001)}
+    call = {"type": "CALL", "from": ADDRESS, "to": "0x" + "cd" * 20, "value": "0x5"}
+    trace = [{"txHash": value_of(n), "result": {**call, "calls": [call] * 20}} for n in range(TRANSACTIONS)]
+    for upstream in harness.upstreams:
+        upstream.answers["eth_getBlockByNumber"] = lambda params: blocks[int(params[0], 16)]
+        upstream.answers["eth_getLogs"] = lambda _: []
+        upstream.answers["debug_traceBlockByHash"] = lambda _: trace
+        upstream.answers["eth_getTransactionReceipt"] = lambda _: {"status": "0x1"}
+
+
+def body(event_type: str, first: int, last: int) -> bytes:
+    config = {"addresses": [ADDRESS]}
+    return orjson.dumps(
+        {"chain": "ethereum", "event_type": event_type, "config": config, "from_block": first, "to_block": last}
+    )
+
+
+def backtest(harness: RpcHarness, event_type: str, blocks: int, key: str = "main") -> bytes:
+    path, text = "/v1/webhooks/backtest", body(event_type, 951, 950 + blocks)
+    return request("POST", path, text, key=harness.worker.keys[key])
+
+
+async def send(harness: RpcHarness, event_type: str, blocks: int, key: str = "main") -> Reply:
+    async with await harness.worker.connect() as client:
+        return await client.send(backtest(harness, event_type, blocks, key))
+
+
+@pytest.mark.parametrize("event_type", ["ADDRESS_ACTIVITY", "INTERNAL_TRANSFER"])
+def test_backtest_is_charged_for_the_calls_that_it_makes(event_type: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(1) as harness:
+            serve_blocks(harness)
+            before = len(harness.upstreams[0].calls)
+            reply = await send(harness, event_type, 20)
+            assert reply.status == 200, reply
+            assert reply.json["blocks_with_events"] == 20
+            made = harness.upstreams[0].calls[before:]
+            listed = sum(PRICES[call.method] for call in made)
+            assert listed > TABLES.prices.rest["backtest_webhook"]
+            assert int(reply.headers["x-compute-units"]) >= listed
+
+    run()
+
+
+@on_uvloop
+async def test_traces_for_backtests_stop_with_the_units_of_the_account() -> None:
+    async with rpc_harness(1) as harness:
+        serve_blocks(harness)
+        harness.worker.add_key("free", limits=Limits(10, 200, 0))
+        began = time.monotonic()
+        asking = [
+            asyncio.get_running_loop().create_task(send(harness, "INTERNAL_TRANSFER", 40 + n, "free"))
+            for n in range(MOST_OF_ACCOUNT)
+        ]
+        await asyncio.sleep(2.0)
+        made = harness.count("debug_traceBlockByHash")
+        assert made * PRICES["debug_traceBlockByHash"] <= FREE.units_per_second * (1 + time.monotonic() - began)
+        for each in asking:
+            each.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+
+
+@on_uvloop
+async def test_account_runs_few_backtests_at_a_time() -> None:
+    async with rpc_harness(1) as harness:
+        serve_blocks(harness)
+        harness.worker.add_key("other")
+        upstream = harness.upstreams[0]
+        upstream.held = {"eth_getLogs"}
+        loop = asyncio.get_running_loop()
+        asking = [loop.create_task(send(harness, "ADDRESS_ACTIVITY", 2)) for _ in range(MOST_OF_ACCOUNT)]
+        await until(lambda: f"{MOST_OF_ACCOUNT} running" in repr(harness.worker.app.webhooks.web))
+        (await send(harness, "ADDRESS_ACTIVITY", 2)).fault(429)
+        other = loop.create_task(send(harness, "ADDRESS_ACTIVITY", 2, "other"))
+        await until(lambda: f"{MOST_OF_ACCOUNT + 1} running" in repr(harness.worker.app.webhooks.web))
+        upstream.gate.set()
+        assert {(await each).status for each in (*asking, other)} == {200}
+        assert harness.worker.held_bytes == 0
+
+
+@pytest.mark.parametrize("event_type", ["ADDRESS_ACTIVITY", "INTERNAL_TRANSFER"])
+def test_backtest_takes_short_steps(event_type: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(1) as harness:
+            serve_blocks(harness)
+            measured = []
+            for blocks in (20, 19, 18):
+                with LoopSteps.measured() as steps:
+                    reply = await send_apart(harness.worker.port, backtest(harness, event_type, blocks))
+                assert reply.status == 200, reply
+                measured.append(steps.longest_s)
+            assert min(measured) < LONGEST_STEP_S
+
+    run()
