@@ -24,8 +24,6 @@ from proxy.store.pool import DatabaseConnection
 # The position of an incomplete event in their order; and the position before the first.
 EventCursor = tuple[datetime.datetime, str]
 FIRST: EventCursor = (datetime.datetime.min.replace(year=1970, tzinfo=datetime.UTC), "")
-LookupCursor = tuple[datetime.datetime, str, str]
-FIRST_LOOKUP: LookupCursor = (*FIRST, "")
 # The block tags by which a chain reports finality.
 FinalityTag = Literal["safe", "finalized"]
 
@@ -85,12 +83,7 @@ class MinedLookup:
 
     webhook: str
     transaction: str
-    created_at: datetime.datetime
     age_s: float
-
-    @property
-    def place(self) -> LookupCursor:
-        return self.created_at, self.webhook, self.transaction
 
 
 async def add(connection: DatabaseConnection, network: str, new: Sequence[NewEvent]) -> set[str]:
@@ -245,11 +238,9 @@ async def set_mempool_watch(connection: DatabaseConnection, network: str, versio
 # Transactions that may be mined already
 
 
-async def lookups(
-    connection: DatabaseConnection, network: str, *, after: LookupCursor, limit: int
-) -> list[MinedLookup]:
-    rows = await connection.fetch(sql.events.list_lookups, network, *after, limit)
-    return [MinedLookup(row["webhook_id"], row["tx_hash"], row["created_at"], row["age_s"]) for row in rows]
+async def lookups(connection: DatabaseConnection, network: str, *, limit: int, offset: int) -> list[MinedLookup]:
+    rows = await connection.fetch(sql.events.list_lookups, network, limit, offset)
+    return [MinedLookup(row["webhook_id"], row["tx_hash"], row["age_s"]) for row in rows]
 
 
 async def end_lookups(connection: DatabaseConnection, ended: Sequence[MinedLookup]) -> None:

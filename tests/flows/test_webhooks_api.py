@@ -162,6 +162,31 @@ async def test_a_hundred_thousand_addresses_are_accepted_and_more_are_refused(se
     assert (await service.send("DELETE", path))[0] == 200
 
 
+async def test_long_filters_cost_what_they_write_and_look_up(service: Service) -> None:
+    """A unit for 100 addresses, and for each transaction that is new two calls at their price."""
+
+    async def cost(method: str, path: str, body: Any) -> tuple[int, Any]:
+        headers = {"X-API-Key": service.keys["enterprise"], "Content-Type": "application/json"}
+        async with service.session.request(
+            method, service.base + path, data=orjson.dumps(body), headers=headers
+        ) as got:
+            assert got.status in (200, 201), await got.text()
+            return int(got.headers["X-Compute-Units"]), orjson.loads(await got.read())
+
+    body = {"url": URL, "chain": "dev", "event_type": "address_activity"}
+    many = ["0x" + _rng.randbytes(20).hex() for _ in range(1_250)]
+    units, made = await cost("POST", "/webhooks", {**body, "config": {"addresses": many}})
+    assert units == 12
+    path = f"/webhooks/{made['id']}"
+    assert (await cost("PATCH", path, {"remove_addresses": many[:500]}))[0] == 5
+    assert (await cost("PATCH", path, {"url": URL}))[0] == 1
+    hashes = ["0x" + _rng.randbytes(32).hex() for _ in range(30)]
+    body["event_type"] = "mined_transaction"
+    units, made = await cost("POST", "/webhooks", {**body, "config": {"tx_hashes": hashes[:20]}})
+    assert units == 20 * 2 * 2
+    assert (await cost("PATCH", f"/webhooks/{made['id']}", {"config": {"tx_hashes": hashes}}))[0] == 10 * 2 * 2
+
+
 async def test_deleted_webhook_is_not_found(service: Service, webhook: Any) -> None:
     path = f"/webhooks/{webhook['id']}"
     assert await service.send("DELETE", path) == (200, {"id": webhook["id"], "deleted": True})

@@ -14,6 +14,7 @@ from proxy.chains.evm.payloads import EventToken
 from proxy.core import webhook_bodies
 from proxy.core.paging import Page
 from proxy.services.events import enrichment
+from proxy.services.events.mined_lookups import CALLS_PER_LOOKUP
 from proxy.services.follower.sinks import StaleRead
 from proxy.store.deliveries import DeliveryStore
 from proxy.store.webhooks import AddressChange
@@ -455,6 +456,39 @@ async def test_lookup_on_another_fork_waits_and_an_unknown_transaction_is_given_
         await connection.execute("update mined_lookups set created_at = now() - interval '1 minute'")
     assert await harness.events.mined_lookups.look_up()
     assert not await harness.rows("select from events")
+
+
+async def test_unknown_transactions_are_asked_for_twice_however_often_the_loop_wakes(harness: EventHarness) -> None:
+    await harness.mine([])
+    asked: list[object] = []
+    harness.inner.upstream.answers["eth_getTransactionByHash"] = lambda params: asked.append(params)
+    await harness.webhook("mined_transaction", tx_hashes=[f"0x{number:064x}" for number in range(60)])
+    for _ in range(5):
+        assert not await harness.events.mined_lookups.look_up()
+    assert len(asked) == 60
+    async with connected(harness.inner.database) as connection:
+        await connection.execute("update mined_lookups set created_at = now() - interval '9 seconds'")
+    for _ in range(3):
+        assert await harness.events.mined_lookups.look_up()
+    assert len(asked) == 60 * CALLS_PER_LOOKUP
+
+
+async def test_lookups_of_many_transactions_leave_turns_to_other_accounts(harness: EventHarness) -> None:
+    await harness.mine([])
+    asked: list[str] = []
+    harness.inner.upstream.answers["eth_getTransactionByHash"] = lambda params: asked.append(params[0])
+    for _ in range(3):
+        await harness.webhook("mined_transaction", tx_hashes=[f"0x{number:064x}" for number in range(100)])
+    async with connected(harness.inner.database) as connection:
+        await connection.execute(
+            "insert into accounts (id, name, email, plan) values ('acct_other', 'N', 'other@example.com', 'free')"
+        )
+    hook = await harness.webhook("mined_transaction", tx_hashes=[MINED])
+    async with connected(harness.inner.database) as connection:
+        await connection.execute("update webhooks set account_id = 'acct_other' where id = $1", hook.id)
+    await harness.events.mined_lookups.look_up()
+    assert len(asked) == 301
+    assert asked.index(MINED) < 50, "in the first batch"
 
 
 async def test_new_config_looks_up_only_its_new_transactions(harness: EventHarness) -> None:

@@ -3,7 +3,8 @@
 The follower matches only the blocks that it writes after a webhook was created. So the transaction that stores a webhook also
 stores a lookup for each transaction hash, and this loop asks the chain for it. A transaction in a block that the follower has
 written becomes the same event, under the same id, as if the follower had matched it; one in a later block is left to the
-follower. A transaction that no upstream knows is not mined, or the upstream is behind, so it is asked for again for a while.
+follower. A transaction that no upstream knows is not mined, or the upstream is behind, so it is asked for once more after a
+while. The request that names a transaction pays for both calls (`CALLS_PER_LOOKUP`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from proxy.chains.evm import abi, activity
 from proxy.chains.evm.matching import Match
+from proxy.core.lru_cache import LruCache
 from proxy.errors import Fault
 from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.enrichment import CHANNEL
@@ -22,6 +24,7 @@ from proxy.services.events.watch import WebhookWatch
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store import events as store
+from proxy.store.bad_rows import BadRows
 from proxy.store.events import MinedLookup
 from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.tasks import until_set
@@ -30,9 +33,13 @@ log = logging.getLogger("penstock.events")
 
 # Lookups made together, and the pause after them: a webhook may name a thousand transactions, and upstreams serve others too.
 BATCH, PAUSE_S = 50, 0.25
-CHECK_S, RETRY_S = 20.0, 3.0
-# How long an unknown transaction is asked for. By then every upstream that takes reads has the follower's blocks.
+# How long after it was named an unknown transaction is asked for once more. By then every upstream that takes reads has the
+# follower's blocks.
 UNKNOWN_S = 8.0
+CHECK_S, RETRY_S = 20.0, UNKNOWN_S + 0.5
+CALLS_PER_LOOKUP = 2
+# Bounds memory: transactions that were asked for a moment ago.
+MOST_ASKED = 100_000
 
 
 class MinedLookups:
@@ -44,6 +51,9 @@ class MinedLookups:
         self._network = drafter.network
         self._pool = pool
         self._internal_calls = internal_calls
+        self._bad = BadRows("mined_lookup")
+        # The age at which each transaction was asked for: the loop also wakes up for others.
+        self._asked_at: LruCache[tuple[str, str], float] = LruCache(MOST_ASKED)
 
     def __repr__(self) -> str:
         return f"<MinedLookups {self._network.id}>"
@@ -65,29 +75,45 @@ class MinedLookups:
 
     async def look_up(self) -> bool:
         """Make all lookups once, and return whether none is left."""
-        cursor, is_done = store.FIRST_LOOKUP, True
+        left = 0
         while True:
             async with self._pool.connection(within_s=PATIENT_S) as connection:
-                found = await store.lookups(connection, self._network.id, after=cursor, limit=BATCH)
-            if found:
-                is_done = await self._end(found) and is_done
-                cursor = found[-1].place
+                found = await store.lookups(connection, self._network.id, limit=BATCH, offset=left)
+            new = [each for each in found if self._is_due(each)]
+            left += len(found) - (await self._end(new) if new else 0)
             if len(found) < BATCH:
-                return is_done
-            await asyncio.sleep(PAUSE_S)
+                return not left
+            await asyncio.sleep(PAUSE_S if new else 0)
 
-    async def _end(self, found: Sequence[MinedLookup]) -> bool:
-        """Write the events of a batch, and return whether all of its lookups have ended."""
+    def _is_due(self, lookup: MinedLookup) -> bool:
+        name = lookup.webhook, lookup.transaction
+        asked_at = self._asked_at.get(name)
+        if asked_at is not None and lookup.age_s - asked_at < UNKNOWN_S:
+            return False
+        self._asked_at[name] = lookup.age_s
+        return True
+
+    async def _end(self, found: Sequence[MinedLookup]) -> int:
+        """Write the events of a batch, and return how many of its lookups have ended."""
         calls = [("eth_getTransactionByHash", [each.transaction]) for each in found]
         results = await self._internal_calls.call_many(self._network, calls, fresh=True)
         ended = []
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await self._watch.hold(connection)
             for each, result in zip(found, results, strict=True):
-                if await self._is_ended(connection, each, result):
+                if await self._ends(connection, each, result):
                     ended.append(each)
             await store.end_lookups(connection, ended)
-        return len(ended) == len(found)
+        for each in ended:
+            self._asked_at.pop((each.webhook, each.transaction), None)
+        return len(ended)
+
+    async def _ends(self, connection: DatabaseConnection, lookup: MinedLookup, result: object) -> bool:
+        """Write the event of a lookup, if any. One that fails because of its values has ended."""
+        with self._bad.skipped(webhook=lookup.webhook):
+            async with connection.transaction():
+                return await self._is_ended(connection, lookup, result)
+        return True
 
     async def _is_ended(self, connection: DatabaseConnection, lookup: MinedLookup, result: object) -> bool:
         watcher = self._watch.index.find(lookup.webhook)

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from proxy.core.iso_time import iso_seconds
+from proxy.services.accounts.metering import meter_of_task
 from proxy.services.delivery.history import DeliveryHistory
+from proxy.services.events.mined_lookups import CALLS_PER_LOOKUP
 from proxy.services.webhooks.backtest import Backtest
 from proxy.services.webhooks.webhooks import CreatedWebhook, Webhook, WebhookChange, WebhookService
 from proxy.web.rest.deliveries import shown_health
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
+# Addresses that are written, and kept until they are purged, at the price of a unit.
+ADDRESSES_PER_UNIT = 100
+LOOKUP_METHOD = "eth_getTransactionByHash"
+# Units that are paid at a time: less than any key may spend per second.
+PAID_AT_ONCE = 10
+
 
 class WebhookHandlers:
-    def __init__(self, webhooks: WebhookService, deliveries: DeliveryHistory, backtest: Backtest) -> None:
+    def __init__(
+        self,
+        webhooks: WebhookService,
+        deliveries: DeliveryHistory,
+        backtest: Backtest,
+        *,
+        price_of: Callable[[str, str], int | None],
+    ) -> None:
+        """`price_of`: the price of a method on a network."""
+        self._price_of = price_of
         self._webhooks = webhooks
         self._deliveries = deliveries
         self._backtest = backtest
+
+    def __repr__(self) -> str:
+        return f"<WebhookHandlers with {self._backtest!r}>"
 
     def handlers(self) -> dict[str, RestHandler]:
         return {
@@ -33,16 +54,18 @@ class WebhookHandlers:
     async def create(self, request: RestRequest) -> RestReply:
         body = request.body
         network = request.network(body["chain"])
+        config = body.get("config", {})
+        await self._pay(network.id, _listed_in(config, "addresses"), _listed_in(config, "tx_hashes"))
         made = await self._webhooks.create(
             request.key,
             network,
             url=body["url"],
             event_type=body["event_type"],
-            config=body.get("config", {}),
+            config=config,
             fault=body.get("fault"),
         )
-        config = await self._config(made.webhook)
-        return RestReply({**_listed(request, made.webhook), "config": config, **_secret(made)}, status=201)
+        shown = await self._config(made.webhook)
+        return RestReply({**_listed(request, made.webhook), "config": shown, **_secret(made)}, status=201)
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
         found, total = await self._webhooks.page(request.key, request.page, status=request.query["status"])
@@ -71,7 +94,12 @@ class WebhookHandlers:
             remove=body.get("remove_addresses", ()),
             fault=body.get("fault"),
         )
-        return _changed(request, await self._webhooks.update(await self.own(request), change))
+        found = await self.own(request)
+        config = change.config or {}
+        known = {str(each).lower() for each in found.config.get("tx_hashes", ())}
+        new = [each for each in _listed_in(config, "tx_hashes") if str(each).lower() not in known]
+        await self._pay(found.network, [*_listed_in(config, "addresses"), *change.add, *change.remove], new)
+        return _changed(request, await self._webhooks.update(request.key, found, change))
 
     async def delete(self, request: RestRequest) -> dict[str, Any]:
         found = await self.own(request)
@@ -105,6 +133,15 @@ class WebhookHandlers:
             "blocks_with_events": found.blocks,
         }
 
+    async def _pay(self, network: str, addresses: Collection[Any], transactions: Collection[Any]) -> None:
+        """Pay for the addresses that are written, and for the calls that look up whether transactions were mined before."""
+        meter = meter_of_task.get()
+        units = len(addresses) // ADDRESSES_PER_UNIT
+        units += len(transactions) * CALLS_PER_LOOKUP * (self._price_of(network, LOOKUP_METHOD) or 0)
+        while meter is not None and units > 0:
+            await meter.pay(min(units, PAID_AT_ONCE))
+            units -= PAID_AT_ONCE
+
     async def own(self, request: RestRequest) -> Webhook:
         """The account's webhook that the path names, on a network that the key may use."""
         found = await self._webhooks.read(request.key, request.path["id"])
@@ -114,6 +151,12 @@ class WebhookHandlers:
     async def _config(self, found: Webhook) -> dict[str, Any]:
         addresses = await self._webhooks.addresses(found)
         return dict(found.config) if addresses is None else {"addresses": addresses, **found.config}
+
+
+def _listed_in(config: Mapping[str, Any], name: str) -> Collection[Any]:
+    """The values of a list that the config may have. The service checks it."""
+    found = config.get(name)
+    return found if isinstance(found, list) else ()
 
 
 def _listed(request: RestRequest, found: Webhook) -> dict[str, Any]:

@@ -181,10 +181,14 @@ insert into mined_lookups (webhook_id, network, tx_hash) select $1, $2, unnest($
 delete from mined_lookups where webhook_id = $1 and tx_hash <> all($2::text[]);
 
 -- list_lookups
--- Oldest first, after a cursor, with their age in seconds.
-select webhook_id, tx_hash, created_at, extract(epoch from now() - created_at)::float8 as age_s from mined_lookups
-where network = $1 and (created_at, webhook_id, tx_hash) > ($2::timestamptz, $3::text, $4::text)
-order by created_at, webhook_id, tx_hash limit $5;
+-- A page with their age in seconds: the oldest of each account before the second of any, so that none waits for the many of
+-- another.
+select webhook_id, tx_hash, extract(epoch from now() - ranked.created_at)::float8 as age_s from (
+    select mined_lookups.*, row_number() over (
+        partition by account_id order by mined_lookups.created_at, webhook_id, tx_hash
+    ) as place
+    from mined_lookups join webhooks on webhooks.id = webhook_id where mined_lookups.network = $1
+) ranked order by place, ranked.created_at, webhook_id, tx_hash limit $2 offset $3;
 
 -- end_lookups
 delete from mined_lookups using unnest($1::text[], $2::text[]) as t (webhook_id, tx_hash)
