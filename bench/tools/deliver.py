@@ -71,7 +71,7 @@ async def main(database: str, port: int, count: int, waiting: int) -> None:
     receiver.at = {}
     notices = Notices(pool)
     deliverer = Deliverer(
-        DeliveryStore(pool), receiver, VAULT, lanes=Lanes(total=256, each=64), plans=load_tables().plans
+        DeliveryStore(pool), receiver, VAULT, lanes=Lanes(total=512, each=128), plans=load_tables().plans
     )
     deliverer.listen(notices)
     tasks = Tasks()

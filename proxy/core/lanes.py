@@ -1,12 +1,18 @@
-"""Concurrency limits for deliveries, per receiver and in total, so that a slow receiver delays no other.
+"""Concurrency limits for deliveries, so that a slow receiver delays no other, and one account no other.
 
-A receiver is a server: all webhooks that point to it share its limit. It starts with one delivery at a time. Each
-success doubles the limit, up to a maximum; each failure halves it. Receivers of one kind also leave room for better
-ones, however many there are: failing and slow receivers get at most half of the places, these and unproven ones three
-quarters, and the rest is reserved for receivers that respond. Free places are shared evenly. If they do not suffice,
-those with the fewest deliveries under way and the longest wait come first, among receivers and among the webhooks of
-each. An account leaves an eighth of all places to others, however many receivers it has: they could respond for a while
-and then hang together.
+A lane is an account's deliveries to one receiver, which is a server: all webhooks of the account that point to it share the
+lane. It starts with one delivery at a time. Each success doubles this window, up to a maximum; each failure halves it. Other
+accounts have windows of their own at the same receiver, so a customer whose webhooks hang there slows only itself.
+
+Every place is limited four times: by the total, by its account, by its receiver, and by its account at this receiver.
+
+- The total and a receiver leave room for better lanes: failing and slow ones get at most half of the places, these and unproven
+  ones three quarters, and the rest is reserved for those that respond. So does an account's share.
+- An account has no more places than are free, in total and at a receiver. Alone it gets half of them, and the next one always
+  finds some, also if all receivers of the first responded for a while and now hang together.
+
+Free places go one by one to the account with the fewest deliveries under way, and there to the lane with the fewest. The
+longest wait decides between equals.
 """
 
 from __future__ import annotations
@@ -17,12 +23,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heapify, heappop, heapreplace
 from typing import Literal
 
 LaneKind = Literal["slow", "new", "good"]
 # An answer that takes longer is a slow one.
 SLOW_S = 1.0
-# Receivers remembered that have nothing under way.
+# Lanes remembered. Above this, the half of the idle ones that were used least recently is forgotten.
 REMEMBERED = 10_000
 _ORIGIN = re.compile(r"(https?)://(?:[^/?#]*@)?(\[[^]/?#]*\]|[^:/?#]*?)\.?(?::(\d*))?(?=[/?#]|$)", re.ASCII)
 _PORTS = {"http": "80", "https": "443"}
@@ -38,11 +45,40 @@ def receiver_of(url: str) -> str:
     return f"{scheme}://{host}:{port or _PORTS[scheme]}"
 
 
+class PlaceTally:
+    """Deliveries under way, by kind of lane: all of them, or those of an account or a receiver. `turn`: when it last got a
+    place."""
+
+    __slots__ = ("of_kind", "total", "turn")
+
+    def __init__(self) -> None:
+        self.of_kind: dict[LaneKind, int] = {"slow": 0, "new": 0, "good": 0}
+        self.total = 0
+        self.turn = 0
+
+    def __repr__(self) -> str:
+        return f"<PlaceTally {self.of_kind}>"
+
+    def add(self, kind: LaneKind, count: int) -> None:
+        self.of_kind[kind] += count
+        self.total += count
+
+    def has_room(self, kind: LaneKind, places: int) -> bool:
+        """Whether a lane of this kind may take one more of so many places. Places of better lanes count against it only when
+        all are taken."""
+        if self.total >= places or kind == "good":
+            return self.total < places
+        slow = self.of_kind["slow"]
+        return slow + self.of_kind["new"] < (places * 3 + 3) // 4 and (kind == "new" or slow < (places + 1) // 2)
+
+
 @dataclass(slots=True)
 class Lane:
-    """One receiver: its limit, and its deliveries under way. `turn`: when it last got a slot. `last`: the webhook that got
-    it."""
+    """An account's deliveries to a receiver: their limit, and how many are under way. `turn`: when it last got a place. `last`:
+    the webhook that got it."""
 
+    account: str
+    receiver: str
     window: int = 1
     busy: int = 0
     kind: LaneKind = "new"
@@ -52,109 +88,134 @@ class Lane:
 
 class Lanes:
     def __init__(self, *, total: int, each: int) -> None:
+        """`each`: the most deliveries under way to one receiver."""
         self.total = total
         self.each = each
-        self._busy: dict[LaneKind, int] = {"slow": 0, "new": 0, "good": 0}
-        self._of_account: Counter[str] = Counter()
-        self._lanes: dict[str, Lane] = {}
+        self._all = PlaceTally()
+        self._accounts: defaultdict[str, PlaceTally] = defaultdict(PlaceTally)
+        self._receivers: defaultdict[str, PlaceTally] = defaultdict(PlaceTally)
+        self._lanes: dict[tuple[str, str], Lane] = {}
         self._turn = 0
 
     def __repr__(self) -> str:
-        return f"<Lanes {self._busy} of {self.total}; {len(self._lanes)} receivers>"
+        return f"<Lanes {self._all.of_kind} of {self.total}; {len(self._lanes)} lanes>"
 
     @property
     def busy(self) -> int:
-        return sum(self._busy.values())
+        return self._all.total
 
-    def lane(self, receiver: str) -> Lane:
-        found = self._lanes.get(receiver)
+    def lane(self, account: str, receiver: str) -> Lane:
+        found = self._lanes.get((account, receiver))
         if found is None:
-            if len(self._lanes) >= REMEMBERED:
-                self._lanes = {name: lane for name, lane in self._lanes.items() if lane.busy}
-            found = self._lanes[receiver] = Lane()
+            found = self._lanes[account, receiver] = Lane(account, receiver)
         return found
 
     def rooms(self, waiting: Mapping[str, str], accounts: Mapping[str, str]) -> dict[str, int]:
         """The number of deliveries that each webhook may start now; webhooks that may start none are left out.
         `waiting`: the webhooks with due deliveries, and the receiver of each. `accounts`: the account of each."""
-        webhooks: defaultdict[str, list[str]] = defaultdict(list)
+        if len(self._lanes) > REMEMBERED:
+            self._forget()
+        webhooks: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
         for webhook, receiver in waiting.items():
-            webhooks[receiver].append(webhook)
-        lanes = [(self.lane(receiver), own) for receiver, own in webhooks.items()]
-        lanes = [(lane, own) for lane, own in lanes if lane.window > lane.busy]
-        if not lanes:
-            return {}
+            webhooks[accounts[webhook], receiver].append(webhook)
+        given = self._give([self.lane(*name) for name in webhooks])
         self._turn += 1
-        left, of_account = self._left(), self._of_account.copy()
-        share = max(1, left["good"] // len(lanes))
-        found: dict[str, int] = {}
-        for lane, own in sorted(lanes, key=lambda each: (each[0].busy, each[0].turn)):
-            room = min(lane.window - lane.busy, share, left[lane.kind])
-            given = self._within_accounts(_shared(lane, own, room), accounts, of_account) if room > 0 else {}
-            if given:
-                lane.turn = self._turn
-                found |= given
-                left = _after(left, lane.kind, sum(given.values()))
-        return found
+        rooms: dict[str, int] = {}
+        for (account, receiver), count in given.items():
+            lane = self.lane(account, receiver)
+            self._take(lane, -count)
+            lane.turn = self._accounts[account].turn = self._turn
+            rooms |= _shared(lane, webhooks[account, receiver], count)
+        return rooms
 
-    def _within_accounts(
-        self, rooms: Mapping[str, int], accounts: Mapping[str, str], of_account: Counter[str]
-    ) -> dict[str, int]:
-        """As much of the rooms as the accounts may take, which is added to `of_account`."""
-        given: dict[str, int] = {}
-        for webhook, room in rooms.items():
-            account = accounts[webhook]
-            allowed = min(room, self.total - self.total // 8 - of_account[account])
-            if allowed > 0:
-                given[webhook] = allowed
-                of_account[account] += allowed
+    def _give(self, lanes: list[Lane]) -> Counter[tuple[str, str]]:
+        """Take the free places for these lanes, and return how many each has got."""
+        given: Counter[tuple[str, str]] = Counter()
+        queues: defaultdict[str, list[tuple[int, int, str]]] = defaultdict(list)
+        for lane in lanes:
+            queues[lane.account].append((lane.busy, lane.turn, lane.receiver))
+        order = [(self._accounts[name].total, self._accounts[name].turn, name) for name in queues]
+        heapify(order)
+        for queue in queues.values():
+            heapify(queue)
+        while order and self._all.total < self.total:
+            busy, turn, account = order[0]
+            receiver = self._next_receiver(account, queues[account])
+            if receiver is None:  # A lane without room now has none in the rest of this round.
+                heappop(order)
+                continue
+            self._take(self._lanes[account, receiver], 1)
+            given[account, receiver] += 1
+            heapreplace(order, (busy + 1, turn, account))
         return given
 
-    def _left(self) -> dict[LaneKind, int]:
-        """Places that each kind may still take. Places taken by better kinds count against it only when all are taken."""
-        slow, new, good = self._busy["slow"], self._busy["new"], self._busy["good"]
-        total = self.total - slow - new - good
-        unknown = min(total, (self.total * 3 + 3) // 4 - slow - new)
-        return {"slow": min(unknown, (self.total + 1) // 2 - slow), "new": unknown, "good": total}
+    def _next_receiver(self, account: str, queue: list[tuple[int, int, str]]) -> str | None:
+        """The receiver of the account's next lane with room. Its entry in the queue counts the place that it gets."""
+        while queue:
+            busy, turn, receiver = queue[0]
+            if self._has_room(self._lanes[account, receiver]):
+                heapreplace(queue, (busy + 1, turn, receiver))
+                return receiver
+            heappop(queue)
+        return None
 
-    def begin(self, receiver: str, account: str) -> None:
-        lane = self.lane(receiver)
-        lane.busy += 1
-        self._busy[lane.kind] += 1
-        self._of_account[account] += 1
+    def _has_room(self, lane: Lane) -> bool:
+        account, receiver = self._accounts[lane.account], self._receivers[lane.receiver]
+        return (
+            lane.busy < min(lane.window, _share(self.each, receiver.total - lane.busy))
+            and self._all.has_room(lane.kind, self.total)
+            and receiver.has_room(lane.kind, self.each)
+            and account.has_room(lane.kind, _share(self.total, self._all.total - account.total))
+        )
 
-    def end(self, receiver: str, account: str, *, took_s: float, ok: bool) -> None:
-        self._of_account[account] -= 1
-        if not self._of_account[account]:
-            del self._of_account[account]
-        lane = self.lane(receiver)
-        self._busy[lane.kind] -= lane.busy
-        lane.busy -= 1
-        lane.kind = "good" if ok and took_s <= SLOW_S else "slow"
-        # All that a receiver has under way is of its kind.
-        self._busy[lane.kind] += lane.busy
+    def _take(self, lane: Lane, count: int) -> None:
+        lane.busy += count
+        for tally in self._tallies(lane):
+            tally.add(lane.kind, count)
+
+    def _tallies(self, lane: Lane) -> tuple[PlaceTally, PlaceTally, PlaceTally]:
+        return self._all, self._accounts[lane.account], self._receivers[lane.receiver]
+
+    def begin(self, account: str, receiver: str) -> None:
+        self._take(self.lane(account, receiver), 1)
+
+    def end(self, account: str, receiver: str, *, took_s: float, ok: bool) -> None:
+        lane = self.lane(account, receiver)
+        self._take(lane, -1)
+        before, lane.kind = lane.kind, "good" if ok and took_s <= SLOW_S else "slow"
+        # All that a lane has under way is of its kind.
+        for tally in self._tallies(lane):
+            tally.add(before, -lane.busy)
+            tally.add(lane.kind, lane.busy)
         lane.window = min(self.each, lane.window * 2) if ok else max(1, lane.window // 2)
 
     def clear(self) -> None:
         """Reset: no delivery is under way any more, because the deliverer was stopped."""
-        self._busy = dict.fromkeys(self._busy, 0)
-        self._of_account.clear()
         for lane in self._lanes.values():
-            lane.busy = 0
+            self._take(lane, -lane.busy)
+
+    def _forget(self) -> None:
+        idle = sorted((lane for lane in self._lanes.values() if not lane.busy), key=lambda lane: lane.turn)
+        for lane in idle[: (len(idle) + 1) // 2]:
+            del self._lanes[lane.account, lane.receiver]
+        for tallies, names in (
+            (self._accounts, {account for account, _ in self._lanes}),
+            (self._receivers, {receiver for _, receiver in self._lanes}),
+        ):
+            for name in tallies.keys() - names:
+                del tallies[name]
+
+
+def _share(places: int, of_others: int) -> int:
+    """The most places that an account may have: half of those that the others leave, so that as many stay free."""
+    return max(1, (places - of_others) // 2)
 
 
 def _shared(lane: Lane, webhooks: list[str], room: int) -> dict[str, int]:
-    """Shares a receiver's slots evenly among its webhooks. The remainder rotates from one call to the next."""
+    """Shares a lane's places evenly among its webhooks. The remainder rotates from one call to the next."""
     webhooks.sort()
     first = bisect_right(webhooks, lane.last)
     turned = webhooks[first:] + webhooks[:first]
     each, over = divmod(room, len(turned))
     lane.last = turned[over - 1] if over else lane.last
     return {name: each + (place < over) for place, name in enumerate(turned) if each or place < over}
-
-
-def _after(left: dict[LaneKind, int], kind: LaneKind, room: int) -> dict[LaneKind, int]:
-    """The free places for one kind; the total bounds all kinds."""
-    good = left["good"] - room
-    new = min(good, left["new"] - (room if kind != "good" else 0))
-    return {"slow": min(new, left["slow"] - (room if kind == "slow" else 0)), "new": new, "good": good}

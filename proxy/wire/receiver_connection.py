@@ -5,7 +5,8 @@ resolver looks names up, and it opens each socket for the address that the kerne
 
 The outcome is known once the head arrives. The head and the beginning of the body are kept for the receiver's owner; of a
 success, the part of the body that arrives with the head. The rest is read and dropped, so that the connection can be reused. A
-connection whose reply takes too long, or exceeds the limit, is closed.
+connection whose reply takes too long, or exceeds the limit, is closed. Accounts with the same receiver do not share
+connections: bytes that follow the reply to one could be read as the reply to the other.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import aiohappyeyeballs
 from aiohttp.abc import AbstractResolver
 from yarl import URL
 
+from proxy.tasks import client_of_task
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_known_head
 from proxy.wire.outbound_guard import GuardedResolver, OutboundGuard
 
@@ -63,9 +65,11 @@ class ReceiverReply:
 class ReceiverConnection(asyncio.Protocol):
     """One connection. `post` may be called while it is idle; it reports `on_idle` when it is idle again."""
 
-    def __init__(self, pool: ReceiverConnections, origin: Origin) -> None:
+    def __init__(self, pool: ReceiverConnections, origin: Origin, client: str) -> None:
         self._pool = pool
         self.origin = origin
+        # The account that it serves, and only this one.
+        self.client = client
         self.idle_since = 0.0
         self.is_used = False
         self.is_open = False
@@ -230,19 +234,20 @@ class ReceiverConnections:
         self._guard = guard
         self._tls = tls or ssl.create_default_context()
         self._resolver = resolver or guard.resolver or GuardedResolver()
-        self._idle: dict[Origin, list[ReceiverConnection]] = {}
+        self._idle: dict[tuple[str, Origin], list[ReceiverConnection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<ReceiverConnections {sum(map(len, self._idle.values()))} idle>"
 
     def kept(self, origin: Origin) -> ReceiverConnection | None:
-        """The idle connection that was used last, if one is open."""
-        connections = self._idle.get(origin)
+        """The idle connection that the task's client used last, if one is open."""
+        key = client_of_task.get(), origin
+        connections = self._idle.get(key)
         while connections:
             connection = connections.pop()
             if not connections:
-                del self._idle[origin]
+                del self._idle[key]
             if connection.is_open:
                 return connection
         return None
@@ -250,7 +255,7 @@ class ReceiverConnections:
     async def connect(self, origin: Origin) -> ReceiverConnection:
         """Open a connection. Raises OSError, or Blocked if the address is not allowed."""
         scheme, host, port = origin
-        connection = ReceiverConnection(self, origin)
+        connection = ReceiverConnection(self, origin, client_of_task.get())
         sock = await aiohappyeyeballs.start_connection(
             await self._addresses(host, port),
             happy_eyeballs_delay=STAGGER_S,
@@ -294,16 +299,17 @@ class ReceiverConnections:
     def on_idle(self, connection: ReceiverConnection) -> None:
         connection.is_used = True
         connection.idle_since = time.monotonic()
-        self._idle.setdefault(connection.origin, []).append(connection)
+        self._idle.setdefault((connection.client, connection.origin), []).append(connection)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep_idle)
 
     def on_lost(self, connection: ReceiverConnection) -> None:
-        connections = self._idle.get(connection.origin)
+        key = connection.client, connection.origin
+        connections = self._idle.get(key)
         if connections and connection in connections:
             connections.remove(connection)
             if not connections:
-                del self._idle[connection.origin]
+                del self._idle[key]
 
     def _sweep_idle(self) -> None:
         """Close connections that were idle for too long."""

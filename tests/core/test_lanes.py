@@ -1,4 +1,4 @@
-"""Delivery limits: no receiver takes the places of another, however slow it is."""
+"""Delivery limits: no receiver and no account takes the places of another, however slow it is."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ def rooms(lanes: Lanes, waiting: dict[str, str]) -> dict[str, int]:
 
 
 def run(lanes: Lanes, receiver: str, times: int, *, took_s: float = 0.01, ok: bool = True) -> None:
+    """Deliveries of a webhook whose account has the receiver's name."""
     for _ in range(times):
         lanes.begin(receiver, receiver)
         lanes.end(receiver, receiver, took_s=took_s, ok=ok)
 
 
-def test_receiver_begins_with_one_and_success_doubles_it() -> None:
-    lanes = Lanes(total=100, each=8)
+def test_lane_begins_with_one_and_success_doubles_it() -> None:
+    lanes = Lanes(total=200, each=16)
     seen = []
     for _ in range(5):
         seen.append(rooms(lanes, alone("a"))["a"])
@@ -37,7 +38,7 @@ def test_receiver_begins_with_one_and_success_doubles_it() -> None:
 
 
 def test_failure_halves_it_down_to_one() -> None:
-    lanes = Lanes(total=100, each=8)
+    lanes = Lanes(total=200, each=16)
     run(lanes, "a", 3)
     seen = []
     for _ in range(4):
@@ -46,8 +47,8 @@ def test_failure_halves_it_down_to_one() -> None:
     assert seen == [8, 4, 2, 1]
 
 
-def test_delivery_in_flight_takes_a_slot() -> None:
-    lanes = Lanes(total=100, each=8)
+def test_delivery_in_flight_takes_a_place() -> None:
+    lanes = Lanes(total=200, each=16)
     run(lanes, "a", 3)
     for left in range(8, 0, -1):
         assert rooms(lanes, alone("a")) == {"a": left}
@@ -62,7 +63,7 @@ def fill(lanes: Lanes, names: Iterable[str]) -> None:
 
 
 def test_worse_ones_leave_room_for_the_better_however_many_they_are() -> None:
-    lanes = Lanes(total=16, each=4)
+    lanes = Lanes(total=16, each=8)
     slow, good = [f"slow {n}" for n in range(30)], [f"good {n}" for n in range(30)]
     for name in slow:
         run(lanes, name, 3, took_s=5.0)
@@ -80,25 +81,41 @@ def test_worse_ones_leave_room_for_the_better_however_many_they_are() -> None:
     assert repr(lanes).startswith("<Lanes {'slow': 8, 'new': 4, 'good': 4} of 16;")
 
 
+def test_worse_receivers_of_an_account_leave_room_for_its_better_ones() -> None:
+    lanes = Lanes(total=32, each=8)
+    good, slow = [f"good {n}" for n in range(20)], [f"slow {n}" for n in range(20)]
+    for name in (*good, *slow):
+        for _ in range(3):
+            lanes.begin("one", name)
+            lanes.end("one", name, took_s=0.01 if name in good else 5.0, ok=True)
+    given = lanes.rooms(alone(slow), dict.fromkeys(slow, "one"))
+    assert sum(given.values()) == 8
+    given = lanes.rooms(alone([*slow, *good]), dict.fromkeys([*slow, *good], "one"))
+    assert sum(given.values()) == 16
+    assert sum(given.get(name, 0) for name in slow) <= 8
+
+
 def test_one_that_answers_again_counts_as_good_with_all_it_has() -> None:
-    lanes = Lanes(total=8, each=4)
+    lanes = Lanes(total=8, each=8)
     run(lanes, "a", 2, took_s=2.0)
     run(lanes, "b", 1, ok=False)
-    fill(lanes, ["a"])
-    assert lanes.busy == 4
+    for name in "aacd":
+        lanes.lane(name, name).kind = "slow"
+        lanes.begin(name, name)
     assert rooms(lanes, alone("b")) == {}
     lanes.end("a", "a", took_s=0.1, ok=True)
     assert rooms(lanes, alone("b")) == {"b": 1}
 
 
-def test_free_slots_are_shared() -> None:
+def test_free_places_are_shared() -> None:
     lanes = Lanes(total=12, each=10)
     for name in "abc":
         run(lanes, name, 4)
-    assert rooms(lanes, alone("abc")) == {"a": 4, "b": 4, "c": 4}
+    # As many are free as each has.
+    assert rooms(lanes, alone("abc")) == {"a": 3, "b": 3, "c": 3}
 
 
-def test_scarce_slots_rotate_among_receivers_and_none_starves() -> None:
+def test_scarce_places_rotate_among_receivers_and_none_starves() -> None:
     lanes = Lanes(total=4, each=4)
     served: Counter[str] = Counter()
     for _ in range(30):
@@ -111,7 +128,7 @@ def test_scarce_slots_rotate_among_receivers_and_none_starves() -> None:
     assert max(served.values()) - min(served.values()) <= 4
 
 
-def test_busy_receiver_comes_after_idle_ones() -> None:
+def test_busy_account_comes_after_idle_ones() -> None:
     lanes = Lanes(total=4, each=4)
     run(lanes, "a", 3)
     for _ in range(2):
@@ -119,27 +136,79 @@ def test_busy_receiver_comes_after_idle_ones() -> None:
     assert rooms(lanes, alone("abcd")) == {"b": 1, "c": 1}
 
 
-def test_webhooks_of_one_receiver_share_its_slots_and_take_turns() -> None:
-    lanes = Lanes(total=100, each=4)
+def test_account_with_many_receivers_gets_no_more_than_one_with_few() -> None:
+    lanes = Lanes(total=40, each=40)
+    many = [f"many {n}" for n in range(30)]
+    waiting, accounts = {**alone(many), "few": "few"}, {**dict.fromkeys(many, "many"), "few": "few"}
+    for _ in range(5):
+        lanes.begin("few", "few")
+        lanes.end("few", "few", took_s=0.01, ok=True)
+    given = lanes.rooms(waiting, accounts)
+    of_many = sum(room for name, room in given.items() if name != "few")
+    assert given["few"] >= of_many
+    assert of_many >= 10
+
+
+def test_webhooks_of_one_lane_share_its_places_and_take_turns() -> None:
+    lanes = Lanes(total=100, each=8)
     run(lanes, "host", 4)
     webhooks = {f"wh_{n}": "host" for n in range(6)}
-    first = rooms(lanes, webhooks)
+    accounts = dict.fromkeys(webhooks, "host")
+    first = lanes.rooms(webhooks, accounts)
     assert first == {"wh_0": 1, "wh_1": 1, "wh_2": 1, "wh_3": 1}
-    assert rooms(lanes, webhooks) == {"wh_4": 1, "wh_5": 1, "wh_0": 1, "wh_1": 1}
-    assert rooms(lanes, {"wh_1": "host", "wh_2": "host", "wh_3": "host"}) == {"wh_2": 2, "wh_3": 1, "wh_1": 1}
+    assert lanes.rooms(webhooks, accounts) == {"wh_4": 1, "wh_5": 1, "wh_0": 1, "wh_1": 1}
+    few = {"wh_1": "host", "wh_2": "host", "wh_3": "host"}
+    assert lanes.rooms(few, accounts) == {"wh_2": 2, "wh_3": 1, "wh_1": 1}
     for _ in first:
         lanes.begin("host", "host")
-    assert rooms(lanes, webhooks) == {}
+    assert lanes.rooms(webhooks, accounts) == {}
 
 
-def test_clearing_frees_all_slots() -> None:
-    lanes = Lanes(total=4, each=4)
+def test_hanging_account_leaves_the_receiver_to_others() -> None:
+    """Each account that hangs had responded before, so that it has as many places as it can get."""
+    lanes = Lanes(total=1000, each=64)
+    left = []
+    for name in ("first", "second", "third", "good"):
+        for _ in range(7):
+            lanes.begin(name, "host")
+            lanes.end(name, "host", took_s=0.01, ok=True)
+        left.append(lanes.rooms({name: "host"}, {name: name})[name])
+        for _ in range(left[-1]):
+            lanes.begin(name, "host")
+    assert left == [32, 16, 8, 4]
+
+
+def test_accounts_that_never_respond_leave_a_quarter_of_the_receiver() -> None:
+    lanes = Lanes(total=1000, each=64)
+    for _ in range(3):
+        lanes.begin("good", "host")
+        lanes.end("good", "host", took_s=0.01, ok=True)
+    hostile = {f"wh_{n}": "host" for n in range(200)}
+    given = lanes.rooms(hostile, {name: name for name in hostile})
+    assert sum(given.values()) == 48
+    for name in given:
+        lanes.begin(name, "host")
+    assert lanes.rooms({**hostile, "good": "host"}, {name: name for name in (*hostile, "good")}) == {"good": 8}
+
+
+def test_receiver_gets_no_more_than_its_limit_from_all_accounts() -> None:
+    lanes = Lanes(total=1000, each=20)
+    webhooks = {f"wh_{n}": "host" for n in range(100)}
+    for name in webhooks:
+        for _ in range(5):
+            lanes.begin(name, "host")
+            lanes.end(name, "host", took_s=0.01, ok=True)
+    assert sum(lanes.rooms(webhooks, {name: name for name in webhooks}).values()) == 20
+
+
+def test_clearing_frees_all_places() -> None:
+    lanes = Lanes(total=8, each=8)
     run(lanes, "a", 1, took_s=5.0)
     fill(lanes, "ab")
     assert lanes.busy == 3
     lanes.clear()
     assert lanes.busy == 0
-    assert lanes.lane("a").kind == "slow"
+    assert lanes.lane("a", "a").kind == "slow"
     assert rooms(lanes, alone("b")) == {"b": 1}
 
 
@@ -177,29 +246,39 @@ def test_counts_come_out_even_whatever_happens() -> None:
                 lanes.end(name, name, took_s=chance.random() * 2, ok=chance.random() < 0.8)
     for name in running:
         lanes.end(name, name, took_s=0.0, ok=True)
-    assert repr(lanes) == "<Lanes {'slow': 0, 'new': 0, 'good': 0} of 20; 8 receivers>"
+    assert repr(lanes) == "<Lanes {'slow': 0, 'new': 0, 'good': 0} of 20; 8 lanes>"
 
 
-def test_account_leaves_an_eighth_of_all_places_to_others() -> None:
-    lanes = Lanes(total=16, each=4)
+def test_account_leaves_as_many_places_as_it_has() -> None:
+    lanes = Lanes(total=16, each=8)
     for name in "abcdefgh":
-        run(lanes, name, 3)
+        for account in ("many", "one"):
+            for _ in range(3):
+                lanes.begin(account, name)
+                lanes.end(account, name, took_s=0.01, ok=True)
     waiting = alone("abcdefgh")
     accounts = dict.fromkeys("abcdefg", "many") | {"h": "one"}
     for _ in range(2):
         for name, room in lanes.rooms(alone("abcdefg"), accounts).items():
             for _ in range(room):
-                lanes.begin(name, "many")
-    assert lanes.busy == 14
-    assert lanes.rooms(waiting, accounts) == {"h": 1}
-    lanes.end("a", "many", took_s=0.01, ok=True)
-    assert lanes.rooms(waiting, accounts) == {"h": 1, "a": 1}
+                lanes.begin("many", name)
+    assert lanes.busy == 8
+    assert lanes.rooms(waiting, accounts) == {"h": 4}
+    lanes.begin("one", "h")
+    assert lanes.rooms(waiting, accounts) == {"h": 3}
+    for name in "aab":
+        lanes.end("many", name, took_s=0.01, ok=True)
+    assert sum(lanes.rooms(alone("abcdefg"), accounts).values()) == 2
 
 
-def test_receivers_with_nothing_under_way_are_forgotten_in_the_end() -> None:
+def test_lanes_used_least_recently_are_forgotten_in_the_end() -> None:
     lanes = Lanes(total=20, each=6)
     lanes.begin("kept", "kept")
+    run(lanes, "used", 2)
     for place in range(25_000):
-        rooms(lanes, alone([str(place)]))
-    assert len(lanes._lanes) <= 10_001
-    assert lanes.lane("kept").busy == 1
+        rooms(lanes, alone([str(place), "used"]))
+    assert len(lanes._lanes) <= 10_002
+    assert len(lanes._accounts) <= 10_002
+    assert len(lanes._receivers) <= 10_002
+    assert lanes.lane("kept", "kept").busy == 1
+    assert lanes.lane("used", "used").window == 4

@@ -230,11 +230,11 @@ async def test_many_exhausted_deliveries_pause_once_and_queue_one_mail(harness: 
     claimed, _ = await harness.store.claim({hook.id: 40}, day_limits={}, lease_s=0.0)
     assert len(claimed) == 40
     async with (
-        harness.delivering(schedules=NEVER, total=64, each=40) as one,
+        harness.delivering(schedules=NEVER, total=160, each=80) as one,
         harness.delivering(schedules=NEVER) as two,
     ):
         for deliverer in (one, two):
-            deliverer._lanes.lane(receiver_of(hook.url)).window = 40
+            deliverer._lanes.lane(hook.account, receiver_of(hook.url)).window = 40
         await until(lambda: harness.are_all(hook, "parked"))
     assert await harness.status(hook) == ("paused", "failures")
     (mail,) = await harness.rows("select * from mails")
@@ -280,13 +280,13 @@ async def test_slow_receivers_do_not_delay_others(harness: DeliveryHarness, know
     account = await harness.account()
     good = await harness.webhook("/good", account=account)
     slow = [await harness.webhook(f"/slow{n}", account=account, server=n + 1) for n in range(20)]
-    async with harness.delivering(total=16, each=4) as deliverer:
+    async with harness.delivering(total=32, each=8) as deliverer:
         if not known:
             await harness.events(good)
             await until(lambda: harness.are_all(good, "delivered"))
         for n, hook in enumerate(slow):
             harness.inbox.pages[f"/slow{n}"] = page
-            deliverer._lanes.lane(receiver_of(hook.url)).kind = "slow" if known else "new"
+            deliverer._lanes.lane(hook.account, receiver_of(hook.url)).kind = "slow" if known else "new"
             await harness.events(hook, 10)
         stuck_now = 8 if known else 12
         await until(lambda: len(harness.inbox.posts) - len(harness.inbox.at("/good")) == stuck_now)
@@ -296,6 +296,36 @@ async def test_slow_receivers_do_not_delay_others(harness: DeliveryHarness, know
         assert len(harness.inbox.posts) - len(harness.inbox.at("/good")) == stuck_now
         stuck.set()
         for hook in slow:
+            await until(lambda hook=hook: harness.are_all(hook, "delivered"), within_s=30.0)
+
+
+@pytest.mark.parametrize("accounts", [1, 30])
+async def test_hanging_webhooks_of_others_on_the_same_host_delay_no_delivery(
+    harness: DeliveryHarness, accounts: int
+) -> None:
+    """All webhooks of a tenant's receiver and of hostile ones point to the same server."""
+    stuck = asyncio.Event()
+
+    async def page(request: web.Request) -> web.Response:
+        await stuck.wait()
+        return web.Response()
+
+    good = await harness.webhook("/good")
+    owners = [await harness.account() for _ in range(accounts)]
+    hostile = [await harness.webhook(f"/stuck{n}", account=owners[n % accounts]) for n in range(max(5, accounts))]
+    for hook in hostile:
+        harness.inbox.pages[hook.url.removeprefix(harness.inbox.url(""))] = page
+    async with harness.delivering(total=64, each=16, timeout_s=60.0):
+        await harness.events(good, 2)
+        await until(lambda: harness.are_all(good, "delivered"))
+        for hook in hostile:
+            await harness.events(hook, 10)
+        await until(lambda: len(harness.inbox.posts) > 2)
+        await harness.events(good, 60)
+        await until(lambda: harness.are_all(good, "delivered"))
+        assert len(harness.inbox.posts) - 62 <= (1 if accounts == 1 else 12)
+        stuck.set()
+        for hook in hostile:
             await until(lambda hook=hook: harness.are_all(hook, "delivered"), within_s=30.0)
 
 
@@ -315,10 +345,10 @@ async def test_receiver_gets_no_more_than_its_share_concurrently(harness: Delive
     for n, hook in enumerate(hooks):
         harness.inbox.pages[f"/{n}"] = page
         await harness.events(hook, 200 // webhooks)
-    async with harness.delivering(total=64, each=4):
+    async with harness.delivering(total=64, each=8):
         for hook in hooks:
             await until(lambda hook=hook: harness.are_all(hook, "delivered"))
-    assert most == 4
+    assert most == (4 if webhooks == 1 else 8)
     assert len(harness.inbox.posts) == 200
 
 

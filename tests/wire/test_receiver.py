@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from proxy.core.egress import EgressPolicy
+from proxy.tasks import client_of_task
 from proxy.wire.outbound_guard import OutboundGuard
 from proxy.wire.receiver import EXCERPT, DeliveryReply, Receiver
 from proxy.wire.receiver_connection import MAX_REPLY
@@ -343,6 +344,27 @@ async def test_line_that_was_closed_while_it_was_idle_costs_no_attempt(receiver:
         for _ in range(5):
             assert (await receiver.post(url, b"{}", headers=HEADERS)).status == 200
     assert connections == 5
+
+
+async def test_connection_of_one_account_is_not_used_for_another(receiver: Receiver) -> None:
+    """A receiver writes a second reply when the next request arrives: only its own account would read it."""
+    connections = 0
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readexactly(2)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        await reader.readuntil(b"\r\n\r\n{}")
+        writer.write(b"HTTP/1.1 410 Gone\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+
+    async with serving(handle) as url:
+        for account, found in (("one", 200), ("another", 200), ("one", 410)):
+            client_of_task.set(account)
+            assert (await receiver.post(url, b"{}", headers=HEADERS)).status == found
+    assert connections == 2
 
 
 async def test_lines_are_not_kept_for_long(site: Pages, receiver: Receiver) -> None:

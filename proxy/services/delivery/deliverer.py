@@ -175,7 +175,7 @@ class Deliverer:
                     "daily delivery limit reached: further deliveries wait until 00:00 UTC", extra={"account": account}
                 )
             for each in claimed:
-                self._lanes.begin(receiver_of(each.url), each.account)
+                self._lanes.begin(each.account, receiver_of(each.url))
                 group.create_task(self._attempt(each))
             if len(claimed) < sum(slots.values()):
                 self._due = None
@@ -226,7 +226,7 @@ class Deliverer:
     def _leave(self, claimed: ClaimedDelivery, reason: str) -> None:
         """Leave a delivery to a deliverer that can open its secret, when the lease ends. The receiver has not failed."""
         log.error("cannot sign a delivery: it stays queued", extra={"event": claimed.event_id, "reason": reason})
-        self._lanes.end(receiver_of(claimed.url), claimed.account, took_s=0.0, ok=False)
+        self._lanes.end(claimed.account, receiver_of(claimed.url), took_s=0.0, ok=False)
         telemetry.delivery_attempts_total.labels("unsigned").inc()
         self._wake.set()
         self._written.set()
@@ -287,7 +287,7 @@ class Deliverer:
         self._write_failure.clear()
         for claimed, reply, _, took_s in batch:
             is_delivered = attempts.is_delivered(reply.status)
-            self._lanes.end(receiver_of(claimed.url), claimed.account, took_s=took_s, ok=is_delivered)
+            self._lanes.end(claimed.account, receiver_of(claimed.url), took_s=took_s, ok=is_delivered)
         self._count(batch)
         self._wake.set()
         self._written.set()
