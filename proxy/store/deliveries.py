@@ -182,12 +182,21 @@ class DeliveryStore:
         """Park due deliveries of inactive webhooks and drop those of deleted ones; a bounded number per call."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             await connection.execute(sql.deliveries.park, webhook_ids, at, AT_ONCE)
-            await connection.execute(sql.deliveries.drop_orphans, webhook_ids)
+            await connection.execute(sql.deliveries.drop_orphans, webhook_ids, AT_ONCE)
 
-    async def release_held(self, accounts: Sequence[str]) -> None:
-        """Make deliveries that were held for lack of daily quota due again, after the quota was raised."""
+    async def release_held(self, account: str, day_limits: Mapping[str, int]) -> bool:
+        """Make deliveries that were held for lack of daily quota due again if there is room in it: the quota may have been
+        raised. A bounded number per call; returns whether there may be more."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            await connection.execute(sql.deliveries.release_held, accounts)
+            day = await connection.fetchrow(sql.deliveries.day_used, account)
+            if day is None:
+                return False
+            limit = day_limits.get(day["plan"], 0)
+            room = min(AT_ONCE, limit - day["used"]) if limit else AT_ONCE
+            if room <= 0:
+                return False
+            status = await connection.execute(sql.deliveries.release_held, account, room)
+        return _changed(status) == AT_ONCE
 
     # Results
 

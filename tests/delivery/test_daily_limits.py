@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 import logging
+from collections import Counter
 from typing import Any
 
 import pytest
 
-from proxy.store import sql
+from proxy.store import deliveries, sql
 from tests.delivery.harness import DeliveryHarness
 from tests.delivery.test_deliverer import SHORT
 from tests.service import until
@@ -106,6 +107,49 @@ async def test_held_deliveries_are_sent_when_the_limit_is_raised(harness: Delive
         await until(lambda: harness.are_all(hook, "over_quota"))
         await harness.execute("update accounts set plan = 'enterprise' where id = $1", account)
         await until(lambda: harness.are_all(hook, "delivered"))
+
+
+async def test_account_without_quota_rewrites_no_held_delivery_however_often_it_changes(
+    harness: DeliveryHarness,
+) -> None:
+    """An account's holder can change it at will, and each change looks for deliveries to release. Others are not delayed."""
+    account = await harness.account("free")
+    hook, other = await harness.webhook(account=account), await harness.webhook("/other")
+    await harness.execute(
+        "insert into delivery_days (account_id, day, used) values ($1, (now() at time zone 'utc')::date, 1000)", account
+    )
+    rows = "select event_id, xmin::text from deliveries_open where webhook_id = $1 order by 1"
+    async with harness.delivering():
+        await harness.events(hook, 50)
+        await until(lambda: harness.are_all(hook, "over_quota"))
+        before = await harness.rows(rows, hook.id)
+        for _ in range(5):
+            await harness.execute("update accounts set name = name || '.' where id = $1", account)
+            await harness.events(other)
+            await until(lambda: harness.are_all(other, "delivered"))
+        assert await harness.rows(rows, hook.id) == before
+
+
+async def test_held_deliveries_are_released_as_far_as_the_limit_allows(
+    harness: DeliveryHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = await harness.account("free")
+    hook = await harness.webhook(account=account)
+    await harness.events(hook, 10)
+    await harness.execute("update deliveries set state = 'over_quota', due_at = now() + interval '1 day'")
+    await harness.execute(
+        "insert into delivery_days (account_id, day, used) values ($1, (now() at time zone 'utc')::date, 996)", account
+    )
+    monkeypatch.setattr(deliveries, "AT_ONCE", 5)
+    for more, due in ((False, 4), (False, 8)):
+        assert await harness.store.release_held(account, {"free": 1_000}) is more
+        assert Counter((await harness.states(hook)).values())["due"] == due
+    assert not await harness.store.release_held(account, {"free": 996})
+    await harness.execute("update deliveries set state = 'over_quota', due_at = now() + interval '1 day'")
+    for more, due in ((True, 5), (True, 10), (False, 10)):
+        assert await harness.store.release_held(account, {}) is more
+        assert Counter((await harness.states(hook)).values())["due"] == due
+    assert not await harness.store.release_held("acct_unknown", {})
 
 
 # Removal

@@ -103,7 +103,8 @@ class Deliverer:
         self._wake = asyncio.Event()
         self._written = asyncio.Event()
         self._finished = asyncio.Event()
-        self._changed_accounts: set[str] = set()
+        # In the order of their turns.
+        self._changed_accounts: dict[str, None] = {}
         self._stopping = False
 
     def __repr__(self) -> str:
@@ -140,7 +141,7 @@ class Deliverer:
 
     def _on_account(self, account: str | None) -> None:
         if account is not None:
-            self._changed_accounts.add(account)
+            self._changed_accounts[account] = None
             self._on_due(account)
 
     # Claiming
@@ -160,8 +161,7 @@ class Deliverer:
     async def _claim(self, group: asyncio.TaskGroup) -> float:
         """Claim and start the due deliveries that have a slot. Returns the seconds until the next check."""
         if self._changed_accounts:
-            accounts, self._changed_accounts = self._changed_accounts, set()
-            await self._store.release_held([*accounts])  # Their limits may be higher now.
+            await self._release_held(next(iter(self._changed_accounts)))
         due = await self._list_due()
         if due.inactive:
             await self._store.park(due.inactive)
@@ -185,6 +185,15 @@ class Deliverer:
         # Receivers of a deliverer that has died get another owner.
         check_s = OTHERS_S if due.active else CHECK_S
         return check_s if due.next_s is None else min(max(due.next_s, 0.0), check_s)
+
+    async def _release_held(self, account: str) -> None:
+        """The account's limit may be higher now. One account and a bounded number per claim: other accounts do not wait for the
+        many deliveries of one."""
+        del self._changed_accounts[account]
+        if await self._store.release_held(account, self._day_limits):
+            self._changed_accounts[account] = None
+        if self._changed_accounts:
+            self._wake.set()
 
     async def _list_due(self) -> DueWebhooks:
         now = time.monotonic()

@@ -91,10 +91,19 @@ where event_id in (
     limit $3 for update skip locked
 );
 
+-- day_used
+-- The account's plan and its deliveries of today.
+select plan, coalesce(used, 0) as used from accounts left join delivery_days
+    on delivery_days.account_id = accounts.id and day = (now() at time zone 'utc')::date
+where accounts.id = $1;
+
 -- release_held
--- Release held deliveries after an account's quota was raised.
-update open_deliveries set state = 'due', due_at = now()
-where state = 'over_quota' and webhook_id in (select id from webhooks where account_id = any($1::text[]));
+-- Release up to this many held deliveries of an account.
+update open_deliveries set state = 'due', due_at = now() where event_id in (
+    select event_id from open_deliveries
+    where state = 'over_quota' and webhook_id in (select id from webhooks where account_id = $1)
+    limit $2 for update skip locked
+);
 
 -- park
 -- Park due deliveries of webhooks that are not active. Resuming a webhook waits for this lock, and so finds the
@@ -114,10 +123,14 @@ where d.event_id in (
 ) and d.webhook_id = still.id;
 
 -- drop_orphans
--- Drop due deliveries of webhooks that no longer exist.
+-- Drop due deliveries of webhooks that no longer exist, up to this many.
 update open_deliveries d set state = 'dropped', table_day = delivery_table(table_day, day, 'dropped'), finished_at = now()
-where webhook_id = any($1::text[]) and state in ('due', 'over_quota')
-    and not exists (select from webhooks where id = d.webhook_id);
+where event_id in (
+    select event_id from open_deliveries o
+    where webhook_id = any($1::text[]) and state in ('due', 'over_quota')
+        and not exists (select from webhooks where id = o.webhook_id)
+    limit $2 for update skip locked
+);
 
 -- finish
 -- Record attempts and advance their deliveries, unless a delivery was claimed again meanwhile. `concat` hides the
