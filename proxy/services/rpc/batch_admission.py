@@ -1,20 +1,25 @@
 """Admits a batch item by item, if it is large or does not fit the rate at once.
 
 Items are charged in order, a few in each turn of the account. When the buckets are empty, the others wait for the refill, up to
-a bound; then they are refused, each with the time to retry. Admitted items are sent on without waiting for the others. Waiting
-costs nothing, so the number of batches that wait is limited, by account and in all.
+a bound; then they are refused, each with the time to retry. Admitted items are sent on without waiting for the others.
+
+Waiting costs the client nothing, so few batches of an account wait at a time, and the memory of batches that are read or wait
+is that of their account (`memory_budget.py`). If the worker has no room for a batch, the account that holds most makes room:
+its newest batch is refused. So an account with few batches never loses items because of others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from proxy.core.access import Key
 from proxy.core.jsonrpc import RawCall
 from proxy.errors import Fault, Forbidden, LeasePending, RateLimited
+from proxy.memory_budget import BudgetLine
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -27,9 +32,12 @@ REFUSED_PER_STEP = 100
 # Refills are awaited for at least this long, so that several items are sent on together.
 LEAST_PAUSE_S = 0.05
 
-# Batches that wait in a worker, of one account and in all. With `server.max_body_bytes` this bounds the memory that they take.
+# Batches of one account that wait in a worker.
 MOST_OF_ACCOUNT = 8
-MOST_WAITING = 256
+# The memory of an item besides its part of the body, and the shortest part that an item has.
+ITEM_BYTES: Final = 640
+LEAST_IN_BODY: Final = 40
+NO_ROOM = "the worker has no room for more waiting batches of this account: make fewer at a time"
 
 # A call that may be made, with its price; and one that is answered with an error for its own mistake.
 PricedItem = tuple[BatchItem, MethodPolicy, RawCall, int]
@@ -60,35 +68,105 @@ class CheckedItems:
         self.units += 0 if isinstance(why, Fault) else UNITS_OF_AN_ERROR
 
 
-class WaitingBatches:
-    """How many batches wait, by account."""
+class BatchRoom:
+    """The memory of one batch while it is read or waits. `give_up` is called if another account needs it."""
 
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+    __slots__ = ("account", "counts", "give_up", "is_held", "others", "size")
+
+    def __init__(self, others: WaitingBatches, account: str, size: int) -> None:
+        self.others = others
+        self.account = account
+        self.size = size
+        self.give_up: Callable[[], None] = _ignore
+        self.is_held = False
+        # Whether it counts as one of the account's batches that wait.
+        self.counts = False
 
     def __repr__(self) -> str:
-        return f"<WaitingBatches {self._counts.total()}>"
+        return f"<BatchRoom {self.size} bytes{' held' if self.is_held else ''}>"
+
+    def take(self) -> bool:
+        """Whether there is room for the batch."""
+        self.is_held = self.is_held or self.others.enter(self)
+        return self.is_held
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can be taken without another account's."""
+        return self.others.memory.has_room(self.account, self.size)
+
+    def wait(self) -> bool:
+        """Whether the batch may wait for its account's rate."""
+        self.counts = self.counts or (self.take() and self.others.count(self))
+        return self.counts
+
+    def give_back(self) -> None:
+        # Its owner refers to it as well: the cycle would keep the batch in memory.
+        self.give_up = _ignore
+        if self.is_held:
+            self.is_held = False
+            self.others.leave(self)
+
+
+class WaitingBatches:
+    """The batches that are read or wait, by account."""
+
+    def __init__(self, memory: BudgetLine) -> None:
+        self.memory = memory
+        self._rooms: dict[str, list[BatchRoom]] = {}
+        self._bytes: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<WaitingBatches {len(self)} of {len(self._rooms)} accounts>"
 
     def __len__(self) -> int:
-        return self._counts.total()
+        return sum([len(rooms) for rooms in self._rooms.values()])
 
-    def enter(self, account: str) -> bool:
-        """Count one more, unless there are too many."""
-        if self._counts[account] >= MOST_OF_ACCOUNT or len(self) >= MOST_WAITING:
-            return False
-        self._counts[account] += 1
+    def room(self, account: str, body_bytes: int, most_items: int) -> BatchRoom:
+        """Room for a batch of this account, which is not taken yet."""
+        items = min(most_items, body_bytes // LEAST_IN_BODY + 1)
+        return BatchRoom(self, account, body_bytes + items * ITEM_BYTES)
+
+    def enter(self, room: BatchRoom) -> bool:
+        """Take the room. If there is none, accounts that hold more than this one make it."""
+        account, size = room.account, room.size
+        while not self.memory.take(account, size):
+            greediest = self._greediest()
+            if self._bytes.get(greediest, 0) <= self._bytes.get(account, 0) + size:
+                return False
+            self._rooms[greediest][-1].give_up()
+        self._rooms.setdefault(account, []).append(room)
+        self._bytes[account] = self._bytes.get(account, 0) + size
         return True
 
-    def leave(self, account: str) -> None:
-        self._counts[account] -= 1
-        if not self._counts[account]:
-            del self._counts[account]
+    def _greediest(self) -> str:
+        """The account that holds most."""
+        found, most = "", 0
+        for account, held in self._bytes.items():
+            if held > most:
+                found, most = account, held
+        return found
+
+    def count(self, room: BatchRoom) -> bool:
+        """Whether one more batch of the account may wait."""
+        return len([each for each in self._rooms[room.account] if each.counts]) < MOST_OF_ACCOUNT
+
+    def leave(self, room: BatchRoom) -> None:
+        rooms = self._rooms[room.account]
+        rooms.remove(room)
+        self._bytes[room.account] -= room.size
+        if not rooms:
+            del self._rooms[room.account], self._bytes[room.account]
+        self.memory.give_back(room.account, room.size)
+
+
+def _ignore() -> None: ...
 
 
 class BatchAdmission:
     __slots__ = (
-        "_admission", "_batch", "_deadline", "_has_left", "_is_waiting", "_key", "_loop", "_mistaken", "_others", "_refusal",
-        "_send", "_timer", "_turns", "_waiting",
+        "_admission", "_batch", "_deadline", "_has_left", "_key", "_loop", "_mistaken", "_refusal", "_room", "_send", "_timer",
+        "_turns", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -99,7 +177,7 @@ class BatchAdmission:
         send: SendItems,
         *,
         turns: TurnQueue,
-        others: WaitingBatches,
+        room: BatchRoom,
         deadline: float,
     ) -> None:
         self._batch = batch
@@ -107,8 +185,8 @@ class BatchAdmission:
         self._has_left = False
         # Why the items that are left are refused.
         self._refusal: Fault | None = None
-        self._others = others
-        self._is_waiting = False
+        self._room = room
+        room.give_up = self._give_up
         self._key = key
         self._admission = admission
         self._send = send
@@ -131,7 +209,7 @@ class BatchAdmission:
         self._has_left = True
         if self._timer is not None:
             self._timer.cancel()
-        self._stop_waiting()
+        self._room.give_back()
         self._batch.leave()
 
     def _admit(self) -> None:
@@ -150,7 +228,16 @@ class BatchAdmission:
         if self._waiting or self._mistaken:
             self._turns.add(self._key.account.id, self._go_on)
         if refusal is not None or not self._waiting:
-            self._stop_waiting()
+            self._room.give_back()
+
+    def _give_up(self) -> None:
+        """Another account needs the room: refuse the items that are left."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._turns.add(self._key.account.id, self._go_on)
+        self._refusal = RateLimited(NO_ROOM, retry_after_s=1)
+        self._room.give_back()
 
     def _go_on(self) -> bool:
         if self._has_left:
@@ -162,15 +249,7 @@ class BatchAdmission:
         return False
 
     def _may_wait(self, until: float) -> bool:
-        if until > self._deadline:
-            return False
-        self._is_waiting = self._is_waiting or self._others.enter(self._key.account.id)
-        return self._is_waiting
-
-    def _stop_waiting(self) -> None:
-        if self._is_waiting:
-            self._is_waiting = False
-            self._others.leave(self._key.account.id)
+        return until <= self._deadline and self._room.wait()
 
     def _take(self, admitted: list[PricedItem], now: float) -> Fault | None:
         """Charge the next items. Returns the refusal that applies to the first one left."""

@@ -23,6 +23,7 @@ from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batch_admission import (
     BatchAdmission,
+    BatchRoom,
     CheckedItems,
     MistakenItem,
     PricedItem,
@@ -65,7 +66,7 @@ class RpcService:
         self._admission = admission
         self._turns = turns
         self._batch_wait_s = batch_wait_s
-        self.waiting_batches = WaitingBatches()
+        self.waiting_batches = WaitingBatches(memory.of("batches"))
         self._replies = memory.of("replies")
         self._max_batch_reply_bytes = max_batch_reply_bytes
         self.max_batch = max_batch
@@ -174,7 +175,8 @@ class RpcService:
         checked = CheckedItems()
         self._check_items(batch, checked, route, key, subscriber, factor, calls)
         if self._admission.charge(key, len(calls), checked.units, now) is not None:
-            return self._admit_by_item(batch, key, checked, send, refuse)
+            room = self.waiting_batches.room(key.account.id, len(body), len(calls))
+            return self._admit_by_item(batch, key, checked, send, refuse, room)
         batch.units = checked.units
         for item, why in checked.declined:
             item.decline(why)
@@ -195,14 +197,16 @@ class RpcService:
     ) -> BatchIntake:
         """Read, check and admit the items in turn with other clients."""
         checked = CheckedItems()
+        room = self.waiting_batches.room(key.account.id, len(body), self.max_batch)
         intake = BatchIntake(
             BatchReader(body, self.max_batch),
             batch,
             check=partial(self._check_items, batch, checked, route, key, subscriber, factor),
-            admit=partial(self._admit_by_item, batch, key, checked, send, refuse),
+            admit=partial(self._admit_by_item, batch, key, checked, send, refuse, room),
             refuse=refuse,
             turns=self._turns,
-            client=key.account.id,
+            room=room,
+            wait_s=self._batch_wait_s,
         )
         intake.start()
         return intake
@@ -231,7 +235,13 @@ class RpcService:
                 checked.decline(item, policy)
 
     def _admit_by_item(
-        self, batch: CallBatch, key: Key, checked: CheckedItems, send: SendItems, refuse: BatchRefusal
+        self,
+        batch: CallBatch,
+        key: Key,
+        checked: CheckedItems,
+        send: SendItems,
+        refuse: BatchRefusal,
+        room: BatchRoom,
     ) -> BatchAdmission | None:
         # A rate admits some items, sooner or later. An exhausted daily quota admits none, so it refuses the whole batch.
         exhausted = self._admission.charge(key, 0, 0, batch.began)
@@ -250,7 +260,7 @@ class RpcService:
             self._admission,
             send,
             turns=self._turns,
-            others=self.waiting_batches,
+            room=room,
             deadline=batch.began + self._batch_wait_s,
         )
         admission.start(checked.accepted, mistaken)
