@@ -1,8 +1,10 @@
 """The calls that one upstream is given at a time, and the queue of those that wait for their turn.
 
 *Limit.* It follows the upstream's latency (`core/concurrency.py`). A call whose client left is discarded here, but the upstream
-still works on it: it counts for as long as calls usually take. *Shares.* A few places are reserved for clients that hold fewer
-than are free, so that one client cannot hold them all. *Order and patience* are those of `waiting_calls.py`.
+still works on it: it counts for as long as calls usually take. It does not work on replies whose readers do not read. These
+take a connection, but no place within the limit. *Shares.* A few places are reserved for clients that hold fewer than are
+free, so that one client cannot hold them all. A client whose reader has lost its connection to others comes after them for a
+while. *Order and patience* are those of `waiting_calls.py`.
 
 The upstream sends calls by itself while it has room and none waits; these are not counted. Once a call waits, every call passes
 through here, and calls in flight are counted by client.
@@ -15,9 +17,9 @@ from typing import Final
 
 from proxy.core.concurrency import ConcurrencyLimit
 from proxy.wire.upstream import CROWDED, ReplySink, Upstream
-from proxy.wire.waiting_calls import WaitingCall, WaitingCalls, patience_s
+from proxy.wire.waiting_calls import READERS_PATIENCE_S, WaitingCall, WaitingCalls, patience_s
 
-# Calls that may wait, of all clients.
+# Calls that may wait, of all clients. Beyond it, the client that has most makes room for the others.
 MAX_WAITING = 4096
 # One of this many places is reserved, and at least one unless there are very few.
 RESERVE_SHARE: Final = 32
@@ -25,13 +27,18 @@ TINY: Final = 8
 # A call that was given up counts for as long as this share of calls takes at most, and never longer than this many seconds.
 ABANDONED_QUANTILE: Final = 0.95
 LONGEST_ABANDONED_S: Final = 10.0
+# For how long calls are patient after readers held the connections: the next ones may do so in a moment.
+READERS_S: Final = 1.0
+# For how long a connection that a reader had to give up still counts for its client.
+EVICTED_S: Final = 10.0
 
 
 class CallQueue:
     """`limit.allowed` is how many calls the upstream is given at the moment, `reserved` how many of these are reserved."""
 
     __slots__ = (
-        "_abandoned", "_busy", "_crowded_since", "_held", "_loop", "_sent_at", "_upstream", "_waiting", "limit", "reserved",
+        "_abandoned", "_busy", "_crowded_since", "_evicted", "_held", "_loop", "_patient_until", "_readers", "_sent_at",
+        "_upstream", "_waiting", "limit", "reserved",
     )  # fmt: skip
 
     def __init__(self, upstream: Upstream, most: int) -> None:
@@ -48,6 +55,11 @@ class CallQueue:
         self._sent_at: dict[ReplySink, float] = {}
         # Clients that left while the upstream worked on their call, and until when each is counted.
         self._abandoned: list[tuple[float, str]] = []
+        # Clients whose readers had to give up their connections, and until when each is counted.
+        self._evicted: list[tuple[float, str]] = []
+        # Replies in flight whose readers do not read.
+        self._readers = 0
+        self._patient_until = 0.0
 
     def __repr__(self) -> str:
         return f"<CallQueue {self._waiting!r}, {self.limit!r}>"
@@ -61,9 +73,19 @@ class CallQueue:
     def is_crowded(self) -> bool:
         return self._crowded_since > 0.0
 
+    @property
+    def allowed(self) -> int:
+        """The calls that the upstream may be given, including those whose readers do not read."""
+        return min(self.limit.allowed + self._readers, self.limit.most)
+
+    @property
+    def is_held_by_readers(self) -> bool:
+        """Whether readers that do not read hold half of the connections or more."""
+        return 2 * self._readers >= self.limit.most
+
     def room(self, used: int) -> int:
         """How many more calls the upstream may be given while this many places are used."""
-        return self.limit.allowed - used - len(self._abandoned)
+        return self.allowed - used - len(self._abandoned)
 
     def is_full(self, used: int) -> bool:
         """Whether only reserved places are left."""
@@ -76,7 +98,7 @@ class CallQueue:
         if not self._waiting:
             self.count_held()
         is_hopeless = is_full and self._is_beyond_share(call)
-        if is_hopeless or len(self._waiting) >= MAX_WAITING:
+        if is_hopeless or (len(self._waiting) >= MAX_WAITING and not self._make_room(call.client)):
             self._refuse(call)
             return False
         self._waiting.push(call)
@@ -135,6 +157,10 @@ class CallQueue:
         usual = health.quantile_s(ABANDONED_QUANTILE) or health.latency_s
         self._abandoned.append((now + min(usual, LONGEST_ABANDONED_S), client))
 
+    def evicted(self, client: str, now: float) -> None:
+        """A reader of the client had to give up its connection. It may come back at once, but not before others."""
+        self._evicted.append((now + EVICTED_S, client))
+
     def count_held(self) -> None:
         """Count the calls in flight: when the first call waits, and after calls have ended in another way than `ended`."""
         held: dict[str, int] = {}
@@ -144,7 +170,7 @@ class CallQueue:
             held[sink.client] = held.get(sink.client, 0) + 1
             if self._waiting and sink in self._sent_at:
                 sent_at[sink] = self._sent_at[sink]
-        for _, client in self._abandoned:
+        for _, client in (*self._abandoned, *self._evicted):
             held[client] = held.get(client, 0) + 1
         self._busy = len(in_flight)
         self._held = held
@@ -152,11 +178,17 @@ class CallQueue:
 
     # Waiting calls
 
-    def tick(self, now: float, *, used: int, opening: int = 0) -> None:
+    def tick(self, now: float, *, used: int, opening: int = 0, readers: int = 0) -> None:
         """Called by the sweep: calls that wait check their deadlines, and those that have waited for too long are refused.
-        `used`: places in use; `opening`: connections that are being opened, each for a call that waits."""
+        `used`: places in use; `opening`: connections that are being opened, each for a call that waits; `readers`: replies
+        whose readers do not read."""
+        self._readers = readers
+        if self.is_held_by_readers:
+            self._patient_until = now + READERS_S
         if self._abandoned:
             self._abandoned = [each for each in self._abandoned if each[0] > now]
+        if self._evicted:
+            self._evicted = [each for each in self._evicted if each[0] > now]
         for waiting in self._waiting.all():
             waiting.sink.on_tick(None, now)
         if opening >= len(self._waiting) or not self.is_full(used):
@@ -197,7 +229,17 @@ class CallQueue:
         bound = allowed + int(allowed * self._patience_s(call.since) / latency_s)
         return self._waiting.exceeds_share(call.client, bound)
 
+    def _make_room(self, client: str) -> bool:
+        """Refuse the newest call of the client that has most of them. False if this client itself has as many."""
+        greediest = self._waiting.greediest()
+        if self._waiting.count_of(greediest) <= self._waiting.count_of(client) + 1:
+            return False
+        self._refuse(self._waiting.pop_newest(greediest))
+        return True
+
     def _patience_s(self, now: float) -> float:
+        if now < self._patient_until:
+            return READERS_PATIENCE_S
         return patience_s(now - self._crowded_since if self._crowded_since else 0.0, self.limit.latency_s)
 
     def _refuse(self, call: WaitingCall) -> None:

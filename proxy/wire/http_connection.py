@@ -403,6 +403,7 @@ class HttpConnection(UpstreamConnection):
         self.on_stalled = None
         # The reader may have paused the connection at the last piece: the next reply must be read.
         self.resume()
+        self._paused_s = 0.0
         sink = self.sinks.popleft()
         self._after_reply(head, sink)
         if self._streams:

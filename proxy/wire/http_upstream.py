@@ -29,8 +29,10 @@ from proxy.wire.write_buffer import DEFER_BELOW, WriteBuffer
 
 log = logging.getLogger("penstock.upstream")
 
-# While calls wait, a reply whose client has not read for this long is read into memory, or dropped.
+# While calls wait, a reply whose client has not read for this long is read into memory, or dropped; and for how long if such
+# clients hold half of the connections.
 STALLED_S: Final = 2.0
+STALLED_BY_MANY_S: Final = 0.1
 # Many servers close connections after 5 s without a call. A call that must not be sent twice avoids those idle for this long.
 WARM_S = 1.0
 
@@ -289,7 +291,7 @@ class HttpUpstream(Upstream):
 
     def _spare(self) -> int:
         """How many more connections the limit allows outside of `_reserve`."""
-        return self._queue.limit.allowed - self._queue.reserved - len(self._open) + len(self._reserve)
+        return self._queue.allowed - self._queue.reserved - len(self._open) + len(self._reserve)
 
     # Connections
 
@@ -369,18 +371,21 @@ class HttpUpstream(Upstream):
                 sink.on_tick(connection, now)
         if self._queue.is_crowded:
             self._free_stalled(now)
-        self._queue.tick(now, used=self._places(), opening=self._connecting)
+        readers = sum([each.stalled_s(now) > STALLED_BY_MANY_S for each in self._open]) if self._queue else 0
+        self._queue.tick(now, used=self._places(), opening=self._connecting, readers=readers)
         self._serve_waiting(now)
         if self._probes is not None:
             self._probes.tick(now)
 
     def _free_stalled(self, now: float) -> None:
         """Take connections from readers that keep them from calls that wait; first from those that have done so longest."""
-        stalled = [each for each in self._open if each.on_stalled is not None and each.stalled_s(now) > STALLED_S]
+        after_s = STALLED_BY_MANY_S if self._queue.is_held_by_readers else STALLED_S
+        stalled = [each for each in self._open if each.on_stalled is not None and each.stalled_s(now) > after_s]
         stalled.sort(key=lambda each: -each.stalled_s(now))
         for connection in stalled[: len(self._queue)]:
             on_stalled, connection.on_stalled = connection.on_stalled, None
             if on_stalled is not None:
+                self._queue.evicted(connection.sinks[0].client, now)
                 on_stalled()
 
     def abandoned(self, sink: ReplySink) -> None:

@@ -3,7 +3,8 @@
 The client that has the fewest calls in flight comes first, and among equals they take turns: many calls of one client delay its
 own. The queue is bounded in time. A short burst may wait for PATIENCE_S. If calls have waited for longer than that without
 a break, the upstream is overloaded and waiting cannot help: then a call waits no longer than the upstream takes to answer one
-or two, so that the calls that are served are recent ones. (CoDel, RFC 8289, has the same two cases.)
+or two, so that the calls that are served are recent ones. (CoDel, RFC 8289, has the same two cases.) If readers hold the
+connections, the upstream is not overloaded, and they lose them soon: then calls wait for that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ PATIENCE_S: Final = 0.3
 # times, calls that are served take less than three times as long as without overload.
 OVERLOAD_PATIENCE: Final = 1.5
 LEAST_PATIENCE_S: Final = 0.02
+# How long while readers that do not read hold the connections.
+READERS_PATIENCE_S: Final = 5.0
 # Our own calls, which have no client that could repeat them, may wait longer.
 OWN_PATIENCE_S: Final = 5.0
 
@@ -97,6 +100,22 @@ class WaitingCalls:
             self._by_client[client] = calls
         self._size -= 1
         return call
+
+    def count_of(self, client: str) -> int:
+        return len(self._by_client.get(client, ()))
+
+    def greediest(self) -> str:
+        """The client with the most calls."""
+        found, most = "", 0
+        for client, calls in self._by_client.items():
+            if len(calls) > most:
+                found, most = client, len(calls)
+        return found
+
+    def pop_newest(self, client: str) -> WaitingCall:
+        """The newest call of a client that has several."""
+        self._size -= 1
+        return self._by_client[client].pop()
 
     def take_old(self, now: float, patience_s: float) -> list[WaitingCall]:
         """Remove the calls that have waited for too long."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 from prometheus_client import REGISTRY
@@ -20,25 +20,26 @@ READERS = 80
 SLOW_METHOD = "eth_estimateGas"
 
 
-def mostly_small(*, has_length: bool) -> Script:
-    """Huge replies to one method, small ones to all others."""
+def mostly_small(*, has_length: bool, took_s: float = 0.0) -> Script:
+    """Huge replies to one method, small ones to all others after this time."""
     large, small = huge(REPLY, has_length=has_length), stub()
 
     async def act(exchange: Exchange) -> None:
         is_slow = (await exchange.call())["method"] == SLOW_METHOD
+        await asyncio.sleep(0.0 if is_slow else took_s)
         await (large if is_slow else small)(exchange)
 
     return act
 
 
-async def slow_reader(worker: Worker, number: int) -> socket.socket:
+async def slow_reader(worker: Worker, number: int, *, key: str = "slow") -> socket.socket:
     """A client that asks for a large reply. It has a small receive buffer, so that little of the reply is in the kernel."""
     loop = asyncio.get_running_loop()
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.setblocking(False)
     await loop.sock_connect(client, ("127.0.0.1", worker.port))
-    await loop.sock_sendall(client, worker.post(rpc(SLOW_METHOD, [number]), key="slow"))
+    await loop.sock_sendall(client, worker.post(rpc(SLOW_METHOD, [number]), key=key))
     return client
 
 
@@ -83,6 +84,55 @@ def test_slow_readers_take_no_upstream_from_others(has_length: bool) -> None:
                     group.create_task(make_calls(number))
             assert most < held_bytes + READERS * MB
             assert worker.app.front.held.total <= held_bytes
+
+    run()
+
+
+@pytest.mark.parametrize("has_length", [True, False], ids=["length", "chunked"])
+@pytest.mark.parametrize(("connections", "accounts"), [(1, 6), (8, 20), (40, 84), (40, 1)])
+def test_slow_readers_fail_no_call_of_another_account(connections: int, accounts: int, has_length: bool) -> None:
+    """They hold all connections of the upstream, also those that each account leaves to others, and come back when they are
+    disconnected. One account holds all but the one that it leaves, which is too few for the calls of the other."""
+
+    @on_uvloop
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            script = mostly_small(has_length=has_length, took_s=0.05 if accounts == 1 else 0.0)
+            upstream = await stack.enter_async_context(Scripted(script))
+            networks = {"ethereum/mainnet": [{"url": upstream.url, "connections": connections}]}
+            worker = await stack.enter_async_context(
+                running_worker(networks, server={"max_held_bytes": 64 * MB}, **NO_CACHE)
+            )
+            group = await stack.enter_async_context(asyncio.TaskGroup())
+
+            async def read_slowly(number: int) -> None:
+                loop = asyncio.get_running_loop()
+                while True:
+                    client = await slow_reader(worker, number, key=f"slow {number % accounts}")
+                    with client, suppress(ConnectionError):
+                        data = b"-"
+                        while data:
+                            data = await loop.sock_recv(client, 3072)
+                            await asyncio.sleep(1.0)
+                    await asyncio.sleep(0.02)
+
+            for number in range(accounts):
+                worker.add_key(f"slow {number}")
+            hostile = [group.create_task(read_slowly(number)) for number in range(2 * connections + 4)]
+            await until(lambda: sum(size > 0 for size in unread(worker)) >= connections - (accounts == 1))
+
+            async def make_calls(number: int) -> None:
+                async with await worker.connect() as client:
+                    for round_ in range(40):
+                        reply = await client.send(worker.post(rpc("eth_getBalance", [f"{number} {round_}"])))
+                        assert reply.status == 200, (number, round_, reply.body)
+                        await asyncio.sleep(0.05)
+
+            async with asyncio.TaskGroup() as calls:
+                for number in range(8):
+                    calls.create_task(make_calls(number))
+            for each in hostile:
+                each.cancel()
 
     run()
 
