@@ -18,7 +18,7 @@ from proxy.core import jsonrpc
 
 MOST_TEXT = 200
 # Larger requests and replies are not read for a fault: that would delay other clients.
-MOST_REQUEST, MOST_REPLY = 16_384, 1 << 20
+MOST_REQUEST, MOST_REPLY = 16_384, 131_072
 LONGEST_LATENCY_MS = 30_000
 MOST_STALE = 10_000
 SLOWEST_BODY, FASTEST_BODY = 16, 1 << 30

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import random
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from aiohttp import web
 
 from proxy.core.directives import Directives
+from proxy.core.fair_places import FairPlaces
 from proxy.core.fault_plans import FaultPlan
 from proxy.errors import Fault, RateLimited, Unavailable, UpstreamTimeout, of_status
+from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.reply import JSON
 
@@ -26,11 +27,9 @@ _MESSAGE = "injected by X-Fault"
 PIECES_PER_S = 10
 # A slow body is sent within this time, however large it is: it is held in memory until then.
 LONGEST_BODY_S = 60
-# Requests of one account that are delayed at a time, and the bytes of their bodies. A slow reply takes a hundredth of a
-# worker's time for about 30 of them.
-MOST_DELAYED, MOST_DELAYED_BYTES = 128, 16 << 20
-# The same bounds for all accounts of the worker are so many times as large.
-ACCOUNTS = 8
+# Requests that are delayed at a time, in all and of one account. A slow reply takes a hundredth of a worker's time for about 30
+# of them.
+MOST_DELAYED, MOST_OF_ACCOUNT = 1024, 128
 
 
 def plan_for(directives: Directives | None) -> FaultPlan | None:
@@ -42,13 +41,12 @@ def plan_for(directives: Directives | None) -> FaultPlan | None:
 class FaultInjection:
     """The fault plans of a worker's requests."""
 
-    def __init__(self) -> None:
-        # The delayed requests of each account, and the bytes of their bodies.
-        self._delayed: Counter[str] = Counter()
-        self._bytes: Counter[str] = Counter()
+    def __init__(self, limiter: ConnectionLimiter) -> None:
+        self._limiter = limiter
+        self._delayed = FairPlaces(MOST_DELAYED, per_client=MOST_OF_ACCOUNT)
 
     def __repr__(self) -> str:
-        return f"<FaultInjection {self._delayed.total()} delayed requests with {self._bytes.total()} bytes>"
+        return f"<FaultInjection {len(self._delayed)} delayed requests>"
 
     async def before(self, plan: FaultPlan, request: web.Request, account: str) -> None:
         """Delay or replace the request as the plan says. Raises the fault of the plan."""
@@ -84,21 +82,19 @@ class FaultInjection:
             self._give_back(account, size)
 
     def _take(self, account: str, size: int) -> None:
-        """Take a place for a request that is delayed. An account's only one always has a place of its own."""
-        count, held = self._delayed[account], self._bytes[account] + size
-        if count and (count >= MOST_DELAYED or held > MOST_DELAYED_BYTES):
-            raise RateLimited("X-Fault delays too many requests of this account: send fewer at once", retry_after_s=1)
-        total, total_bytes = self._delayed.total(), self._bytes.total() + size
-        if total >= ACCOUNTS * MOST_DELAYED or total_bytes > ACCOUNTS * MOST_DELAYED_BYTES:
+        """Take a place for a request that is delayed, and the memory of its body."""
+        if not self._delayed.take(account):
+            if self._delayed.held_by(account):
+                message = "X-Fault delays too many requests of this account: send fewer at once"
+                raise RateLimited(message, retry_after_s=1)
             raise Unavailable("X-Fault delays too many requests at the moment: try again shortly")
-        self._delayed[account] += 1
-        self._bytes[account] += size
+        if refusal := self._limiter.take_body(account, size):
+            self._delayed.give_back(account)
+            raise refusal
 
     def _give_back(self, account: str, size: int) -> None:
-        self._delayed[account] -= 1
-        self._bytes[account] -= size
-        if not self._delayed[account]:
-            del self._delayed[account], self._bytes[account]
+        self._delayed.give_back(account)
+        self._limiter.give_back_body(account, size)
 
 
 async def _sleep(seconds: float, request: web.Request) -> None:

@@ -114,7 +114,7 @@ class Gate:
         self._access_log = access_log
         self._recorder = recorder
         self._tracer = tracer
-        self.faults = FaultInjection()
+        self.faults = FaultInjection(limiter)
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:

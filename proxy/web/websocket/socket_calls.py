@@ -66,8 +66,9 @@ class SocketCalls:
         self._under_way: dict[SocketCall | SocketBatch, int] = {}
         self.bytes_under_way = 0
         self._served = 0
-        # Messages that wait for the latency of a fault plan. They count as under way, which bounds them.
-        self._delayed: dict[int, asyncio.TimerHandle] = {}
+        # Messages that wait for the latency of a fault plan, with their sizes. They count as under way, which bounds them for
+        # the socket, and in the memory for bodies, which bounds them for the account.
+        self._delayed: dict[int, tuple[asyncio.TimerHandle, int]] = {}
 
     def __repr__(self) -> str:
         return f"<SocketCalls {len(self._under_way)} under way>"
@@ -86,14 +87,22 @@ class SocketCalls:
             self._serve_spoiled(plan, message)
 
     def _delay(self, plan: FaultPlan, message: bytes) -> None:
+        size = len(message)
+        if (refusal := self.context.limiter.take_body(self.key.account.id, size)) is not None:
+            self.on_refusal(refusal, size)
+            error = rpc_error_of(refusal)
+            self._answer_spoiled(fault_plans.error_replies(message, error) or jsonrpc.error_reply(jsonrpc.NULL, error))
+            self.note_failure(self._served, refusal, 0)
+            return
         place = next(_serial)
         later = self.context.loop.call_later(plan.latency_ms / 1000, self._serve_delayed, place, plan, message)
-        self._delayed[place] = later
-        self.bytes_under_way += len(message)
+        self._delayed[place] = later, size
+        self.bytes_under_way += size
 
     def _serve_delayed(self, place: int, plan: FaultPlan, message: bytes) -> None:
         del self._delayed[place]
         self.bytes_under_way -= len(message)
+        self.context.limiter.give_back_body(self.key.account.id, len(message))
         self._serve_spoiled(plan, message)
         self._on_answered()
 
@@ -108,12 +117,15 @@ class SocketCalls:
             error = fault_plans.error_of(plan) if plan.error else rpc_error_of(fault_of_status(plan.status))
             if (refusal := self.context.rpc.charge_error(self.key, time.monotonic())) is not None:
                 error = rpc_error_of(refusal)
-            self.output.send(self.output.message(fault_plans.error_replies(message, error) or b"[]"))
-            self._served += 1
+            self._answer_spoiled(fault_plans.error_replies(message, error) or b"[]")
             self.note_failure(self._served, refusal or InternalError("injected by X-Fault"), UNITS_OF_AN_ERROR)
         else:
             aged = fault_plans.aged(message, self.route.heads.tip, plan.stale) if plan.stale else message
             self._serve(aged, plan if plan.empty or plan.stale else None)
+
+    def _answer_spoiled(self, replies: bytes) -> None:
+        self.output.send(self.output.message(replies))
+        self._served += 1
 
     def _serve(self, message: bytes, plan: FaultPlan | None = None) -> None:
         """`plan`: how to change the results."""
@@ -197,8 +209,9 @@ class SocketCalls:
     def leave(self) -> None:
         """The client has left: nothing waits for the replies any more."""
         calls, self._under_way, self.bytes_under_way = self._under_way, {}, 0
-        for later in self._delayed.values():
+        for later, size in self._delayed.values():
             later.cancel()
+            self.context.limiter.give_back_body(self.key.account.id, size)
         self._delayed.clear()
         for call in calls:
             call.leave()

@@ -16,6 +16,8 @@ from proxy.web.websocket.subscriptions import Subscription, Subscriptions
 
 # Bounds memory: events of one subscription that wait for their delay, or that a reorganisation would send again.
 MOST_HELD = 1000
+# Memory of events that wait for their delay, besides their bytes: a timer and its place in the queue.
+DELAY_BYTES = 400
 _REMOVED = b'"removed":true'
 
 
@@ -57,7 +59,8 @@ class SpoiledSubscription(Subscription):
         super().__init__(owner, request, id_=id_, kind=kind, caller=caller)
         self._fault = fault
         self._later: Callable[..., object] = owner.call_later
-        self._delayed: deque[Sequence[FeedEvent]] = deque()
+        # With the bytes that count as memory of the account.
+        self._delayed: deque[tuple[Sequence[FeedEvent], int]] = deque()
         # The events of the last blocks, by block.
         self._recent: dict[int, list[FeedEvent]] = {}
 
@@ -68,14 +71,20 @@ class SpoiledSubscription(Subscription):
             self._defer(events)
         elif not delay_ms or self.replays:
             self._send(events)
-        elif len(self._delayed) >= MOST_HELD:
-            self._owner.on_slow()
         else:
-            self._delayed.append(events)
-            self._later(delay_ms / 1000, self._send_delayed)
+            self._delay(events, delay_ms / 1000)
+
+    def _delay(self, events: Sequence[FeedEvent], delay_s: float) -> None:
+        size = DELAY_BYTES + sum(len(event.result) for event in events)
+        if len(self._delayed) >= MOST_HELD or not self._owner.memory.take(self.account, size):
+            self._owner.on_slow()
+            return
+        self._delayed.append((events, size))
+        self._later(delay_s, self._send_delayed)
 
     def _send_delayed(self) -> None:
-        events = self._delayed.popleft()
+        events, size = self._delayed.popleft()
+        self._owner.memory.give_back(self.account, size)
         if self.is_open:
             self._send(events)
 
