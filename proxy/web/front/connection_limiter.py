@@ -15,7 +15,7 @@ import select
 import sys
 import termios
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Protocol
 
 from aiohttp import web
@@ -36,6 +36,8 @@ from proxy.web.reply import fixed_headers, raw_fault
 from proxy.web.request_ids import new_request_id
 
 SWEEP_S = 0.5
+# Connections that are checked in one turn of the event loop. A client may have thousands, and each takes a few microseconds.
+CHECKED_PER_TURN = 200
 _FORWARDED = re.compile(rb"^X-Forwarded-For:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
 # During a drain, a connection that was quiet for this long has no request on its way.
 QUIET_S = 1.0
@@ -207,15 +209,20 @@ class ConnectionLimiter:
         while True:
             await asyncio.sleep(SWEEP_S)
             now = self.now()
-            for connection in tuple(self.timed):
-                connection.check(now)
+            await self._check(now)
             if now >= idle_check_at:
                 idle_check_at = now + min(5.0, self.limits.keepalive_s / 4)
-                self._close_idle(now)
+                await self._close_quiet(now)
                 telemetry.connections_open.set(len(self.connections))
 
-    def _close_idle(self, now: float) -> None:
-        for connection in tuple(self.connections):
+    # Apart from the loop above, whose variables would keep the last connection in memory.
+
+    async def _check(self, now: float) -> None:
+        async for connection in _in_turns(self.timed):
+            connection.check(now)
+
+    async def _close_quiet(self, now: float) -> None:
+        async for connection in _in_turns(self.connections):
             connection.close_if_quiet(now, self.limits.keepalive_s)
 
     async def drain(self, deadline_s: float) -> None:
@@ -229,6 +236,15 @@ class ConnectionLimiter:
             await asyncio.sleep(0.05)
         for connection in tuple(self.connections):
             connection.force_close()
+
+
+async def _in_turns(connections: set[LimitedConnection]) -> AsyncIterator[LimitedConnection]:
+    """Each of the connections, a few in a turn of the event loop. Those that are removed meanwhile are left out."""
+    for place, connection in enumerate(tuple(connections), 1):
+        if connection in connections:
+            yield connection
+        if place % CHECKED_PER_TURN == 0:
+            await asyncio.sleep(0)
 
 
 def _unread(transport: asyncio.Transport) -> int:
