@@ -281,8 +281,9 @@ def _merged(family: CounterMetricFamily) -> CounterMetricFamily:
 # Keys can appear in paths, queries and messages. Only their prefix is logged.
 _PREFIXES = "svc_(?:live|test)_|whsec_|adm_"
 _KEY = re.compile(rf"({_PREFIXES})[0-9A-Za-z+/=_-]+")
-# Request ids that are echoed and logged. An id that contains a key is replaced by a generated one.
-REQUEST_ID = f"(?!.*(?:{_PREFIXES}))[A-Za-z0-9_-]{{1,64}}"
+# Request ids of clients that are echoed and logged. An id that contains a key, or looks like one of ours or of a webhook event,
+# is replaced by a generated one.
+REQUEST_ID = f"(?!req_|evt_)(?!.*(?:{_PREFIXES}))[A-Za-z0-9_-]{{1,64}}"
 # URLs are logged as scheme and host only: credentials precede the host, and upstream URLs have keys in the path. A match ends
 # with the surrounding JSON string, so that the line stays valid JSON.
 _ADDRESS = re.compile(r'(?<=://)(?:[^\s"\\]|\\["\\])+')

@@ -38,6 +38,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "id", help="the X-Request-Id of its reply, with .N for one item of a batch or message; or a webhook event's id"
     )
+    parser.add_argument("--account", help="the account that made it, for an id that clients of several accounts chose")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=lambda args: asyncio.run(_explain(args)))
 
@@ -50,7 +51,7 @@ async def _explain(args: argparse.Namespace) -> int:
     try:
         store = RequestStore(pool)
         is_delivery = args.id.startswith(EVENT_PREFIX)
-        record = await (store.read_delivery if is_delivery else store.read)(args.id, None)
+        record = await (store.read_delivery if is_delivery else store.read)(args.id, args.account)
     finally:
         await pool.close()
     if record is None:
@@ -71,12 +72,14 @@ def members(record: RequestRecord) -> dict[str, Any]:
 def _lines(record: RequestRecord, price: int | None) -> list[str]:
     where = f" on {record.network}" if record.network else ""
     first = f"{record.method or record.surface}{where}: status {record.status} after {record.took_s * 1000:.1f} ms"
-    return [first, *(f"  {name + ':':<11}{text}" for name, text in _facts(record, price) if text)]
+    return [first, *(f"  {name + ':':<13}{text}" for name, text in _facts(record, price) if text)]
 
 
 def _facts(record: RequestRecord, price: int | None) -> Iterator[tuple[str, str]]:
     at = datetime.datetime.fromtimestamp(record.at, datetime.UTC)
     yield "id", f"{record.id} ({record.surface}), recorded as {record.reason}"
+    same = f": {record.others} other requests have it too" if record.others else ""
+    yield "client's id", f"{record.client_id}{same}" if record.client_id else ""
     yield "time", f"{at:%Y-%m-%d %H:%M:%S.%f} UTC, at its end"
     yield "account", record.account
     yield "key", record.key

@@ -24,8 +24,8 @@ RecordReason = Literal["failed", "slow", "asked", "sampled"]
 Blame = Literal["", "client", "limit", "chain", "upstream", "service"]
 AttemptKind = Literal["first", "hedge", "retry", "check", "read"]
 Surface = Literal["http", "batch", "item", "socket", "rest", "webhook"]
-# The ids of webhook events, which identify their deliveries.
-EVENT_PREFIX = "evt_"
+# The ids of webhook events, which identify their deliveries; and our ids of requests. Clients cannot choose such ids.
+EVENT_PREFIX, OWN_PREFIX = "evt_", "req_"
 # The beginning of the outcome of an attempt that verified the reply, and of one that a REST operation needed.
 VERIFYING, READING = "for verification: ", "for the reply: "
 
@@ -61,6 +61,9 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     code: str = ""
     attempts: Sequence[RecordedAttempt] = ()
     params: str | None = None
+    # The id that the client chose, which other requests may have too, and how many others do. The latter is not stored.
+    client_id: str = ""
+    others: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,7 @@ class RequestFilter:
     status: int | None = None
     key: str | None = None
     code: str | None = None
+    client_id: str | None = None
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None
 

@@ -7,6 +7,7 @@ counted: a client that fails a thousand times a second leaves room for the recor
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Sequence
 from operator import itemgetter
@@ -17,6 +18,7 @@ from proxy.core.directives import Directives
 from proxy.core.request_records import (
     MOST_ERROR,
     MOST_PARAMS,
+    OWN_PREFIX,
     RecordedAttempt,
     RecordReason,
     RequestRecord,
@@ -79,18 +81,23 @@ class RequestRecorder:
     def note(
         self, request_id: str, key: Key, reason: RecordReason, *, surface: Surface, network: str, method: str, status: int,
         took_s: float, flight: Flight | None = None, params: bytes = b"", error: str = "", units: int = 0, cache: str = "",
-        size: int = 0, block: int | None = None, attempts: Sequence[RecordedAttempt] = (),
+        size: int = 0, block: int | None = None, attempts: Sequence[RecordedAttempt] = (), client_id: str = "",
     ) -> None:  # fmt: skip
-        """Record one request. `size`: the bytes of the reply. Without `block`, it is that of the flight."""
+        """Record one request. `size`: the bytes of the reply. Without `block`, it is that of the flight. A `request_id`
+        that the client chose becomes the `client_id`."""
         account = key.account.id
         if not self._room(account):
             self._dropped += 1
             return
-        self._of_account[account] = self._of_account.get(account, 0) + 1
         if flight is not None:
             attempts = attempts or _attempts(flight)
             block = flight.block if block is None else block
             params = params or flight.params
+        error = shown_text(error, MOST_ERROR) if error else ""
+        shown = _params(params) if key.records_params and params else None
+        self._of_account[account] = self._of_account.get(account, 0) + 1
+        if not request_id.startswith(OWN_PREFIX):
+            request_id, client_id = self._own_id(), request_id
         self.waiting.append(
             RequestRecord(
                 id=request_id,
@@ -107,11 +114,12 @@ class RequestRecorder:
                 took_s=took_s,
                 bytes=size,
                 block=(block or 0) if status < 400 else 0,  # A refusal says nothing about the state.
-                error=shown_text(error, MOST_ERROR) if error else "",
+                error=error,
                 blame=blame_of(status, was_sent=bool(attempts)) if error else "",
                 code=code_of(status, error) if error else "",
                 attempts=attempts,
-                params=_params(params) if key.records_params and params else None,
+                params=shown,
+                client_id=client_id,
             )
         )
 
@@ -134,10 +142,14 @@ class RequestRecorder:
         reason = self.reason(key.account, took_s, directives, failed=bool(failed))
         if reason is None:
             return
+        client_id = ""
+        if not request_id.startswith(OWN_PREFIX):
+            request_id, client_id = self._own_id(), request_id
         self.note(
             request_id,
             key,
             reason,
+            client_id=client_id,
             surface="batch",
             network=network,
             method="batch",
@@ -148,17 +160,22 @@ class RequestRecorder:
             block=batch.reached,
         )
         if isinstance(batch, ShortBatch):
-            self._note_short_items(request_id, key, batch, reason, network=network, took_s=took_s)
+            self._note_short_items(request_id, client_id, key, batch, reason, network=network, took_s=took_s)
             return
         chosen = failed if reason == "failed" else list(range(len(items)))
         for place in chosen[: self._room_for(key.account.id, len(chosen))]:
-            self._note_item(f"{request_id}.{place}", key, items[place], reason, network=network)
+            self._note_item(
+                f"{request_id}.{place}", _item_id(client_id, place), key, items[place], reason, network=network
+            )
 
-    def _note_item(self, request_id: str, key: Key, item: BatchItem, reason: RecordReason, *, network: str) -> None:
+    def _note_item(
+        self, request_id: str, client_id: str, key: Key, item: BatchItem, reason: RecordReason, *, network: str
+    ) -> None:
         self.note(
             request_id,
             key,
             reason,
+            client_id=client_id,
             surface="item",
             network=network,
             method=method_of(item.policy),
@@ -173,7 +190,15 @@ class RequestRecorder:
         )
 
     def _note_short_items(
-        self, request_id: str, key: Key, batch: ShortBatch, reason: RecordReason, *, network: str, took_s: float
+        self,
+        request_id: str,
+        client_id: str,
+        key: Key,
+        batch: ShortBatch,
+        reason: RecordReason,
+        *,
+        network: str,
+        took_s: float,
     ) -> None:
         """All items of a short batch were answered together, by the same upstream."""
         policies = batch.policies()
@@ -183,6 +208,7 @@ class RequestRecorder:
                 f"{request_id}.{place}",
                 key,
                 reason,
+                client_id=_item_id(client_id, place),
                 surface="item",
                 network=network,
                 method=policies[place].method.name,
@@ -192,6 +218,13 @@ class RequestRecorder:
                 block=batch.reached,
                 attempts=attempts,
             )
+
+    def _own_id(self) -> str:
+        """An id for a request whose client chose one. The stem is drawn at first use, after workers are forked."""
+        self._serial += 1
+        if not self._stem:
+            self._stem = f"{OWN_PREFIX}{secrets.token_hex(5)}"
+        return f"{self._stem}c{self._serial:07x}"
 
     def _room(self, account: str) -> int:
         return max(0, min(MOST_WAITING - len(self.waiting), MOST_OF_ACCOUNT - self._of_account.get(account, 0)))
@@ -228,6 +261,10 @@ class RequestRecorder:
 def _attempts(flight: Flight) -> list[RecordedAttempt]:
     """In the order in which they began."""
     return sorted(flight.attempts(time.monotonic()), key=itemgetter(1))
+
+
+def _item_id(client_id: str, place: int) -> str:
+    return f"{client_id}.{place}" if client_id else ""
 
 
 def _params(params: bytes) -> str:

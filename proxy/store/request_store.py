@@ -12,6 +12,7 @@ import orjson
 from proxy.core.access import USUAL_SAMPLE
 from proxy.core.paging import Page
 from proxy.core.request_records import ErrorGroup, RequestFilter, RequestRecord
+from proxy.errors import InvalidRequest
 from proxy.store import sql
 from proxy.store.bad_rows import storable
 from proxy.store.json_text import json_text
@@ -22,7 +23,7 @@ ROWS = 500
 WRITE_S = 10.0
 _COLUMNS = (
     "id", "account", "key", "network", "surface", "method", "status", "reason", "units", "cache", "bytes", "block", "error",
-    "blame", "params", "code",
+    "blame", "params", "code", "client_id",
 )  # fmt: skip
 
 
@@ -59,10 +60,19 @@ class RequestStore:
             await connection.execute(sql.requests.close_days, before)
         self._open = {day for day in self._open if day >= before}
 
-    async def read(self, request_id: str, account: str | None) -> RequestRecord | None:
+    async def read(self, request_id: str, account: str | None, key: str | None = None) -> RequestRecord | None:
         async with self._pool.connection() as connection:
-            row = await connection.fetchrow(sql.requests.read_request, request_id, account)
-        return None if row is None else _record(row)
+            row = await connection.fetchrow(sql.requests.read_request, request_id, account, key)
+            if row is None:
+                return None
+            record = _record(row)
+            if record.client_id:
+                same = await connection.fetchrow(sql.requests.count_same, record.client_id, account, key)
+                assert same is not None
+                if same["accounts"] > 1 and request_id != record.id:
+                    raise InvalidRequest("account: clients of several accounts chose this id: name the account too")
+                record.others = same["records"] - 1
+        return record
 
     async def read_delivery(self, event_id: str, account: str | None) -> RequestRecord | None:
         """The record of a webhook delivery, from the attempts that were made."""
@@ -74,7 +84,7 @@ class RequestStore:
         """One page, newest first, and the number of records that match."""
         given = (
             account, wanted.network, wanted.method, wanted.reason, wanted.status, wanted.key, wanted.since,
-            wanted.until, wanted.code,
+            wanted.until, wanted.code, wanted.client_id,
         )  # fmt: skip
         async with self._pool.connection() as connection:
             total = await connection.fetchval(sql.requests.count_requests, *given)

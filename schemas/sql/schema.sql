@@ -1607,10 +1607,13 @@ create table requests (
     attempts text not null,
     params text,
     -- The code of the error; empty without one.
-    code text not null default ''
+    code text not null default '',
+    -- The id that the client chose, which other requests may have too; empty without one.
+    client_id text not null default ''
 ) partition by range (at);
 
 create index requests_by_id on requests (id, at desc);
+create index requests_by_client_id on requests (client_id, at desc) where client_id <> '';
 create index requests_of_account on requests (account, at desc);
 
 create function open_request_day(day date) returns void language plpgsql as $$

@@ -115,18 +115,18 @@ async def test_request_is_explained_from_the_command_line(service: DashboardServ
     assert "status 200" in text
     assert "(caused by the call itself)" in text
     assert "none was asked" in text
-    assert (await run_json(service, "explain", request_id))["id"] == request_id
+    assert (await run_json(service, "explain", request_id))["client_id"] == request_id
     assert (await run(service, "explain", "absent")).returncode == 1
     tail = (await run(service, "logs", "tail", "--once", "--failed", "--key", made["id"])).stdout
     (line,) = tail.splitlines()
-    assert request_id in line
+    assert "req_" in line
     assert "other" in line.split()
     (shown,) = (
         await run(service, "logs", "tail", "--once", "--failed", "--json", "--key", made["id"])
     ).stdout.splitlines()
-    assert orjson.loads(shown)["id"] == request_id
+    assert orjson.loads(shown)["client_id"] == request_id
     listed = (await holder.get("/account/requests?reason=failed")).data
-    assert [each["id"] for each in listed["requests"]] == [request_id]
+    assert [each["client_id"] for each in listed["requests"]] == [request_id]
     changed = await holder.request("PATCH", "/account", {"record_params": True})
     assert changed.data["account"]["record_params"] is True
 

@@ -318,7 +318,7 @@ def test_replies_on_a_socket_have_their_details_on_request(database: str) -> Non
                 (1, "socket-2.5.1", head),
             ]
             found = (await records.get("/requests/socket-2.5.1")).json
-            assert (found["id"], found["block"]) == ("socket-2.5.1", head)
+            assert (found["client_id"], found["block"]) == ("socket-2.5.1", head)
             single = (await records.get("/requests/socket-2.2")).json
             assert (single["block"], single["cache"], single["bytes"] > 0) == (head, "hit", True)
             async with bare(records.harness.worker, X_Meta="1", X_Verify="quorum 2/3") as socket:

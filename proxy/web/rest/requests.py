@@ -56,7 +56,8 @@ class RequestRecordHandlers:
         return {"requests": [self._priced(each) for each in found], "page": page.number, "total": total}
 
     async def read_any(self, request: SessionRequest) -> dict[str, Any]:
-        return self._priced(await self._requests.read(request.path["id"], None))
+        record = await self._requests.read(request.path["id"], request.query["account"])
+        return {**self._priced(record), "others": record.others}
 
     def _priced(self, record: RequestRecord) -> dict[str, Any]:
         return {**shown_record(record), "price": self._price_of(record.network, record.method)}
@@ -74,7 +75,7 @@ class RequestRecordHandlers:
 
 
 def _filter(query: Mapping[str, Any]) -> RequestFilter:
-    return replace(_span(query), **{name: query[name] for name in ("reason", "status", "code")})
+    return replace(_span(query), **{name: query[name] for name in ("reason", "status", "code", "client_id")})
 
 
 def _span(query: Mapping[str, Any]) -> RequestFilter:
@@ -102,6 +103,7 @@ def shown_record(record: RequestRecord) -> dict[str, Any]:
     """A record as the API and the command line show it."""
     return {
         "id": record.id,
+        "client_id": record.client_id or None,
         "at": time_of(datetime.datetime.fromtimestamp(record.at, datetime.UTC)),
         "account_id": record.account,
         "key_id": record.key,

@@ -95,7 +95,7 @@ select count(*) from accounts a
 where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0
     or exists (select from keys k where k.account_id = a.id and (starts_with(k.id, $1) or position(lower($1) in lower(k.hint)) > 0))
     or exists (select from members m where m.account_id = a.id and position(lower($1) in lower(m.email)) > 0)
-    or a.id in (select r.account from requests r where r.id = $1);
+    or a.id in (select r.account from requests r where r.id = $1 or r.client_id = $1 and r.client_id <> '');
 
 -- page_accounts
 -- Accounts whose id, name, email address, member or key matches the text, or that sent the request with this id, newest first,
@@ -112,7 +112,7 @@ left join usage u on u.step = 'day' and u.series = s.id and u.at = $2::date::tim
 where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.email)) > 0
     or exists (select from keys k where k.account_id = a.id and (starts_with(k.id, $1) or position(lower($1) in lower(k.hint)) > 0))
     or exists (select from members m where m.account_id = a.id and position(lower($1) in lower(m.email)) > 0)
-    or a.id in (select r.account from requests r where r.id = $1)
+    or a.id in (select r.account from requests r where r.id = $1 or r.client_id = $1 and r.client_id <> '')
 order by a.created_at desc, a.id limit $3 offset $4;
 
 -- list_names

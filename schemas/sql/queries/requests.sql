@@ -7,7 +7,7 @@ select close_request_days($1);
 -- add_requests
 insert into requests (
     at, ms, attempts, id, account, key, network, surface, method, status, reason, units, cache, bytes, block, error, blame, params,
-    code
+    code, client_id
 )
 select * from unnest(
     $1::timestamptz[], $2::double precision[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
@@ -16,8 +16,17 @@ select * from unnest(
 );
 
 -- read_request
--- The newest record with this id, of one account or of all.
-select * from requests where id = $1 and ($2::text is null or account = $2) order by at desc limit 1;
+-- The newest record with this id, ours or the client's, of one account or of all, of one key or of all.
+select * from requests
+where (id = $1 or client_id = $1 and client_id <> '') and ($2::text is null or account = $2) and ($3::text is null or key = $3)
+order by at desc limit 1;
+
+-- count_same
+-- The records with this id of a client, and their accounts. At most 10,001, so that it stays quick.
+select count(*) as records, count(distinct account) as accounts from (
+    select account from requests
+    where client_id = $1 and client_id <> '' and ($2::text is null or account = $2) and ($3::text is null or key = $3) limit 10001
+) found;
 
 -- count_requests
 -- At most 10,001, so that it stays quick.
@@ -25,6 +34,7 @@ select count(*) from (select from requests
 where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
     and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
     and ($7::timestamptz is null or at > $7) and ($8::timestamptz is null or at <= $8) and ($9::text is null or code = $9)
+    and ($10::text is null or client_id = $10 and client_id <> '')
 limit 10001) found;
 
 -- page_requests
@@ -32,7 +42,8 @@ select * from requests
 where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
     and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
     and ($7::timestamptz is null or at > $7) and ($8::timestamptz is null or at <= $8) and ($9::text is null or code = $9)
-order by at desc, id limit $10 offset $11;
+    and ($10::text is null or client_id = $10 and client_id <> '')
+order by at desc, id limit $11 offset $12;
 
 -- count_errors
 -- Failed requests by status, code, method and key, most first, among the newest 100,000. A failed batch is counted by its items.

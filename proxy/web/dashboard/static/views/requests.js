@@ -115,6 +115,7 @@ function errorCard({ blame, error }) {
 
 const summaryOf = (found) => [
   ["Time", format.time(found.at)],
+  ...found.client_id ? [["Client's id", found.others ? `${found.client_id}, which ${format.number(found.others)} other requests have too` : found.client_id]] : [],
   ["Status", found.error && found.status < 400 ? `${found.status}, with a JSON-RPC error` : String(found.status)],
   ["Network", found.network ?? format.NONE],
   ["Duration", format.millis(found.ms)],
