@@ -11,6 +11,7 @@ from collections.abc import Callable
 from proxy.core.access import ALL_SCOPES, Account, Key
 from proxy.core.directives import Directives
 from proxy.core.limits import BucketRates
+from proxy.memory_budget import MemoryBudget
 from proxy.services.request_recorder import MOST_OF_ACCOUNT, RequestRecorder
 
 NOT_RECORDED = "not recorded"
@@ -80,7 +81,7 @@ def _nothing() -> None: ...
 
 
 def _recorder() -> RequestRecorder:
-    return RequestRecorder(slow_s=1.0, is_on=True)
+    return RequestRecorder(MemoryBudget(1 << 27).of("records"), slow_s=1.0, is_on=True)
 
 
 def _key() -> Key:

@@ -145,7 +145,9 @@ class App:
         self.reads = replica_reads(given, self.pool)
         self.indexes = IndexDatabases.of(self.settings, self.pool, per_client=given.per_client)
         self.notices = Notices(self.pool)
-        self.recorder = RequestRecorder(slow_s=requests.slow_ms / 1000, is_on=requests.keep_days > 0)
+        self.recorder = RequestRecorder(
+            self.budget.of("records"), slow_s=requests.slow_ms / 1000, is_on=requests.keep_days > 0
+        )
         self.requests = RequestLog(self.recorder, RequestStore(self.pool), keep_days=requests.keep_days)
         self.contradictions = ContradictionLog(ContradictionStore(self.pool))
 

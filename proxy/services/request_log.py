@@ -52,7 +52,7 @@ class RequestLog:
 
     async def flush(self) -> None:
         recorder = self._recorder
-        recorder.allow_more(time.monotonic())
+        recorder.allow_more(time.monotonic(), day=int(time.time() // 86400))
         telemetry.request_records_dropped_total.inc(recorder.take_dropped())
         for _ in range(0, len(recorder.waiting), ROWS):
             records = recorder.waiting[:ROWS]

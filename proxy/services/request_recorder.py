@@ -1,7 +1,8 @@
 """Records of requests, from the moment a reply is written until the log of requests writes them (`request_log.py`).
 
 Recording never blocks a call. The memory is bounded, in all and for each account, and records beyond that are dropped and
-counted: a client that fails a thousand times a second leaves room for the records of others.
+counted: a client that fails a thousand times a second leaves room for the records of others. The bytes of an account are
+bounded too, at once, per second and per day: params, which are large and chosen by the client, are left out first.
 """
 
 from __future__ import annotations
@@ -27,17 +28,24 @@ from proxy.core.request_records import (
     code_of,
     shown_text,
 )
+from proxy.memory_budget import BudgetLine
 from proxy.services.rpc.batches import BatchItem, CallBatch
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.short_batch import ShortBatch
 
-# Records that wait in a worker, in all: about 8 MB.
-MOST_WAITING: Final = 8192
 # Records of one account in this worker: this many at once, and then this many a second. A client that is refused a
 # thousand times a second must not fill the disk.
 MOST_OF_ACCOUNT: Final = 512
 MORE_PER_S: Final = 10
+# Bytes of one account's records in this worker: this many at once, then this many a second, and this many in a day (UTC). They
+# bound the disk that an account fills: a record without params has about 300 bytes, one with params up to 3,000.
+BYTES_AT_ONCE: Final = 1 << 19
+BYTES_PER_S: Final = 4096
+BYTES_PER_DAY: Final = 64 << 20
+# The size of a record without its texts, and what it takes in memory besides while it waits.
+BARE_RECORD: Final = 200
+RECORD_OBJECT: Final = 800
 # Items of one batch: more of them would delay other clients by milliseconds.
 MOST_OF_BATCH: Final = 64
 # The number of requests until the next one is sampled, for accounts without a sample.
@@ -45,16 +53,29 @@ NEVER_SAMPLED: Final = 1 << 60
 
 
 class RequestRecorder:
-    __slots__ = ("_dropped", "_is_on", "_of_account", "_since", "slow_s", "waiting")
+    __slots__ = (
+        "_bytes", "_bytes_of_day", "_day", "_dropped", "_is_on", "_memory", "_of_account", "_serial", "_since", "_sizes",
+        "_stem", "slow_s", "waiting",
+    )  # fmt: skip
 
-    def __init__(self, *, slow_s: float, is_on: bool) -> None:
+    def __init__(self, memory: BudgetLine, *, slow_s: float, is_on: bool) -> None:
+        """`memory`: for records that wait until they are written."""
+        self._memory = memory
         self._is_on = is_on
         self.slow_s = slow_s if is_on else math.inf
         self.waiting: list[RequestRecord] = []
+        # What each of them takes of the memory.
+        self._sizes: list[int] = []
         # Records that were dropped and are not counted in the metrics yet.
         self._dropped = 0
         # The records that each account has used of its allowance, and since when.
         self._of_account: dict[str, int] = {}
+        # The same for their bytes, and the bytes of each account in this day.
+        self._bytes: dict[str, int] = {}
+        self._bytes_of_day: dict[str, int] = {}
+        self._day = 0
+        self._stem = ""
+        self._serial = 0
         self._since = time.monotonic()
 
     def __repr__(self) -> str:
@@ -95,6 +116,12 @@ class RequestRecorder:
             params = params or flight.params
         error = shown_text(error, MOST_ERROR) if error else ""
         shown = _params(params) if key.records_params and params else None
+        size_of_record = BARE_RECORD + len(error) + sum(len(each[0]) + len(each[3]) + 40 for each in attempts)
+        if shown is not None and not self._takes(account, size_of_record + min(len(params), MOST_PARAMS)):
+            shown = None
+        if shown is None and not self._takes(account, size_of_record):
+            self._dropped += 1
+            return
         self._of_account[account] = self._of_account.get(account, 0) + 1
         if not request_id.startswith(OWN_PREFIX):
             request_id, client_id = self._own_id(), request_id
@@ -226,8 +253,17 @@ class RequestRecorder:
             self._stem = f"{OWN_PREFIX}{secrets.token_hex(5)}"
         return f"{self._stem}c{self._serial:07x}"
 
+    def _takes(self, account: str, size: int) -> bool:
+        """Take bytes from the account's allowance, unless it has too few left."""
+        used, of_day = self._bytes.get(account, 0) + size, self._bytes_of_day.get(account, 0) + size
+        if used > BYTES_AT_ONCE or of_day > BYTES_PER_DAY or not self._memory.take(account, size + RECORD_OBJECT):
+            return False
+        self._bytes[account], self._bytes_of_day[account] = used, of_day
+        self._sizes.append(size + RECORD_OBJECT)
+        return True
+
     def _room(self, account: str) -> int:
-        return max(0, min(MOST_WAITING - len(self.waiting), MOST_OF_ACCOUNT - self._of_account.get(account, 0)))
+        return max(0, MOST_OF_ACCOUNT - self._of_account.get(account, 0))
 
     def _room_for(self, account: str, items: int) -> int:
         """How many of a batch's items are recorded. The others count as dropped."""
@@ -237,20 +273,30 @@ class RequestRecorder:
 
     # Called by the log of requests
 
-    def allow_more(self, now: float) -> None:
-        """Let accounts record again what they may for the time that has passed."""
+    def allow_more(self, now: float, *, day: int = 0) -> None:
+        """Let accounts record again what they may for the time that has passed. `day`: any number that changes with it."""
         more = int((now - self._since) * MORE_PER_S)
         if more:
             self._since += more / MORE_PER_S
             self._of_account = {name: used - more for name, used in self._of_account.items() if used > more}
+            bytes_more = more * BYTES_PER_S // MORE_PER_S
+            self._bytes = {name: used - bytes_more for name, used in self._bytes.items() if used > bytes_more}
+        if day != self._day:
+            self._day = day
+            self._bytes_of_day.clear()
 
     def forget(self, count: int) -> None:
         """The oldest records were written."""
-        del self.waiting[:count]
+        sizes: dict[str, int] = {}
+        for record, size in zip(self.waiting[:count], self._sizes, strict=False):
+            sizes[record.account] = sizes.get(record.account, 0) + size
+        del self.waiting[:count], self._sizes[:count]
+        for account, size in sizes.items():
+            self._memory.give_back(account, size)
 
     def drop_waiting(self) -> None:
         self._dropped += len(self.waiting)
-        self.waiting.clear()
+        self.forget(len(self.waiting))
 
     def take_dropped(self) -> int:
         """How many records were dropped since the last call."""
@@ -268,4 +314,5 @@ def _item_id(client_id: str, place: int) -> str:
 
 
 def _params(params: bytes) -> str:
-    return shown_text(params.decode("utf-8", "replace"), MOST_PARAMS)
+    """The beginning of the params. They are cut as bytes, so that `MOST_PARAMS` bounds their size in any script."""
+    return shown_text(params[: MOST_PARAMS + 64].decode("utf-8", "replace"), MOST_PARAMS)

@@ -12,8 +12,16 @@ import orjson
 import pytest
 from prometheus_client import REGISTRY
 
-from proxy.core.request_records import kind_of, shown_text
-from proxy.services.request_recorder import MORE_PER_S, MOST_OF_ACCOUNT
+from proxy.core.access import Key
+from proxy.core.request_records import MOST_PARAMS, kind_of, shown_text
+from proxy.errors import InvalidRequest
+from proxy.services.request_recorder import (
+    BYTES_AT_ONCE,
+    BYTES_PER_DAY,
+    MORE_PER_S,
+    MOST_OF_ACCOUNT,
+    RequestRecorder,
+)
 from tests.database import connected
 from tests.http_client import Reply, request, rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
@@ -227,6 +235,83 @@ async def test_record_belongs_to_the_account(records: Records, more: dict[str, s
 
 
 @with_records()
+async def test_each_record_of_a_reused_id_is_found(records: Records, more: dict[str, str]) -> None:
+    harness = records.harness
+    for method, params in (BALANCE, ("eth_gasPrice", []), ("eth_chainId", [])):
+        reply = await harness.call(method, params, X_Explain="1", X_Request_Id="mine", **more)
+        assert reply.headers["x-request-id"] == "mine"
+    newest = conforms((await records.get("/requests/mine")).json, "RequestRecord")
+    assert (newest["method"], newest["client_id"], newest["others"]) == ("eth_chainId", "mine", 2)
+    listed = (await records.get("/requests?client_id=mine")).json
+    assert listed["total"] == 3
+    assert [each["method"] for each in listed["requests"]] == ["eth_chainId", "eth_gasPrice", "eth_getBalance"]
+    # Each has an id of ours, which leads to no other.
+    for each in listed["requests"]:
+        assert each["id"].startswith("req_")
+        found = (await records.get(f"/requests/{each['id']}")).json
+        assert (found["method"], found["others"]) == (each["method"], 2)
+    plain = await records.of(await harness.call(*BALANCE, X_Explain="1", **more))
+    assert (plain["client_id"], plain["others"]) == (None, 0)
+
+
+@with_records()
+async def test_client_cannot_choose_an_id_of_ours_or_of_an_event(records: Records, more: dict[str, str]) -> None:
+    harness = records.harness
+    harness.worker.add_key("other")
+    given = (await harness.call(*BALANCE, X_Explain="1", **more)).headers["x-request-id"]
+    for chosen in (given, "req_", "evt_0123456789abcdef"):
+        reply = await harness.call("eth_gasPrice", [], key="other", X_Explain="1", X_Request_Id=chosen, **more)
+        assert reply.headers["x-request-id"] != chosen
+        assert (await records.get(f"/requests/{reply.headers['x-request-id']}", key="other")).status == 200
+    assert (await records.get(f"/requests/{given}")).json["method"] == "eth_getBalance"
+    (await records.get(f"/requests/{given}", key="other")).fault(404)
+
+
+@with_records()
+async def test_operator_names_the_account_of_an_id_that_several_clients_chose(
+    records: Records, more: dict[str, str]
+) -> None:
+    harness, log = records.harness, records.harness.worker.app.requests
+    other = harness.worker.add_key("other")
+    for key, method in (("main", "eth_chainId"), ("other", "eth_gasPrice")):
+        await harness.call(method, [], key=key, X_Explain="1", X_Request_Id="both", **more)
+    await log.flush()
+    with pytest.raises(InvalidRequest, match="account"):
+        await log.read("both", None)
+    assert (await log.read("both", other.account.id)).method == "eth_gasPrice"
+
+
+@with_records()
+async def test_items_of_a_batch_are_found_by_both_ids(records: Records, more: dict[str, str]) -> None:
+    await records.harness.batch(BALANCE, ("eth_gasPrice", []), X_Explain="1", X_Request_Id="batched", **more)
+    whole = (await records.get("/requests/batched")).json
+    item = (await records.get("/requests/batched.0")).json
+    assert (whole["surface"], item["surface"], item["client_id"]) == ("batch", "item", "batched.0")
+    assert item["id"] == f"{whole['id']}.0"
+    assert (await records.get(f"/requests/{item['id']}")).json["client_id"] == "batched.0"
+
+
+@with_records()
+async def test_key_without_the_scope_sees_only_its_own_requests(records: Records, more: dict[str, str]) -> None:
+    worker = records.harness.worker
+    whole = worker.add_key("whole")
+    worker.add_key("narrow", scopes=["rpc:read"], beside=whole)
+    foreign, own = [
+        (await records.harness.call(*BALANCE, key=name, X_Explain="1", **more)).headers["x-request-id"]
+        for name in ("whole", "narrow")
+    ]
+    assert (await records.get(f"/requests/{own}", key="narrow")).status == 200
+    hidden, absent = [await records.get(f"/requests/{each}", key="narrow") for each in (foreign, "absent")]
+    assert hidden.fault(404)["message"].replace(foreign, "") == absent.fault(404)["message"].replace("absent", "")
+    for path in ("/requests", "/errors"):
+        refused = (await records.get(path, key="narrow")).fault(403)
+        assert refused["message"] == "this API key lacks the scope requests:read"
+        assert (await records.get(path, key="whole")).status == 200
+    for each in (foreign, own):
+        assert (await records.get(f"/requests/{each}", key="whole")).status == 200
+
+
+@with_records()
 async def test_params_are_recorded_only_if_the_account_wants_that(records: Records, more: dict[str, str]) -> None:
     harness = records.harness
     secret = harness.worker.keys["main"]
@@ -261,6 +346,79 @@ async def test_records_beyond_the_bound_are_dropped(records: Records, more: dict
     recorder.allow_more(recorder._since + 10_000.0)
     again = await records.harness.call(*BALANCE, X_Explain="1", **more)
     assert (await records.get(f"/requests/{again.headers['x-request-id']}")).status == 200
+
+
+@with_records()
+async def test_bad_characters_of_one_account_leave_the_records_of_others_alone(
+    records: Records, more: dict[str, str]
+) -> None:
+    harness = records.harness
+    harness.worker.add_key("other")
+    async with await harness.worker.connect() as client:
+        body = orjson.dumps({"chain": "ethereum", "owner": ADDRESS, "bad\0name": 1})
+        bad = await client.send(request("POST", "/v1/wallets/create", body, key=harness.worker.keys["main"]))
+    assert bad.status == 400
+    failed = await harness.call(f"eth_{chr(0)}", [], **more)
+    harness.worker.app.recorder.waiting[-1].error += "\0\ud800"
+    good = await harness.call(*BALANCE, key="other", X_Explain="1", **more)
+    assert (await records.get(f"/requests/{good.headers['x-request-id']}", key="other")).status == 200
+    assert (await records.of(bad))["blame"] == "client"
+    assert (await records.of(failed))["error"].endswith("\N{REPLACEMENT CHARACTER}" * 2)
+
+
+@with_records()
+async def test_record_that_cannot_be_stored_is_set_aside(records: Records, more: dict[str, str]) -> None:
+    recorder = records.harness.worker.app.recorder
+    replies = [await records.harness.call(*BALANCE, X_Explain="1", **more) for _ in range(5)]
+    counted = _set_aside("request_record")
+    # No column has room for these.
+    recorder.waiting[1].block, recorder.waiting[3].units = 2**63, 2**31
+    statuses = [(await records.get(f"/requests/{each.headers['x-request-id']}")).status for each in replies]
+    assert statuses == [200, 404, 200, 404, 200]
+    assert not recorder.waiting
+    assert _set_aside("request_record") - counted == 2
+
+
+@with_records()
+async def test_bytes_of_an_account_are_bounded(records: Records, more: dict[str, str]) -> None:
+    harness, recorder = records.harness, records.harness.worker.app.recorder
+    key = harness.worker.add_key("open", records_params=True)
+    params = [{"to": ADDRESS, "data": "0x" + "ab" * 4000}, "latest"]
+    calls = 2 * BYTES_AT_ONCE // MOST_PARAMS
+    for number in range(calls):
+        note(recorder, key, f"req_{number}", params)
+    # Params are left out first, then whole records.
+    kept = [each for each in recorder.waiting if each.account == key.account.id]
+    with_params = [each for each in kept if each.params]
+    assert 0 < len(with_params) < len(kept) <= MOST_OF_ACCOUNT
+    assert sum(len(each.params or "") for each in kept) <= BYTES_AT_ONCE
+    # Another account has its own.
+    await harness.call(*BALANCE, X_Explain="1", **more)
+    assert recorder.waiting[-1].account != key.account.id
+    # They come back with time, but not beyond those of a day.
+    recorder.forget(len(recorder.waiting))
+    written = 0
+    for second in range(1, 100_000, 100):
+        recorder.allow_more(recorder._since + 100.0, day=0)
+        for _ in range(100):
+            note(recorder, key, f"req_{second}", params)
+        written += sum(len(each.params or "") for each in recorder.waiting)
+        recorder.forget(len(recorder.waiting))
+    assert BYTES_PER_DAY / 2 < written <= BYTES_PER_DAY
+    recorder.allow_more(recorder._since + 100.0, day=1)
+    note(recorder, key, "req_next_day", params)
+    assert recorder.waiting[-1].params
+
+
+def note(recorder: RequestRecorder, key: Key, request_id: str, params: Any) -> None:
+    recorder.note(
+        request_id, key, "failed", surface="http", network=LIVE, method="eth_call", status=200, took_s=0.1,
+        params=orjson.dumps(params), error="reverted",
+    )  # fmt: skip
+
+
+def _set_aside(kind: str) -> float:
+    return REGISTRY.get_sample_value("penstock_rows_set_aside_total", {"kind": kind}) or 0.0
 
 
 def _dropped() -> float:
