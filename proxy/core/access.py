@@ -26,7 +26,11 @@ _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _CHANCE, _CHECK = 30, 6
 _FORM = re.compile(r"svc_(?:live|test)_[0-9A-Za-z]{36}", re.ASCII)
 
-SCOPES = ("rpc:read", "rpc:write", "data:read", "wallets:manage", "webhooks:manage", "gas:manage", "bundler:send")
+SCOPES = (
+    *("rpc:read", "rpc:write", "data:read", "wallets:manage", "webhooks:manage", "gas:manage", "bundler:send"),
+    # Records of all requests of the account. Every key may read those of its own.
+    "requests:read",
+)
 SCOPE_BIT = {name: 1 << place for place, name in enumerate(SCOPES)}
 ALL_SCOPES = (1 << len(SCOPES)) - 1
 # One in this many good requests of an account is recorded, unless its plan says otherwise.

@@ -76,10 +76,14 @@ class RequestLog:
 
     # Reading
 
-    async def read(self, request_id: str, account: str | None) -> RequestRecord:
-        """The newest record with this id, of the account or, for None, of any. An event's id means its webhook delivery."""
+    async def read(self, request_id: str, account: str | None, key: str | None = None) -> RequestRecord:
+        """The newest record with this id, of the account and the key or, for None, of any. An event's id means its webhook
+        delivery, which has no key."""
         is_delivery = request_id.startswith(EVENT_PREFIX)
-        found = await (self._store.read_delivery if is_delivery else self._store.read)(request_id, account)
+        if is_delivery:
+            found = await self._store.read_delivery(request_id, account) if key is None else None
+        else:
+            found = await self._store.read(request_id, account, key)
         if found is None:
             raise NotFound(
                 f"there is no record of the request {request_id}: it is not an id of yours, was not recorded, or is too old"

@@ -123,6 +123,8 @@ def test_scopes_are_those_of_the_contract() -> None:
     assert (
         *("rpc:read", "rpc:write", "data:read", "wallets:manage"),
         *("webhooks:manage", "gas:manage", "bundler:send"),
+        # Beyond the specification.
+        "requests:read",
     ) == SCOPES
     assert len(set(SCOPE_BIT.values())) == len(SCOPES)
 

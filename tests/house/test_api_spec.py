@@ -58,9 +58,9 @@ ENDPOINTS = {
 # libraries (ERC-7677).
 ADDED = {
     ("GET", "/chains"): "",
-    ("GET", "/requests"): "",
+    ("GET", "/requests"): "requests:read",
     ("GET", "/requests/{id}"): "",
-    ("GET", "/errors"): "",
+    ("GET", "/errors"): "requests:read",
     ("GET", "/gas/policies"): "gas:manage",
     ("GET", "/gas/policies/{id}"): "gas:manage",
     ("PATCH", "/gas/policies/{id}"): "gas:manage",

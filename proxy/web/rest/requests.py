@@ -7,12 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from proxy.core.access import SCOPE_BIT
 from proxy.core.paging import Page
-from proxy.core.request_records import ErrorGroup, RequestFilter, RequestRecord, kind_of
+from proxy.core.request_records import EVENT_PREFIX, ErrorGroup, RequestFilter, RequestRecord, kind_of
 from proxy.services.request_log import RequestLog
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
 from proxy.web.rest.endpoint import RestHandler, RestRequest
 from proxy.web.timestamps import moment_of, time_of
+
+# The scopes of a key that may read requests of the account's other keys, and of one that may read deliveries.
+ALL_REQUESTS = SCOPE_BIT["requests:read"]
+DELIVERIES = ALL_REQUESTS | SCOPE_BIT["webhooks:manage"]
 
 
 class RequestRecordHandlers:
@@ -40,7 +45,10 @@ class RequestRecordHandlers:
         return request.listed("requests", [self._shown(each) for each in found], total)
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
-        return self._shown(await self._requests.read(request.path["id"], request.key.account.id))
+        key, wanted = request.key, request.path["id"]
+        may_read_all = key.scopes & (DELIVERIES if wanted.startswith(EVENT_PREFIX) else ALL_REQUESTS)
+        record = await self._requests.read(wanted, key.account.id, None if may_read_all else key.id)
+        return {**self._shown(record), "others": record.others}
 
     async def errors(self, request: RestRequest) -> dict[str, Any]:
         found = await self._requests.errors(_span(request.query), request.key.account.id)

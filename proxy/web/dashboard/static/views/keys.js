@@ -10,7 +10,7 @@ import * as format from "../format.js";
 const SCOPES = {
   "rpc:read": "JSON-RPC reads", "rpc:write": "JSON-RPC transactions", "data:read": "Tokens and NFTs",
   "wallets:manage": "Smart wallets", "webhooks:manage": "Webhooks", "gas:manage": "Gas policies and sponsorship",
-  "bundler:send": "Bundler",
+  "bundler:send": "Bundler", "requests:read": "Requests of the whole account",
 };
 /* What requests with the key may ask for. An operator grants X-Upstream. */
 const DIRECTIVES = { timeout_ms: "Deadline (X-Timeout-Ms)", max_stale: "Older replies (X-Max-Stale)", retry: "Fewer retries (X-Retry)",
