@@ -44,11 +44,18 @@ def is_csrf(token: str, given: str) -> bool:
     return hmac.compare_digest(csrf_of(token).encode(), given.encode("utf-8", "replace"))
 
 
-def is_foreign(*, fetch_site: str, origin: str, hosts: Collection[str]) -> bool:
-    """Whether a browser reports that another origin's page sent this. Programs report nothing and have no cookies to abuse."""
+def is_foreign(*, fetch_site: str, origin: str, hosts: Collection[str], secure: bool = False) -> bool:
+    """Whether a browser reports that another origin's page sent this. Programs report nothing and have no cookies to abuse.
+
+    An opaque origin, `null`, names no host and is never our own (RFC 6454, 7.1). `secure`: whether the request came over https,
+    so that a page over http is another origin.
+    """
     if fetch_site:
         return fetch_site not in ("same-origin", "none")
-    return bool(origin) and origin.partition("://")[2].lower() not in hosts
+    if not origin:
+        return False
+    scheme, _, host = origin.lower().partition("://")
+    return not host or host not in hosts or scheme not in (("https",) if secure else ("http", "https"))
 
 
 def password_fault(password: str, *, email: str = "") -> str:

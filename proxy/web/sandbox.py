@@ -44,7 +44,7 @@ class Sandbox:
     async def vouch(self, request: web.Request, text: str) -> VouchedKey:
         """Check a token against its session as it is stored now: the person may have signed out or lost the role since."""
         origin, site = request.headers.get("Origin", ""), request.headers.get("Sec-Fetch-Site", "")
-        if sessions.is_foreign(fetch_site=site, origin=origin, hosts=(request.host.lower(),)):
+        if sessions.is_foreign(fetch_site=site, origin=origin, hosts=(request.host.lower(),), secure=request.secure):
             return NOT_VOUCHED
         cookie, key_id = self._signed(request, text)
         session = await self._sign_in.session_of(cookie) if key_id else None

@@ -42,11 +42,23 @@ def test_csrf_token_belongs_to_one_session() -> None:
         ("", "https://desk.example:444", True),
         ("", "https://desk.example.evil.example", True),
         ("", "null", True),
+        ("", "NULL", True),
+        ("", "https://", True),
+        ("", "desk.example", True),
+        ("", "file://", True),
+        ("", "ftp://desk.example", True),
+        ("", "https://127.0.0.1:8545", False),
     ],
 )
 def test_page_of_another_origin_is_known_by_what_the_browser_says(fetch_site: str, origin: str, foreign: bool) -> None:
-    found = sessions.is_foreign(fetch_site=fetch_site, origin=origin, hosts=("desk.example", "127.0.0.1:8545"))
+    found = sessions.is_foreign(fetch_site=fetch_site, origin=origin, hosts=("desk.example", "127.0.0.1:8545", ""))
     assert found is foreign
+
+
+def test_page_over_http_is_foreign_to_a_service_over_https() -> None:
+    for secure in (False, True):
+        found = sessions.is_foreign(fetch_site="", origin="http://desk.example", hosts=("desk.example",), secure=secure)
+        assert found is secure
 
 
 @pytest.mark.parametrize(

@@ -189,9 +189,10 @@ class SessionEndpoints:
         agent = cleaned(request.headers.get("User-Agent"), MAX_AGENT) or ""
         return SessionRequest(session, token, device, address, agent, secure, path, query, body)
 
-    def _refuse_foreign(self, request: web.Request) -> None:
+    def _refuse_foreign(self, request: web.Request, *, secure: bool) -> None:
         fetch_site, origin = request.headers.get("Sec-Fetch-Site", ""), request.headers.get("Origin", "")
-        if sessions.is_foreign(fetch_site=fetch_site, origin=origin, hosts=(request.host.lower(), self._host)):
+        hosts = (request.host.lower(), self._host)
+        if sessions.is_foreign(fetch_site=fetch_site, origin=origin, hosts=hosts, secure=secure):
             raise Forbidden("requests from pages of another origin are not allowed")
 
     async def _session(self, operation: ApiOperation, token: str, bearer: str, address: str) -> Session:
