@@ -67,6 +67,10 @@ class Session:
     account_created_at: datetime.datetime | None = None
 
 
+# The longest time over which codes of second factors are counted.
+CODES_S = 30 * 86_400.0
+
+
 class SessionStore:
     def __init__(self, pool: Pool, *, pepper: str, previous_pepper: str = "") -> None:
         self._pool = pool
@@ -208,6 +212,17 @@ class SessionStore:
         async with self._pool.connection() as connection:
             await connection.execute(sql.sessions.clear_tries, digests)
 
+    async def count_code(self, kind: str, subject: str, *, most: int, within_s: float) -> float:
+        """Like `count_try`, for codes of second factors: these counts last for CODES_S."""
+        digest = self._try(kind, subject)
+        async with self._pool.connection() as connection:
+            return float(await connection.fetchval(sql.sessions.count_code, digest, within_s, within_s / most) or 0.0)
+
+    async def clear_codes(self, counted: Sequence[tuple[str, str]]) -> None:
+        """Forget the codes that were counted, each by its kind and subject."""
+        async with self._pool.connection() as connection:
+            await connection.execute(sql.sessions.clear_codes, [self._try(*each) for each in counted])
+
     def _try(self, kind: str, subject: str) -> bytes:
         return self.digest(kind, subject.lower())
 
@@ -268,6 +283,7 @@ class SessionStore:
             await connection.execute(sql.members.delete_expired_invitations)
             await connection.execute(sql.members.delete_expired_visits)
             await connection.execute(sql.sessions.delete_old_tries)
+            await connection.execute(sql.sessions.delete_old_codes, CODES_S)
             await connection.execute(sql.sessions.delete_old_places, PLACE_S)
 
     async def _row(self, query: str, *values: Any) -> asyncpg.Record | None:

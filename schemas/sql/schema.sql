@@ -1435,6 +1435,13 @@ create unlogged table sign_in_tries (
     edge timestamptz not null
 );
 
+-- Codes of second factors that were entered, by person and place, as digests. Unlike other attempts they are counted over days,
+-- so the counts outlive a crash. `edge` is the time up to which the bucket is used.
+create table code_tries (
+    subject bytea primary key,
+    edge timestamptz not null
+);
+
 -- Addresses and browsers from which holders have signed in, as digests with their email address.
 create table sign_in_places (
     place bytea primary key,

@@ -1,7 +1,7 @@
 """Two-factor sign-in: a code from an authenticator app, or a recovery code, in addition to the password or link.
 
 Turning it on takes two steps, so that a holder whose app did not read the secret is not locked out. A code works once. Attempts
-are counted by sign-in, before anything is checked.
+are counted before anything is checked (`code_limits.py`).
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ class SecondFactor:
         if not await self._store.begin(account, secret):
             raise InvalidRequest("two-factor sign-in is already on: turn it off first to use another app")
         return AppSecret(one_time_codes.shown_secret(secret), app_link(secret, issuer=ISSUER, name=email))
+
+    @staticmethod
+    def is_recovery(code: str) -> bool:
+        """Whether it has the form of a recovery code, which cannot be guessed, and not that of the app's six digits."""
+        return len(_typed(code)) != one_time_codes.DIGITS
 
     async def confirm(self, account: str, code: str) -> list[str]:
         """Turn it on with a first code, and return the recovery codes."""

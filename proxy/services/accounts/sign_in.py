@@ -29,6 +29,7 @@ from proxy.core.dashboard_links import token_link
 from proxy.core.iso_time import iso_seconds
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unauthorized, Unavailable
 from proxy.services.accounts.account_mails import AccountMails
+from proxy.services.accounts.code_limits import CodeLimits
 from proxy.services.accounts.second_factor import AppSecret, SecondFactor
 from proxy.settings import DashboardSettings
 from proxy.store.sessions import AccountHolder, Session, SessionStore
@@ -56,6 +57,11 @@ _KNOWN_TRY = "known try"
 _WRONG = "the email address or the password is wrong"
 _WRONG_LINK = "this link has been used or has expired: request a new one"
 _NO_OPERATOR = "this admin token is not valid"
+_CODES_REFUSED = (
+    "Too many wrong codes were entered for your two-factor sign-in, by someone who has your password or a sign-in link.\n\n"
+    "Codes are now refused for a while in browsers and at addresses where you have not signed in before. Browsers that you "
+    "have used, and your recovery codes, still work. If it was not you, change your password.\n"
+)
 _SIGNED_OUT = "you are not signed in, or your session has expired: sign in again"
 
 
@@ -117,6 +123,7 @@ class SignIn:
         # The dashboard's public URL, for links.
         self.url = settings.url
         self._mails = mails
+        self._codes = CodeLimits(store, self._inform_of_codes)
         self._hashing = ConnectionQueue(AT_ONCE, per_client=MOST_WAITING)
         # A hash to verify against when there is no account, so that both cases take equally long.
         self._dummy_hash = ""
@@ -134,7 +141,7 @@ class SignIn:
         is_right = await self._in_thread(lambda: verify_password(wanted, password), is_known=is_known)
         if holder is None or not holder.hash or not is_right:
             raise Unauthorized(_WRONG)
-        await self._factor.require(holder.id, code)
+        await self._check_code(holder.id, holder.email, code, at)
         return await self._begin_holder(holder, at)
 
     async def ask_link(self, email: str, *, at: SignInPlace) -> None:
@@ -175,7 +182,7 @@ class SignIn:
             raise Unauthorized(_WRONG_LINK)
         account, email = holder
         await self._count(SignInPlace(""), email, kind="code")
-        await self._factor.require(account, code)
+        await self._check_code(account, email, code, at)
         hashed = None if password is None else await self.hash(password, email=email)
         if await self._store.take_link(token) is None:
             raise Unauthorized(_WRONG_LINK)
@@ -269,7 +276,21 @@ class SignIn:
 
     async def turn_factor_off(self, by: SignedIn, code: str) -> None:
         await self._count(SignInPlace(""), by.session.email, kind="code")
-        await self._factor.turn_off(by.session.person, code)
+        person, email = by.session.person, by.session.email
+        await self._codes.checked(lambda: self._factor.turn_off(person, code), person, email, "a session")
+
+    async def _check_code(self, person: str, email: str, code: str | None, at: SignInPlace) -> None:
+        """Raise unless the code is right, or the person has no second factor."""
+        if not code:
+            await self._factor.require(person, code)
+            return
+        known = await self._store.known_places(email, at.places)
+        place = known[0] if known else access.place_of(at.address) if self._factor.is_recovery(code) else ""
+        await self._codes.checked(lambda: self._factor.require(person, code), person, email, place)
+
+    def _inform_of_codes(self, email: str) -> None:
+        if self._mails.is_configured:
+            self._mails.send(email, "Wrong codes at your sign-in", _CODES_REFUSED)
 
     # Sessions of the account
 
@@ -287,6 +308,7 @@ class SignIn:
         await self.prove(by, current)
         hashed = await self.hash(new, email=by.session.email)
         await self._store.set_password(by.session.person, hashed, but=by.token)
+        await self._codes.clear(by.session.person)
         session = await self._store.read(by.token, idle_s=self._settings.idle_s)
         if session is None:
             raise Unauthorized(_SIGNED_OUT)

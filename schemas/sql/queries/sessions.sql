@@ -71,6 +71,26 @@ select coalesce(
     (select extract(epoch from edge - now())::float8 + $3 from sign_in_tries where subject = $1)
 );
 
+-- count_code
+-- The same for codes of second factors.
+with bucket as (
+    insert into code_tries as t (subject, edge) values ($1, now() - make_interval(secs => $2) + make_interval(secs => $3))
+    on conflict (subject) do update
+    set edge = greatest(t.edge, now() - make_interval(secs => $2)) + make_interval(secs => $3)
+    where greatest(t.edge, now() - make_interval(secs => $2)) + make_interval(secs => $3) <= now()
+    returning 0::float8 as wait
+)
+select coalesce(
+    (select wait from bucket),
+    (select extract(epoch from edge - now())::float8 + $3 from code_tries where subject = $1)
+);
+
+-- clear_codes
+delete from code_tries where subject = any ($1::bytea[]);
+
+-- delete_old_codes
+delete from code_tries where edge < now() - make_interval(secs => $1);
+
 -- clear_tries
 delete from sign_in_tries where subject = any ($1::bytea[]);
 
