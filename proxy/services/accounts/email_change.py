@@ -40,6 +40,7 @@ class EmailChange:
         if not self._mails.is_configured:
             raise InvalidRequest("the service sends no mail: ask its operators to change your email address")
         await self._sign_in.prove(by, current)
+        await self._sign_in.count_mail(email)
         token = new_token()
         await self._store.begin_email_change(by.session.person, email.strip(), token, lasts_s=self._settings.link_s)
         url = token_link(self._sign_in.url, "email", token)

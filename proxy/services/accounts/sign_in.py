@@ -51,6 +51,8 @@ HASH_WAIT_S = 30.0
 # Window for attempts per email address. Attempts per client address are counted over a minute.
 EMAIL_WINDOW_S = 600.0
 KEEP_EVERY_S = 300.0
+# Mails with links to one address, from all senders together. More than the invitations that one account may send to it.
+MOST_MAILS, MAIL_WINDOW_S = 20, 3600.0
 # The count of wrong passwords at a known place.
 _KNOWN_TRY = "known try"
 
@@ -146,7 +148,8 @@ class SignIn:
 
     async def ask_link(self, email: str, *, at: SignInPlace) -> None:
         """Mail a sign-in link, if there is an account."""
-        await self._count(at, email, kind="link")
+        if not await self._count(at, email, kind="link"):
+            await self.count_mail(email)
         self._mails.write_and_send(lambda: self._link_mail(email), what="sign-in link")
 
     async def link(self, account_id: str) -> tuple[str, str]:
@@ -348,6 +351,11 @@ class SignIn:
         elif email:
             await self.count(kind, email, most=most, within_s=EMAIL_WINDOW_S)
         return bool(known)
+
+    async def count_mail(self, to: str) -> None:
+        """Count a mail to an address that its reader need not have asked for, or raise RateLimited. All senders share the
+        count, so many accounts cannot flood one address."""
+        await self.count("mail to", to.strip(), most=MOST_MAILS, within_s=MAIL_WINDOW_S)
 
     async def count(self, kind: str, subject: str, *, most: int, within_s: float) -> None:
         """Count an attempt of one kind, or raise RateLimited if there were `most` of them within the time."""

@@ -21,9 +21,9 @@ from proxy.tasks import repeat
 
 __all__ = ("MemberRow", "SentInvitation", "Team")
 
-# Invitations per hour: by one account, by it to one address, and to one address from all accounts. The last is higher:
-# one account does not use up the invitations of others.
-MOST_BY_ACCOUNT, MOST_TO_ADDRESS, MOST_TO_ADDRESS_FROM_ALL = 20, 5, 20
+# Invitations per hour: by one account, and by it to one address. The latter is lower than the mails to one address from all
+# accounts (`SignIn.count_mail`): one account does not use up the mails of others.
+MOST_BY_ACCOUNT, MOST_TO_ADDRESS = 20, 5
 # How long an operator may look at an account.
 VISIT_S = 1800.0
 PURGE_EVERY_S = 3600.0
@@ -84,9 +84,9 @@ class Team:
         for kind, subject, most in (
             ("invitation by", account, MOST_BY_ACCOUNT),
             ("invitation by and to", f"{account} {address}", MOST_TO_ADDRESS),
-            ("invitation to", address, MOST_TO_ADDRESS_FROM_ALL),
         ):
             await self._sign_in.count(kind, subject, most=most, within_s=3600.0)
+        await self._sign_in.count_mail(address)
 
     def _mail_invitation(self, by: SignedIn, row: MemberRow, url: str) -> None:
         hours = round(self._settings.invitation_s / 3600)
