@@ -112,7 +112,9 @@ class DashboardFeature:
             **endpoints.wrapped(signing.handlers()),
             **endpoints.wrapped(PeopleHandlers(self.team, self.accounts, signing).handlers()),
             **endpoints.wrapped(
-                AccountHandlers(self.accounts, self.removal, self._usage, self.actions, plans, networks).handlers()
+                AccountHandlers(
+                    self.accounts, self.removal, self.sign_in, self._usage, self.actions, plans, networks
+                ).handlers()
             ),
             **endpoints.wrapped(
                 AdminHandlers(self.accounts, self.removal, self._usage, self.fleet, self.sign_in, plans).handlers()

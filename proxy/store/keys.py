@@ -132,7 +132,12 @@ class KeyStore:
             await connection.execute(sql.accounts.change_email, person, address)
 
     async def erase_account(self, account_id: str) -> KeyRow:
-        return await self._row(sql.accounts.erase_account, account_id, absent=f"there is no account {account_id}")
+        async with self._pool.connection() as connection, connection.transaction():
+            await connection.execute(sql.accounts.lock_account, account_id)
+            row = await connection.fetchrow(sql.accounts.erase_account, account_id)
+        if row is None:
+            raise NotFound(f"there is no account {account_id}")
+        return _shown(row)
 
     async def page_accounts(self, search: str, page: Page) -> tuple[list[KeyRow], int]:
         day = datetime.datetime.now(datetime.UTC).date()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 
-from tests.dashboard.service import Client, DashboardService
+from tests.dashboard.service import PASSWORD, Client, DashboardService
 from tests.dashboard.test_usage import known_key
 
 
@@ -65,7 +65,9 @@ async def test_deleted_account_has_no_alerts(service: DashboardService) -> None:
         "PATCH", "/account/alerts", {"webhook_url": "https://example.com/alerts", "alerts": ["day_usage"]}
     )
     account = holder.account
-    assert (await holder.post("/account/delete", {"email": account["email"]})).status == 200
+    assert (
+        await holder.post("/account/delete", {"email": account["email"], "current_password": PASSWORD})
+    ).status == 200
     async with service.pool.connection() as connection:
         assert (
             await connection.fetchval("select count(*) from alert_settings where account_id = $1", account["id"]) == 0

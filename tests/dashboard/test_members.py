@@ -287,7 +287,7 @@ async def test_deleted_account_has_no_members_left(service: DashboardService) ->
     owner = await service.holder()
     member = await member_of(service, owner)
     await invite(owner, address())
-    await owner.post("/account/delete", {"email": owner.account["email"]})
+    await owner.post("/account/delete", {"email": owner.account["email"], "current_password": PASSWORD})
     (await member.get("/account/session")).fault(401)
     async with service.pool.connection() as connection:
         for table in ("members", "invitations"):

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
+from proxy.core.alerts import Alert
+from proxy.core.request_records import RequestRecord
+from proxy.store.actions import ActionStore, Actor
+from proxy.store.alerts import AlertStore
+from proxy.store.keys import KeyStore
+from proxy.store.request_store import RequestStore
 from tests.dashboard.service import PASSWORD, Client, DashboardService, call
 from tests.dashboard.test_account_isolation import POLICY, WEBHOOK
+from tests.dashboard.test_second_factor import protected
 from tests.dashboard.test_usage import known_key
 from tests.database import connected
 from tests.service import until
@@ -45,7 +54,8 @@ async def test_holder_deletes_the_account_after_typing_its_address(service: Dash
     wrong = await holder.post("/account/delete", {"email": other.account["email"]})
     assert wrong.fault(400) == "email: must be the account's email address"
     (await holder.post("/account/delete", {})).fault(400)
-    assert (await holder.post("/account/delete", {"email": account["email"].upper()})).data == {"deleted": True}
+    proven = {"email": account["email"].upper(), "current_password": PASSWORD}
+    assert (await holder.post("/account/delete", proven)).data == {"deleted": True}
     assert await remains(service, account["id"]) == GONE
     (await holder.get("/account/session")).fault(401)
     sign_in = {"email": account["email"], "password": PASSWORD}
@@ -56,6 +66,64 @@ async def test_holder_deletes_the_account_after_typing_its_address(service: Dash
 
     await until(is_refused)
     assert (await other.get("/account/session")).status == 200
+
+
+async def test_deletion_asks_for_the_password_and_the_second_factor(service: DashboardService) -> None:
+    holder, app, _ = await protected(service)
+    email = {"email": holder.account["email"]}
+    for proof in ({}, {"code": "000000"}, {"current_password": "not the password"}):
+        assert (await holder.post("/account/delete", {**email, **proof})).fault(400) == "current_password: is wrong"
+    proven = {**email, "current_password": PASSWORD}
+    assert (await holder.post("/account/delete", proven)).fault(400).startswith("code: enter a code")
+    assert (await holder.post("/account/delete", {**proven, "code": "000000"})).fault(400).startswith("code: ")
+    assert (await remains(service, holder.account["id"]))["disabled"] is False
+    assert (await holder.post("/account/delete", {**proven, "code": app.code()})).data == {"deleted": True}
+
+
+async def test_nothing_is_recorded_of_an_erased_account(service: DashboardService) -> None:
+    erased, other = (await service.holder()).account["id"], (await service.holder()).account["id"]
+    store, keys = RequestStore(service.pool), KeyStore(service.pool, pepper="p" * 32, plans={"free": 10})
+    await store.write([record_of(erased), record_of(other)])
+    async with connected(service.database) as database, asyncio.TaskGroup() as group:
+
+        async def written() -> dict[str, int]:
+            found = await database.fetch("select account, count(*) as count from requests group by account")
+            return {row["account"]: row["count"] for row in found if row["account"] in (erased, other)}
+
+        assert await written() == {erased: 1, other: 1}
+        # A record is being written while the account is erased.
+        transaction = database.transaction()
+        await transaction.start()
+        await database.execute("select from accounts where id = $1 for key share", erased)
+        await database.execute("insert into requests select * from requests where account = $1", erased)
+        erasing = group.create_task(keys.erase_account(erased))
+        await until(lambda: waits_for_lock(service))
+        assert not erasing.done()
+        await transaction.commit()
+        await erasing
+        assert await written() == {other: 1}
+        # Records that waited in the memory of workers come later.
+        await store.write([record_of(erased), record_of(other)])
+        assert await written() == {other: 2}
+        actions = ActionStore(service.pool)
+        await actions.record(erased, Actor("holder", "a@b"), "create_key", subject="", address="")
+        assert not await database.fetchval("select count(*) from account_actions where account_id = $1", erased)
+        assert (
+            await AlertStore(service.pool, sends_mail=True).raise_all(erased, [Alert("webhook_paused", 0, "now")]) == 0
+        )
+
+
+def record_of(account: str) -> RequestRecord:
+    return RequestRecord(
+        id="req_1", at=time.time(), account=account, key="key_1", network="", surface="rest", method="list_requests",
+        status=400, reason="failed",
+    )  # fmt: skip
+
+
+async def waits_for_lock(service: DashboardService) -> bool:
+    async with connected(service.database) as database:
+        query = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+        return bool(await database.fetchval(query))
 
 
 async def test_operator_deletes_an_account_and_may_repeat_it(service: DashboardService) -> None:

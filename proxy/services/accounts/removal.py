@@ -6,6 +6,8 @@ each has to reach the processes that follow its network. A removal that is inter
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest
 from proxy.store.keys import KeyStore
@@ -28,9 +30,10 @@ class AccountRemoval:
             for webhook in found:
                 await self._webhooks.move(webhook, "delete")
 
-    async def remove_confirmed(self, account: str, email: str) -> None:
-        """Remove the account if its holder has typed its email address."""
+    async def remove_confirmed(self, account: str, email: str, prove: Callable[[], Awaitable[None]]) -> None:
+        """Remove the account if its holder has typed its email address, and `prove` raises no error."""
         row = await self._keys.read_account(account)
         if row["email"].lower() != email.strip().lower():
             raise InvalidRequest("email: must be the account's email address")
+        await prove()
         await self.remove(account)

@@ -327,6 +327,16 @@ class SignIn:
         if not await self._in_thread(lambda: verify_password(holder.hash, current or ""), is_known=True):
             raise InvalidRequest("current_password: is wrong")
 
+    async def prove_wholly(self, by: SignedIn, current: str | None, code: str | None) -> None:
+        """Raise InvalidRequest unless this is the person's password, if there is one, and a code of the second factor, if it is
+        on: for changes that cannot be undone."""
+        await self.prove(by, current)
+        await self._count(SignInPlace(""), by.session.email, kind="code")
+        try:
+            await self._factor.require(by.session.person, code)
+        except Unauthorized as exc:
+            raise InvalidRequest(f"code: {exc.message}", details=exc.details) from None
+
     async def keep(self) -> None:
         """Supervised loop: delete expired sessions, links and attempts."""
         await repeat(lambda: self._store.purge(idle_s=self._settings.idle_s), every_s=KEEP_EVERY_S)

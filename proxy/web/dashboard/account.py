@@ -16,6 +16,7 @@ from proxy.request_threads import request_threads
 from proxy.services.accounts.accounts import AccountService, directives_in, limits_in, restrictions_in
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.removal import AccountRemoval
+from proxy.services.accounts.sign_in import SignIn
 from proxy.services.usage import UsageQuery, UsageService
 from proxy.settings import Plan
 from proxy.web.dashboard import charts
@@ -32,6 +33,7 @@ class AccountHandlers:
         self,
         accounts: AccountService,
         removal: AccountRemoval,
+        sign_in: SignIn,
         usage: UsageService,
         actions: ActionLog,
         plans: Mapping[str, Plan],
@@ -40,6 +42,7 @@ class AccountHandlers:
         """`networks`: the members of a reply that describe the networks with upstreams (`network_list.py`)."""
         self._accounts = accounts
         self._removal = removal
+        self._sign_in = sign_in
         self._usage = usage
         self._actions = actions
         self._plans = plans
@@ -86,7 +89,11 @@ class AccountHandlers:
         }
 
     async def delete(self, request: SessionRequest) -> dict[str, Any]:
-        await self._removal.remove_confirmed(request.who.id, request.body["email"])
+        body = request.body
+        current, code = body.get("current_password"), body.get("code")
+        await self._removal.remove_confirmed(
+            request.who.id, body["email"], lambda: self._sign_in.prove_wholly(request.signed_in, current, code)
+        )
         return {"deleted": True}
 
     async def update(self, request: SessionRequest) -> dict[str, Any]:

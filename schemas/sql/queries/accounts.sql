@@ -51,6 +51,10 @@ with member as (
 )
 update accounts set email = $2 where id = $1;
 
+-- lock_account
+-- Wait for those that write records of the account, and let others wait: they then see that it was erased.
+select from accounts where id = $1 for update;
+
 -- erase_account
 -- End everything that acts for the account, and erase its personal data. The ledger of sponsored gas refers to the row.
 with keys_end as (

@@ -39,13 +39,13 @@ from gas_policies p cross join lateral (select gas_used(p.id, '', p.reset, $2) a
 where p.account_id = any($1::text[]) and p.status <> 'deleted' and p.max_total > 0 and m.used * 2 >= p.max_total;
 
 -- raise_alerts
--- Returns the alerts that are new. A changed budget or error rate raises an alert again after an hour at the earliest: the
+-- Returns the alerts that are new; none for an erased account. A changed budget or error rate raises an alert again after an hour at the earliest: the
 -- first word of `period` is the same for all budgets of a period, and the threshold of an error rate is the account's setting.
 insert into alerts (account_id, kind, subject, threshold, period, is_sent, about, event_id)
 select $1, kind, subject, threshold, period, is_sent, about::json, event_id
 from unnest($2::text[], $3::text[], $4::integer[], $5::text[], $6::boolean[], $7::text[], $8::text[])
     as given (kind, subject, threshold, period, is_sent, about, event_id)
-where not exists (
+where exists (select from accounts where id = $1 and not (disabled and email = '') for key share) and not exists (
     select from alerts a
     where a.account_id = $1 and a.kind = given.kind and a.subject = given.subject
         and (a.threshold = given.threshold or a.kind = 'error_rate')

@@ -1,10 +1,13 @@
 -- Emails to account holders. `ended_at` is null while a mail waits, or infinity if only versions after 1.0.0 can write its text.
 
 -- add
--- Unless the account does not want it. The end of its webhook for alerts is always mailed, if it wants mails at all.
+-- Unless the account does not want it, or was erased. The end of its webhook for alerts is always mailed, if it wants mails at all.
 insert into mails (account_id, kind, about)
-select w.account_id, $2, $3 from webhooks w left join alert_settings s on s.account_id = w.account_id
-where w.id = $1 and (s.account_id is null or s.by_mail and (w.network = '-' or 'webhook_paused' = any(s.kinds)));
+select w.account_id, $2, $3
+from webhooks w join accounts a on a.id = w.account_id left join alert_settings s on s.account_id = w.account_id
+where w.id = $1 and (s.account_id is null or s.by_mail and (w.network = '-' or 'webhook_paused' = any(s.kinds)))
+    and not (a.disabled and a.email = '')
+for key share of a;
 
 -- claim
 -- Mails of these kinds, each account's first one before any second, so that none waits for the many of another.

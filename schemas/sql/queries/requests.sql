@@ -5,15 +5,24 @@ select open_request_day($1);
 select close_request_days($1);
 
 -- add_requests
+-- Records of an account that was erased meanwhile are left out. The lock makes an erasure wait until they are written.
+with held as materialized (
+    select id, disabled and email = '' as is_erased from accounts where id = any($5::text[]) order by id for key share
+)
 insert into requests (
     at, ms, attempts, id, account, key, network, surface, method, status, reason, units, cache, bytes, block, error, blame, params,
     code, client_id
 )
-select * from unnest(
+select given.* from unnest(
     $1::timestamptz[], $2::double precision[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
     $10::integer[], $11::text[], $12::integer[], $13::text[], $14::bigint[], $15::bigint[], $16::text[], $17::text[], $18::text[],
-    $19::text[]
-);
+    $19::text[], $20::text[]
+) as given (
+    at, ms, attempts, id, account, key, network, surface, method, status, reason, units, cache, bytes, block, error, blame, params,
+    code, client_id
+)
+left join held on held.id = given.account
+where not coalesce(held.is_erased, false);
 
 -- read_request
 -- The newest record with this id, ours or the client's, of one account or of all, of one key or of all.

@@ -204,12 +204,17 @@ function exportCard(overview) {
 function deletionCard(holder) {
   const email = forms.text("Email address", { type: "email", autocomplete: "off", required: true,
     hint: `Type ${holder.email} to confirm.` });
+  const current = forms.password("Password", { autocomplete: "current-password", required: true });
+  const code = forms.text("Code", { autocomplete: "one-time-code", required: true, maxlength: "40",
+    hint: "From your authenticator app, or a recovery code." });
   return card("Delete account", el("p", null, "Your name, email address, API keys, webhooks and gas policies are deleted. Keys stop "
-    + "working within a second. This cannot be undone."), forms.form(forms.row(email.node), {
+    + "working within a second. This cannot be undone."), forms.form(forms.row(email.node, holder.has_password && current.node,
+    holder.has_second_factor && code.node), {
     label: "Delete account",
     kind: "danger",
     send: async () => {
-      await account.post("/delete", { email: email.read() });
+      const proof = { ...holder.has_password && { current_password: current.read() }, ...holder.has_second_factor && { code: code.read() } };
+      await account.post("/delete", { ...proof, email: email.read() });
       dispatchEvent(new CustomEvent("signed-out", { detail: { notice: "deleted" } }));
     },
   }));
