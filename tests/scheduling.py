@@ -60,6 +60,8 @@ TOGETHER = (
         "tests/dashboard/test_members.py",
         "tests/dashboard/test_activity.py",
         "tests/dashboard/test_removal.py",
+        "tests/dashboard/test_rates.py",
+        "tests/dashboard/test_code_limits.py",
         "tests/dashboard/test_account_isolation.py",
         "tests/dashboard/test_alert_settings.py",
         "tests/dashboard/test_announcements.py",

@@ -211,6 +211,7 @@ class App:
             self.accounts,
             networks=self.networks,
             bundlers=self.smart_wallets.bundlers,
+            addresses=self.memory.addresses,
             figures=lambda: {"connections": len(self.limiter.connections), "keys": len(self.keyring)},
             tasks=self.tasks,
             copies=self._copies,

@@ -13,6 +13,7 @@ from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.removal import AccountRemoval
+from proxy.services.accounts.session_rates import SessionRates
 from proxy.services.announcements import Announcements
 from proxy.services.fleet import Cordons, FleetView
 from proxy.services.method_matrix import MethodMatrix
@@ -21,6 +22,7 @@ from proxy.services.upstream_history import UpstreamHistory
 from proxy.settings import Settings, Tables
 from proxy.store.actions import ActionStore
 from proxy.store.announcements import AnnouncementStore
+from proxy.store.edge_table import EdgeTable
 from proxy.store.fleet import FleetStore
 from proxy.store.local_copy import CopyDirectory
 from proxy.store.notices import Notices
@@ -58,6 +60,7 @@ class DashboardFeature:
         *,
         networks: Networks,
         bundlers: Networks,
+        addresses: EdgeTable,
         figures: Callable[[], dict[str, Any]],
         tasks: Tasks,
         copies: CopyDirectory | None = None,
@@ -72,6 +75,7 @@ class DashboardFeature:
         signing = SignInFeature(settings, pool, accounts.keys, tasks)
         self.sign_in = signing.sign_in
         self.emails = signing.emails
+        self.rates = SessionRates(settings.dashboard.requests_per_second, addresses)
         self.team = signing.team
         self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
@@ -103,7 +107,8 @@ class DashboardFeature:
     ) -> dict[str, Handler]:
         """The handlers, by operation id. `rest`: the handlers for keys, some of which are mirrored under /account. `operator`:
         further handlers of operators."""
-        endpoints = SessionEndpoints(gate, admission, spec, self.sign_in, self.actions, self._settings.dashboard)
+        dashboard = self._settings.dashboard
+        endpoints = SessionEndpoints(gate, admission, spec, self.sign_in, self.actions, dashboard, self.rates)
         plans = self._tables.plans
         networks = network_list(self._networks, self._tables.methods, self._settings.follower.follows)
         session_s = self._settings.dashboard.session_s

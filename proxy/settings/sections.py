@@ -152,6 +152,7 @@ class DashboardSettings:
     invitation_s: float
     members: int
     tries: int
+    requests_per_second: float
     report_s: float
 
 

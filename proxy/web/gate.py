@@ -318,10 +318,14 @@ class Gate:
 
     def _admitted(self, request: web.Request, key: Key) -> Key:
         request[KEY] = key
-        client_of_task.set(key.account.id)
-        if isinstance(request.protocol, HandlerConnection):
-            request.protocol.client = key.account.id
+        self.serve_as(request, key.account.id)
         return key
+
+    def serve_as(self, request: web.Request, client: str) -> None:
+        """The request, and those that follow on its connection, share the turns and the database of this client."""
+        client_of_task.set(client)
+        if isinstance(request.protocol, HandlerConnection):
+            request.protocol.client = client
 
     def enter(self, request: web.Request, operation: str) -> str:
         """Record the operation for the metrics, and return the client's address."""

@@ -23,7 +23,7 @@ from tests.service import until
 __all__ = ("mail_server",)
 
 PEPPER = "p" * 32
-SETTINGS = DashboardSettings("https://dashboard.example.com/", False, 3600.0, 600.0, 900.0, 604_800.0, 5, 10, 1.0)
+SETTINGS = DashboardSettings("https://dashboard.example.com/", False, 3600.0, 600.0, 900.0, 604_800.0, 5, 10, 20.0, 1.0)
 
 
 def sign_in_of(pool: Pool, mail_server: MailServer, tasks: Tasks) -> SignIn:

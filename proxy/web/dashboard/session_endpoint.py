@@ -1,8 +1,8 @@
 """The common part of every operation for signed-in people: like `rest/endpoint.py`, with a session instead of a key.
 
-A request passes, in this order: the check for a foreign origin, the session, the CSRF token, the role of the person, then
-validation of the path, the query and the body against the API spec. Replies are never cached by browsers or
-intermediaries. They cost no units.
+A request passes, in this order: the check for a foreign origin, the rate of the client's address, the session, the CSRF token,
+the role of the person, validation of the path and the query against the API spec, the rates of the person and the account, then
+validation of the body. Replies are never cached by browsers or intermediaries. They cost no units.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from proxy.core.paging import Page
 from proxy.errors import Fault, Forbidden, Unauthorized
 from proxy.services.accounts.action_log import ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.session_rates import SessionRates
 from proxy.services.accounts.sign_in import Session, SignedIn, SignIn, SignInPlace
 from proxy.settings import DashboardSettings
-from proxy.tasks import client_of_task
 from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
@@ -105,8 +105,10 @@ class SessionEndpoints:
         sign_in: SignIn,
         actions: ActionLog,
         settings: DashboardSettings,
+        rates: SessionRates,
     ) -> None:
         self._gate = gate
+        self._rates = rates
         self._admission = admission
         self._spec = spec
         self._sign_in = sign_in
@@ -171,21 +173,25 @@ class SessionEndpoints:
         secure = self._settings.secure or self._gate.is_secure(request)
         changes = request.method not in sessions.SAFE
         if changes:
-            self._refuse_foreign(request)
+            self._refuse_foreign(request, secure=secure)
+        self._rates.charge_address(address, time.monotonic())
         kind = "admin" if operation.path.startswith("/admin") else "account"
         token, device = (request.cookies.get(cookie_name(each, secure=secure), "") for each in (kind, "device"))
         session = None
         if operation.session != "none":
             bearer = _bearer(request) if operation.session == "admin" else ""
             session = await self._session(operation, token, bearer, address)
-            client_of_task.set(session.id)
+            self._gate.serve_as(request, session.id)
             # Browsers send cookies by themselves, but never a bearer token: only a cookie needs the CSRF token.
             if changes and not bearer and not sessions.is_csrf(token, request.headers.get(CSRF, "")):
                 raise Forbidden(f"the header {CSRF} must be the session's csrf_token")
             check_role(session, operation)
         path = operation.check_path(request.match_info)
         query = operation.check_query(request.query)
-        body = operation.check_body(await self._gate.read_body(request)) if operation.body is not None else None
+        if session is not None:
+            reads = len(query.get("paths") or ("",))
+            self._rates.charge_person(session.person or session.id, session.id, time.monotonic(), reads=reads)
+        body = await self._gate.read_checked(request, operation) if operation.body is not None else None
         agent = cleaned(request.headers.get("User-Agent"), MAX_AGENT) or ""
         return SessionRequest(session, token, device, address, agent, secure, path, query, body)
 
