@@ -10,7 +10,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sha3
@@ -148,6 +148,11 @@ class LittleChain:
     def drop(self, depth: int) -> None:
         """Drop the newest blocks; others may be mined in their place."""
         del self.blocks[len(self.blocks) - depth :]
+
+    def hide_parents(self, first: int) -> None:
+        """Let blocks from this one on report no parent."""
+        for number, block in enumerate(self.blocks[first:], first):
+            self.blocks[number] = self.known[block.hash] = replace(block, parent="0x" + "0" * 64)
 
     def holdings(self, first: int = 0, last: int | None = None) -> dict[tuple[bytes, ...], int]:
         """All non-zero balances, by (holder, contract) or (holder, contract, token id)."""

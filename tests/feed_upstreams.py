@@ -16,6 +16,7 @@ import orjson
 from aiohttp import WSMsgType, web
 
 from proxy.chains.evm import log_filter
+from proxy.chains.evm.head_reader import UNKNOWN_PARENT
 from proxy.core.usage import Tally
 from proxy.errors import Fault
 from proxy.services.feed.evm_feed import EvmFeed
@@ -309,11 +310,12 @@ class RecordingListener:
         return [head["hash"] for head in self.results]
 
     def heads(self) -> list[str]:
-        """The chain that a client builds from the heads: each head follows one it already has."""
+        """The chain that a client builds from the heads: each head follows one it already has. One that reports no parent, as
+        some of a development chain do, follows the head before it."""
         chain: list[str] = []
         start = self.results[0]["parentHash"] if self.events else ""
         for head in self.results:
-            while chain and chain[-1] != head["parentHash"]:
+            while chain and head["parentHash"] not in (chain[-1], UNKNOWN_PARENT):
                 chain.pop()
             assert chain or head["parentHash"] == start, "a head whose parent was never sent"
             assert head["hash"] not in chain, "a head was sent twice"

@@ -23,6 +23,10 @@ class _Block(msgspec.Struct, gc=False):
 _block = msgspec.json.Decoder(_Block).decode
 
 
+# Development chains that make many blocks at once, as `hardhat_mine` does, report this for the parent of some of them.
+UNKNOWN_PARENT = "0x" + "0" * 64
+
+
 def read_number(result: bytes) -> int | None:
     """The number in a result of `eth_blockNumber`, or of a block in a result of `eth_getBlockByNumber`."""
     if result[:3] == b'"0x':
@@ -39,10 +43,10 @@ def write_number(number: int) -> bytes:
 
 
 def read_block(result: bytes) -> ReportedBlock | None:
-    """The number, hash and parent hash of a block."""
+    """The number, hash and parent hash of a block. The parent hash is empty if the upstream does not know it."""
     try:
         found = _block(result)
-        return int(found.number, 16), found.hash, found.parentHash
+        return int(found.number, 16), found.hash, "" if found.parentHash == UNKNOWN_PARENT else found.parentHash
     except (msgspec.DecodeError, ValueError):
         return None
 

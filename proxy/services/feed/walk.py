@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from proxy.chains.evm.head_reader import UNKNOWN_PARENT
 from proxy.core.head_chain import BrokenPath, ChainBlock, HeadChain
 from proxy.services.feed.blocks import BlockSource, BlockUnavailable
 from proxy.wire.upstream import Upstream
@@ -64,10 +67,14 @@ class ChainWalk:
 
     async def _reach_back(self, path: deque[ChainBlock], source: Upstream | None) -> bool:
         """Put one more block in front of the path or under the chain, and return whether there is more to do."""
+        first = path[0]
+        if first.parent == UNKNOWN_PARENT and first.number:
+            before = await self._blocks.by_number(first.number - 1, source)
+            path[0] = first = msgspec.structs.replace(first, parent=before.hash)
         if (missing := self.chain.next_missing(path)) is not None:
             parent = await self._blocks.by_hash(missing, source)
-            if parent.number != path[0].number - 1:
-                raise BlockUnavailable(f"block {path[0].number} does not follow block {parent.number}")
+            if parent.number != first.number - 1:
+                raise BlockUnavailable(f"block {first.number} does not follow block {parent.number}")
             path.appendleft(parent)
             return True
         if (older := self.chain.next_older(path)) is not None:

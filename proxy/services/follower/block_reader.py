@@ -17,6 +17,7 @@ import msgspec
 
 from proxy.chains.evm import facts, log_range
 from proxy.chains.evm.facts import BlockFacts, ChainLog, Header, Receipt
+from proxy.chains.evm.head_reader import UNKNOWN_PARENT
 from proxy.chains.evm.log_range import LogRange
 from proxy.chains.registry import Network
 from proxy.core import upstream_errors
@@ -132,6 +133,7 @@ class BlockReader:
         header = _header(await self._call("eth_getBlockByNumber", params, least_head=number))
         if header is None or int(header.number, 16) != number:
             raise ReadFailed(f"block {number} does not exist yet")
+        await self._find_parent(header, number)
         logs = await self._logs_of(header, number, query.members)
         if not logs and query.may_match(header):
             verified = await self._verify_empty(header, number, query)
@@ -181,6 +183,7 @@ class BlockReader:
         self.range_size.read(last - first + 1, len(logs))
         if headers.keys() != {first, last}:
             raise ReadFailed(f"requested blocks {first} and {last}, but got others")
+        await self._find_parent(headers[first], first)
         for number, at in ((first, logs[:1]), (last, logs[-1:])):
             await self._check_end(headers[number], number, query, at)
         return _checked(headers[first], headers[last], logs, alone=False)
@@ -192,6 +195,11 @@ class BlockReader:
             return
         if await self._verify_empty(header, number, query):
             raise ReadFailed(f"logs of block {number} are missing from those of its range")
+
+    async def _find_parent(self, header: Header, number: int) -> None:
+        """Replace a parent hash that the upstream does not know by the hash of the block before."""
+        if header.parent_hash == UNKNOWN_PARENT and number:
+            header.parent_hash = (await self._existing_header(number - 1)).hash
 
     async def _existing_header(self, number: int) -> Header:
         header = await self.header(number)
