@@ -99,6 +99,12 @@ follower_stopped = _gauge(
     "Whether indexing of the network has stopped because its chain was replaced",
     "network",
 )
+follower_stuck = _gauge(
+    "livemax",
+    "penstock_follower_stuck",
+    "Whether the follower makes no progress although it goes on trying",
+    "network",
+)
 followed_blocks_total = Counter("penstock_followed_blocks_total", "Blocks indexed", ["network"])
 undone_blocks_total = Counter("penstock_undone_blocks_total", "Indexed blocks removed by reorganisations", ["network"])
 reorgs_total = Counter("penstock_reorgs_total", "Reorganisations", ["network"])

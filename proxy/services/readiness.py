@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from proxy import telemetry
+from proxy.errors import Unavailable
 from proxy.services.accounts.keyring import Keyring
+from proxy.store.blocks import BlockStore
 from proxy.store.index_databases import MAIN
 from proxy.store.pool import Pool
 from proxy.tasks import Tasks
@@ -30,13 +32,16 @@ class ReadinessState:
 
 
 class Readiness:
-    """Loaded keys are enough to serve. A missing database is reported as degraded. A draining worker is not ready."""
+    """Loaded keys are enough to serve. A database that does not answer, and a network whose index does not move, are reported
+    as degraded. A draining worker is not ready."""
 
     def __init__(self, keyring: Keyring, databases: Mapping[str, Pool]) -> None:
         """`databases`: all that the service uses, by name."""
         self._keyring = keyring
         self._databases = databases
-        self._away = set(databases)
+        self._away: set[str] = set()
+        # Networks whose follower has stopped or is stuck, by database.
+        self._halted: dict[str, list[str]] = {}
         self.keys_loaded = False
         self.draining = False
 
@@ -45,6 +50,7 @@ class Readiness:
         degraded = [
             "database" if name == MAIN else f"database {name}" for name in self._databases if name in self._away
         ]
+        degraded += [f"follower {network}" for name in self._databases for network in self._halted.get(name, ())]
         return ReadinessState(tuple(missing), tuple(degraded))
 
     def start(self, tasks: Tasks) -> None:
@@ -52,9 +58,14 @@ class Readiness:
             tasks.start("readiness", partial(self._watch, name, pool), of=name)
 
     async def _watch(self, name: str, pool: Pool) -> None:
-        """Supervised loop: probe a database."""
+        """Supervised loop: probe a database, and read which of its networks are not followed any more."""
+        blocks = BlockStore(pool)
         async for is_up in probes(name, pool):
             (self._away.discard if is_up else self._away.add)(name)
+            try:
+                self._halted[name] = [*await blocks.halted()] if is_up else []
+            except Unavailable:
+                continue
             telemetry.keys_loaded.set(len(self._keyring))
 
 

@@ -117,6 +117,10 @@ class LeaderSession:
         async with self.transaction() as connection:
             await connection.execute(sql.blocks.set_fault, self.number, fault)
 
+    async def set_stuck(self, reason: str | None) -> None:
+        async with self.transaction() as connection:
+            await connection.execute(sql.blocks.set_stuck, self.number, reason)
+
     async def uncovered(self, contract: bytes, first: int, last: int) -> list[tuple[int, int]]:
         """Return the parts of a range that no back-fill has covered, neither for this contract nor for all."""
         if first > last:
@@ -137,6 +141,11 @@ class BlockStore:
         self._pool = pool
         self._silent_s = silent_s
         self._statement_s = statement_s
+
+    async def halted(self) -> dict[str, str]:
+        """Return the networks whose follower has stopped or makes no progress, with the reason."""
+        async with self._pool.connection() as connection:
+            return {row["network"]: row["reason"] for row in await connection.fetch(sql.blocks.halted_networks)}
 
     @asynccontextmanager
     async def lead(self, network: str) -> AsyncIterator[LeaderSession]:

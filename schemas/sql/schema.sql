@@ -135,7 +135,9 @@ create table followed_networks (
     fault text,
     changed_at timestamptz not null default now(),
     -- False once blocks were written without holdings, because those are in another database.
-    indexes_holdings boolean not null default true
+    indexes_holdings boolean not null default true,
+    -- Why the follower makes no progress although it goes on trying. Null while it moves.
+    stuck text
 );
 
 -- Blocks that a reorganisation can still remove.

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 import asyncpg
 import pytest
 
 from proxy import telemetry
 from proxy.chains.evm.facts import BlockFacts
+from proxy.services.accounts.keyring import Keyring
 from proxy.services.follower import network_follower
 from proxy.services.follower.block_reader import ReadFailed
 from proxy.services.follower.network_follower import NoCommonBlock, forget
+from proxy.services.readiness import Readiness
 from proxy.store.blocks import BlockMark, Followed, LeadershipLost
+from proxy.store.index_databases import MAIN
 from proxy.store.pool import DatabaseConnection
 from proxy.tasks import Tasks
 from tests.chain_upstream import (
@@ -209,6 +213,52 @@ async def test_stopped_network_is_reported_in_fault_and_metrics(database: str) -
         await until(stopped, within_s=40.0)
         await until(lambda: telemetry.follower_stopped.labels(NETWORK)._value.get() == 1)
         await tasks.close()
+
+
+async def test_follower_without_progress_is_stuck_until_it_moves(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stuck = telemetry.follower_stuck.labels(NETWORK)._value
+    async with follower_harness(database) as harness:
+        tasks = Tasks()
+        tasks.start("follower", harness.follower().run)
+        harness.chain.mine(*everything())
+        await until(harness.is_complete)
+        readiness = Readiness(cast(Keyring, ()), {MAIN: harness.running.pool})
+        readiness.start(tasks)
+        assert readiness.state().degraded == ()
+        harness.upstream.answers["eth_getLogs"] = lambda params: "no list"
+        for _ in range(network_follower.STUCK_BLOCKS + 5):
+            harness.chain.mine([erc20(COIN, A, B, 1)])
+        await until(lambda: stuck.get() == 1, within_s=20.0)
+        assert [*await until(harness.running.blocks.halted)] == [NETWORK]
+        await until(lambda: readiness.state().degraded == (f"follower {NETWORK}",))
+        del harness.upstream.answers["eth_getLogs"]
+        await until(harness.is_complete)
+        await until(lambda: stuck.get() == 0)
+        assert await harness.running.blocks.halted() == {}
+        await until(lambda: readiness.state().degraded == ())
+        await tasks.close()
+    messages = [record.message for record in caplog.records if record.name == "penstock.follower"]
+    assert messages.count("follower is stuck") == messages.count("follower moves again") == 1
+    assert messages.count("cannot read blocks") == 1
+
+
+async def test_parent_that_the_upstream_does_not_know_is_read_by_number(database: str) -> None:
+    """`hardhat_mine` makes blocks that report no parent."""
+    async with follower_harness(database) as harness, harness.leading() as (follower, term):
+        harness.chain.mine(*everything())
+        await follower.step(term)
+        harness.chain.mine(*everything())
+        harness.chain.hide_parents(7)
+        await follower.step(term)
+        assert await harness.is_complete()
+        harness.chain.drop(4)
+        harness.chain.mine(*everything())
+        harness.chain.hide_parents(7)
+        await follower.step(term)
+        await follower.step(term)
+        assert await harness.is_complete()
 
 
 async def test_stopped_network_is_followed_again_once_its_index_is_deleted(

@@ -42,6 +42,9 @@ SETTLE_BLOCKS = 16
 # Pauses after a failed read, and how long reads may fail before another process gets the chance to lead.
 PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
 STEP_DOWN_S = 30.0
+# A follower is stuck if the head has moved this far, or reads have failed this long, since it last wrote a block.
+STUCK_BLOCKS = 20
+STUCK_S = 60.0
 # How often a stopped network is checked again.
 STOPPED_S = 30.0
 # After this many heads in a row below the cursor, the chain counts as shortened. Development chains are shortened on
@@ -58,6 +61,29 @@ class ParentMismatch(Exception):
 
 class NoCommonBlock(Exception):
     """The chain and the index have no block in common any more."""
+
+
+class FollowerProgress:
+    """Whether a follower moves. `reason` is the last thing that kept it from writing a block."""
+
+    def __init__(self) -> None:
+        self._reached = -1
+        self._head_then = 0
+        self._since = 0.0
+        self.reason = ""
+
+    def __repr__(self) -> str:
+        return f"<FollowerProgress at {self._reached}{f', held up: {self.reason}' if self.reason else ''}>"
+
+    def reached(self, block: int, head: int, now: float) -> None:
+        """The follower is at this block. Going back and forth is no progress, unless it catches up with the head."""
+        if block > self._reached or block >= head or not self._since:
+            self._reached, self._head_then, self._since, self.reason = block, head, now, ""
+
+    def is_stuck(self, head: int, now: float) -> bool:
+        if not self.reason:
+            return False
+        return head - self._head_then >= STUCK_BLOCKS or now - self._since >= STUCK_S
 
 
 class NetworkFollower:
@@ -94,6 +120,10 @@ class NetworkFollower:
         # How often in a row the head was the cursor's block.
         self._equal_heads = 0
         self._failure = FirstFailure(log, "no longer following network")
+        self._read_failure = FirstFailure(log, "cannot read blocks")
+        self._progress = FollowerProgress()
+        self._head = 0
+        self._is_stuck = False
         self.id = reader.route.network.id
         self.label = label or self.id
         self.network: Followed | None = None
@@ -113,8 +143,9 @@ class NetworkFollower:
             except (LeadershipLost, Unavailable) as exc:
                 self._failure.report(network=self.label, reason=str(exc))
             finally:
-                self.network = None
+                self.network, self._is_stuck = None, False
                 telemetry.follower_leads.labels(self.label).set(0)
+                telemetry.follower_stuck.labels(self.label).set(0)
             await asyncio.sleep(LONGEST_PAUSE_S if self._failing_s else PAUSE_S)
 
     async def _lead_while_alive(self, term: LeaderSession) -> None:
@@ -135,34 +166,54 @@ class NetworkFollower:
         while self._failing_s < STEP_DOWN_S:
             try:
                 await self.step(term)
+                self._read_failure.clear()
                 self._failing_s, pause_s = 0.0, PAUSE_S
+                await self._judge(term)
                 await asyncio.sleep(self._poll_s)
             except StaleRead:
-                continue
+                self._progress.reason = "the data for a block was out of date when it was written"
+                await self._judge(term)
             except (NoCommonBlock, IndexIncomplete) as exc:
                 await self._stop(term, str(exc))
             except ReadFailed as exc:
-                log.warning(
-                    "cannot read blocks", extra={"network": self.label, "reason": str(exc), "retry_in_s": pause_s}
-                )
+                self._progress.reason = str(exc)
+                self._read_failure.report(network=self.label, reason=str(exc))
+                await self._judge(term)
                 await asyncio.sleep(pause_s)
                 self._failing_s += pause_s
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    async def _judge(self, term: LeaderSession) -> None:
+        """Report when the follower gets stuck, and when it moves again."""
+        now = asyncio.get_running_loop().time()
+        if self.network is not None:
+            self._progress.reached(self.cursor.number, self._head, now)
+        is_stuck = self._progress.is_stuck(self._head, now)
+        if is_stuck == self._is_stuck:
+            return
+        self._is_stuck = is_stuck
+        telemetry.follower_stuck.labels(self.label).set(is_stuck)
+        extra = {"network": self.label, "block": self.cursor.number, "head": self._head}
+        if is_stuck:
+            log.error("follower is stuck", extra={**extra, "reason": self._progress.reason})
+        else:
+            log.warning("follower moves again", extra=extra)
+        await term.set_stuck(self._progress.reason if is_stuck else None)
 
     async def step(self, term: LeaderSession) -> None:
         """Read the head and write all blocks up to it."""
         head = await self._reader.head()
         if self.network is None:
             await self._load(term, head)
-        number = int(head.number, 16)
+        self._head = number = int(head.number, 16)
         telemetry.follower_head.labels(self.label).set(number)
         try:
             await self._advance(term, number)
             if number <= self.cursor.number and await self._is_forked(term, head, number):
                 raise ParentMismatch(f"block {number} was replaced")
         except ParentMismatch as exc:
-            log.info("chain reorganised", extra={"network": self.label, "reason": str(exc)})
-            await self._go_back(term)
+            self._progress.reason = str(exc)
+            await self._go_back(term, str(exc))
 
     async def _load(self, term: LeaderSession, head: Header) -> None:
         """Load the cursor. A new network gets its first block."""
@@ -264,7 +315,7 @@ class NetworkFollower:
         self._shorter_heads = self._shorter_heads + 1 if number < self.cursor.number else 0
         return self._shorter_heads > self.patience
 
-    async def _go_back(self, term: LeaderSession) -> None:
+    async def _go_back(self, term: LeaderSession, reason: str) -> None:
         """Return to the newest block that the chain still has and undo the blocks above it, in one transaction."""
         assert self.network is not None
         if (await term.read()).cursor != self.cursor:
@@ -288,6 +339,7 @@ class NetworkFollower:
             await blocks.delete_above(connection, term.number, mark.number)
             await blocks.notify(connection, term.number)
         self.cursor = mark
+        log.info("chain reorganised", extra={"network": self.label, "reason": reason, "blocks": len(removed)})
         telemetry.reorgs_total.labels(self.label).inc()
         telemetry.undone_blocks_total.labels(self.label).inc(len(removed))
         self._show()

@@ -203,11 +203,11 @@ def _process(report: Mapping[str, Any]) -> dict[str, Any]:
 
 def _follower(row: Mapping[str, Any]) -> dict[str, Any]:
     block, tip = row["block"], row["tip"]
-    state = "stopped" if row["fault"] else "waiting" if block is None else "following"
+    halted = "stopped" if row["fault"] else "stuck" if row["stuck"] else ""
     return {
         "network": row["network"],
-        "state": state,
-        "fault": row["fault"],
+        "state": halted or ("waiting" if block is None else "following"),
+        "fault": row["fault"] or row["stuck"],
         "first_block": row["first_block"],
         "block": block,
         "block_time": time_of(row["block_time"]),

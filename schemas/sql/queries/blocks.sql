@@ -23,7 +23,7 @@ select 1;
 -- begin_following
 -- Only if the network is not followed yet.
 update followed_networks
-set first_block = $2::bigint, block = $2::bigint - 1, block_hash = $3, block_time = null, fault = null, changed_at = now()
+set first_block = $2::bigint, block = $2::bigint - 1, block_hash = $3, block_time = null, fault = null, stuck = null, changed_at = now()
 where number = $1 and block is null
 returning *;
 
@@ -31,12 +31,20 @@ returning *;
 -- Move the cursor from one block to another. Returns no row if the cursor is elsewhere, which means that another
 -- process writes.
 update followed_networks
-set block = $4, block_hash = $5, block_time = to_timestamp($6), fault = null, changed_at = now()
+set block = $4, block_hash = $5, block_time = to_timestamp($6), fault = null, stuck = null, changed_at = now()
 where number = $1 and block = $2 and block_hash = $3
 returning block;
 
 -- set_fault
 update followed_networks set fault = $2, changed_at = now() where number = $1 and fault is distinct from $2;
+
+-- set_stuck
+update followed_networks set stuck = $2, changed_at = now() where number = $1 and stuck is distinct from $2;
+
+-- halted_networks
+-- Followers that have stopped or make no progress, with the reason.
+select network, coalesce(fault, stuck) as reason from followed_networks where coalesce(fault, stuck) is not null
+order by network;
 
 -- record_blocks
 insert into recent_blocks (network, number, hash)
@@ -58,7 +66,7 @@ select pg_notify('penstock_blocks', network || ' ' || block) from followed_netwo
 -- reset_network
 -- Reset the network as if it had never been followed. Its number stays.
 update followed_networks
-set first_block = null, block = null, block_hash = null, block_time = null, fault = null, indexes_holdings = true,
+set first_block = null, block = null, block_hash = null, block_time = null, fault = null, stuck = null, indexes_holdings = true,
     changed_at = now()
 where number = $1;
 

@@ -41,7 +41,7 @@ on conflict (upstream) do update set label = excluded.label, reason = excluded.r
 delete from cordons where upstream = $1;
 
 -- list_followed
-select network, first_block, block, block_time, fault, changed_at from followed_networks order by network;
+select network, first_block, block, block_time, fault, stuck, changed_at from followed_networks order by network;
 
 -- count_deliveries
 -- Unfinished deliveries. `late` counts those due for more than a minute and not claimed.

@@ -6,7 +6,7 @@ import { asyncRegion, badge, card, empty, facts, heading, poll, table } from "..
 import * as format from "../format.js";
 
 const REFRESH_S = 3;
-const FOLLOWING = { following: "good", waiting: "wait", stopped: "bad" };
+const FOLLOWING = { following: "good", waiting: "wait", stopped: "bad", stuck: "bad" };
 const WEBHOOKS = ["active", "paused", "disabled"];
 
 export async function showForOperators() {
