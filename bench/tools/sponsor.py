@@ -137,7 +137,7 @@ async def load_of(pool: Pool, signer: TimedSigner) -> Load:
     made = [await policies.create(key, network, name="b", given=RULES) for _ in range(POLICIES)]
     calls = cast(InternalCalls, FixedNetworks())
     market: Any = SponsorCosts(Prices(), GasPrices())
-    versions = AccountVersions(WalletStore(pool), calls, paymasters)
+    versions = AccountVersions(WalletStore(pool), calls, paymasters, default="0.7")
     # No daily limit for the account: with one, reservations of an account run one at a time.
     service = SponsorService(policies, ledger, paymasters, versions, market, calls, daily_limits={"free": None})
     return Load(service, key, network, [each.id for each in made])

@@ -53,7 +53,7 @@ class GasFeature:
             self.policies,
             self.ledger,
             self.paymasters,
-            AccountVersions(WalletStore(pool), internal_calls, self.paymasters),
+            AccountVersions(WalletStore(pool), internal_calls, self.paymasters, default=settings.wallets.version),
             SponsorCosts(prices, self.prices),
             internal_calls,
             daily_limits={name: most or None for name, most in most_usd.items()},

@@ -84,14 +84,13 @@ class WalletService:
             network=network.id,
             address=factory.wallet(owner, number),
             owner=owner,
+            salt=number,
             version=factory.version,
             factory=factory.address,
             created_at=datetime.datetime.now(datetime.UTC),
         )
         most = self._most[key.account.plan]
-        outcome, found = await self._store.create(
-            account=key.account.id, lineage=key.lineage, wallet=wallet, salt=number, most=most
-        )
+        outcome, found = await self._store.create(account=key.account.id, lineage=key.lineage, wallet=wallet, most=most)
         if outcome == "full" or found is None:
             raise Forbidden(f"this account's plan allows {most} wallets, and all of them exist already")
         (state,) = await self._states([found])

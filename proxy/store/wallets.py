@@ -36,6 +36,7 @@ class Wallet:
     network: str
     address: bytes
     owner: bytes
+    salt: int
     version: str
     factory: bytes
     created_at: datetime.datetime
@@ -53,13 +54,13 @@ class WalletStore:
         return f"<WalletStore {self._pool!r}>"
 
     async def create(
-        self, *, account: str, lineage: str, wallet: Wallet, salt: int, most: int
+        self, *, account: str, lineage: str, wallet: Wallet, most: int
     ) -> tuple[WalletOutcome, Wallet | None]:
         """Create a wallet, or return the existing one; None if the account already has `most`."""
         async with self._pool.connection() as connection, connection.transaction():
             outcome: WalletOutcome = await connection.fetchval(
                 sql.wallets.create_wallet, account, lineage, wallet.network, wallet.address, wallet.owner,
-                salt.to_bytes(32, "big"), wallet.version, wallet.factory, most,
+                wallet.salt.to_bytes(32, "big"), wallet.version, wallet.factory, most,
             )  # fmt: skip
             row = await connection.fetchrow(sql.wallets.read_wallet, lineage, wallet.network, wallet.address)
         return outcome, None if row is None else _wallet(row)
@@ -122,6 +123,7 @@ def _wallet(row: asyncpg.Record) -> Wallet:
         network=row["network"],
         address=row["address"],
         owner=row["owner"],
+        salt=int.from_bytes(row["salt"], "big"),
         version=row["version"],
         factory=row["factory"],
         created_at=row["created_at"],

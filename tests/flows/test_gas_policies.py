@@ -342,12 +342,12 @@ async def test_error_names_the_invalid_field(service: Service, body: dict[str, A
     assert (found, named in answer["error"]["message"]) == (status, True), answer
 
 
-async def test_entry_point_of_an_unknown_account_has_to_be_named(service: Service) -> None:
+async def test_unknown_account_gets_the_default_entry_point_and_the_reply_names_it(service: Service) -> None:
     policy = await make(service)
     body = {"chain": "dev", "policy_id": policy["id"], "user_operation": operation()}
     status, answer = await service.send("POST", "/gas/sponsor", body)
-    assert status == 400
-    assert answer["error"]["message"].startswith("entry_point: is missing, and the account may use any of 0x")
+    assert (status, answer["entry_point"]) == (200, service.ready["entry_points"]["0.7"])
+    assert answer["paymaster"] == service.ready["paymasters"]["0.7"]
 
 
 @pytest.mark.parametrize("version", ["0.6", "0.7", "0.8"])

@@ -93,7 +93,9 @@ async def test_wallet_is_created_once_and_found_by_its_key_only(bundled: Service
     assert (made["version"], made["factory"]) == ("0.7", bundled.ready["factories"]["0.7"])
     assert await send(bundled, "/wallets/create", body, key=mine["key"]) == (200, made)
     path = f"/wallets/{made['address']}"
-    assert await send(bundled, path, key=mine["key"]) == (200, {**made, "chains": ["dev"], "nonce": 0})
+    data = "0x" + (abi.selector("createAccount(address,uint256)") + encode(["address", "uint256"], [owner, salt])).hex()
+    more = {"chains": ["dev"], "nonce": 0, "factory_data": data, "init_code": made["factory"].lower() + data[2:]}
+    assert await send(bundled, path, key=mine["key"]) == (200, {**made, **more})
     assert (await send(bundled, path.lower(), key=mine["key"]))[0] == 200
     status, foreign = await send(bundled, path, key=other["key"])
     assert status == 404
@@ -169,7 +171,8 @@ async def test_wallet_is_deployed_by_its_first_operation(bundled: Service, seen:
     made, before, after, then = (found[name]["body"] for name in ("created", "before", "after", "then"))
     assert found["created"]["status"] == 201
     assert made["address"] == found["computed"]
-    assert before == {**made, "chains": ["dev"], "nonce": 0}
+    assert before["init_code"] == made["factory"].lower() + before["factory_data"][2:]
+    assert {**made, "chains": ["dev"], "nonce": 0}.items() <= before.items()
     first = await chain(bundled, "eth_getTransactionReceipt", found["first"]["tx"])
     block = await chain(bundled, "eth_getBlockByNumber", first["blockNumber"], False)
     assert (after["status"], after["nonce"], after["deploy_tx"]) == ("deployed", 1, first["transactionHash"])

@@ -132,6 +132,65 @@ async def test_client_receives_the_refusal_with_its_rule(seen: dict[str, Any], v
     assert "max_gas_usd" in seen[version]["refused"]["message"]
 
 
+# With the members that the API specifies, and nothing else
+
+
+async def sent_by_the_specification(service: Service, version: str, *, packed_form: bool) -> tuple[dict[str, Any], Any]:
+    """Create a wallet, sponsor its first operation by eight members, and send it. Returns the wallet and the receipt."""
+    owner = Account.create()
+    made = {"owner": owner.address, "chain": "dev", "salt": f"new {version} {packed_form}", "version": version}
+    _, wallet = await service.send("POST", "/wallets/create", made)
+    _, policy = await service.send("POST", "/gas/policies", {"name": "New", "chain": "dev", "rules": {}})
+    call_data = call("execute(address,uint256,bytes)", ["address", "uint256", "bytes"], [RECIPIENT, 0, b""])
+    fields = {
+        "sender": wallet["address"], "nonce": "0x0", "callData": call_data, "callGasLimit": "0x30000",
+        "verificationGasLimit": "0x80000", "preVerificationGas": "0x20000", "maxFeePerGas": "0x77359400",
+        "maxPriorityFeePerGas": "0x3b9aca00",
+    }  # fmt: skip
+    body = {"chain": "dev", "policy_id": policy["id"], "user_operation": fields}
+    status, found = await service.send("POST", "/gas/sponsor", body)
+    assert (status, found["entry_point"]) == (200, service.ready["entry_points"][version]), found
+    _, shown = await service.send("GET", f"/wallets/{wallet['address']}")
+    whole = {**fields, "initCode": shown["init_code"], "signature": "0x"}
+    if version == "0.6":
+        assert found["initCode"] == shown["init_code"]
+        whole["paymasterAndData"] = found["paymasterAndData"]
+    else:
+        assert found["factory"].lower() + found["factoryData"][2:] == shown["init_code"]
+        limits = (
+            found[name][2:].rjust(32, "0") for name in ("paymasterVerificationGasLimit", "paymasterPostOpGasLimit")
+        )
+        whole["paymasterAndData"] = "".join((found["paymaster"], *limits, found["paymasterData"][2:]))
+        if not packed_form:
+            del whole["initCode"], whole["paymasterAndData"]
+            whole |= {name: value for name, value in found.items() if name not in ("entry_point", "sponsored_gas_usd")}
+    operation = user_operation.parse(whole, version)
+    point = service.ready["entry_points"][version]
+    name = user_operation.hash_of(operation, bytes.fromhex(point[2:]), CHAIN_ID)
+    # From 0.8 on, accounts sign the hash itself, which is one of EIP-712.
+    signature = owner.unsafe_sign_hash(name) if version == "0.8" else owner.sign_message(encode_defunct(name))
+    whole["signature"] = "0x" + bytes(signature.signature).hex()
+    request = {"jsonrpc": "2.0", "id": 1, "method": "eth_sendUserOperation", "params": [whole, point]}
+    _, sent_reply = await service.send("POST", "/bundler/dev/mainnet", request)
+    assert sent_reply.get("result") == "0x" + name.hex(), sent_reply
+
+    async def receipt() -> Any:
+        asked = {**request, "method": "eth_getUserOperationReceipt", "params": [sent_reply["result"]]}
+        return (await service.send("POST", "/bundler/dev/mainnet", asked))[1]["result"]
+
+    return wallet, await until(receipt, within_s=WITHIN_S, every_s=0.3)
+
+
+@pytest.mark.parametrize(("version", "packed_form"), [("0.6", True), ("0.7", True), ("0.7", False), ("0.8", True)])
+async def test_new_wallet_is_deployed_and_sponsored_by_the_specified_members(
+    bundled: Service, version: str, packed_form: bool
+) -> None:
+    wallet, receipt = await sent_by_the_specification(bundled, version, packed_form=packed_form)
+    assert (receipt["success"], receipt["paymaster"].lower()) == (True, bundled.ready["paymasters"][version].lower())
+    _, shown = await bundled.send("GET", f"/wallets/{wallet['address']}")
+    assert (shown["status"], "init_code" in shown) == ("deployed", False)
+
+
 # With the contracts alone
 
 

@@ -14,7 +14,6 @@ import pytest
 
 from proxy.chains.evm import abi, user_operation
 from proxy.chains.evm.address import checksum
-from proxy.chains.evm.user_operation import BadOperation
 from proxy.core.access import Account, Key
 from proxy.core.limits import BucketRates
 from proxy.core.paging import Page
@@ -75,7 +74,7 @@ class Sponsor:
         internal_calls = InternalCalls(app.rpc.forwarder, app.networks)
         self.service = SponsorService(
             self.policies, self.ledger, Paymasters(payers),
-            AccountVersions(WalletStore(pool), internal_calls, Paymasters(payers)),
+            AccountVersions(WalletStore(pool), internal_calls, Paymasters(payers), default="0.7"),
             SponsorCosts(FixedCoinPrice(), GasPrices(internal_calls)), internal_calls,
             daily_limits=PLANS, wall=lambda: self.now,
         )  # fmt: skip
@@ -304,11 +303,16 @@ def accounts(sponsor: Sponsor) -> dict[str, str]:
 
 async def recorded(sponsor: Sponsor, pool: Pool, version: str) -> str:
     made = Wallet(
-        network=sponsor.network.id, address=next(_serial).to_bytes(20, "big"), owner=b"\1" * 20, version=version,
-        factory=b"\2" * 20, created_at=datetime.datetime.now(datetime.UTC),
-    )  # fmt: skip
+        network=sponsor.network.id,
+        address=next(_serial).to_bytes(20, "big"),
+        owner=b"\1" * 20,
+        salt=next(_serial),
+        version=version,
+        factory=b"\2" * 20,
+        created_at=datetime.datetime.now(datetime.UTC),
+    )
     account = sponsor.key.account.id
-    await WalletStore(pool).create(account=account, lineage="another", wallet=made, salt=next(_serial), most=1000)
+    await WalletStore(pool).create(account=account, lineage="another", wallet=made, most=1000)
     return "0x" + made.address.hex()
 
 
@@ -334,10 +338,10 @@ async def test_entry_point_is_the_one_that_the_account_reports(
     assert await sponsor.version(sender=name) == version
 
 
-async def test_entry_point_that_is_not_certain_has_to_be_named(sponsor: Sponsor, accounts: dict[str, str]) -> None:
-    for fields in ({}, {"factory": "0x" + "cc" * 20, "factoryData": "0x"}):
-        with pytest.raises(BadOperation, match="entryPoint: is missing, and the account may use any of 0x"):
-            await sponsor.version(sender=sender(), **fields)
+async def test_unknown_account_gets_the_default_version(sponsor: Sponsor, accounts: dict[str, str]) -> None:
+    unknown = "0x" + "cc" * 20
+    for fields in ({}, {"factory": unknown, "factoryData": "0x"}, {"initCode": unknown}, {"initCode": "0x"}):
+        assert await sponsor.version(sender=sender(), **fields) == "0.7"
 
 
 async def test_wallet_of_an_entry_point_without_a_paymaster_is_not_sponsored_by_another(
@@ -347,8 +351,7 @@ async def test_wallet_of_an_entry_point_without_a_paymaster_is_not_sponsored_by_
     with pytest.raises(NotFound, match=r"for entry point 0\.6, only for 0\.7, 0\.8"):
         await sponsor.version(sender=wallet)
     newer = await recorded(sponsor, pool, "0.8")
-    with pytest.raises(BadOperation, match=r"sender: the account uses entry point 0\.8"):
-        await sponsor.version(sender=newer, initCode="0x")
+    assert await sponsor.version(sender=newer, initCode="0x") == "0.8"
 
 
 # Time

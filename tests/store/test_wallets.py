@@ -45,6 +45,7 @@ def wallet(number: int, network: str = NETWORK) -> Wallet:
         network=network,
         address=number.to_bytes(20, "big"),
         owner=b"\x01" * 20,
+        salt=number,
         version="0.7",
         factory=b"\x02" * 20,
         created_at=NOW,
@@ -54,7 +55,7 @@ def wallet(number: int, network: str = NETWORK) -> Wallet:
 async def create(store: WalletStore, number: int, **more: Any) -> str:
     options = {"account": ACCOUNT, "lineage": LINEAGE, "most": 1000, "network": NETWORK, **more}
     made = wallet(number, options.pop("network"))
-    outcome, found = await store.create(wallet=made, salt=number, **options)
+    outcome, found = await store.create(wallet=made, **options)
     assert outcome == "full" or found is not None
     return outcome
 

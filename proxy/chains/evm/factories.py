@@ -47,6 +47,11 @@ class Factory:
         return address.create2(self.address, salt.to_bytes(32, "big"), code.digest())
 
 
+def init_code(factory: bytes, owner: bytes, salt: int) -> bytes:
+    """The factory, and the call that makes it deploy the owner's wallet."""
+    return factory + abi.call("createAccount(address,uint256)", owner, salt)
+
+
 def of_chain(chain: Chain, proxies: Mapping[str, bytes]) -> dict[str, Factory]:
     """The chain's factories by version, oldest first."""
     found = {}

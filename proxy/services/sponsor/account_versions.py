@@ -1,8 +1,8 @@
-"""Which entry point an account uses, if a request does not say.
+"""Completes requests for sponsorship: the account's entry point, and the init code of a new wallet.
 
-A signature for another entry point's paymaster is useless, yet reserves money. So the version is never guessed: it follows from
-the factory in the operation, from our record of the wallet, or from the account itself. Our record is certain, because a
-wallet's address follows from its factory.
+The entry point follows from the factory in the operation, from our record of the wallet, or from the account itself. Our
+record is certain, because a wallet's address follows from its factory. An account about which nothing is known gets the
+default version, and the answer names it.
 """
 
 from __future__ import annotations
@@ -10,28 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.chains.evm import abi, user_operation
+from proxy.chains.evm import abi, factories, user_operation
 from proxy.chains.evm.address import parse
-from proxy.chains.evm.user_operation import BadOperation
 from proxy.chains.registry import Network
+from proxy.core.access import Key
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor.paymasters import Paymasters
 from proxy.store.wallets import WalletStore
 
-# Fields that exist in only one of the two shapes.
-_V06_ONLY = frozenset({"initCode", "paymasterAndData"})
-_V07_ONLY = frozenset(
-    {
-        *("factory", "factoryData", "eip7702Auth", "paymaster", "paymasterData"),
-        *("paymasterVerificationGasLimit", "paymasterPostOpGasLimit"),
-    }
-)
 _ENTRY_POINT = "0x" + abi.call("entryPoint()").hex()
 
 
 class AccountVersions:
-    def __init__(self, wallets: WalletStore, internal_calls: InternalCalls, paymasters: Paymasters) -> None:
+    def __init__(
+        self, wallets: WalletStore, internal_calls: InternalCalls, paymasters: Paymasters, *, default: str
+    ) -> None:
+        """`default`: the version of accounts that do not show theirs."""
+        self._default = default
         self._wallets = wallets
         self._internal_calls = internal_calls
         self._paymasters = paymasters
@@ -40,24 +36,27 @@ class AccountVersions:
         return f"<AccountVersions {self._wallets!r}>"
 
     async def find(self, network: Network, given: Mapping[str, Any], entry_point: str | None) -> str:
-        """The version. Raises BadOperation if it is not certain."""
+        """The version. Raises BadOperation if the entry point that the request names is not supported."""
         points = network.chain.entry_points
         if entry_point is not None:
             return user_operation.version_of(entry_point, points)
-        if not self._paymasters.versions(network):
+        served = self._paymasters.versions(network)
+        if not served:
             return user_operation.VERSIONS[-1]  # Any will do: there is nothing to sign with.
-        possible = _by_shape(given, [version for version in points if version in user_operation.VERSIONS])
         known = await self._known(network, given)
-        if known is not None and known not in possible:
-            raise BadOperation(f"sender: the account uses entry point {known}, whose operations have other fields")
-        served = [version for version in possible if version in self._paymasters.versions(network)]
-        certain = [known] if known is not None else possible if len(possible) == 1 else served
-        if len(certain) > 1:
-            choices = ", ".join(points[version] for version in certain)
-            raise BadOperation(
-                f"entryPoint: is missing, and the account may use any of {choices}: name the one it uses"
-            )
-        return certain[0] if certain else possible[-1]
+        if known is not None:
+            return known
+        # Entry point 0.6 has no delegated accounts.
+        possible = [version for version in served if version != "0.6" or not user_operation.has_delegation(given)]
+        return self._default if self._default in possible or not possible else possible[-1]
+
+    async def init_code(self, key: Key, network: Network, sender: bytes) -> bytes:
+        """The init code of a wallet that the key's lineage has created here and that is not deployed; empty for others."""
+        found = [each for each in await self._wallets.find(key.lineage, sender) if each.network == network.id]
+        if not found:
+            return b""
+        code = await self._internal_calls.call(network, "eth_getCode", "0x" + sender.hex(), "latest", fresh=True)
+        return b"" if abi.unhex(code) else factories.init_code(found[0].factory, found[0].owner, found[0].salt)
 
     async def _known(self, network: Network, given: Mapping[str, Any]) -> str | None:
         sender = given.get("sender")
@@ -82,18 +81,10 @@ class AccountVersions:
         return next((version for version, point in points if bytes.fromhex(point[2:]) == reported), None)
 
 
-def _by_shape(given: Mapping[str, Any], versions: list[str]) -> list[str]:
-    """The versions whose operations can have these fields."""
-    named = {name for name, value in given.items() if value is not None}
-    if named & _V06_ONLY:
-        return ["0.6"]
-    return [version for version in versions if version != "0.6"] if named & _V07_ONLY else versions
-
-
 def _by_factory(network: Network, given: Mapping[str, Any]) -> str | None:
     """The version of the factory that deploys the account, if it is one of ours."""
     factory = given.get("factory") or given.get("initCode")
     if not isinstance(factory, str):
         return None
-    factories = network.chain.factories.items()
-    return next((version for version, known in factories if known.lower() == factory[:42].lower()), None)
+    known_factories = network.chain.factories.items()
+    return next((version for version, known in known_factories if known.lower() == factory[:42].lower()), None)

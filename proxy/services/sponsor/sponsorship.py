@@ -65,11 +65,12 @@ class BlockTimes:
 
 @dataclass(frozen=True, slots=True)
 class Sponsorship:
-    """The paymaster's fields of an operation. `worst`: the most that the operation can cost, in pico-dollars."""
+    """The paymaster's data for the operation that it was signed for. `worst`: the most that the operation can cost, in
+    pico-dollars."""
 
     paymaster: Paymaster
     data: bytes
-    gas: tuple[int, int]
+    operation: UserOperation
     worst: int = 0
 
 
@@ -127,8 +128,10 @@ class SponsorService:
         policy_id: str,
         entry_point: str | None,
         draft: bool = False,
+        completes: bool = False,
     ) -> SponsorRequest:
-        """Parse a request. Raises BadOperation, which names the invalid field; a draft may lack the gas fields."""
+        """Parse a request. Raises BadOperation, which names the invalid field; a draft may lack the gas fields. `completes`:
+        adds the init code that a wallet created here still needs."""
         if "user_operations" not in family_of(network).features:
             raise InvalidRequest(f"chain: {network.id} has no user operations to sponsor")
         version = await self._versions.find(network, given, entry_point)
@@ -137,13 +140,16 @@ class SponsorService:
             if given.get(name) is None:
                 raise BadOperation(f"{name}: is missing")
         fields = {name: value for name, value in given.items() if name not in _IGNORED and value is not None}
+        if version != "0.6":
+            for name, limit in zip(_LIMITS, payer.gas, strict=True):
+                fields.setdefault(name, hex(limit))
+            fields |= {"paymaster": "0x" + payer.address.hex(), "paymasterData": "0x"}
+        operation = user_operation.parse(fields, version, draft=True)
         if version == "0.6":
-            operation = paymaster.funded(user_operation.parse(fields, version, draft=True), payer.address)
-            return SponsorRequest(key, network, payer, operation, policy_id)
-        for name, limit in zip(_LIMITS, payer.gas, strict=True):
-            fields.setdefault(name, hex(limit))
-        fields |= {"paymaster": "0x" + payer.address.hex(), "paymasterData": "0x"}
-        return SponsorRequest(key, network, payer, user_operation.parse(fields, version, draft=True), policy_id)
+            operation = paymaster.funded(operation, payer.address)
+        if completes and not operation.init_code:
+            operation = replace(operation, init_code=await self._versions.init_code(key, network, operation.sender))
+        return SponsorRequest(key, network, payer, operation, policy_id)
 
     # Sponsoring
 
@@ -154,7 +160,8 @@ class SponsorService:
             await self._decide(request, None)
         payer = request.paymaster
         terms = PaymasterTerms(payer.address, payer.chain_id, 2**48 - 1, 2**48 - 1)
-        return Sponsorship(payer, paymaster.data_of(terms, paymaster.STUB_SIGNATURE), request.operation.paymaster_gas)
+        data = paymaster.data_of(terms, paymaster.STUB_SIGNATURE)
+        return Sponsorship(payer, data, request.operation)
 
     async def sponsor(self, request: SponsorRequest) -> Sponsorship:
         with self._recorded_refusals(request):
@@ -196,7 +203,7 @@ class SponsorService:
             telemetry.sponsorships_total.labels(request.network.id, outcome.kind).inc()
             match outcome.kind:
                 case "granted" | "same":
-                    return Sponsorship(payer, outcome.data, operation.paymaster_gas, outcome.worst)
+                    return Sponsorship(payer, outcome.data, operation, outcome.worst)
                 case "stale":
                     effective = await self._decide(request, worst, fresh=True)
                 case "twice":

@@ -126,11 +126,17 @@ class GasHandlers:
                 body["user_operation"],
                 policy_id=body["policy_id"],
                 entry_point=body.get("entry_point"),
+                completes=True,
             )
         except BadOperation as exc:
             raise InvalidRequest(_named(exc)) from None
         found = await self._sponsor.sponsor(parsed)
-        return {**fields_of(found), "sponsored_gas_usd": policy.usd(found.worst)}
+        return {
+            **fields_of(found),
+            **_deployment(found),
+            "entry_point": address.checksum(found.paymaster.entry_point),
+            "sponsored_gas_usd": policy.usd(found.worst),
+        }
 
 
 def _shown(request: RestRequest, found: Policy) -> dict[str, Any]:
@@ -149,7 +155,7 @@ def _shown(request: RestRequest, found: Policy) -> dict[str, Any]:
 def fields_of(found: Sponsorship) -> dict[str, str]:
     """The paymaster's fields of an operation; for 0.6 also the combined `paymasterAndData`."""
     payer, data = found.paymaster, found.data.hex()
-    verification, post_op = found.gas
+    verification, post_op = found.operation.paymaster_gas
     fields = {
         "paymaster": address.checksum(payer.address),
         "paymasterData": "0x" + data,
@@ -159,6 +165,16 @@ def fields_of(found: Sponsorship) -> dict[str, str]:
     if payer.version == "0.6":
         fields["paymasterAndData"] = "0x" + payer.address.hex() + data
     return fields
+
+
+def _deployment(found: Sponsorship) -> dict[str, str]:
+    """The fields that deploy the sender with the operation, in the shape of its version; none if it is deployed."""
+    factory, code = found.operation.factory, found.operation.init_code
+    if factory is None:
+        return {}
+    if found.paymaster.version == "0.6":
+        return {"initCode": "0x" + code.hex()}
+    return {"factory": address.checksum(factory), "factoryData": "0x" + code[20:].hex()}
 
 
 def _named(fault: BadOperation) -> str:

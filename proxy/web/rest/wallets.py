@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.chains.evm import address
+from proxy.chains.evm import address, factories
 from proxy.errors import InvalidRequest, NotFound
 from proxy.services.wallets import Wallet, WalletService, WalletState
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
@@ -44,6 +44,9 @@ class WalletHandlers:
         if state.is_deployed:
             reply["deployed_at"] = time_of(state.wallet.deployed_at)
             reply["deploy_tx"] = None if state.wallet.deploy_tx is None else "0x" + state.wallet.deploy_tx.hex()
+        else:
+            code = factories.init_code(wallet.factory, wallet.owner, wallet.salt)
+            reply |= {"init_code": "0x" + code.hex(), "factory_data": "0x" + code[20:].hex()}
         return reply
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
