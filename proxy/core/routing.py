@@ -122,10 +122,6 @@ class UpstreamGroup:
                 return fit
         return []
 
-    def may_have(self, method: str, now: float) -> bool:
-        """Whether an upstream serves this method, although it may take no calls now."""
-        return bool([each for each in self.members if each.may_serve(method) and not each.lacks(method, now)])
-
     def doubtful_for_writes(self, now: float) -> int:
         """The upstreams, as a bit set of indexes, that a write goes to only if there is no other: it cannot be repeated."""
         found = 0

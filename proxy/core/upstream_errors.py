@@ -57,7 +57,7 @@ KINDS: dict[ErrorKind, ErrorMeaning] = {
     # The range is split, or the error suggests one that works (`log_range`).
     "range_too_large": ErrorMeaning(code=-32602),
     # Another upstream may have it, or may do it.
-    "missing_data": ErrorMeaning(retry_elsewhere=True, code=-32014, weight=ABOUT_THE_CALL),
+    "missing_data": ErrorMeaning(retry_elsewhere=True, weight=ABOUT_THE_CALL),
     "unsupported": ErrorMeaning(retry_elsewhere=True, code=-32601, weight=LACK),
     # The upstream's own problem.
     "rate_limited": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32005, weight=TROUBLE),

@@ -150,7 +150,7 @@ def test_long_message_costs_no_more_than_a_short_one() -> None:
     ("raw", "expected"),
     [
         (error(-32000, "execution reverted", data="0x08c379a0"), error(3, "execution reverted", data="0x08c379a0")),
-        (error(-32000, "header not found"), error(-32014, "header not found")),
+        (error(-32000, "header not found"), error(-32000, "header not found")),
         (error(-32000, "Method foo not found"), error(-32601, "Method foo not found")),
         (error(-32000, "execution timeout"), error(-32015, "execution timeout")),
         (

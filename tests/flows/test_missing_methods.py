@@ -102,7 +102,7 @@ def test_error_that_may_be_about_the_params_is_passed_on_each_time(count: int) -
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_method_of_an_upstream_that_is_down_is_unavailable_and_not_unknown(is_known: bool) -> None:
+def test_method_that_no_upstream_in_use_has_does_not_exist(is_known: bool) -> None:
     @on_uvloop
     async def run() -> None:
         async with rpc_harness(2) as harness:
@@ -111,9 +111,9 @@ def test_method_of_an_upstream_that_is_down_is_unavailable_and_not_unknown(is_kn
             while is_known and not harness.upstreams[0].count(PROOF):
                 assert "result" in (await proof(harness, harness.count(PROOF))).json
             has_it.open(time.monotonic() + 60.0)
-            (await proof(harness, 1000)).fault(503)
+            assert (await proof(harness, 1000)).json["error"]["code"] == -32601
             has_it.cordon(cordoned=True, now=time.monotonic())
-            (await proof(harness, 1001)).fault(503)
+            assert (await proof(harness, 1001)).json["error"]["code"] == -32601
 
     run()
 

@@ -379,7 +379,29 @@ async def test_error_from_one_upstream_is_returned_when_the_others_fail() -> Non
         for n in range(3):
             reply = await harness.call("eth_getProof", [ADDRESS, [], hex(n)])
             assert reply.status == 200
-            assert reply.json["error"] == {"code": -32014, "message": "missing trie node 00ff"}
+            assert reply.json["error"] == {"code": -32000, "message": "missing trie node 00ff"}
+
+
+@pytest.mark.parametrize("is_one_out", [False, True])
+def test_method_that_no_upstream_has_does_not_exist_from_the_first_call_on(is_one_out: bool) -> None:
+    def lacking(_: list[Any]) -> Any:
+        raise Refused(-32601, "the method debug_traceCall does not exist/is not available")
+
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(4, faults=True) as harness:
+            for upstream in harness.upstreams:
+                upstream.answers["eth_getProof"] = lacking
+            if is_one_out:
+                await harness.proxies[2].switch("dead")
+            for n in range(5):
+                reply = await harness.call("eth_getProof", [ADDRESS, [], hex(n)])
+                assert (reply.status, reply.json["error"]["code"]) == (200, -32601)
+            asked = sum(upstream.count("eth_getProof") for upstream in harness.upstreams)
+            # Each is asked once, and then one of them for each call.
+            assert asked <= 4 + 4
+
+    run()
 
 
 # Several calls in one request

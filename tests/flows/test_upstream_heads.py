@@ -380,4 +380,4 @@ async def test_pruned_upstream_gets_calls_for_old_state_only_if_no_other_works()
         assert harness.upstreams[0].count("eth_getBalance") == 0
         await harness.proxies[1].switch("dead")
         reply = await harness.call("eth_getBalance", [TX[:42], "0x1"])
-        assert reply.json["error"]["code"] == -32014
+        assert reply.json["error"]["code"] == -32000
