@@ -15,7 +15,7 @@ import pytest
 
 from proxy.core import access
 from proxy.core.access import Limits
-from proxy.web.websocket import frames
+from proxy.web.websocket import client_socket, frames
 from tests.http_client import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted, value_of
 from tests.service import until
@@ -352,7 +352,6 @@ BROKEN = [
     (b"\x81\x02hi", 1002),
     (b"\xc1\x80\x00\x00\x00\x00", 1002),
     (b"\x83\x80\x00\x00\x00\x00", 1002),
-    (b"\x82\x81\x00\x00\x00\x00\xff", 1003),
     (b"\x81\x81\x00\x00\x00\x00\xff", 1007),
     (b"\x81\xff" + (1 << 40).to_bytes(8, "big"), 1009),
     (b"\x88\x82\x00\x00\x00\x00" + (1005).to_bytes(2, "big"), 1002),
@@ -399,6 +398,37 @@ async def test_close_is_answered_with_its_code_and_ends_the_connection() -> None
         assert await client.close_code() == 4001
         assert await client.ended()
         await until(lambda: len(running.app.sockets) == 0)
+
+
+def test_connection_of_a_client_that_compresses_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RFC 6455, 5.5.1. A subscription and small replies do not delay it."""
+    monkeypatch.setattr(client_socket, "CLOSE_REPLY_S", 1000.0)
+    monkeypatch.setattr(client_socket, "DECOMPRESS_S", 1000.0)
+
+    @on_uvloop
+    async def run() -> None:
+        compressed: dict[str, Any] = {"Sec_WebSocket_Extensions": "permessage-deflate"}
+        async with served() as (running, _), bare(running, **compressed) as client:
+            client.write(rpc("eth_subscribe", ["newHeads"]))
+            assert "result" in await client.json()
+            client.write((1000).to_bytes(2, "big"), frames.CLOSE)
+            assert await client.close_code() == 1000
+            assert await client.ended()
+
+    run()
+
+
+@pytest.mark.parametrize("message", [b"", b"\x00", b"\xff", b"\xff\xfe\x00", b"x" * 500])
+def test_binary_message_that_is_not_json_gets_one_answer(message: bytes) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with served() as (running, _), bare(running) as client:
+            client.write(message, frames.BINARY)
+            assert (await client.json())["error"]["code"] == -32700
+            client.write(rpc("eth_chainId"), frames.BINARY)
+            assert "result" in await client.json()
+
+    run()
 
 
 @on_uvloop

@@ -39,6 +39,9 @@ FRAMES_PER_TURN = 16
 BYTES_PER_TURN = 65_536
 # How long a client may take to answer a close frame, and to read the frames before it.
 CLOSE_REPLY_S = 1.0
+# How long a client may take to decompress the last messages. RFC 6455, 5.5.1: after both close frames the server "MUST close
+# the underlying TCP connection immediately".
+DECOMPRESS_S = 0.2
 CLOSE_READ_S = 10.0
 _PING = frame(b"", frames.PING)
 _monotonic = time.monotonic
@@ -211,7 +214,9 @@ class ClientSocket(asyncio.Protocol):
             code = frames.close_code(payload)
             is_behind = self._may_be_decompressing()
             self.close(code, "")
-            if not is_behind:
+            if is_behind:
+                self.context.loop.call_later(DECOMPRESS_S, self.output.shut)
+            else:
                 self.output.shut()
         elif self._close_sent_at:
             return
@@ -223,10 +228,8 @@ class ClientSocket(asyncio.Protocol):
 
     def _may_be_decompressing(self) -> bool:
         """Whether the client may not have come to the close frame yet. Node's own client decompresses in the background: if the
-        connection ends meanwhile, it takes that for a failure (1006). Such a connection is closed by `_check_close`."""
-        if not self.output.window_bits:
-            return False
-        return len(self.subscriptions) > 0 or self.context.now() - self.output.deflated_at < CLOSE_REPLY_S
+        connection ends meanwhile, it takes that for a failure (1006)."""
+        return self.output.window_bits > 0 and self.context.now() - self.output.deflated_at < DECOMPRESS_S
 
     def _wait_for_more(self) -> None:
         """Inside a message a deadline runs, from its first byte on; between messages none does."""

@@ -25,7 +25,6 @@ CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 # Close codes, section 7.4.1 and the registry it opened.
 NORMAL = 1000
 PROTOCOL_ERROR = 1002
-NOT_TEXT = 1003
 NOT_UTF8 = 1007
 POLICY = 1008
 TOO_BIG = 1009
@@ -213,10 +212,9 @@ class FrameReader:
             raise ProtocolViolation(NOT_UTF8, "the message is not valid deflate data") from None
 
     def _text(self, payload: bytes) -> Message:
+        """Some libraries send JSON in binary messages. One that is not JSON gets the same error as a text that is not."""
         if self._kind == TEXT:
             _check_utf8(payload)
-        elif not _is_utf8(payload):
-            raise ProtocolViolation(NOT_TEXT, "only text messages are accepted")
         return TEXT, payload
 
     def _frame(self) -> tuple[int, bool, bytes] | None:
