@@ -51,6 +51,28 @@ async def test_file_of_a_new_chain_has_the_facts_of_its_node(tmp_path: Path) -> 
     assert not (tmp_path / "chains" / "other.toml").exists()
 
 
+async def test_block_time_of_a_short_chain_is_measured_without_its_first_block(tmp_path: Path) -> None:
+    class YoungChain(OwnChain):
+        def block(self, number: int) -> dict[str, Any]:
+            return {**super().block(number), **({"timestamp": "0x0"} if number == 0 else {})}
+
+    times = {}
+    for name, head, words in (
+        ("eight", 8, ()),
+        ("one", 1, ()),
+        ("none", 0, ()),
+        ("given", 8, ("--block-time", "0.25")),
+    ):
+        async with scripted(1, YoungChain(identity=str(OWN_ID), head=head), OwnNode) as (node,):
+            more = ("--upstream", node.url, "--name", name, "--directory", str(tmp_path / name))
+            done = await run("add", str(OWN_ID), *more, *words)
+        assert (done.returncode, done.stderr) == (0, "")
+        found = settings.load_tables(own=str(tmp_path / name)).chains.find(name, "mainnet")
+        assert found is not None
+        times[name] = found.facts.block_time_s
+    assert times == {"eight": 2.0, "one": 12.0, "none": 12.0, "given": 0.25}
+
+
 async def test_invalid_name_writes_no_file(tmp_path: Path) -> None:
     async with scripted(1, OwnChain(identity=str(OWN_ID)), OwnNode) as (node,):
         done = await run("add", str(OWN_ID), "--upstream", node.url, "--name", "Mine", "--directory", str(tmp_path))

@@ -18,6 +18,8 @@ COLUMNS = ("network", "title", "id", "family", "class", "coin", "block_time_s")
 ASK_S = 10.0
 # The block time is the mean over this many blocks.
 MEASURED_BLOCKS = 100
+# The bounds of schemas/config/chain.json.
+DEFAULT_BLOCK_S, LONGEST_BLOCK_S = 12.0, 600.0
 
 
 def register(commands: Any) -> None:
@@ -32,6 +34,9 @@ def register(commands: Any) -> None:
     add.add_argument("--upstream", required=True, metavar="URL", help="an http or https URL of one of its nodes")
     add.add_argument("--name", required=True, help="the chain's name in paths: lower-case letters, digits and hyphens")
     add.add_argument("--symbol", default="ETH", help="the coin that pays for gas (default: ETH)")
+    add.add_argument(
+        "--block-time", type=float, metavar="SECONDS", help="the usual time between blocks (default: measured)"
+    )
     add.add_argument("--config", type=Path, metavar="FILE", help=context.CONFIG_HELP)
     add.add_argument(
         "--directory", type=Path, metavar="DIR", help="your data files (default: the setting data_files.directory)"
@@ -69,7 +74,7 @@ async def _add(args: argparse.Namespace) -> int:
         raise StartError(["--directory DIR is required: data_files.directory is not set"])
     path = directory / "chains" / f"{args.name}.toml"
     _check_free(tables.chains, args.id, path)
-    facts = await _facts(args.upstream, args.id, list(tables.chains.chains.values()))
+    facts = await _facts(args.upstream, args.id, list(tables.chains.chains.values()), block_time_s=args.block_time)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(chain_text(args.name, args.symbol, facts))
     try:
@@ -92,7 +97,7 @@ def _check_free(registry: Registry, chain_id: int, path: Path) -> None:
         raise StartError([f"{path} exists already: choose another --name, or edit the file"])
 
 
-async def _facts(url: str, chain_id: int, known: Sequence[Chain]) -> dict[str, Any]:
+async def _facts(url: str, chain_id: int, known: Sequence[Chain], *, block_time_s: float | None) -> dict[str, Any]:
     """The facts of a network as its node reports them. Shared contracts are looked for at their addresses on known chains."""
     import aiohttp
 
@@ -104,7 +109,7 @@ async def _facts(url: str, chain_id: int, known: Sequence[Chain]) -> dict[str, A
         head = await node.call("eth_getBlockByNumber", "latest", False)
         return {
             "chain_id": chain_id,
-            "block_time_s": await node.block_time(int(head["number"], 16), int(head["timestamp"], 16)),
+            "block_time_s": block_time_s or await node.block_time(int(head["number"], 16), int(head["timestamp"], 16)),
             "finality_tag": await node.has_tag("finalized"),
             "legacy_fees": "baseFeePerGas" not in head,
             "multicall": await node.first_deployed({chain.multicall for chain in known if chain.multicall}),
@@ -140,12 +145,13 @@ class NewNode:
         return reply
 
     async def block_time(self, head: int, at: int) -> float:
-        """Mean seconds between the newest blocks; at least 0.1, as timestamps are whole seconds."""
-        blocks = min(MEASURED_BLOCKS, head)
-        if not blocks:
-            return 12.0
+        """Mean seconds between the newest blocks; at least 0.1, as timestamps are whole seconds. The first block does not
+        count, because its time is often 0. A development chain may have rested for days between two blocks."""
+        blocks = min(MEASURED_BLOCKS, head - 1)
+        if blocks < 1:
+            return DEFAULT_BLOCK_S
         older = await self.call("eth_getBlockByNumber", hex(head - blocks), False)
-        return max(0.1, round((at - int(older["timestamp"], 16)) / blocks, 1))
+        return min(LONGEST_BLOCK_S, max(0.1, round((at - int(older["timestamp"], 16)) / blocks, 1)))
 
     async def has_tag(self, tag: str) -> bool:
         return bool((await self._reply("eth_getBlockByNumber", tag, False)).get("result"))
@@ -176,7 +182,7 @@ def chain_text(name: str, symbol: str, facts: Mapping[str, Any]) -> str:
         "",
         "[networks.mainnet]",
         f"chain_id = {facts['chain_id']}",
-        f"block_time_s = {facts['block_time_s']}   # the mean of the newest {MEASURED_BLOCKS} blocks",
+        f"block_time_s = {facts['block_time_s']}   # as given, or the mean of the newest {MEASURED_BLOCKS} blocks",
         f"finality_tag = {json.dumps(facts['finality_tag'])}   # whether nodes know the tags safe and finalized",
         "finality_blocks = 64   # the depth at which a block is final without these tags",
         f"legacy_fees = {json.dumps(facts['legacy_fees'])}   # whether blocks lack baseFeePerGas",
