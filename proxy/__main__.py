@@ -14,6 +14,9 @@ from pathlib import Path
 from proxy import __version__
 from proxy.errors import Fault, StartError
 
+# Shows the traceback of an unexpected error.
+TRACEBACK = "PENSTOCK_TRACEBACK"
+
 # The commands, and their modules in `commands/`.
 COMMANDS = {
     "dev": "dev",
@@ -46,17 +49,77 @@ COMMANDS = {
 }
 
 
+# The overview that `penstock` alone prints: importing every command for it would take a second.
+OVERVIEW = """\
+usage: {prog} COMMAND [options]
+
+Penstock, a self-hosted blockchain access API.
+
+Try it
+  dev            run everything for development: an embedded database, a development chain and the service
+  webhooks       receive, verify and forward deliveries on this machine
+Set it up
+  init           write a settings file with fresh secrets
+  check          check the configuration and the database, and print the effective settings
+  migrate        update the database schema to this version
+  serve          run the service in production with your own database and upstreams
+  compile        compile the hot path to machine code, which makes calls faster
+  chains         list the known networks, and add a chain of your own
+Customers
+  accounts       create, list, show, change and delete accounts
+  keys           create, list, show, rotate, revoke and change keys
+  announcements  show a notice in every dashboard, list and remove notices
+Look and repair
+  top            show the busiest keys, methods and upstreams, live
+  logs           show requests as they happen
+  explain        show what happened to a request
+  upstreams      list, try, cordon and uncordon upstreams
+  contradictions list and export contradicted replies of upstreams
+  fleet          list the processes of all hosts
+  operations     list user operations and their status
+Data and secrets
+  index          add older blocks to the index of token holdings
+  backup         write the whole database to a file, while the service runs
+  restore        fill an empty database from a file that backup wrote
+  admin          create, list and revoke operators' tokens for the dashboard
+  reseal         rotate the pepper: count the API keys still on the old one, and encrypt stored secrets again
+Shell
+  completion     print a script that completes commands in a shell
+
+Examples
+  {prog} dev                                              try everything on this machine
+  {prog} init --upstream CHAIN/NETWORK=URL                 begin a production set-up
+  {prog} check --connect                                  see whether database and upstreams answer
+  {prog} accounts create --name Acme --email a@acme.example   add a customer
+  {prog} explain REQUEST_ID                                find out why a request failed
+
+{prog} COMMAND --help describes a command. Settings come from --config FILE, else from PENSTOCK_CONFIG or ./penstock.toml.
+"""
+# Commands that the service starts itself. They write logs and keep their tracebacks.
+INTERNAL = frozenset({"preload", "worker", "background"})
+CONFIG_FILE = Path("penstock.toml")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     prog = "penstock" if os.path.basename(sys.argv[0]) == "penstock" else "python -m proxy"
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(OVERVIEW.format(prog=prog), end="")
+        return 0
+    if words[0] not in COMMANDS and not words[0].startswith("-"):
+        return _unknown(prog, words[0])
     parser = argparse.ArgumentParser(prog=prog, description="Penstock, a self-hosted blockchain access API.")
     parser.set_defaults(program=prog)
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    words = sys.argv[1:] if argv is None else argv
-    # The other commands are needed only for the usage. Importing them takes longer than most commands run.
-    for name in words[:1] if words and words[0] in COMMANDS else COMMANDS:
-        import_module(f"proxy.commands.{COMMANDS[name]}").register(commands)
+    # Only the command that runs is imported: all of them take longer than most commands run.
+    if words[0] in COMMANDS:
+        import_module(f"proxy.commands.{COMMANDS[words[0]]}").register(commands)
     args = parser.parse_args(words)
+    if words[0] != "dev" and "config" in args and args.config is None and not getattr(args, "data", None):
+        args.config = _default_config()
+    if words[0] in INTERNAL:
+        return int(args.run(args))
     try:
         code = int(args.run(args))
         sys.stdout.flush()
@@ -68,10 +131,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Fault as exc:
         print(f"penstock: {exc.message}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, EOFError):
         return 130
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         return _on_broken_pipe()
+    except OSError as exc:
+        named = f"{exc.filename}: " if exc.filename else ""
+        print(f"penstock: {named}{exc.strerror or exc}", file=sys.stderr)
+        return 1
+    except Exception as exc:
+        if _variable(TRACEBACK):
+            raise
+        name = type(exc).__name__
+        print(f"penstock: unexpected error ({name}: {exc}); set {TRACEBACK}=1 to see where", file=sys.stderr)
+        return 70
+
+
+def _unknown(prog: str, word: str) -> int:
+    from difflib import get_close_matches
+
+    shown = [name for name in COMMANDS if name not in INTERNAL]
+    near = get_close_matches(word, shown, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"run {prog} --help for the list"
+    print(f"penstock: there is no command {word!r}: {hint}", file=sys.stderr)
+    return 2
+
+
+def _default_config() -> Path | None:
+    """The settings file of a command that names none."""
+    if named := _variable("PENSTOCK_CONFIG"):
+        return Path(named)
+    return CONFIG_FILE if CONFIG_FILE.is_file() else None
+
+
+def _variable(name: str) -> str:
+    from proxy.settings import environment
+
+    return environment().get(name, "")
 
 
 def _on_broken_pipe() -> int:

@@ -1,6 +1,6 @@
 """`check`: print the effective settings with secrets masked, or every fault in them, and check that the database fits.
 
-With `--connect` it also prints a table of what can be reached: the database, the cache and each upstream.
+With `--connect` it prints a table of what can be reached instead: the database, the cache and each upstream.
 """
 
 from __future__ import annotations
@@ -27,22 +27,30 @@ def register(commands: Any) -> None:
         action="store_true",
         help="try the database, the cache and each upstream: its chain, head, archive and batches",
     )
+    parser.add_argument("--verbose", action="store_true", help="with --connect: print the effective settings too")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     found, tables = settings.load_with_tables(args.config, environ=settings.environment())
-    for name, value in settings.masked(found):
-        print(f"{name} = {value}")
     code = asyncio.run(_connect(found, tables, offline=args.offline)) if args.connect else 0
+    if args.verbose or not args.connect:
+        _print_settings(found)
     if not args.offline:
         asyncio.run(inspect_service(found))
     return code
 
 
+def _print_settings(found: Settings) -> None:
+    for name, value in settings.masked(found):
+        print(f"{name} = {value}")
+    for place, upstream in enumerate(found.upstreams):
+        if not upstream.operator:
+            print(f'upstreams.{place}.operator = "{upstream.operated_by}"')
+
+
 async def _connect(found: Settings, tables: Tables, *, offline: bool) -> int:
     """Print what can be reached. Returns 1 if something that the service needs cannot."""
     rows = await connections.tried(found, tables, offline=offline)
-    print()
     output.rows(rows, connections.COLUMNS, as_json=False)
     return int(not all(connections.is_useful(row) for row in rows))

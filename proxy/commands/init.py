@@ -38,6 +38,8 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.file.exists():
         raise StartError([f"{args.file} exists already: move it, or name another file"])
+    if not args.file.parent.is_dir():
+        raise StartError([f"the directory {args.file.parent} does not exist: create it, or name another file"])
     asks = sys.stdin.isatty() and sys.stdout.isatty()
     database = args.database or (asks and _database()) or DATABASE
     upstreams = args.upstream or (list(_upstreams()) if asks else [])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
+
+from proxy.settings import environment
 
 OutputRow = Mapping[str, Any]
 # Internal columns that help no reader. JSON contains them.
@@ -40,8 +43,15 @@ def _json(data: Any) -> str:
 def _table(found: Sequence[OutputRow], columns: Sequence[str]) -> None:
     cells = [list(columns), *([_cell(item[column]) for column in columns] for item in found)]
     widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
-    for line in cells:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip())
+    for place, line in enumerate(cells):
+        text = "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
+        print(f"\x1b[1m{text}\x1b[0m" if place == 0 and _has_colours() else text)
+
+
+def _has_colours() -> bool:
+    """On a terminal, unless its user wants none (no-color.org)."""
+    found = environment()
+    return sys.stdout.isatty() and not found.get("NO_COLOR") and found.get("TERM") != "dumb"
 
 
 def _cell(value: Any) -> str:

@@ -24,11 +24,14 @@ from proxy.settings.tables import Tables, load_tables, shipped_tables
 from proxy.settings.toml_files import read
 
 PREFIX = "PENSTOCK_"
-# Variables with the prefix that are not settings: the directory of `dev`, options of its chain (config/devnet), the tests'
-# browser (tests/browser), and whether to make (setup.py) or ignore (proxy/compiled.py) compiled modules.
+# Variables with the prefix that are not settings: the directory of `dev`, the settings file and the tracebacks of commands,
+# options of the development chain (config/devnet), the tests' browser (tests/browser), and whether to make (setup.py) or ignore
+# (proxy/compiled.py) compiled modules.
 _NOT_SETTINGS = frozenset(
     {
         "PENSTOCK_DATA",
+        "PENSTOCK_CONFIG",
+        "PENSTOCK_TRACEBACK",
         "PENSTOCK_BLOCK_TIME_MS",
         "PENSTOCK_DEVNET_LOG",
         "PENSTOCK_CHROMIUM",
@@ -85,7 +88,10 @@ def _tree(
 
 def own_directory(path: Path | None, *, environ: Mapping[str, str]) -> str:
     """The operator's directory of data files, even if other settings are still missing. Empty if there is none."""
-    return _own_directory(_tree(path, environ, {})[0])
+    tree = _tree(path, environ, {})[0]
+    if faults := [fault for fault in schema_faults("settings", tree) if fault.startswith("data_files")]:
+        raise StartError(faults)
+    return _own_directory(tree)
 
 
 def _own_directory(tree: Mapping[str, Any]) -> str:

@@ -1,0 +1,152 @@
+"""No command prints a traceback, whatever it is given: each error is a line that says what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proxy import __main__ as command_line
+from proxy.__main__ import COMMANDS, INTERNAL, OVERVIEW, main
+from proxy.commands.completion import _whole_parser
+from tests.service import ROOT, until
+
+
+def leaves(parser: argparse.ArgumentParser, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command without subcommands of its own, with its parser."""
+    nested = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not nested:
+        yield words, parser
+    for action in nested:
+        for name, below in action.choices.items():
+            yield from leaves(below, (*words, name))
+
+
+LEAVES = {words: parser for words, parser in leaves(_whole_parser()) if words[0] not in INTERNAL}
+
+
+def required(parser: argparse.ArgumentParser, value: str) -> list[str]:
+    """Words for the required arguments of a command."""
+    found: list[str] = []
+    for action in parser._actions:
+        given = str(next(iter(action.choices))) if action.choices else "1" if action.type is int else value
+        if action.option_strings and action.required:
+            found += [action.option_strings[-1], given]
+        elif not action.option_strings and action.nargs not in ("?", "*"):
+            found.append(given)
+    return found
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    return {option for action in parser._actions for option in action.option_strings}
+
+
+def fails_in_words(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that cannot succeed, and return its errors."""
+    try:
+        code = main(words)
+    except SystemExit as exc:  # argparse
+        code = int(exc.code or 0)
+    errors = capsys.readouterr().err
+    assert code in (1, 2), (words, code, errors)
+    assert errors, words
+    assert "Traceback" not in errors
+    assert "unexpected error" not in errors
+    return errors
+
+
+@pytest.mark.parametrize("words", [words for words in LEAVES if "--config" in options_of(LEAVES[words])], ids=" ".join)
+@pytest.mark.parametrize("file", ["missing.toml", "a-directory", "binary.toml", "number.toml"])
+def test_settings_file_that_cannot_be_used(
+    words: tuple[str, ...], file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a-directory").mkdir()
+    (tmp_path / "binary.toml").write_bytes(b"\xff\x00")
+    (tmp_path / "number.toml").write_text("server = 5\ndata_files = 5")
+    fails_in_words([*words, *required(LEAVES[words], "x"), "--config", str(tmp_path / file)], capsys)
+
+
+@pytest.mark.parametrize("words", [words for words in LEAVES if "--data" in options_of(LEAVES[words])], ids=" ".join)
+def test_without_a_database_the_error_says_what_to_configure(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    fails_in_words([*words, *required(LEAVES[words], "x"), "--data", str(tmp_path / "file" / "data")], capsys)
+
+
+@pytest.mark.parametrize("file", ["missing/penstock.toml", "file/penstock.toml"])
+def test_settings_are_not_written_where_there_is_no_directory(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert "does not exist: create it" in fails_in_words(["init", str(tmp_path / file)], capsys)
+
+
+def test_file_that_the_system_refuses_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied", "/some/file")
+
+    monkeypatch.setattr("proxy.commands.init.write_private", refuse)
+    assert fails_in_words(["init", str(tmp_path / "x.toml")], capsys) == "penstock: /some/file: Permission denied\n"
+
+
+async def test_interrupt_ends_a_command_quietly() -> None:
+    """The database accepts the connection and says nothing, until the user has enough."""
+    connected = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    env = {**os.environ, "DATABASE_URL": f"postgresql://x@127.0.0.1:{port}/x", "PENSTOCK_KEYS__PEPPER": "p" * 40}
+    command = [sys.executable, "-m", "proxy", "accounts", "list"]
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        await until(connected.is_set)
+        process.send_signal(signal.SIGINT)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=20)
+    finally:
+        process.kill()
+        server.close()
+    assert b"Traceback" not in errors, errors
+    assert process.returncode == 130
+
+
+def test_overview_lists_every_command_with_its_own_words() -> None:
+    subparsers = next(each for each in _whole_parser()._actions if isinstance(each, argparse._SubParsersAction))
+    about = {choice.dest: choice.help for choice in subparsers._choices_actions}
+    lines = [line for line in OVERVIEW.splitlines() if line.startswith("  ") and "{prog}" not in line]
+    listed = dict(line.strip().split(maxsplit=1) for line in lines)
+    assert listed == about
+    assert set(listed) == set(COMMANDS) - INTERNAL
+
+
+def test_mistyped_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["acounts"]) == 2
+    assert capsys.readouterr().err == "penstock: there is no command 'acounts': did you mean accounts?\n"
+
+
+def test_settings_file_is_found_by_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command_line._default_config() is None
+    (tmp_path / "penstock.toml").write_text("colour = 1")
+    assert "colour" in fails_in_words(["check"], capsys)
+    (tmp_path / "other.toml").write_text("sound = 1")
+    monkeypatch.setenv("PENSTOCK_CONFIG", "other.toml")
+    assert "sound" in fails_in_words(["check"], capsys)
