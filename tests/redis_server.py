@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from tests import programs
 from tests.service import until
 
 PROGRAM = "redis-server"
-LOCK = Path(tempfile.gettempdir(), "penstock-test-redis.lock")
 
 
 def require_redis() -> None:
-    """Install redis-server if possible; otherwise skip the test."""
-    if shutil.which(PROGRAM) is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        # Test processes run in parallel, and apt-get fails while another one holds its lock.
-        with open(LOCK, "a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if shutil.which(PROGRAM) is None:
-                _install()
-    if shutil.which(PROGRAM) is None:
-        pytest.skip(f"{PROGRAM} is not installed, and cannot be: on Debian, apt-get install {PROGRAM}")
-
-
-def _install() -> None:
-    subprocess.run(
-        ["apt-get", "install", "-y", "-q", "--no-install-recommends", PROGRAM],
-        capture_output=True,
-        timeout=120,
-        check=False,
-    )
+    """Skip the test without redis-server."""
+    if programs.find(PROGRAM) is None:
+        pytest.skip(f"{PROGRAM} is not installed: run python -m tests.programs")
 
 
 def free_port() -> int:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import orjson
-import pytest
 import yaml
 from prometheus_client import REGISTRY
 
 from proxy import settings
 from proxy.telemetry import CallCollector, Scrape
+from tests import programs
 from tests.service import ROOT
 
 DEPLOY = ROOT / "deploy"
@@ -33,10 +32,6 @@ def rules() -> list[dict[str, Any]]:
 def queries() -> Iterator[str]:
     yield from (rule["expr"] for rule in rules())
     yield from (target["expr"] for panel in BOARD["panels"] for target in panel.get("targets", ()))
-
-
-def needs(tool: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(shutil.which(tool) is None, reason=f"{tool} is not installed")
 
 
 def test_every_metric_of_a_query_exists(tmp_path: Path) -> None:
@@ -78,7 +73,7 @@ def test_panels_have_titles_and_do_not_overlap() -> None:
     assert all(panel["title"] for panel in BOARD["panels"])
 
 
-@needs("promtool")
+@programs.needs("promtool")
 def test_rules_pass_their_tests() -> None:
     done = subprocess.run(
         ["promtool", "test", "rules", "rules_test.yml"], cwd=DEPLOY / "prometheus", capture_output=True, text=True,
@@ -102,7 +97,7 @@ def test_example_variables_are_settings_and_roles_have_their_own_ports() -> None
     assert len(ports) == 3
 
 
-@needs("systemd-analyze")
+@programs.needs("systemd-analyze")
 def test_unit_is_valid_and_hardened(tmp_path: Path) -> None:
     unit = tmp_path / "penstock@gateway.service"
     text = (DEPLOY / "systemd" / "penstock@.service").read_text()

@@ -18,6 +18,8 @@ import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import debian_packages
+
 HERE = Path(__file__).resolve().parent
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 PACKED = HERE / "node_modules" / "@sparticuz" / "chromium" / "bin"
@@ -75,11 +77,10 @@ def install() -> None:
         print("installing npm packages (Chromium) ...", flush=True)
         subprocess.run(NPM, cwd=HERE, check=True)
         _unpack()
-    elif os.geteuid() == 0 and shutil.which("apt-get"):
+    else:
         print("installing Debian's chromium ...", flush=True)
-        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
-            subprocess.run(["apt-get", *arguments], env=quiet, stdout=subprocess.DEVNULL, check=True)
+        if fault := debian_packages.install("chromium"):
+            print(fault, flush=True)
 
 
 def _unpack() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 
 from proxy.dev.child import Child, Program, inherited_environment
 from proxy.store.keys import KeyStore
+from tests import programs
 from tests.database import pooled
 from tests.flows import production
 from tests.flows.production import PEPPER, Production, settings_text
@@ -24,12 +24,12 @@ from tests.flows.upstream import Upstream
 from tests.http_client import HttpClient, fresh_call, post
 from tests.service import ROOT, until
 
-HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin")
+HAPROXY = programs.find("haproxy")
 CONFIG = ROOT / "deploy" / "haproxy" / "haproxy.cfg"
 NETWORK = "ethereum/sepolia"
 GATEWAYS = 2
 
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="HAProxy is not installed")
+pytestmark = programs.needs("haproxy")
 
 
 def free_port() -> int:

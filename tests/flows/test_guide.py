@@ -25,6 +25,7 @@ from proxy import settings
 from proxy.__main__ import COMMANDS
 from proxy.data_files import CONFIG
 from proxy.web.docs.guide_files import GuideFiles
+from tests import programs
 from tests.certificates import Authority
 from tests.database import Server, connected
 from tests.guide_pages import CODE, PAGES, PageBlock, blocks_of, free_port, run_page
@@ -106,7 +107,7 @@ async def test_sql_of_the_guide_runs(server: Server) -> None:
     await server.drop(name)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@programs.needs("promtool")
 def test_prometheus_accepts_the_file_of_the_guide(tmp_path: Path) -> None:
     shutil.copy(ROOT / "deploy" / "prometheus" / "rules.yml", tmp_path)
     [block] = written_in("yaml")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,10 +11,10 @@ import asyncpg
 
 from proxy.dev import postgres
 from proxy.dev.child import Child, Program, inherited_environment
+from tests import programs
 from tests.database import Server
 
-# Debian has it in a directory for administrators.
-PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+PROGRAM = programs.find("pgbouncer")
 CONFIG = """
 [databases]
 * = host={sockets} user=penstock

@@ -15,11 +15,12 @@ from proxy.store.notices import Notices
 from proxy.store.pool import Pool
 from proxy.store.usage import UsageStore
 from proxy.tasks import Tasks
+from tests import programs
 from tests.database import Server, pooled
 from tests.service import until
 from tests.store import pgbouncer
 
-pytestmark = pytest.mark.skipif(pgbouncer.PROGRAM is None, reason="pgbouncer is not installed")
+pytestmark = programs.needs("pgbouncer")
 
 
 @pytest.fixture(scope="module")
