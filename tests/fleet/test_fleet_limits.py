@@ -1,4 +1,4 @@
-"""Limits over three hosts that share a Redis, and what becomes of them while it is away."""
+"""Limits over three hosts that share a Redis, also while it is away."""
 
 from __future__ import annotations
 
@@ -13,19 +13,28 @@ from tests.service import until
 
 # Limits of the free plan.
 RATE = 10
+ROUNDS = 4
 
 
 async def test_key_gets_its_limit_once_over_all_hosts(fleet: Fleet) -> None:
-    await until(lambda: _holds(fleet, RATE))
+    for _ in range(ROUNDS):
+        await _holds(fleet, RATE)
+    await until(lambda: _is_one_limit(fleet))
 
 
-async def _holds(fleet: Fleet, rate: int, *, own_rate: int = 0) -> bool:
-    """Whether a new key gets its limit and no more. On a busy machine Redis may be late, and then each host has its share."""
+async def test_own_limit_of_a_key_holds_over_all_hosts(fleet: Fleet) -> None:
+    for _ in range(ROUNDS):
+        await _holds(fleet, 5, own_rate=5)
+
+
+async def _holds(fleet: Fleet, rate: int, *, own_rate: int = 0) -> None:
+    """A new key that asks all hosts for more than its limit never gets more. While Redis is late on a busy machine, each host
+    has a part of the limit, rounded up: that is the only slack."""
     key = await fleet.key("growth" if own_rate else "free", own_rate)
     began = time.monotonic()
     statuses = Counter(status for host in await fleet.volley(key, rate + 5) for status in host)
     assert set(statuses) == {200, 429}
-    return rate // 2 <= statuses[200] <= rate * (1 + time.monotonic() - began) + 1
+    assert rate // 2 <= statuses[200] <= rate * (1 + time.monotonic() - began) + len(fleet.gateways.hosts)
 
 
 async def test_calls_of_one_host_get_the_whole_limit(fleet: Fleet) -> None:
@@ -36,10 +45,6 @@ async def test_calls_of_one_host_get_the_whole_limit(fleet: Fleet) -> None:
         return statuses.count(200) == RATE
 
     await until(gets_all, every_s=1.2)
-
-
-async def test_own_limit_of_a_key_holds_over_all_hosts(fleet: Fleet) -> None:
-    await until(lambda: _holds(fleet, 5, own_rate=5))
 
 
 async def test_one_host_gets_the_whole_limit_of_an_upstream(fleet: Fleet) -> None:
@@ -57,16 +62,16 @@ async def test_one_host_gets_the_whole_limit_of_an_upstream(fleet: Fleet) -> Non
 
 async def test_limit_of_an_upstream_holds_over_all_hosts(fleet: Fleet) -> None:
     key = await fleet.key("enterprise")
-
-    async def holds() -> bool:
+    most = 0
+    for _ in range(ROUNDS):
+        await asyncio.sleep(1.0)  # The bucket is full again.
         before, began = fleet.limited.calls, time.monotonic()
         statuses = await fleet.volley(key, UPSTREAM_RATE, LIMITED)
         assert {status for host in statuses for status in host} == {200, 503}
         sent = fleet.limited.calls - before
-        return UPSTREAM_RATE // 2 <= sent <= UPSTREAM_RATE * (1 + time.monotonic() - began) + 1
-
-    # On a busy machine Redis may be late, and then each host has its share.
-    await until(holds, every_s=1.2)
+        assert sent <= UPSTREAM_RATE * (1 + time.monotonic() - began) + len(fleet.gateways.hosts)
+        most = max(most, sent)
+    assert most >= UPSTREAM_RATE // 2
 
 
 @pytest.mark.parametrize("fault", ["frozen", "stopped"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import second_look
 from tests.house.source import ROOT
 
 CONFTEST = """
@@ -49,6 +50,11 @@ def test_fails():
 
 def test_is_innocent():
     gc.collect()
+"""
+# Fails in every run with several processes and passes alone.
+UNSTEADY = """
+def test_needs_to_be_alone(request):
+    assert not request.config.getoption("--processes")
 """
 DROPPING = """
 import pytest
@@ -138,3 +144,16 @@ def test_test_after_a_failed_one_does_not_fail_for_what_that_left_open(tmp_path:
     done = run(tmp_path, *words, test_one=LEAVING, conftest=DROPPING)
     assert "1 failed, 1 passed, 1 error" in done.stdout
     assert "ERROR at teardown of test_fails" in done.stdout
+
+
+def test_test_that_passes_only_alone_is_forgiven_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_it.py").write_text(UNSTEADY)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    words = ["-q", "--rootdir", str(tmp_path), "-c", "/dev/null", "--processes", "2", str(tmp_path)]
+    names = tmp_path / "unsteady.txt"
+    assert second_look.main(words, names) == pytest.ExitCode.OK
+    assert names.read_text() == "test_it.py::test_needs_to_be_alone\n"
+    assert second_look.main(words, names) == pytest.ExitCode.TESTS_FAILED
+    names.unlink()
+    assert second_look.main(words, names) == pytest.ExitCode.OK
