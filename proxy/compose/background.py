@@ -20,7 +20,7 @@ from proxy.compose.fleet import UpstreamLimits, host_id
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import operation_cleanup
 from proxy.compose.webhooks import EventFeature
-from proxy.processes.worker import report_ready, run_child, watch_supervisor
+from proxy.processes.worker import report_ready, run_child, watch_steps, watch_supervisor
 from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.events.notifications import Notifications
 from proxy.services.fleet import Cordons
@@ -253,5 +253,6 @@ async def _run(part: str, build: Callable[[], Background]) -> None:
         await starting
     running.report(part)
     report_ready(running.tasks)
+    watch_steps(running.settings, part)
     await stop.wait()
     await running.close()

@@ -21,6 +21,7 @@ from proxy.compose.app import App, preload_files
 from proxy.compose.fleet import windows_of
 from proxy.errors import Unavailable
 from proxy.processes.listening_sockets import ListeningSockets
+from proxy.processes.slow_steps import SlowSteps
 from proxy.processes.supervised_process import BEAT, BEAT_S, READY, STOP_GRACE_S
 from proxy.processes.supervisor_lines import CERTIFICATES, LEAVING, UNATTENDED, SupervisorLines
 from proxy.settings import Certificates, Settings, Tables
@@ -101,6 +102,7 @@ async def _serve(sockets: ListeningSockets, build: Callable[[], App]) -> None:
     accepting = Tasks()
     accepting.start("accept for others", lambda: sockets.accept_for_others(app.accept_from))
     report_ready(app.tasks)
+    watch_steps(app.settings, "worker")
     await stop.wait()
     await accepting.close()
     sockets.close_others()
@@ -140,6 +142,12 @@ def yield_often() -> None:
     """Let threads that format exports and charts give way to the event loop soon. By default each keeps the interpreter for
     5 ms, by which every call of every client would be delayed."""
     sys.setswitchinterval(SWITCH_S)
+
+
+def watch_steps(settings: Settings, name: str) -> None:
+    """Log slow steps of this process, if the operator asked for that."""
+    if settings.log.slow_step_ms:
+        SlowSteps(asyncio.get_running_loop(), settings.log.slow_step_ms, name).watch()
 
 
 async def _beat() -> None:

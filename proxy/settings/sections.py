@@ -160,6 +160,7 @@ class DashboardSettings:
 class LogSettings:
     level: str
     access: bool
+    slow_step_ms: float
 
 
 @dataclass(frozen=True, slots=True)

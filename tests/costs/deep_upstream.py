@@ -1,0 +1,199 @@
+"""Upstreams with a deep history that answer only short ranges of logs, and note every call with its time."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from operator import itemgetter
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from tests.bundler_harness import ScriptedBundler
+from tests.costs.hostile_inputs import address, topic
+from tests.rpc_upstreams import Call, Chain, value_of
+from tests.svm_upstreams import SvmUpstream
+
+HEAD = 19_100_000
+# As many blocks as the strictest public upstreams allow in one call for logs.
+MAX_RANGE = 10
+TRANSACTIONS = 300
+TRANSFER = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
+# Calls that the service makes by itself to follow the head, whatever clients do.
+OWN = frozenset({"eth_blockNumber", "eth_chainId", "getSlot", "getGenesisHash", "getHealth"})
+TAGS = ("latest", "finalized", "safe", "earliest")
+
+_transactions = orjson.Fragment(
+    orjson.dumps(
+        [
+            {
+                "hash": topic(number),
+                "from": address(number),
+                "to": address(number + 1),
+                "value": "0xde0b6b3a7640000",
+                "nonce": "0x1",
+                "transactionIndex": hex(number),
+                "input": "0xa9059cbb" + "00" * 64,
+                "gas": "0x5208",
+                "gasPrice": "0x3b9aca00",
+            }
+            for number in range(TRANSACTIONS)
+        ]
+    )
+)
+_traces = orjson.Fragment(
+    orjson.dumps(
+        [
+            {
+                "txHash": topic(number),
+                "result": {
+                    "type": "CALL",
+                    "from": address(number),
+                    "to": address(number + 1),
+                    "value": "0x0",
+                    "calls": [{"type": "CALL", "from": address(number), "to": address(number + 1), "value": "0x1"}] * 3,
+                },
+            }
+            for number in range(TRANSACTIONS)
+        ]
+    )
+)
+
+
+class NotedCalls:
+    """The calls of an upstream that clients caused, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[float, str]] = []
+
+    def __repr__(self) -> str:
+        return f"<NotedCalls {len(self._calls)}>"
+
+    def note(self, method: str, params: Any) -> None:
+        is_poll = method == "eth_getBlockByNumber" and params and params[0] in TAGS
+        if method not in OWN and not is_poll:
+            self._calls.append((time.monotonic(), method))
+
+    def between(self, begin: float, end: float) -> Counter[str]:
+        first = bisect_left(self._calls, begin, key=itemgetter(0))
+        return Counter(method for at, method in self._calls[first:] if at < end)
+
+
+async def answer(request: web.Request, reply: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]) -> web.Response:
+    """Like a node: a body that is no JSON for it gets an error, under no id."""
+    try:
+        body = orjson.loads(await request.read())
+    except orjson.JSONDecodeError:
+        return _json({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "parse error"}})
+    if isinstance(body, dict):
+        return _json(await reply(body))
+    return _json([await reply(call) for call in body])
+
+
+def _json(body: Any) -> web.Response:
+    return web.Response(body=orjson.dumps(body), content_type="application/json")
+
+
+class DeepUpstream(ScriptedBundler):
+    """An EVM upstream that is a bundler too."""
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        self.noted = NotedCalls()
+        self.max_range = MAX_RANGE
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        return await answer(request, self._reply)
+
+    async def _reply(self, call: dict[str, Any]) -> dict[str, Any]:
+        self.noted.note(call["method"], call["params"])
+        found = await super()._reply(call)
+        self.calls.clear()
+        return found
+
+    def _result(self, call: Call) -> Any:
+        try:
+            return super()._result(call)
+        except (TypeError, KeyError, ValueError, IndexError, AttributeError):  # hostile params
+            return None
+
+    def _header(self, number: int) -> dict[str, Any]:
+        return {
+            **self.chain.block(number),
+            "timestamp": hex(1_700_000_000 + number),
+            "logsBloom": "0x" + "ff" * 256,
+            "gasUsed": "0x5208",
+            "gasLimit": "0x1c9c380",
+            "baseFeePerGas": "0x7",
+        }
+
+    def _eth_getBlockByNumber(self, params: list[Any]) -> dict[str, Any] | None:
+        number = self._number(params[0])
+        if not 0 <= number <= self.head:
+            return None
+        return {**self._header(number), "transactions": _transactions if params[1] else []}
+
+    def _eth_getBlockByHash(self, params: list[Any]) -> dict[str, Any] | None:
+        """Hashes do not tell their number: only those of the newest blocks are found."""
+        for number in range(self.head, self.head - 200, -1):
+            if self.chain.hash_of(number) == params[0]:
+                return {**self._header(number), "transactions": _transactions if params[1] else []}
+        return None
+
+    def _eth_getLogs(self, params: list[Any]) -> list[dict[str, Any]]:
+        if (name := params[0].get("blockHash")) is not None:
+            block = self._eth_getBlockByHash([name, False])
+            return [self._log(int(block["number"], 16))] if block else []
+        super()._eth_getLogs(params)  # refuses wide ranges
+        first, last = self._number(params[0].get("fromBlock")), self._number(params[0].get("toBlock"))
+        return [self._log(number) for number in range(first, min(last, self.head) + 1)]
+
+    def _log(self, number: int) -> dict[str, Any]:
+        return {
+            "address": address(number % 1000),
+            "topics": [TRANSFER, "0x" + address(1)[2:].zfill(64), "0x" + address(2)[2:].zfill(64)],
+            "data": f"0x{number:064x}",
+            "blockNumber": hex(number),
+            "blockHash": self.chain.hash_of(number),
+            "transactionHash": topic(number % TRANSACTIONS),
+            "transactionIndex": "0x0",
+            "logIndex": "0x0",
+            "removed": False,
+        }
+
+    def _eth_getTransactionReceipt(self, params: list[Any]) -> dict[str, Any]:
+        return {"transactionHash": params[0], "status": "0x1", "blockHash": value_of("block"), "logs": []}
+
+    def _debug_traceBlockByHash(self, params: list[Any]) -> orjson.Fragment:
+        return _traces
+
+
+class PolledSvmUpstream(SvmUpstream):
+    """A Solana upstream without a WebSocket: the service polls it."""
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        self.noted = NotedCalls()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        return await answer(request, self._reply)
+
+    async def _reply(self, call: dict[str, Any]) -> dict[str, Any]:
+        self.noted.note(call["method"], call["params"])
+        found = await super()._reply(call)
+        self.calls.clear()
+        return found
+
+    def _result(self, call: Call) -> Any:
+        try:
+            return super()._result(call)
+        except (TypeError, KeyError, ValueError, IndexError, AttributeError):  # hostile params
+            return None
+
+    def _getProgramAccounts(self, params: list[Any], slot: int) -> Any:
+        account = {"lamports": slot, "owner": params[0], "data": ["", "base64"], "executable": False, "rentEpoch": 0}
+        found = [{"pubkey": params[0], "account": {**account, "space": 0}}]
+        return {"context": {"slot": slot}, "value": found} if len(params) > 1 else found
