@@ -23,7 +23,7 @@ from bench.cases import (
     Case,
     against,
 )
-from bench.loaders import DeadStub, Stub, Target, ValkeyStub
+from bench.loaders import DeadStub, DeepStub, Stub, Target, ValkeyStub
 from bench.processes import StartFailed
 from bench.runner import Runner
 
@@ -165,6 +165,8 @@ def _runner(options: argparse.Namespace, layout: machine.Layout, pair: machine.L
         "small-third": Stub("small-third", size=SMALL_RESULT),
         "dead": DeadStub("dead", size=SMALL_RESULT),
         "valkey": ValkeyStub("valkey", size=0),
+        "evm": DeepStub("evm", size=0),
+        "svm": DeepStub("svm", size=0),
         "limited": Stub("limited", size=SMALL_RESULT, delay_us=LIMITED_MS * 1000, at_once=LIMITED_AT_ONCE),
     }
     settings: Mapping[str, service.Value] = dict(options.set)

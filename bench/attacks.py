@@ -28,7 +28,29 @@ TITLES = {
     "huge": "batches of 40 calls with results of 20 MB each",
     "readers": "66 readers of 30 MB results at 3 KB every 5 s",
     "database": "200 reads from the database at once, every second",
+    # By one account with the plan Free, at the rate of its plan.
+    "containers": "webhooks with 8 MB of empty arrays",
+    "wallets": "wallets with 1 MB of empty arrays",
+    "replays": "16 subscriptions from an old block on one socket",
+    "nul": "calls with U+0000 in a name",
+    "subscriptions": "400 subscriptions with the largest filters",
+    "junk-filters": "filters of 1 MB of junk",
+    "ranges": "logs of 10,000 blocks from an upstream that answers 10",
+    "back-tests": "back-tests over 20 blocks of 300 transactions",
+    "receivers": "webhooks whose receiver never answers",
+    "programs": "300 subscriptions to programs on a polled network",
+    "addresses": "webhooks with 99,999 addresses, created and deleted",
+    "traces": "back-tests over 50 traced blocks",
+    "crowd": "100 accounts together, with all of these inputs in turn",
 }
+CROWD = "crowd"
+# Attacks of Free accounts.
+FREE = frozenset(
+    {
+        "containers", "wallets", "replays", "nul", "subscriptions", "junk-filters", "ranges", "back-tests", "receivers",
+        "programs", "addresses", "traces", CROWD,
+    }
+)  # fmt: skip
 SETTLE_S = 0.5
 
 
@@ -78,6 +100,13 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(("", name.strip().ljust(widths[0]), *figures))
 
 
+def keys_for(name: str, target: Target) -> Sequence[str]:
+    """The keys of the attacking accounts."""
+    if name not in FREE:
+        return (target.other_key,)
+    return target.free_keys if name == CROWD else target.free_keys[:1]
+
+
 @contextmanager
 def under_way(name: str, target: Target, cpu: int) -> Iterator[None]:
     """Run the attack with a key of another account."""
@@ -92,7 +121,7 @@ def under_way(name: str, target: Target, cpu: int) -> Iterator[None]:
             target.host,
             str(target.port),
             target.path,
-            target.other_key,
+            *keys_for(name, target),
         ],
         cpu,
     )

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from bench import baselines, machine, service, tls_files
 from bench.baselines import BASELINES, KEY, PATH
 from bench.cases import ALL_HEALTHY, NO_VALKEY, OWN_RPC, RPC, Case
-from bench.loaders import MARKER, Stub, Target
+from bench.loaders import MARKER, DeepStub, Stub, Target
 from bench.peers import PEERS
 from bench.processes import StartFailed
 
@@ -115,6 +115,13 @@ class Candidates:
     def _urls(self, stub: str, profile: service.Profile) -> tuple[str, ...]:
         return tuple(self.stubs[name].url for name in (stub, *profile.stubs))
 
+    def _deep_url(self, name: str) -> str:
+        """The address of a stub that is started only when a case needs it."""
+        stub = self.stubs[name]
+        assert isinstance(stub, DeepStub)
+        stub.run()
+        return stub.url
+
     def _start_service(self, member: Member, cpus: tuple[int, ...], workdir: Path) -> Target:
         profile = service.PROFILES[member.profile]
         root = self.checkouts[member.name]
@@ -124,12 +131,15 @@ class Candidates:
             raise StartFailed(reason)
         running = service.Service(workdir, root)
         urls, others = self._urls(member.stub, profile), self.layout.load
+        networks = {network: self._deep_url(name) for network, name in profile.networks.items()}
         try:
-            base_url, key, other_key = running.start(
+            base_url, key, other_key, free_keys = running.start(
                 urls,
                 connections=profile.connections,
                 workers=member.workers,
                 settings=settings,
+                networks=networks,
+                free_accounts=profile.free_accounts,
                 cpu=cpus,
                 others=others,
             )
@@ -140,7 +150,9 @@ class Candidates:
         except BaseException:
             running.stop()  # do not leave it running if start-up is interrupted
             raise
-        target = replace(parse_target(f"{base_url}/rpc/ethereum/mainnet", key), other_key=other_key)
+        target = replace(
+            parse_target(f"{base_url}/rpc/ethereum/mainnet", key), other_key=other_key, free_keys=free_keys
+        )
         self._running[member] = (running, target)
         return target
 

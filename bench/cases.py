@@ -15,7 +15,7 @@ from bench.loaders import MARKER, Generator, Target
 Kind = Literal[
     "rate", "bytes", "latency", "workers", "idle", "cached", "admission", "fanout", "turn", "sockets", "filters", "index",
     "pages", "balances", "sponsor", "matching", "delivery", "usage", "faults", "overload",
-    "attacks", "cpu", "mixed", "hedge", "records", "verify", "packed", "spans", "paired",
+    "attacks", "cpu", "mixed", "hedge", "records", "verify", "packed", "spans", "paired", "costs",
 ]  # fmt: skip
 
 ALL = ("nginx", "nginx+lua", "haproxy", "relay", "plain", "penstock")
@@ -31,6 +31,8 @@ NO_ATTACK = "without the attack"
 # The most that a worker may grow under any attack: 128 MiB of held replies (`server.max_held_bytes`), and as much again for the
 # buffers of connections and the allocator.
 MAX_GROWTH_MIB = 256
+# The most that it may grow by what one Free account sends at the rate of its plan.
+MAX_FREE_GROWTH_MIB = 64
 # Penstock's own p99 of small calls without the large ones.
 SMALL_ONLY = "small calls only"
 # The same block matched against few watched addresses.
@@ -479,11 +481,30 @@ CASES = (
         "attacks",
         "p99 of one account's calls while another account attacks",
         kind="attacks",
-        profile="usual-limit",
+        profile="attacked",
         unit="µs (p99)",
         candidates=ALONE,
         connections=16,
-        aims=(Aim(2.0, at_most=True, over=NO_ATTACK), at_most(MAX_GROWTH_MIB, "memory")),
+        aims=(
+            Aim(2.0, at_most=True, over=NO_ATTACK),
+            Aim(3.0, at_most=True, over=NO_ATTACK, figure="crowd"),
+            at_most(MAX_GROWTH_MIB, "memory"),
+            at_most(MAX_FREE_GROWTH_MIB, "memory of one"),
+        ),
+    ),
+    Case(
+        "costs",
+        "the dearest of all hostile inputs to all operations",
+        kind="costs",
+        unit="",
+        candidates=ALONE,
+        aims=(
+            at_most(5.0, "step"),
+            at_most(64.0, "growth"),
+            at_most(64.0, "written"),
+            at_most(1.0, "price"),
+            at_most(0.0, "failed"),
+        ),
     ),
     Case(
         "filters",

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -38,6 +39,7 @@ class Target:
     path: str
     key: str
     other_key: str = ""  # of another account
+    free_keys: tuple[str, ...] = ()  # of accounts with the plan Free, if the case has them
     scheme: Literal["http", "https"] = "http"
 
 
@@ -147,6 +149,23 @@ class DeadStub(Stub):
     def stop(self) -> None:
         if self._taken:
             self._taken.close()
+
+
+class DeepStub(Stub):
+    """An upstream of the cost matrix: see `tools/deep_stub.py`. `name`: its family."""
+
+    def start(self, cpu: int, *, port: int, workdir: Path) -> None:
+        """Noted only: it takes seconds to start, and few cases need it."""
+        self.port, self._cpu, self._workdir = processes.free_port(), cpu, workdir
+
+    def run(self) -> None:
+        """Start it if it is not running."""
+        if self._child is None:
+            argv = [sys.executable, str(HERE / "tools" / "deep_stub.py"), self.name, str(self.port)]
+            log = self._workdir / f"stub-{self.name}.log"
+            self._child = processes.start(f"stub-{self.name}", argv, cpus=[self._cpu], log=log)
+            processes.wait_until_listening(self._child, self.port, timeout_s=60.0)
+            machine.be_idle(self._child.pid)
 
 
 class ValkeyStub(Stub):

@@ -15,6 +15,7 @@ from bench import (
     attacks,
     balances,
     bodies,
+    costs,
     delivery,
     faults,
     filters,
@@ -59,6 +60,7 @@ TAIL_ROUNDS = 3
 # Rounds per ordinary round if all candidates run at the same time: their differences are small.
 PAIRED_ROUNDS = 3
 OVERLOAD_S = 5.0  # long enough for queues to fill
+COSTS_S = 5.0  # how long subscriptions are held: some are polled every two seconds
 ALONE_S = 10.0  # calls without an attack: enough for a p99
 # Beside that many small calls per second: one in ten calls has a reply of 100 KB, one in a hundred one of 5 MB.
 MIXED_RATE = 900.0
@@ -414,6 +416,19 @@ class Runner:
                 Figure(case, f"{case.name}/{aim.figure}", f"{case.title}: {aim.figure}", unit, rows, (aim,))
             )
 
+    # --- the cost matrix ----------------------------------------------------------------------------------------------
+
+    def _run_costs(self, case: Case) -> None:
+        """Once: each cell is repeated where its step was slow."""
+        self.candidates.keep_only(set())
+        found = costs.measure(max(self.seconds, COSTS_S))
+        costs.write(found)
+        figures = found.figures()
+        for aim in case.aims:
+            title, unit = costs.TITLES[aim.figure]
+            rows = {"penstock": Row([figures[aim.figure]])}
+            self._show(Figure(case, f"{case.name}/{aim.figure}", f"{case.title}: {title}", unit, rows, (aim,)))
+
     # --- usage --------------------------------------------------------------------------------------------------------
 
     def _run_usage(self, case: Case) -> None:
@@ -592,12 +607,14 @@ class Runner:
 
     def _show_attack(self, case: Case, name: str, title: str, rows: dict[str, Row], growth: list[float]) -> None:
         method = f"{BESIDE_RATE:,} calls/s; the attack has the time that load and stub leave of their core"
-        by_figure = {figure: tuple(aim for aim in case.aims if aim.figure == figure) for figure in ("", "memory")}
+        of_one = name in attacks.FREE and name != attacks.CROWD
+        p99, memory = ("crowd" if name == attacks.CROWD else ""), ("memory of one" if of_one else "memory")
+        by_figure = {figure: tuple(aim for aim in case.aims if aim.figure == figure) for figure in (p99, memory)}
         title = f"{case.title}: {title}"
-        self._show(Figure(case, f"{case.name}/{name}", title, case.unit, rows, by_figure[""], method))
+        self._show(Figure(case, f"{case.name}/{name}", title, case.unit, rows, by_figure[p99], method))
         grown = {"penstock": Row(growth)}
         title = f"growth of the worker's resident memory: {title}"
-        self._show(Figure(case, f"{case.name}/{name}/memory", title, "MiB", grown, by_figure["memory"]))
+        self._show(Figure(case, f"{case.name}/{name}/memory", title, "MiB", grown, by_figure[memory]))
 
     def _show_rows(self, case: Case, rows: dict[str, Row]) -> None:
         """The figure of a case that has only one."""
@@ -682,6 +699,7 @@ RUNS: Mapping[Kind, Callable[[Runner, Case], None]] = {
     "spans": Runner._run_spans,
     "verify": Runner._run_verify,
     "filters": Runner._run_filters,
+    "costs": Runner._run_costs,
 }
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench import machine, processes, tls_files
 from bench.loaders import BUILD
+from tests.service import command_here
 
 ROOT = Path(__file__).parent.parent
 START_S = 180.0  # the first start unpacks a database and a dev chain
@@ -37,6 +38,8 @@ class Profile:
     addresses: Mapping[str, str] = field(
         default_factory=dict
     )  # settings whose value is the URL of the stub of this name
+    networks: Mapping[str, str] = field(default_factory=dict)  # further networks, each with the stub of this name
+    free_accounts: int = 0  # accounts with the plan Free, besides the usual ones
     connections: int = UPSTREAM_CONNECTIONS  # to each upstream; 0: the default of the settings
     block_time_ms: int = 0  # the dev chain also mines a block at this interval; 0: never
 
@@ -58,6 +61,15 @@ PROFILES = {
         Profile(
             "usual-limit",
             wants={**QUIET, "cache.enabled": False, "cache.coalesce": False, "rpc.depth": 1},
+            connections=0,
+        ),
+        # Hostile clients with the plan Free attack a network with a deep history and one that is polled. Webhooks may point to
+        # this machine.
+        Profile(
+            "attacked",
+            wants={**QUIET, "cache.enabled": False, "cache.coalesce": False, "rpc.depth": 1},
+            networks={"base/mainnet": "evm", "solana/mainnet": "svm"},
+            free_accounts=100,
             connections=0,
         ),
         Profile("hedged", wants={**QUIET, "cache.enabled": False, "cache.coalesce": False}, stubs=("late-too",)),
@@ -97,7 +109,7 @@ PROFILES = {
 
 class Service:
     """A Penstock that runs from the checkout `root`. `start` returns its base URL, a key whose limits are high enough for the
-    bench, and one of another account."""
+    bench, one of another account, and keys of Free accounts."""
 
     def __init__(self, workdir: Path, root: Path) -> None:
         self.workdir, self.root = workdir, root
@@ -113,13 +125,15 @@ class Service:
         connections: int,
         workers: int = 1,
         settings: Mapping[str, Value],
+        networks: Mapping[str, str],
+        free_accounts: int,
         cpu: Sequence[int],
         others: int,
-    ) -> tuple[str, str, str]:
+    ) -> tuple[str, str, str, tuple[str, ...]]:
         """Start the workers on `cpu` and move database and dev chain to core `others`, where they delay nothing else."""
         self.workdir.mkdir(parents=True)
         ready, own = self.workdir / "ready.json", self.workdir / "own.toml"
-        own.write_text(_links(upstream_urls, connections))
+        own.write_text(_links(upstream_urls, connections) + "".join(_upstream(*each) for each in networks.items()))
         tls_files.make()
         port = processes.free_port()
         argv = [
@@ -131,9 +145,24 @@ class Service:
         log = self.workdir / "log"
         self.child = processes.start("penstock", argv, cpus=cpu, log=log, env=environment, cwd=self.root)
         found = self._wait_for(ready)
+        free_keys = tuple(self._free_key(number) for number in range(free_accounts))
         self._pin(port, cpu, others)
         keys = found["keys"]
-        return str(found["base_url"]), str(keys["enterprise"]), str(keys["growth"])
+        return str(found["base_url"]), str(keys["enterprise"]), str(keys["growth"]), free_keys
+
+    def _free_key(self, number: int) -> str:
+        """The key of a new account with the plan Free."""
+        made = self._command(
+            "accounts", "create", "--name", "Free", "--email", f"free{number}@example.com", "--plan", "free"
+        )
+        return str(self._command("keys", "create", "--account", made["id"], "--mode", "live")["key"])
+
+    def _command(self, *words: str) -> dict[str, str]:
+        done = command_here(*words, "--json", "--data", str(self.workdir / "data"))
+        if done.returncode:
+            raise processes.StartFailed(f"penstock {words[0]} {words[1]}: {done.stderr}")
+        found: dict[str, str] = json.loads(done.stdout)
+        return found
 
     def _python(self) -> str:
         """The checkout's own interpreter, whose environment has its compiled hot path."""
@@ -181,6 +210,10 @@ def _links(urls: Sequence[str], connections: int) -> str:
     limit = f"connections = {connections}\n" if connections else ""
     upstreams = [f"[[upstreams]]\n{_link(url)}{limit}" for url in urls]
     return "".join((f"[[bundlers]]\n{_link(urls[0])}", *upstreams))
+
+
+def _upstream(network: str, url: str) -> str:
+    return f'[[upstreams]]\nnetwork = "{network}"\nurl = "{url}"\n'
 
 
 def _link(url: str) -> str:

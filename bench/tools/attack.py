@@ -1,16 +1,20 @@
-"""A hostile client of a running service, until standard input ends: `attack.py NAME HOST PORT PATH KEY`.
+"""A hostile client of a running service, until standard input ends: `attack.py NAME HOST PORT PATH KEY [KEY...]`.
 
-It prints a line of JSON when it has begun. A connection that the service closes is opened again after a moment.
+It prints a line of JSON when it has begun. A connection that the service closes is opened again after a moment. Attacks on the
+costs of operations keep to the rate of a Free account, with each of the keys.
 """
 
 import asyncio
 import contextlib
+import itertools
 import json
+import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 
 AGAIN_S = 0.02
 HANDSHAKE_S = 0.2
@@ -63,6 +67,197 @@ def code_call(number: int, size: int) -> bytes:
 Flood = Callable[[Place, asyncio.StreamWriter], Coroutine[None, None, None]]
 # One client, until its connection is closed.
 Client = Callable[[Place], Coroutine[None, None, None]]
+
+# Attacks on the costs of operations, on a network with a deep history whose upstream answers only short ranges, and on one that
+# is polled (`tools/deep_stub.py`).
+DEEP, POLLED = "base/mainnet", "solana/mainnet"
+DEEP_HEAD = 19_100_000
+PER_S = 10
+MIB = 1 << 20
+
+
+def address(number: int) -> str:
+    return f"0x{number + (1 << 152):040x}"
+
+
+def filled(item: bytes, size: int) -> bytes:
+    return b"[" + b",".join([item] * (size // (len(item) + 1))) + b"]"
+
+
+def call_of(method: str, params: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","id":1,"method":"%s","params":%s}' % (method.encode(), params)
+
+
+def json_call(method: str, *params: object) -> bytes:
+    return call_of(method, json.dumps(params).encode())
+
+
+def largest_filter() -> dict[str, object]:
+    topics = [[f"0x{number:064x}" for number in range(place * 1000, place * 1000 + 1000)] for place in range(4)]
+    return {"address": [address(number) for number in range(1000)], "topics": topics}
+
+
+def blocks_back(count: int) -> dict[str, str]:
+    return {"fromBlock": hex(DEEP_HEAD - count), "toBlock": hex(DEEP_HEAD - 1)}
+
+
+def webhook(event_type: str, config: dict[str, object], **more: object) -> bytes:
+    chain = DEEP.split("/")[0]
+    return json.dumps({"chain": chain, "event_type": event_type, "config": config, **more}).encode()
+
+
+def back_test(event_type: str, config: dict[str, object], blocks: int) -> bytes:
+    return webhook(event_type, config, from_block=DEEP_HEAD - blocks, to_block=DEEP_HEAD - 1)
+
+
+# Requests of an operation: path and body.
+Input = tuple[str, bytes]
+WATCHED = {"addresses": [address(number) for number in range(1000)]}
+RECEIVER = "https://hooks.example.com/penstock"
+
+
+@cache
+def dear_inputs() -> dict[str, Input]:
+    """By the name of the attack. Made once, and only if they are needed: together they are 20 MB."""
+    deep = f"/v1/rpc/{DEEP}"
+    many = {"addresses": [address(number) for number in range(99_999)]}
+    return {
+        "containers": ("/v1/webhooks", b'{"config":{"a":%s}}' % filled(b"[]", 8 * MIB - 100)),
+        "wallets": ("/v1/wallets/create", b'{"owner":"x","unknown":%s}' % filled(b"[]", MIB - 100)),
+        "nul": (deep, call_of("eth_call", b'[{"\\u0000":"\\u0000"},"latest"]')),
+        "junk-filters": (
+            deep,
+            call_of("eth_newFilter", b"[%s]" % json.dumps(os.urandom(MIB // 2 - 100).hex()).encode()),
+        ),
+        "ranges": (deep, json_call("eth_getLogs", blocks_back(10_000))),
+        "back-tests": ("/v1/webhooks/backtest", back_test("address_activity", dict(WATCHED), 20)),
+        "traces": ("/v1/webhooks/backtest", back_test("INTERNAL_TRANSFER", dict(WATCHED), 50)),
+        "addresses": ("/v1/webhooks", webhook("address_activity", dict(many), url=RECEIVER)),
+        "numbers": (deep, call_of("eth_call", filled(b"0", MIB - 100))),
+        "filters": (deep, json_call("eth_newFilter", largest_filter())),
+    }
+
+
+def paced(name: str) -> Client:
+    """One dear input at the rate of the plan. Webhooks that it creates are deleted: a plan allows only a few."""
+
+    async def run(place: Place) -> None:
+        await repeat_inputs(place, [dear_inputs()[name]])
+
+    return run
+
+
+async def crowd(place: Place) -> None:
+    """All dear inputs in turn, each account beginning with another one."""
+    inputs = [*dear_inputs().values()]
+    first = sum(place.key.encode()) % len(inputs)
+    await repeat_inputs(place, inputs[first:] + inputs[:first])
+
+
+async def repeat_inputs(place: Place, inputs: Sequence[Input]) -> None:
+    async with connection(place) as (reader, writer):
+        for path, body in itertools.cycle(inputs):
+            writer.write(replace(place, path=path).post(body))
+            await writer.drain()
+            reply = await read_body(reader)
+            if path == "/v1/webhooks" and b'"wh_' in reply:
+                writer.write(place.head("DELETE", f"{path}/{webhooks_in(reply)[0]}"))
+                await read_body(reader)
+            await asyncio.sleep(1 / PER_S)
+
+
+def webhooks_in(reply: bytes) -> list[str]:
+    """Their ids."""
+    return ["wh_" + part.split(b'"')[0].decode() for part in reply.split(b'"wh_')[1:]]
+
+
+async def read_body(reader: asyncio.StreamReader) -> bytes:
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    if b"content-length:" not in head:
+        return b""
+    return await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
+
+
+def subscribing(network: str, count: int, call: Callable[[int], bytes]) -> Client:
+    """A socket with so many subscriptions, opened at the rate of the plan and then held."""
+
+    async def run(place: Place) -> None:
+        upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
+        async with connection(place) as (reader, writer):
+            writer.write(
+                place.head("GET", f"/v1/ws/{network}", *upgrade, "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+            )
+            await asyncio.sleep(HANDSHAKE_S)
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(read_all(reader))
+                for number in range(count):
+                    writer.write(text_frame(call(number)))
+                    await writer.drain()
+                    await asyncio.sleep(1 / PER_S)
+                await reading
+
+    return run
+
+
+async def read_all(reader: asyncio.StreamReader) -> None:
+    while await reader.read(READ_BYTES):
+        pass
+    raise ConnectionError
+
+
+def text_frame(payload: bytes) -> bytes:
+    """Masked with zeros, which leave it as it is."""
+    size = len(payload)
+    length = (
+        bytes([0x80 | 126]) + size.to_bytes(2, "big")
+        if size < 1 << 16
+        else bytes([0x80 | 127]) + size.to_bytes(8, "big")
+    )
+    return b"\x81" + (bytes([0x80 | size]) if size < 126 else length) + bytes(4) + payload
+
+
+def program(number: int) -> str:
+    """An address of Solana."""
+    alphabet = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+    left, digits = number + (1 << 250), ""
+    while left:
+        left, rest = divmod(left, 58)
+        digits = alphabet[rest] + digits
+    return digits
+
+
+def old_subscription(number: int) -> bytes:
+    return json_call("eth_subscribe", "newHeads", {"fromBlock": hex(DEEP_HEAD - 9_990)})
+
+
+def large_subscription(number: int) -> bytes:
+    return json_call("eth_subscribe", "logs", {**largest_filter(), "address": address(number)})
+
+
+def program_subscription(number: int) -> bytes:
+    return json_call("programSubscribe", program(number), {"encoding": "base64"})
+
+
+async def hanging_receivers(place: Place) -> None:
+    """Five webhooks at a receiver that never answers, with an event for each of them again and again."""
+    held = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await held.wait()
+
+    server = await asyncio.start_server(hang, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    body = webhook("address_activity", {"addresses": [address(1)]}, url=f"http://127.0.0.1:{port}/")
+    created: list[str] = []
+    async with server, connection(place) as (reader, writer):
+        for _ in range(5):
+            writer.write(replace(place, path="/v1/webhooks").post(body))
+            reply = await read_body(reader)
+            created += webhooks_in(reply)[:1]
+        for name in itertools.cycle(created or [""]):
+            writer.write(replace(place, path=f"/v1/webhooks/{name}/test").post(b"{}"))
+            await read_body(reader)
+            await asyncio.sleep(1 / PER_S)
 
 
 async def malformed(place: Place, writer: asyncio.StreamWriter) -> None:
@@ -204,6 +399,13 @@ ATTACKS: dict[str, tuple[Client, int]] = {
     "huge": (asking(huge_batch), 1),
     "readers": (slow_reader, SLOW_READERS),
     "database": (flooding(database), PARALLEL),
+    **{name: (paced(name), 1) for name in ("containers", "wallets", "nul", "junk-filters", "ranges", "back-tests")},
+    **{name: (paced(name), 1) for name in ("traces", "addresses")},
+    "replays": (subscribing(DEEP, 16, old_subscription), 1),
+    "subscriptions": (subscribing(DEEP, 100, large_subscription), 4),
+    "programs": (subscribing(POLLED, 100, program_subscription), 3),
+    "receivers": (hanging_receivers, 1),
+    "crowd": (crowd, 1),
 }
 
 
@@ -214,10 +416,10 @@ async def repeat(client: Client, place: Place) -> None:
         await asyncio.sleep(AGAIN_S)
 
 
-async def main(name: str, place: Place) -> None:
+async def main(name: str, places: Sequence[Place]) -> None:
     client, connections = ATTACKS[name]
     async with asyncio.TaskGroup() as group:
-        for _ in range(connections):
+        for place in [*places] * connections:
             group.create_task(repeat(client, place))
         print(json.dumps({"attack": name}), flush=True)
         await asyncio.to_thread(sys.stdin.read)
@@ -225,4 +427,4 @@ async def main(name: str, place: Place) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Place(sys.argv[2], int(sys.argv[3]), sys.argv[4], sys.argv[5])))
+    asyncio.run(main(sys.argv[1], [Place(sys.argv[2], int(sys.argv[3]), sys.argv[4], key) for key in sys.argv[5:]]))
