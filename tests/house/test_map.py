@@ -1,4 +1,4 @@
-"""The map in proxy/README.md is of this house."""
+"""The map in proxy/README.md and the pages of docs/internals name files that are there."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ NO_ROOMS = {"README.md", "__init__.py", "__main__.py", "__pycache__", "py.typed"
 
 def test_every_room_is_in_the_map() -> None:
     rooms = {f"{path.name}/" if path.is_dir() else path.name for path in PACKAGE.iterdir() if path.name not in NO_ROOMS}
-    assert not rooms - set(re.findall(r"`([^`]+)`", TEXT.partition("## Imports")[0]))
+    assert not rooms - set(re.findall(r"`([^`\n]+)`", TEXT.partition("## Imports")[0]))
 
 
 def test_every_file_that_is_named_is_there() -> None:
     """By its path, or inside its own part by its name."""
     paths = (*PACKAGE.rglob("*.*"), *(ROOT / "config").glob("*.toml"), *(ROOT / "tests" / "house").glob("*.py"))
     there = [f"/{path.relative_to(ROOT)}" for path in paths]
-    named = re.findall(r"`([\w/]+\.(?:py|js|toml))`", TEXT)
+    pages = [page.read_text("utf-8") for page in sorted((ROOT / "docs" / "internals").glob("*.md"))]
+    named = re.findall(r"`([\w/]+\.(?:py|js|toml))`", "".join((TEXT, *pages)))
     assert named
     assert not [name for name in named if not any(path.endswith(f"/{name}") for path in there)]
 
