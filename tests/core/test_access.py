@@ -12,29 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import access
-from proxy.core.access import ALL_SCOPES, SCOPE_BIT, SCOPES, Account, Key
+from proxy.core.access import ALL_SCOPES, SCOPE_BIT, SCOPES, Account
 from proxy.core.limits import BucketRates
+from tests.keys import key_of
 
 # A reproducible key: its entropy is the bytes 0 to 31. Keys in use must stay valid, so it never changes.
 EXAMPLE = "svc_live_CTQj2uNU3MFagCXG9LRKRcwGkBIDlf3Zc7Vx"
 ENTROPY = bytes(range(32))
 PEPPER = b"p" * 32
 BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
-
-
-def key_of(**changes: object) -> Key:
-    facts: dict[str, object] = {
-        "id": "key_1",
-        "lineage": "key_1",
-        "digest": b"",
-        "live": True,
-        "scopes": ALL_SCOPES,
-        "account": Account(id="acct_1", plan="free", day_limit=100),
-        "rate": BucketRates(0, 10, 200),
-        "disabled": False,
-        "dies_at": 1.0,
-    }
-    return Key(**(facts | changes))  # type: ignore[arg-type]
 
 
 def test_published_example_is_minted_again_from_its_entropy() -> None:

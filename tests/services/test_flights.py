@@ -9,7 +9,6 @@ from typing import Any, get_args
 import pytest
 
 from proxy.core.directives import Directives
-from proxy.core.usage import KeyTallies
 from proxy.errors import Fault, Unavailable
 from proxy.services.rpc.flights import (
     MAX_TRIES,
@@ -23,6 +22,7 @@ from proxy.services.rpc.flights import (
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.waiters import ABSENT_WAITER, WholeResultWaiter
 from proxy.wire.upstream import Piece, UpstreamConnection
+from tests.keys import key_of
 from tests.rpc_harness import rpc_harness
 from tests.web.worker import on_uvloop
 
@@ -303,7 +303,7 @@ async def test_joined_callers_that_left_are_not_taken_along() -> None:
 @on_uvloop
 async def test_charge_finds_its_payer() -> None:
     """The fault that is about to be delivered, the first caller that counts, or the usage of the key."""
-    key: Any = type("Payer", (), {"sheet": KeyTallies()})()
+    key = key_of()
     async with route_to() as route:
         fault, flight = Unavailable("down"), flight_of(route)
         flight.charge(key, 0, None)
