@@ -47,7 +47,7 @@ class Multicall:
         if tip := self._internal_calls.route(network).heads.tip:
             return tip
         try:
-            return int(await self._internal_calls.call(network, "eth_blockNumber"), 16)
+            return int(await self._internal_calls.call(network, "eth_blockNumber", is_shared=True), 16)
         except (RpcError, TypeError, ValueError):
             raise _unreadable(network) from None
 
