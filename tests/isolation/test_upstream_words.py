@@ -21,7 +21,7 @@ PASSWORD, PATH_KEY, QUERY_KEY, HEADER_KEY = "pa55-w0rd!", "pathKEY0123456789", "
 HOST = "127.0.0.1"
 PAIR = base64.b64encode(f"patricia:{PASSWORD}".encode()).decode()
 SECRETS = (PASSWORD, PAIR, PATH_KEY, QUERY_KEY, HEADER_KEY, HOST, "UNHEARD")
-# An error of each class. An upstream that limits our rate rests afterwards, so those come last.
+# An error of each class.
 CODES = (
     3,
     0,
@@ -38,9 +38,10 @@ CODES = (
     -32014,
     -32015,
     10**30,
-    -32005,
-    429,
 )
+# An upstream that limits our rate rests afterwards, and calls wait for it: those come last, one of each.
+LIMITS = (-32005, 429)
+SHORT_WAITS = {"rpc": {"call_timeout_s": 0.5}}
 WORDS = (
     "bad key {}", "execution reverted: {}", "invalid argument 0: {}", "nonce too low: {}", "missing trie node {}",
     "method not found at {}", "the range is too large: {}", "{}: connection refused", "see {}",
@@ -65,13 +66,18 @@ def errors_with(secret: str) -> Iterator[tuple[int, bytes]]:
     yield 200, b'{"code":3,"message":"execution reverted","data":{"a":["%b"]}}' % escaped
     for code in CODES:
         for words in WORDS:
-            yield 200, orjson.dumps({"code": 1, "message": words.format(secret)}).replace(b":1,", b":%d," % code)
-        yield (
-            500,
-            orjson.dumps({"code": 1, "message": "", "data": {secret: [secret.upper()]}}).replace(
-                b":1,", b":%d," % code
-            ),
-        )
+            yield 200, _with_code(code, {"message": words.format(secret)})
+        yield 500, _with_code(code, {"message": "", "data": {secret: [secret.upper()]}})
+
+
+def limits_with(secret: str) -> Iterator[tuple[int, bytes]]:
+    for code in LIMITS:
+        yield 200, _with_code(code, {"message": f"too many requests from {secret}", "data": {secret: [secret]}})
+
+
+def _with_code(code: int, error: dict[str, Any]) -> bytes:
+    """Codes may be larger than orjson writes."""
+    return orjson.dumps({"code": 1, **error}).replace(b":1,", b":%d," % code, 1)
 
 
 class LeakyUpstream(ScriptedUpstream):
@@ -117,16 +123,13 @@ async def leaky(kind: type[LeakyUpstream]) -> AsyncIterator[tuple[Worker, LeakyU
         upstream: LeakyUpstream = upstreams[0]  # type: ignore[assignment]
         given = {"url": upstream.secret_url, "headers": {"Authorization": f"Bearer {HEADER_KEY}"}}
         bundlers = [{"network": LIVE, **given}]
-        yield await stack.enter_async_context(running_worker({LIVE: [given]}, bundlers=bundlers, **NO_CACHE)), upstream
+        settings = {**NO_CACHE, **SHORT_WAITS}
+        yield await stack.enter_async_context(running_worker({LIVE: [given]}, bundlers=bundlers, **settings)), upstream
 
 
 def bodies() -> list[tuple[int, bytes]]:
-    found = [
-        each
-        for secret in (PASSWORD, PAIR, PATH_KEY, QUERY_KEY, HEADER_KEY, f"http://{HOST}:1/x")
-        for each in errors_with(secret)
-    ]
-    return sorted(found, key=lambda each: b":429," in each[1] or b":-32005," in each[1])
+    secrets = (PASSWORD, PAIR, PATH_KEY, QUERY_KEY, HEADER_KEY, f"http://{HOST}:1/x")
+    return [each for errors in (errors_with, limits_with) for secret in secrets for each in errors(secret)]
 
 
 CALL = rpc("eth_call", [{"to": "0x" + "11" * 20}, "latest"])
