@@ -6,7 +6,8 @@ leave, which is most of the core, and never delays them. So the figure is about 
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,8 @@ class Outcome:
     alone: Sequence[Sample]
     beside: Sequence[Sample]
     growth_mib: Sequence[float]
+    # What the attack was answered, by status, if it sends one input after the other.
+    replies: Mapping[str, int]
 
     @property
     def failures(self) -> int:
@@ -83,10 +86,21 @@ class Outcome:
             f"{self.ratio:.2f}",
             f"{max(sample.max_us for sample in self.beside) / 1000:,.1f}",
             f"{max(self.growth_mib):.1f}",
+            " ".join(f"{count:,} × {status}" for status, count in sorted(self.replies.items())) or "-",
         )
 
 
-HEADS = ("attack", "calls", "failures", "p99 alone µs", "p99 µs", "÷ alone", "max ms", "growth MiB")
+HEADS = (
+    "attack",
+    "calls",
+    "failures",
+    "p99 alone µs",
+    "p99 µs",
+    "÷ alone",
+    "max ms",
+    "growth MiB",
+    "replies to the attack",
+)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -108,8 +122,8 @@ def keys_for(name: str, target: Target) -> Sequence[str]:
 
 
 @contextmanager
-def under_way(name: str, target: Target, cpu: int) -> Iterator[None]:
-    """Run the attack with a key of another account."""
+def under_way(name: str, target: Target, cpu: int, replies: Counter[str]) -> Iterator[None]:
+    """Run the attack with a key of another account, and add what it was answered to `replies`."""
     tool = Tool(
         [
             "chrt",
@@ -129,5 +143,6 @@ def under_way(name: str, target: Target, cpu: int) -> Iterator[None]:
         tool.line()
         time.sleep(SETTLE_S)
         yield
+        replies.update(tool.request())
     finally:
         tool.stop()

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -591,18 +592,18 @@ class Runner:
 
         outcomes: list[attacks.Outcome] = []
         for name in self.attacks or attacks.TITLES:
-            alone, beside, growth = Row(), Row(), []
+            alone, beside, growth, replies = Row(), Row(), [], Counter[str]()
             for _ in range(self.rounds):
                 alone.samples.append(take(min(self.seconds, ALONE_S)))
                 machine.forget_peaks(workers)
                 before = machine.resident_bytes(workers)
-                with attacks.under_way(name, target, self.layout.load):
+                with attacks.under_way(name, target, self.layout.load, replies):
                     beside.samples.append(take(self.seconds))
                 growth.append((machine.peak_bytes(workers) - before) / 2**20)
             for row in (alone, beside):
                 row.values = [_p99(sample) for sample in row.samples]
             self._show_attack(case, name, attacks.TITLES[name], {NO_ATTACK: alone, "penstock": beside}, growth)
-            outcomes.append(attacks.Outcome(name, alone.samples, beside.samples, growth))
+            outcomes.append(attacks.Outcome(name, alone.samples, beside.samples, growth, replies))
         print("\n" + attacks.table(outcomes), flush=True)
 
     def _show_attack(self, case: Case, name: str, title: str, rows: dict[str, Row], growth: list[float]) -> None:

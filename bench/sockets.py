@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench import machine, memory
 from bench.loaders import Target
@@ -43,15 +44,15 @@ class Tool:
     def pid(self) -> int:
         return self._process.pid
 
-    def line(self) -> dict[str, object]:
+    def line(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         text = self._process.stdout.readline()
         if not text:
             raise StartFailed(f"{self._process.args!r} exited early")
-        found: dict[str, object] = json.loads(text)
+        found: dict[str, Any] = json.loads(text)
         return found
 
-    def request(self, **arguments: object) -> dict[str, object]:
+    def request(self, **arguments: object) -> dict[str, Any]:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(arguments) + "\n")
         self._process.stdin.flush()
@@ -160,7 +161,7 @@ def _spreads(audience: Tool, count: int) -> list[float]:
         report = audience.request()
         if report["lost"]:
             raise StartFailed(f"{report['lost']} clients lost their connection")
-        waves: list[tuple[float, float, int]] = report["waves"]  # type: ignore[assignment]
+        waves: list[tuple[float, float, int]] = report["waves"]
         found = [(last - first) * 1000 for first, last, reached in waves if reached == count]
         time.sleep(0.5)
     if not found:

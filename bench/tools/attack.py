@@ -1,7 +1,8 @@
 """A hostile client of a running service, until standard input ends: `attack.py NAME HOST PORT PATH KEY [KEY...]`.
 
-It prints a line of JSON when it has begun. A connection that the service closes is opened again after a moment. Attacks on the
-costs of operations keep to the rate of a Free account, with each of the keys.
+It prints a line of JSON when it has begun, and its replies so far by status for each line on standard input. A connection that
+the service closes is opened again after a moment. Attacks on the costs of operations keep to the rate of a Free account, with
+each of the keys.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import json
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -73,6 +75,8 @@ Client = Callable[[Place], Coroutine[None, None, None]]
 DEEP, POLLED = "base/mainnet", "solana/mainnet"
 DEEP_HEAD = 19_100_000
 PER_S = 10
+# Connections of each account of a crowd: its other requests go on while one waits.
+CROWD_CONNECTIONS = 5
 MIB = 1 << 20
 
 
@@ -151,10 +155,10 @@ async def crowd(place: Place) -> None:
     """All dear inputs in turn, each account beginning with another one."""
     inputs = [*dear_inputs().values()]
     first = sum(place.key.encode()) % len(inputs)
-    await repeat_inputs(place, inputs[first:] + inputs[:first])
+    await repeat_inputs(place, inputs[first:] + inputs[:first], per_s=PER_S / CROWD_CONNECTIONS)
 
 
-async def repeat_inputs(place: Place, inputs: Sequence[Input]) -> None:
+async def repeat_inputs(place: Place, inputs: Sequence[Input], *, per_s: float = PER_S) -> None:
     async with connection(place) as (reader, writer):
         for path, body in itertools.cycle(inputs):
             writer.write(replace(place, path=path).post(body))
@@ -163,7 +167,7 @@ async def repeat_inputs(place: Place, inputs: Sequence[Input]) -> None:
             if path == "/v1/webhooks" and b'"wh_' in reply:
                 writer.write(place.head("DELETE", f"{path}/{webhooks_in(reply)[0]}"))
                 await read_body(reader)
-            await asyncio.sleep(1 / PER_S)
+            await asyncio.sleep(1 / per_s)
 
 
 def webhooks_in(reply: bytes) -> list[str]:
@@ -171,8 +175,12 @@ def webhooks_in(reply: bytes) -> list[str]:
     return ["wh_" + part.split(b'"')[0].decode() for part in reply.split(b'"wh_')[1:]]
 
 
+replies: Counter[str] = Counter()
+
+
 async def read_body(reader: asyncio.StreamReader) -> bytes:
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    replies[head[9:12].decode()] += 1
     if b"content-length:" not in head:
         return b""
     return await reader.readexactly(int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
@@ -371,6 +379,7 @@ async def connection(place: Place) -> AsyncIterator[tuple[asyncio.StreamReader, 
 
 async def read_reply(reader: asyncio.StreamReader) -> None:
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    replies[head[9:12].decode()] += 1
     if b"transfer-encoding: chunked" not in head:
         await skip(reader, int(head.partition(b"content-length:")[2].split(b"\r\n")[0]))
         return
@@ -405,7 +414,7 @@ ATTACKS: dict[str, tuple[Client, int]] = {
     "subscriptions": (subscribing(DEEP, 100, large_subscription), 4),
     "programs": (subscribing(POLLED, 100, program_subscription), 3),
     "receivers": (hanging_receivers, 1),
-    "crowd": (crowd, 1),
+    "crowd": (crowd, CROWD_CONNECTIONS),
 }
 
 
@@ -422,7 +431,8 @@ async def main(name: str, places: Sequence[Place]) -> None:
         for place in [*places] * connections:
             group.create_task(repeat(client, place))
         print(json.dumps({"attack": name}), flush=True)
-        await asyncio.to_thread(sys.stdin.read)
+        while await asyncio.to_thread(sys.stdin.readline):
+            print(json.dumps(replies), flush=True)
         raise SystemExit
 
 
