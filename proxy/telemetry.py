@@ -239,8 +239,7 @@ class CallCollector(Collector):
         """The newest of all workers, for each kind of call."""
         found: dict[tuple[str, str], Exemplar] = {}
         for data in self._files():
-            # A worker of an older version has none.
-            for network, method, trace_id, seconds, at in data.get("exemplars", ()):
+            for network, method, trace_id, seconds, at in data["exemplars"]:
                 known = found.get((network, method))
                 if known is None or (known.timestamp or 0.0) < at:
                     found[network, method] = Exemplar({"trace_id": trace_id}, seconds, at)
@@ -250,8 +249,7 @@ class CallCollector(Collector):
         found: Counter_[tuple[str, str]] = Counter_()
         for data in self._files():
             for _network, label, *counts in data["upstreams"]:
-                # A worker of an older version counts no refusals.
-                for outcome, count in zip(("answered", "failed", "refused"), counts, strict=False):
+                for outcome, count in zip(("answered", "failed", "refused"), counts, strict=True):
                     found[label, outcome] += count
         return found
 

@@ -9,7 +9,7 @@ from typing import Any
 def register(commands: Any) -> None:
     parser = commands.add_parser("background")
     parser.add_argument("part")
-    parser.add_argument("--memory-fd", type=int, default=-1, help="the memory that all processes of the host share")
+    parser.add_argument("--memory-fd", type=int, required=True, help="the memory that all processes of the host share")
     parser.set_defaults(run=run)
 
 

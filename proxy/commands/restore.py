@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_newer(file: Path, recorded: list[str]) -> None:
-    known = {*migrate.SQUASHED, *(path.stem for path in migrate.files())}
+    known = {path.stem for path in migrate.files()}
     if newer := [name for name in recorded if name not in known]:
         raise StartError(
             [f"{file}: is from a newer version, with the migrations {', '.join(newer)}: restore it with that version"]

@@ -12,7 +12,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--listen-fds", type=int, nargs="+", required=True, help="the listening sockets of all workers")
     parser.add_argument("--place", type=int, default=0, help="the index of this worker's own socket among them")
     parser.add_argument("--windows-fd", type=int, required=True)
-    parser.add_argument("--memory-fd", type=int, default=-1, help="the memory that all processes of the host share")
+    parser.add_argument("--memory-fd", type=int, required=True, help="the memory that all processes of the host share")
     parser.add_argument("--alone", action="store_true", help="the only worker: use the windows without locks")
     parser.add_argument("--copies", type=Path, help="the directory for copies of what was read from Postgres")
     parser.add_argument(

@@ -42,7 +42,7 @@ def windows_of(settings: Settings, fd: int, memory: HostMemory, *, alone: bool) 
 
 @functools.cache
 def host_id() -> str:
-    """The identity of this host. A process without a supervisor, or with one of the version before, counts as one."""
+    """The identity of this host. A process without a supervisor counts as one."""
     return os.environ.get(HOST) or secrets.token_hex(8)
 
 

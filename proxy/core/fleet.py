@@ -105,8 +105,7 @@ class UpstreamView:
 
     def add(self, view: dict[str, Any]) -> None:
         self.workers += 1
-        # Processes of a version before this one do not report it.
-        self.operator = view.get("operator") or self.operator
+        self.operator = view["operator"] or self.operator
         self.state = min(self.state, view["state"], key=_badness)
         self.breaker = max(self.breaker, view["breaker"], key=("closed", "half_open", "open").index)
         self.cordoned = self.cordoned or view["cordoned"]
@@ -114,9 +113,8 @@ class UpstreamView:
         self.in_flight += view["in_flight"]
         self.answered += view["answered"]
         self.failed += view["failed"]
-        # Processes of a version before this one do not report them.
-        self.contradicted += view.get("contradicted", 0)
-        self.contradiction = view.get("contradiction") or self.contradiction
+        self.contradicted += view["contradicted"]
+        self.contradiction = view["contradiction"] or self.contradiction
         self.took = [have + more for have, more in zip(self.took, view["took"], strict=True)]
         # A worker without calls has no data, but counts if no worker has any.
         weight = sum(view["took"]) + 0.01

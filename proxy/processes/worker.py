@@ -25,7 +25,6 @@ from proxy.processes.slow_steps import SlowSteps
 from proxy.processes.supervised_process import BEAT, BEAT_S, READY, STOP_GRACE_S
 from proxy.processes.supervisor_lines import CERTIFICATES, LEAVING, UNATTENDED, SupervisorLines
 from proxy.settings import Certificates, Settings, Tables
-from proxy.store import host_memory
 from proxy.store.host_memory import HostMemory
 from proxy.store.local_copy import CopyDirectory
 from proxy.tasks import Tasks, unless_stopped
@@ -40,7 +39,6 @@ class SharedFiles(NamedTuple):
     """The descriptors of the memory that the processes of a host share."""
 
     windows: int
-    # -1: the supervisor is of the version before. This process then has its own.
     memory: int
 
 
@@ -50,7 +48,7 @@ def preload() -> None:
 
 
 def main(sockets: ListeningSockets, shared: SharedFiles, *, alone: bool, copies: CopyDirectory | None) -> int:
-    memory = HostMemory(shared.memory if shared.memory >= 0 else host_memory.create())
+    memory = HostMemory(shared.memory)
 
     def build(settings: Settings, tables: Tables) -> App:
         certificates = Certificates.of_line(_next_line()) if settings.server.tls.is_used else None

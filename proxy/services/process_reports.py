@@ -11,7 +11,6 @@ from typing import Any
 
 from proxy import __version__, telemetry
 from proxy.errors import Unavailable
-from proxy.store import migrate
 from proxy.store.fleet import FleetStore
 from proxy.tasks import repeat
 
@@ -35,7 +34,6 @@ class ProcessReports:
         self._instance = instance
         self._follows = follows
         self._valkey = valkey
-        self._schema = migrate.newest()
         self._id = secrets.token_hex(8)
         self._started_at = time.time()
 
@@ -48,7 +46,6 @@ class ProcessReports:
             "instance": self._instance,
             "pid": os.getpid(),
             "version": __version__,
-            "schema": self._schema,
             "role": self._role,
             "started_at": self._started_at,
             "follows": dict(self._follows()),

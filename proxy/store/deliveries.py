@@ -97,7 +97,7 @@ class Attempt:
     outcome: str
     status: int | None
     excerpt: str | None
-    # Read with a single delivery. Null for attempts of earlier versions.
+    # Read with a single delivery.
     sent: str | None = None
     reply_headers: str | None = None
     reply_body: str | None = None
@@ -323,7 +323,6 @@ class DeliveryStore:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             addresses = at_once * ADDRESSES_PER_ROW
             deleted = [
-                (at_once, await connection.execute(sql.deliveries.purge, keep_days, at_once)),
                 (at_once, await connection.execute(sql.deliveries.purge_other_days, keep_days, at_once)),
                 (at_once, await connection.execute(sql.deliveries.purge_attempts, keep_days, at_once)),
                 (addresses, await connection.execute(sql.deliveries.purge_addresses, addresses)),

@@ -19,10 +19,6 @@ from proxy.store.pool import PATIENT_S, Pool
 from proxy.store.secrets import check_value
 
 SessionRow = dict[str, Any]
-# Sessions of first owners and operators, and those of members and visitors. The second kind hides them from 1.0.0, which
-# would accept a session whose account it does not find.
-SESSION_KINDS = ("session", "member session")
-_MEMBER_IDS = ("mem_", "visit_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +90,7 @@ class SessionStore:
         return self.digests(kind, text)[-1]
 
     def _session_digests(self, token: str) -> list[bytes]:
-        return [each for kind in SESSION_KINDS for each in self.digests(kind, token)]
+        return self.digests("session", token)
 
     # People
 
@@ -134,7 +130,7 @@ class SessionStore:
         async with self._pool.connection() as connection, connection.transaction():
             if instead:
                 await connection.execute(sql.sessions.end_session, self._session_digests(instead))
-            digest = self.digest_for_every_host(_kind_of(person), token)
+            digest = self.digest_for_every_host("session", token)
             await connection.execute(sql.sessions.begin_session, digest, person, operator, lasts_s, address, agent)
 
     async def end(self, token: str) -> None:
@@ -289,10 +285,6 @@ class SessionStore:
     async def _row(self, query: str, *values: Any) -> asyncpg.Record | None:
         async with self._pool.connection() as connection:
             return await connection.fetchrow(query, *values)
-
-
-def _kind_of(person: str | None) -> str:
-    return SESSION_KINDS[person is not None and person.startswith(_MEMBER_IDS)]
 
 
 def _holder(row: asyncpg.Record) -> AccountHolder:

@@ -249,12 +249,19 @@ async def test_followers_and_deliveries_are_shown(service: DashboardService) -> 
 
 async def test_processes_of_all_hosts_are_shown(service: DashboardService) -> None:
     operator = await service.operator()
-    # As a follower of the version before reports itself.
-    report = {"host": "index-1", "pid": 7, "version": "0.9", "role": "follower", "started_at": 1_800_000_000.5}
-    report["follows"] = {NETWORK: {"block": 5, "head": 7}}
+    report = {
+        "host": "index-1",
+        "instance": "i1",
+        "pid": 7,
+        "version": "1.0.0",
+        "role": "follower",
+        "valkey": None,
+        "started_at": 1_800_000_000.5,
+        "follows": {NETWORK: {"block": 5, "head": 7}},
+    }
     async with connected(service.database) as connection:
         await connection.execute(
-            "insert into processes (id, report) values ('old', $1) on conflict (id) do update set seen_at = now()",
+            "insert into processes (id, report) values ('other', $1) on conflict (id) do update set seen_at = now()",
             orjson.dumps(report).decode(),
         )
 
@@ -262,7 +269,7 @@ async def test_processes_of_all_hosts_are_shown(service: DashboardService) -> No
         found = (await operator.get("/admin/processes")).data["processes"]
         follower = next(each for each in found if each["role"] == "follower" and each["host"] == "index-1")
         assert (follower["instance"], follower["valkey"], follower["started_at"]) == (
-            "index-1",
+            "i1",
             None,
             "2027-01-15T08:00:00Z",
         )

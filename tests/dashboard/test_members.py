@@ -298,22 +298,6 @@ async def test_deleted_account_has_no_members_left(service: DashboardService) ->
         assert not await connection.fetchval(left, member.account["person"]["id"])
 
 
-async def test_version_before_does_not_find_sessions_of_members(service: DashboardService) -> None:
-    """1.0.0 looks for one kind of digest, and would accept a session whose account it does not know."""
-    owner = await service.holder()
-    member = await member_of(service, owner)
-    store = SessionStore(service.pool, pepper=PEPPER)
-    for person, is_found in ((owner.account["id"], True), (member.account["person"]["id"], False)):
-        token = f"session of {person}"
-        await store.begin(token, person=person, lasts_s=60.0)
-        assert await store.read(token, idle_s=60.0) is not None
-        async with service.pool.connection() as connection:
-            found = "select exists (select from sessions where digest = $1)"
-            assert await connection.fetchval(found, store.digest("session", token)) is is_found
-        await store.end(token)
-        assert await store.read(token, idle_s=60.0) is None
-
-
 # Operators
 
 
@@ -360,23 +344,6 @@ async def test_operator_looks_at_an_account_for_half_an_hour(service: DashboardS
         assert 1500 < lasts.total_seconds() <= 1800
         await connection.execute("update account_visits set ends_at = now() where id = $1", session["person"]["id"])
     (await visitor.get("/account/session")).fault(401)
-
-
-async def test_sessions_of_members_and_visits_are_none_of_the_account_for_an_older_version(
-    service: DashboardService,
-) -> None:
-    """A process of the version before takes `account_id` of a session for the account's holder."""
-    owner = await service.holder()
-    persons = {
-        (await member_of(service, owner)).account["person"]["id"],
-        (await visit(service, owner)).account["person"]["id"],
-    }
-    await owner.post("/account/sign-out")
-    async with service.pool.connection() as connection:
-        ids = "select account_id from sessions where account_id = $1 or account_id = any ($2::text[])"
-        found = {row["account_id"] for row in await connection.fetch(ids, owner.account["id"], [*persons])}
-        accounts = await connection.fetchval("select count(*) from accounts where id = any ($1::text[])", [*persons])
-    assert (found, accounts) == (persons, 0)
 
 
 async def test_visit_ends_with_the_operators_token(service: DashboardService) -> None:

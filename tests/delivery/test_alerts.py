@@ -30,14 +30,6 @@ __all__ = ("mail_server",)
 
 PAGE = Page(1, 100)
 URL = "https://penstock.example"
-# As in 1.0.0, whose senders fail on mails of kinds that they do not know.
-OLD_CLAIM = """
-update mails set due_at = now() + make_interval(secs => $1::double precision), tries = tries + 1
-from accounts
-where mails.account_id = accounts.id and mails.id in (
-    select id from mails where ended_at is null and due_at <= now() order by due_at limit $2 for update skip locked
-)
-returning mails.id, kind, about, tries, mails.created_at, accounts.name, accounts.email"""
 TODAY = datetime.datetime.now(datetime.UTC).date()
 
 
@@ -117,11 +109,9 @@ async def test_each_threshold_of_the_day_is_sent_once(accounts: Accounts, mail_s
     assert f"See: {URL}/dashboard#/overview" in body
 
 
-async def test_senders_of_the_version_before_do_not_see_alerts(accounts: Accounts, mail_server: MailServer) -> None:
+async def test_alert_is_mailed_once_after_a_failure(accounts: Accounts, mail_server: MailServer) -> None:
     account = await accounts.account("day_usage", used=500)
     await accounts.watch.check()
-    assert await accounts.harness.rows(OLD_CLAIM, 120.0, 10) == []
-    await accounts.harness.execute("delete from mails where ended_at < now() - make_interval(days => $1::integer)", 0)
     store = MailStore(accounts.harness.pool)
     mail_server.replies = ["451 try later"]
     mails = Mails(store, mail_server.mailer(), retry_s=(0.0, 0.0))

@@ -105,7 +105,7 @@ async def test_attempts_keep_id_and_body_and_have_their_own_timestamp_and_signat
     assert [post.headers["X-Webhook-Attempt"] for post in posts] == ["1", "2", "3"]
     assert posts[0].headers["X-Service-Timestamp"] != posts[2].headers["X-Service-Timestamp"]
     assert posts[0].headers["X-Service-Signature"] != posts[2].headers["X-Service-Signature"]
-    rows = await harness.rows("select number, outcome, status, excerpt from delivery_attempts order by number")
+    rows = await harness.rows("select number, outcome, status, excerpt from attempts order by number")
     assert [tuple(row) for row in rows] == [
         (1, "answered", 500, "excerpt"),
         (2, "answered", 404, "excerpt"),
@@ -117,7 +117,7 @@ async def due_in_s(harness: DeliveryHarness) -> float:
     rows = await harness.rows(
         "select extract(epoch from d.due_at - a.began_at - make_interval(secs => a.took_ms / 1000.0))::float8 as wait"
         " from deliveries d cross join lateral"
-        " (select * from delivery_attempts where event_id = d.event_id order by number desc limit 1) a"
+        " (select * from attempts where event_id = d.event_id order by number desc limit 1) a"
     )
     return float(rows[0]["wait"])
 
@@ -206,7 +206,7 @@ async def test_retry_after_is_honoured(harness: DeliveryHarness) -> None:
     harness.inbox.answer("/x", 429, Retry_After="1000")
     async with harness.delivering():
         await harness.events(hook)
-        await until(lambda: harness.rows("select from delivery_attempts"))
+        await until(lambda: harness.rows("select from attempts"))
     assert 999.9 < await due_in_s(harness) < 1005
 
 
@@ -395,7 +395,7 @@ async def test_result_of_a_claim_that_was_taken_over_is_ignored(harness: Deliver
         async with harness.delivering():
             await until(lambda: harness.are_all(hook, "delivered"))
         gate.set()
-        await until(lambda: harness.rows("select from delivery_attempts where status = 500"))
+        await until(lambda: harness.rows("select from attempts where status = 500"))
         assert await harness.are_all(hook, "delivered")
 
 
@@ -464,7 +464,7 @@ async def test_delivery_that_cannot_be_signed_stays_queued(harness: DeliveryHarn
     async with harness.delivering(lease_s=0.5):
         await until(lambda: _was_claimed_twice(harness))
     assert not harness.inbox.posts
-    assert await harness.rows("select * from delivery_attempts") == []
+    assert await harness.rows("select * from attempts") == []
     assert await harness.status(hook) == ("active", None)
     await harness.execute("update webhooks set secret = $2 where id = $1", hook.id, VAULT.seal(hook.id, KEY))
     async with harness.delivering():

@@ -292,7 +292,7 @@ async def test_mails(delivery: DeliveryHarness, mail_server: MailServer, chance:
         return sum("wh_good" in str(mail["Subject"]) for mail in mail_server.mails)
 
     async def are_ended() -> bool:
-        return not await delivery.rows("select from mails where coalesce(ended_at, 'infinity') = 'infinity' limit 1")
+        return not await delivery.rows("select from mails where ended_at is null limit 1")
 
     async with running("mails", mails.run):
         await until(lambda: received() == 5, within_s=WITHIN_S)
@@ -366,7 +366,7 @@ async def test_results_of_deliveries(delivery: DeliveryHarness, chance: random.R
             await deliverer._write(replies[start : start + 48])
         assert await delivery.are_all(good, "delivered")
         # Most results of the other are stored too, without the words of its receiver.
-        rows = await delivery.rows("select count(*) from delivery_attempts")
+        rows = await delivery.rows("select count(*) from attempts")
         assert rows[0]["count"] > ROWS / 2
 
 

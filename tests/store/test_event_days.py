@@ -1,11 +1,9 @@
-"""Events and deliveries in tables by day: before and after the split, over midnight, and when old days are dropped."""
+"""Events and deliveries in tables by day: over midnight, and when old days are dropped."""
 
 from __future__ import annotations
 
 import asyncio
 import datetime
-import shutil
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +13,13 @@ import pytest
 
 from proxy.core.attempts import AttemptVerdict
 from proxy.core.paging import Page
-from proxy.errors import StartError
-from proxy.store import events, migrate, sql
+from proxy.store import events, sql
 from proxy.store.deliveries import AttemptResult, ClaimedDelivery, DeliveryStore
 from proxy.store.events import NewEvent
 from proxy.store.pool import Pool
 from proxy.store.webhooks import NewWebhook, WebhookStore
-from tests.database import MIGRATED, Server, connected, pooled
-from tests.service import until
 
 NETWORK = "ethereum/mainnet"
-BEFORE = migrate.files()[: next(n for n, path in enumerate(migrate.files()) if path.stem == migrate.SPLIT)]
 
 
 @dataclass
@@ -90,41 +84,9 @@ async def desk_at(url: str, pool: Pool) -> Desk:
     return Desk(url, pool, DeliveryStore(pool), webhooks, made.id)
 
 
-@pytest.fixture(scope="module")
-async def plain(server: Server, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
-    """The name of a database that was updated from the version before, and not finished."""
-    name, room = await server.create(), tmp_path_factory.mktemp("before")
-    for path in BEFORE:
-        shutil.copy(path, room)
-    async with connected(server.url(name)) as connection:
-        await migrate.migrate(connection, room)
-        await migrate.migrate(connection)
-        assert await migrate.needs_finish(connection)
-    yield name
-    await server.drop(name)
-
-
-@pytest.fixture(params=["plain", "split"])
-async def form(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
-async def desk(server: Server, plain: str, form: str) -> AsyncIterator[Desk]:
-    """In both forms of the database, unless the test selects one."""
-    name = await server.create(plain if form == "plain" else MIGRATED)
-    async with pooled(server.url(name)) as pool:
-        yield await desk_at(server.url(name), pool)
-    await server.drop(name)
-
-
-split_only = pytest.mark.parametrize("form", ["split"])
-plain_only = pytest.mark.parametrize("form", ["plain"])
-
-
-async def finish(url: str) -> bool:
-    async with connected(url) as connection:
-        return await migrate.finish(connection)
+async def desk(database: str, pool: Pool) -> Desk:
+    return await desk_at(database, pool)
 
 
 async def test_event_is_delivered_listed_and_redelivered(desk: Desk) -> None:
@@ -199,7 +161,6 @@ async def test_held_and_incomplete_events_get_their_delivery_once(desk: Desk) ->
     assert claimed.body == b"whole"
 
 
-@split_only
 async def test_rows_are_in_the_table_of_their_day(desk: Desk) -> None:
     await desk.store.purge(30)
     await desk.add("evt_1", day=today())
@@ -217,7 +178,6 @@ async def test_rows_are_in_the_table_of_their_day(desk: Desk) -> None:
     assert (await desk.tables("deliveries", "event_id"))["evt_1"] == "deliveries_open"
 
 
-@split_only
 async def test_old_days_are_dropped_except_for_what_is_still_to_be_sent(desk: Desk) -> None:
     old, boundary = days_ago(40), days_ago(35)
     for day in (old, boundary):
@@ -247,7 +207,6 @@ async def test_old_days_are_dropped_except_for_what_is_still_to_be_sent(desk: De
     assert tables == {table(of, day) for of in ("events", "deliveries") for day in (boundary, *ahead)}
 
 
-@split_only
 async def test_hot_statements_read_no_table_of_a_finished_day(desk: Desk) -> None:
     for n in range(-2, 30):
         await desk.execute(
@@ -281,96 +240,6 @@ async def explain(desk: Desk, query: str, *values: Any) -> str:
         return "\n".join(row[0] for row in await connection.fetch(f"explain (analyze, timing off) {query}", *values))
 
 
-@plain_only
-async def test_update_is_finished_without_loss_under_use(desk: Desk) -> None:
-    await desk.deliver("evt_done", day=today())
-    # As the version before writes it.
-    await desk.execute(
-        "insert into events (id, webhook_id, network, type, body) values ('evt_due', $1, $2, 't', 'evt_due')"
-        " on conflict (id) do nothing",
-        desk.webhook,
-        NETWORK,
-    )
-    await desk.execute("insert into deliveries (event_id, webhook_id) values ('evt_due', $1)", desk.webhook)
-    await desk.add("evt_held", day=today(), block=5, block_hash=b"5", after_block=7)
-    (claimed,) = await desk.claim()
-    assert await finish(desk.url)
-    assert not await finish(desk.url)
-    await desk.store.purge(30)
-    await desk.finish([claimed])
-    assert await desk.add("evt_done", "evt_due", day=today()) == set(), "stored under no day"
-    async with desk.pool.connection() as connection, connection.transaction():
-        await events.release(connection, NETWORK, 7)
-    await desk.finish(await desk.claim())
-    await desk.deliver("evt_new", day=today())
-    assert set((await desk.listed()).values()) == {"delivered"}
-    assert await desk.tables() == {
-        "evt_done": "events_before", "evt_due": "events_before", "evt_held": "events_before",
-        "evt_new": table("events", today()),
-    }  # fmt: skip
-    assert await desk.store.redeliver(desk.webhook, "evt_done")
-    await desk.finish(await desk.claim())
-    await desk.execute("update events set created_at = now() - interval '31 days' where day = '-infinity'")
-    await desk.store.purge(30)
-    await desk.store.purge(30)
-    assert await desk.listed() == {"evt_new": "delivered"}
-    async with desk.pool.connection() as connection:
-        assert await connection.fetchval("select to_regclass('events_before')") is None
-        assert await connection.fetchval("select to_regclass('deliveries_before')") is None
-
-
-@plain_only
-async def test_finish_is_refused_while_an_older_process_runs(desk: Desk) -> None:
-    report = {"role": "deliverer", "host": "old", "pid": 7}
-    for older in (report, {**report, "schema": BEFORE[-1].stem}):
-        await desk.execute("insert into processes (id, report) values ('p', $1)", orjson.dumps(older).decode())
-        with pytest.raises(StartError, match=r"older version are running: deliverer on old \(pid 7\)"):
-            await finish(desk.url)
-        await desk.execute("delete from processes")
-    newer = orjson.dumps({**report, "schema": migrate.newest()}).decode()
-    await desk.execute("insert into processes (id, report) values ('p', $1)", newer)
-    assert await finish(desk.url)
-
-
-@plain_only
-async def test_finish_that_was_killed_can_be_repeated(desk: Desk) -> None:
-    await desk.add("evt_1", day=today())
-    async with connected(desk.url) as busy, connected(desk.url) as killed:
-        pid = killed.get_server_pid()
-
-        async def is_waiting() -> bool:
-            waits = "select exists (select from pg_locks where pid = $1 and not granted)"
-            return bool(await busy.fetchval(waits, pid))
-
-        async def end() -> None:
-            with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, ConnectionError)):
-                await migrate.finish(killed)
-
-        async with busy.transaction(), asyncio.TaskGroup() as group:
-            await busy.execute("select from deliveries")
-            group.create_task(end())
-            await until(is_waiting)
-            # Others are not held up for longer than it waits at a time.
-            await desk.add("evt_2", day=today())
-            await busy.execute("select pg_terminate_backend($1)", pid)
-    assert await finish(desk.url)
-    assert {each.event_id for each in await desk.claim()} == {"evt_1", "evt_2"}
-
-
-@plain_only
-async def test_rights_on_the_tables_outlive_the_split(desk: Desk, server: Server) -> None:
-    await server.admin.execute("create role reader_of_events")
-    await desk.execute("grant select, insert on events to reader_of_events")
-    assert await finish(desk.url)
-    async with desk.pool.connection() as connection:
-        for right, has in (("select", True), ("insert", True), ("delete", False)):
-            held = "select has_table_privilege('reader_of_events', 'events', $1)"
-            assert await connection.fetchval(held, right) is has
-        await connection.execute("drop owned by reader_of_events")
-    await server.admin.execute("drop role reader_of_events")
-
-
-@split_only
 async def test_statement_that_confuses_the_tables_fails(desk: Desk) -> None:
     """A deliverer of the version before names rows by their place in a table, which is not unique any more."""
     await desk.store.purge(30)
@@ -379,7 +248,6 @@ async def test_statement_that_confuses_the_tables_fails(desk: Desk) -> None:
         await desk.execute("update deliveries set state = 'due', claim = claim + 1")
 
 
-@split_only
 async def test_missing_days_do_not_fail_an_insert(desk: Desk) -> None:
     await desk.deliver("evt_1", day=today())
     await desk.deliver("evt_2", day=today() + datetime.timedelta(days=3000))

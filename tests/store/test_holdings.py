@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
 from proxy.core.holdings import HoldingChanges, Transfer
 from proxy.errors import Unavailable
-from proxy.store import blocks, holdings, migrate, sql
+from proxy.store import blocks, holdings, sql
 from proxy.store.blocks import BlockMark, BlockStore
 from proxy.store.holdings import Collection, HoldingStore, NftHolding, TokenHolding
 from proxy.store.pool import DatabaseConnection, Pool
@@ -130,25 +129,3 @@ async def test_pages_are_read_from_an_index(database: str) -> None:
 async def _plan(connection: DatabaseConnection, query: str, arguments: tuple[object, ...]) -> str:
     rows = await connection.fetch(f"explain {query}", *arguments)
     return "\n".join(row[0] for row in rows)
-
-
-async def test_networks_from_before_the_split_keep_their_table(empty_database: str, tmp_path: Path) -> None:
-    """Rows written before the migration are read as before, and a network that comes later gets separate tables."""
-    split = next(number for number, path in enumerate(migrate.files()) if path.stem.endswith("holdings_by_network"))
-    for path in migrate.files()[:split]:
-        (tmp_path / path.name).write_text(path.read_text("utf-8"))
-    async with connected(empty_database) as connection:
-        await migrate.migrate(connection, tmp_path)
-        await connection.execute(sql.blocks.add_network, NETWORK)
-        await connection.execute("insert into token_holdings values (1, $1, $2, 7)", A, COIN)
-        await migrate.migrate(connection)
-        await connection.execute(sql.blocks.add_network, OTHER)
-        await connection.execute("insert into token_holdings values (1, $1, $2, 8), (2, $1, $2, 9)", A, GAME)
-        rows = await connection.fetch(
-            "select tableoid::regclass::text as part, amount from token_holdings order by amount"
-        )
-    assert [(row["part"].rstrip("0123456789"), row["amount"]) for row in rows] == [
-        ("token_holdings_before", 7),
-        ("token_holdings_before", 8),
-        ("token_holdings_2_", 9),
-    ]

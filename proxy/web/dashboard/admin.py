@@ -185,10 +185,9 @@ def _with_iso_times(networks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _process(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Processes of the version before report no instance and no Valkey."""
     return {
         "host": report["host"],
-        "instance": report.get("instance") or report["host"],
+        "instance": report["instance"],
         "role": report["role"],
         "pid": report["pid"],
         "version": report["version"],
@@ -197,7 +196,7 @@ def _process(report: Mapping[str, Any]) -> dict[str, Any]:
             {"network": network, **each, "lag_blocks": max(0, each["head"] - each["block"])}
             for network, each in sorted(report["follows"].items())
         ],
-        "valkey": report.get("valkey"),
+        "valkey": report["valkey"],
     }
 
 

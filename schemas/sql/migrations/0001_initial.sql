@@ -2,6 +2,9 @@
 
 -- Accounts and keys
 
+-- Indexes into the rate limit buckets that a host's workers share.
+create sequence key_slots minvalue 0 start 0;
+
 -- Customers. A limit of null means the plan's limit; 0 requests per day means no limit.
 create table accounts (
     id text primary key,
@@ -14,14 +17,15 @@ create table accounts (
     created_at timestamptz not null default now(),
     -- Keys and sessions of a disabled account are rejected.
     disabled boolean not null default false,
-    changed_at timestamptz not null default now()
+    -- Whether records of its requests have params.
+    record_params boolean not null default false,
+    changed_at timestamptz not null default now(),
+    -- The buckets that all its keys share.
+    slot bigint not null default nextval('key_slots')
 );
 
 create index accounts_by_change on accounts (changed_at);
 create index accounts_by_email on accounts (lower(email));
-
--- Indexes into the rate limit buckets that a host's workers share.
-create sequence key_slots minvalue 0 start 0;
 
 -- API keys. Only a keyed digest and a displayable hint are stored. Rows are never deleted: a revoked key stays revoked.
 create table keys (
@@ -29,7 +33,7 @@ create table keys (
     account_id text not null references accounts (id),
     -- The first key in a chain of rotations. Resources of a key belong to its lineage.
     lineage_id text not null,
-    -- A rotated key keeps its predecessor's slot, so both share one allowance.
+    -- Used if the key has lower limits than its account. A rotated key keeps its predecessor's slot.
     slot bigint not null default nextval('key_slots'),
     name text not null,
     mode text not null check (mode in ('live', 'test')),
@@ -47,7 +51,15 @@ create table keys (
     allowed_ips text[] not null default '{}',
     allowed_origins text[] not null default '{}',
     created_at timestamptz not null default now(),
-    changed_at timestamptz not null default now()
+    changed_at timestamptz not null default now(),
+    -- While the pepper is rotated: the digest under the other pepper.
+    previous_digest bytea,
+    -- The number of the pepper that `digest` was made with.
+    pepper integer not null default 1,
+    -- The directives that requests with the key may use. Null means the usual ones.
+    directives text[],
+    -- How replies to a test key are spoiled, as in X-Fault. Null means not at all.
+    fault text
 );
 
 create index keys_of_account on keys (account_id, created_at);
@@ -72,6 +84,15 @@ create trigger accounts_stamp before update on accounts for each row execute fun
 create trigger accounts_notice after update on accounts for each row execute function notice_change();
 create trigger keys_stamp before insert or update on keys for each row execute function stamp_change();
 create trigger keys_notice after insert or update on keys for each row execute function notice_change();
+
+-- Peppers that keys of this database were made with, as check values that reveal nothing about them. A pepper is retired at
+-- the end of its rotation.
+create table peppers (
+    number integer primary key,
+    check_value bytea not null unique,
+    since timestamptz not null default clock_timestamp(),
+    retired_at timestamptz
+);
 
 -- Daily quotas
 
@@ -111,7 +132,11 @@ create table followed_networks (
     block_time timestamptz,
     -- Why the follower has stopped. Null while it runs.
     fault text,
-    changed_at timestamptz not null default now()
+    changed_at timestamptz not null default now(),
+    -- False once blocks were written without holdings, because those are in another database.
+    indexes_holdings boolean not null default true,
+    -- Why the follower makes no progress although it goes on trying. Null while it moves.
+    stuck text
 );
 
 -- Blocks that a reorganisation can still remove.
@@ -123,14 +148,14 @@ create table recent_blocks (
 );
 
 -- Sums of transfers. Negative if the index starts after the first transfer, or if the contract breaks the standard.
--- Rows at zero stay, because a contract can pay interest without an event.
+-- Rows at zero stay, because a contract can pay interest without an event. Each network has separate tables.
 create table token_holdings (
     network smallint not null,
     holder bytea not null,
     contract bytea not null,
     amount numeric not null,
     primary key (network, holder, contract)
-) with (fillfactor = 90);
+) partition by list (network);
 
 -- One row per token and holder. Rows at zero are deleted.
 create table nft_holdings (
@@ -142,12 +167,37 @@ create table nft_holdings (
     token_id numeric not null,
     amount numeric not null,
     primary key (network, holder, contract, token_id)
-);
+) partition by list (network);
 
 create index nft_holders on nft_holdings (network, contract, holder) include (amount);
 create index nft_holdings_at_zero on nft_holdings (network) where amount = 0;
 -- Holders of a token that can have many.
 create index nft_holders_of_token on nft_holdings (network, contract, token_id) where standard = 1155;
+
+-- Add the tables for the holdings of a network when its row is added. The parts are attached when they are complete, which
+-- blocks no reads. The owner's rights are enough, so that the service itself need not be allowed to create tables.
+create function holdings_add_network() returns trigger language plpgsql security definer set search_path from current
+set lock_timeout = '2s' as $$
+declare
+    parent text;
+    part text;
+begin
+    foreach parent in array array['token_holdings', 'nft_holdings'] loop
+        part := parent || '_' || new.number;
+        execute format('create table %I (like %I including all) partition by hash (holder)', part, parent);
+        for remainder in 0..7 loop
+            execute format(
+                'create table %I partition of %I for values with (modulus 8, remainder %s) with (fillfactor = 90)',
+                part || '_' || remainder, part, remainder
+            );
+        end loop;
+        execute format('alter table %I attach partition %I for values in (%s)', parent, part, new.number);
+    end loop;
+    return null;
+end $$;
+
+create trigger holdings_add_network after insert on followed_networks
+for each row execute function holdings_add_network();
 
 -- Changes that each recent block made to holdings, to undo them after a reorganisation. Not compressed, because they
 -- are written far more often than read.
@@ -166,6 +216,14 @@ create table backfills (
     contract bytea not null default '',
     covered int8multirange not null,
     primary key (network, contract)
+);
+
+-- Migrations
+
+-- Applied migration files, maintained by the migration runner, which creates the table before it applies this file.
+create table if not exists schema_migrations (
+    name text primary key,
+    applied_at timestamptz not null default now()
 );
 
 -- Wallets and operations
@@ -722,7 +780,10 @@ create table webhooks (
     version bigint not null,
     addresses_version bigint not null,
     created_at timestamptz not null default now(),
-    updated_at timestamptz not null default now()
+    updated_at timestamptz not null default now(),
+    -- Whether a test key created it; and how its deliveries are spoiled then. Null means not at all.
+    test_key boolean not null default false,
+    fault text
 );
 
 create index webhooks_of_account on webhooks (account_id, created_at desc, id) where status <> 'deleted';
@@ -760,6 +821,25 @@ begin
     return found_version;
 end $$;
 
+-- The version of a network's webhooks for which its mempool is watched. Absent while it is not watched.
+-- `watched_at`: when that was last confirmed.
+create table mempool_watches (
+    network text primary key,
+    version bigint not null,
+    watched_at timestamptz not null default now()
+);
+
+-- Transactions that a webhook has named, to look up whether they were mined before. Deleted once that is known.
+create table mined_lookups (
+    webhook_id text not null references webhooks (id) on delete cascade,
+    network text not null,
+    tx_hash text not null,
+    created_at timestamptz not null default now(),
+    primary key (webhook_id, tx_hash)
+);
+
+create index mined_lookups_by_network on mined_lookups (network, created_at);
+
 -- Blocks still to be traced for webhooks that watch internal transfers.
 create table trace_jobs (
     network text not null,
@@ -769,10 +849,10 @@ create table trace_jobs (
     primary key (network, block)
 );
 
--- Events of webhooks. A delivery exists once the event is complete and waits for no block.
+-- Events of webhooks, one table per day. A delivery exists once the event is complete and waits for no block.
 create table events (
-    -- Derived from the webhook and the position on the chain, so the same event always has the same id.
-    id text primary key,
+    -- Derived from the webhook and the position on the chain, so the same event always has the same id. Unique in each table.
+    id text not null,
     webhook_id text not null,
     network text not null,
     -- As in the body.
@@ -792,8 +872,14 @@ create table events (
     takes_back text,
     taken_back boolean not null default false,
     test boolean not null default false,
-    created_at timestamptz not null default now()
-);
+    created_at timestamptz not null default now(),
+    -- Whether the fault plan of its webhook added it.
+    injected boolean not null default false,
+    -- The day of the event's block, or that on which it was stored.
+    day date not null default (now() at time zone 'UTC')::date
+) partition by range (day);
+
+create table events_of_other_days partition of events (primary key (id)) default;
 
 create index events_by_block on events (network, block) where block is not null and not taken_back;
 create index events_held on events (network, after_block) where after_block is not null;
@@ -801,9 +887,9 @@ create index events_final on events (network, finality, after_block) where final
 create index events_lacking on events (network, created_at, id) where lacks is not null;
 create index events_by_age on events (created_at);
 
--- The outbox: one row per event that is ready to send or was sent.
+-- The outbox: one row per event that is ready to send or was sent. Unfinished ones are in one table, others in one per day.
 create table deliveries (
-    event_id text primary key,
+    event_id text not null,
     webhook_id text not null,
     -- due: to be sent from due_at on. A claim moves due_at to the end of a short lease and increments `claim`.
     -- over_quota: the account's daily deliveries are used up; due_at is the next day. parked: the webhook is not
@@ -817,14 +903,105 @@ create table deliveries (
     -- Whether it was counted towards the daily quota. Only the first attempt counts.
     counted boolean not null default false,
     created_at timestamptz not null default clock_timestamp(),
-    finished_at timestamptz
-) with (fillfactor = 70);
+    finished_at timestamptz,
+    -- `day`: that of its event. `table_day`: infinity while it is unfinished, then its day.
+    day date not null default (now() at time zone 'UTC')::date,
+    table_day date not null default 'infinity'
+) partition by range (table_day);
+
+create table deliveries_of_other_days partition of deliveries (primary key (event_id)) default;
+
+create table deliveries_open partition of deliveries (primary key (event_id)) for values from ('infinity') to (maxvalue)
+    with (fillfactor = 70);
 
 create index deliveries_due on deliveries (webhook_id, due_at) where state in ('due', 'over_quota');
 create index deliveries_parked on deliveries (webhook_id, created_at) where state = 'parked';
 create index deliveries_of_webhook on deliveries (webhook_id, created_at desc, event_id);
 
--- No foreign key to deliveries, which would cost a look-up per attempt. Both are deleted together.
+-- Unfinished deliveries. An update that finishes one moves it to the table of its day.
+create view open_deliveries as select * from deliveries where table_day = 'infinity';
+
+-- The `table_day` of a delivery in this state, whose event is of this day.
+create function delivery_table(day date, state text) returns date language sql immutable as $$
+    select case when state in ('delivered', 'failed', 'dropped') then day else 'infinity' end
+$$;
+
+-- Add the table for a day (UTC) to events or deliveries, unless it exists or rows of that day are among those of other days.
+-- The owner's rights are enough, so that the service itself need not be allowed to create tables.
+create function add_event_day(parent text, day date) returns void
+language plpgsql security definer set search_path from current as $$
+declare
+    name text := parent || '_' || to_char(day, 'YYYYMMDD');
+    details text := case parent
+        when 'events' then 'primary key (id)'
+        -- Only finished ones, so that a statement that confuses the tables fails.
+        when 'deliveries' then 'primary key (event_id), check (state in (''delivered'', ''failed'', ''dropped''))'
+    end;
+begin
+    if to_regclass(name) is null then
+        execute format(
+            'create table %I partition of %I (%s) for values from (%L) to (%L)', name, parent, details, day, day + 1
+        );
+    end if;
+exception when check_violation or duplicate_table then
+    return;
+end $$;
+
+-- The tables of events or deliveries of days that ended before this time.
+create function old_event_days(parent text, before timestamptz, out name text, out day date) returns setof record
+language sql stable as $$
+    select * from (
+        select relname, to_date(right(relname, 8), 'YYYYMMDD') as day from pg_inherits join pg_class on oid = inhrelid
+        where inhparent = to_regclass(parent) and relname ~ '_\d{8}$'
+    ) days where (days.day + 1)::timestamp at time zone 'UTC' <= before
+$$;
+
+-- Drop the events of days that ended before this time and return how many days. A day stays while one of its events is newer.
+-- Events that are still to be sent move to those of other days; other deliveries that refer to the day are deleted.
+create function events_remove_days(before timestamptz) returns integer
+language plpgsql security definer set search_path from current as $$
+declare
+    old record;
+    is_needed boolean;
+    removed integer := 0;
+begin
+    for old in select * from old_event_days('events', before) loop
+        execute format('select exists (select from %I where created_at >= $1)', old.name) into is_needed using before;
+        continue when is_needed;
+        -- From here on no delivery of these events is added, redelivered or claimed.
+        lock table events in access exclusive mode;
+        delete from deliveries_of_other_days d where d.day = old.day;
+        delete from deliveries d where table_day = 'infinity' and d.day = old.day and state not in ('due', 'over_quota');
+        execute format('alter table events detach partition %I', old.name);
+        execute format(
+            'insert into events select * from %I where id in (
+                select event_id from deliveries d where table_day = ''infinity'' and d.day = $1
+            )', old.name
+        ) using old.day;
+        execute format('drop table %I', old.name);
+        removed := removed + 1;
+    end loop;
+    return removed;
+end $$;
+
+-- Drop the deliveries of days whose events were dropped, and return how many days.
+create function deliveries_remove_days(before timestamptz) returns integer
+language plpgsql security definer set search_path from current as $$
+declare
+    old record;
+    is_needed boolean;
+    removed integer := 0;
+begin
+    for old in select * from old_event_days('deliveries', before) loop
+        execute format('select exists (select from %I where created_at >= $1)', old.name) into is_needed using before;
+        continue when is_needed or to_regclass('events_' || right(old.name, 8)) is not null;
+        execute format('drop table %I', old.name);
+        removed := removed + 1;
+    end loop;
+    return removed;
+end $$;
+
+-- Delivery attempts, one table per day. No foreign key to deliveries, which would cost a look-up per attempt.
 create table attempts (
     event_id text not null,
     -- The claim of the attempt, starting at 1 over all rounds. A gap is an attempt whose outcome is unknown.
@@ -836,8 +1013,47 @@ create table attempts (
     -- HTTP status of the receiver, if it replied, and the beginning of its reply unless that was a 2xx.
     status smallint,
     excerpt text,
-    primary key (event_id, number)
-);
+    -- Header lines without secrets, and the beginning of the reply's body.
+    sent text,
+    reply_headers text,
+    reply_body text
+) partition by range (began_at);
+
+-- Attempts of days that have no table of their own. The columns of a unique index of all days would have to include the time.
+create table attempts_of_other_days partition of attempts (unique (event_id, number)) default;
+
+-- Add the table for the attempts of a day (UTC), unless it exists or attempts of that day are among those of other days.
+-- The owner's rights are enough, so that the service itself need not be allowed to create tables.
+create function attempts_add_day(day date) returns void language plpgsql security definer set search_path from current as $$
+declare
+    name text := 'attempts_' || to_char(day, 'YYYYMMDD');
+begin
+    if to_regclass(name) is null then
+        execute format(
+            'create table %I partition of attempts (unique (event_id, number)) for values from (%L) to (%L)',
+            name, day::timestamp at time zone 'UTC', (day + 1)::timestamp at time zone 'UTC'
+        );
+    end if;
+exception when check_violation or duplicate_table then
+    return;
+end $$;
+
+-- Remove the tables of days that ended before this time, and return how many.
+create function attempts_remove_days(before timestamptz) returns integer language plpgsql security definer set search_path from current as $$
+declare
+    name text;
+    removed integer := 0;
+begin
+    for name in
+        select relname from pg_inherits join pg_class on oid = inhrelid
+        where inhparent = 'attempts'::regclass and relname ~ '^attempts_\d{8}$'
+            and (to_date(right(relname, 8), 'YYYYMMDD') + 1)::timestamp at time zone 'UTC' <= before
+    loop
+        execute format('drop table %I', name);
+        removed := removed + 1;
+    end loop;
+    return removed;
+end $$;
 
 -- Deliveries used per account and UTC day.
 create table delivery_days (
@@ -846,6 +1062,8 @@ create table delivery_days (
     used bigint not null default 0 check (used >= 0),
     -- Whether the log reports that the quota is used up.
     told boolean not null default false,
+    -- Addresses and other filter values that were written into webhooks.
+    filter_values bigint not null default 0,
     primary key (account_id, day)
 );
 
@@ -864,11 +1082,11 @@ begin
     where account_id = account and day = of_day;
 end $$;
 
--- E-mails to account holders, inserted in the transaction that causes them.
+-- Emails to account holders, inserted in the transaction that causes them.
 create table mails (
     id bigint generated always as identity primary key,
     account_id text not null references accounts (id),
-    kind text not null check (kind in ('webhook_paused')),
+    kind text not null check (kind in ('webhook_paused', 'alert')),
     -- Data for the text.
     about json not null,
     -- As for deliveries: a claim moves it to the end of a lease.
@@ -882,12 +1100,100 @@ create table mails (
 
 create index mails_due on mails (due_at) where ended_at is null;
 
+-- Alerts
+
+-- Which alerts an account wants, and whether by mail.
+create table alert_settings (
+    account_id text primary key references accounts (id),
+    -- The kinds that are wanted.
+    kinds text[] not null,
+    -- Raise error_rate above this share of failed requests.
+    error_percent integer not null check (error_percent between 1 and 100),
+    by_mail boolean not null
+);
+
+-- Each threshold is raised once per period: a day, or the period of a policy's budget. A row is written in the transaction
+-- of its mail and its event.
+create table alerts (
+    id bigint generated always as identity primary key,
+    account_id text not null references accounts (id),
+    kind text not null,
+    -- The id of the webhook or policy; empty for the account.
+    subject text not null,
+    threshold integer not null,
+    period text not null,
+    -- False if a higher threshold was reached at the same time: only the highest one is sent.
+    is_sent boolean not null,
+    about json not null,
+    -- The event of the account's webhook for alerts, if it has one.
+    event_id text,
+    raised_at timestamptz not null default now(),
+    unique (account_id, kind, subject, threshold, period)
+);
+
+create index alerts_of_account on alerts (account_id, raised_at desc) where is_sent;
+create index alerts_by_age on alerts (raised_at);
+
+-- Announcements
+
+-- Short notices by operators, shown in every dashboard.
+create table announcements (
+    id bigint generated always as identity primary key,
+    level text not null check (level in ('info', 'warning', 'critical')),
+    text text not null,
+    starts_at timestamptz not null,
+    ends_at timestamptz not null,
+    by_whom text not null,
+    created_at timestamptz not null default now()
+);
+
+create index announcements_by_end on announcements (ends_at);
+
+-- Replies of upstreams that others or a proof contradicted, with both replies: evidence for operators.
+
+create table contradictions (
+    id bigint generated always as identity primary key,
+    at timestamptz not null,
+    network text not null,
+    method text not null,
+    params text not null,
+    kind text not null,
+    verified_by text not null,
+    upstream text not null,
+    operator text not null,
+    reply text not null,
+    digest text not null,
+    others jsonb not null,
+    other_reply text not null,
+    other_digest text not null,
+    reason text not null
+);
+
+create index contradictions_by_network on contradictions (network, at desc);
+
 -- Sign-in and sessions
 
+-- In the tables of passwords, second factors, links and sessions, `account_id` is the id of a person: of an account, which is
+-- its first owner, of a member or of a visit.
+
 create table account_passwords (
-    account_id text primary key references accounts (id),
+    account_id text primary key,
     hash text not null,
     changed_at timestamptz not null default now()
+);
+
+-- Sign-in with a code from an authenticator app, in addition to the password or link.
+create table account_second_factors (
+    account_id text primary key,
+    -- The app's secret, encrypted.
+    sealed bytea not null,
+    -- Null until the holder has shown that the app has the secret. Sign-in asks for a code from then on.
+    confirmed_at timestamptz,
+    -- The time step of the last code: a code works once.
+    last_step bigint not null default 0,
+    -- Digests of the recovery codes that are left.
+    recovery bytea[] not null default '{}',
+    created_at timestamptz not null default now()
 );
 
 -- Operator credentials for the dashboard, created on the command line. Revoking one ends its sessions.
@@ -898,38 +1204,140 @@ create table admin_tokens (
     hint text not null,
     created_at timestamptz not null default now(),
     last_used_at timestamptz,
-    revoked_at timestamptz
+    revoked_at timestamptz,
+    -- While the pepper is rotated: the digest under the previous one. And the number of the pepper of `digest`.
+    previous_digest bytea,
+    pepper integer not null default 1
 );
 
 -- Sessions of account holders and operators. Only the digest of the cookie's token is stored.
 create table sessions (
     digest bytea primary key,
-    account_id text references accounts (id),
+    account_id text,
     admin_token_id text references admin_tokens (id),
     created_at timestamptz not null default now(),
     seen_at timestamptz not null default now(),
     expires_at timestamptz not null,
+    -- The client's address and the User-Agent header.
+    address text not null default '',
+    agent text not null default '',
     check (num_nonnulls(account_id, admin_token_id) = 1)
 );
 
 create index sessions_of_account on sessions (account_id) where account_id is not null;
 create index sessions_by_end on sessions (expires_at);
 
+-- People of an account
+
+create table members (
+    id text primary key,
+    account_id text not null references accounts (id),
+    email text not null,
+    role text not null check (role in ('owner', 'developer', 'read-only')),
+    joined_at timestamptz not null default now()
+);
+
+create index members_of_account on members (account_id, joined_at);
+-- An address signs in to one account.
+create unique index members_by_email on members (lower(email));
+
+-- Invitations that were not accepted yet. Accepting one deletes its row.
+create table invitations (
+    id text primary key,
+    account_id text not null references accounts (id),
+    email text not null,
+    role text not null check (role in ('owner', 'developer', 'read-only')),
+    -- The member who sent it, or the account if its first owner did. It ends with the member.
+    invited_by text not null,
+    -- Digest of the link's token.
+    digest bytea not null unique,
+    created_at timestamptz not null default now(),
+    expires_at timestamptz not null
+);
+
+-- A new invitation to an address replaces the one before.
+create unique index invitations_of_account on invitations (account_id, lower(email));
+create index invitations_by_end on invitations (expires_at);
+
+-- Operators who look at an account, each until the given time.
+create table account_visits (
+    id text primary key,
+    account_id text not null references accounts (id),
+    admin_token_id text not null references admin_tokens (id),
+    ends_at timestamptz not null
+);
+
+create index account_visits_by_end on account_visits (ends_at);
+
+-- Everyone who can be signed in to an account. The first owner is the account itself, by whose email address it is known.
+create view people as
+select a.id, a.id as account_id, a.email, 'owner' as role, '' as visitor, a.created_at as since, a.disabled
+from accounts a
+union all
+select m.id, m.account_id, m.email, m.role, '', m.joined_at, a.disabled from members m join accounts a on a.id = m.account_id
+union all
+select v.id, v.account_id, '', 'visitor', t.name, v.ends_at, a.disabled
+from account_visits v join accounts a on a.id = v.account_id join admin_tokens t on t.id = v.admin_token_id
+where v.ends_at > now() and t.revoked_at is null;
+
+-- Changes to an account and sign-ins, for its holder to look through. Deleted after a year.
+create table account_actions (
+    id bigint generated always as identity primary key,
+    account_id text not null references accounts (id),
+    at timestamptz not null default now(),
+    by text not null check (by in ('holder', 'key', 'operator')),
+    -- The name of the key or operator; empty for the holder.
+    name text not null default '',
+    -- The id of the operation in the API spec.
+    action text not null,
+    -- The id of the key, webhook, policy or session that was changed, if it has one.
+    subject text not null default '',
+    address text not null default ''
+);
+
+create index account_actions_of_account on account_actions (account_id, at desc);
+create index account_actions_by_age on account_actions (at);
+
+-- New email addresses that a link in a mail to them has to confirm.
+
+create table email_changes (
+    account_id text primary key,
+    email text not null,
+    -- Digest of the link's token.
+    digest bytea not null unique,
+    expires_at timestamptz not null
+);
+
 -- One-time sign-in links. Using one deletes its row.
 create table sign_in_links (
     digest bytea primary key,
-    account_id text not null references accounts (id),
+    account_id text not null,
     created_at timestamptz not null default now(),
     expires_at timestamptz not null
 );
 
 create index sign_in_links_by_end on sign_in_links (expires_at);
 
--- Sign-in attempts by IP address and e-mail address, as digests. `edge` is the time up to which the bucket is used.
+-- Sign-in attempts by IP address and email address, as digests. `edge` is the time up to which the bucket is used.
 create unlogged table sign_in_tries (
     subject bytea primary key,
     edge timestamptz not null
 );
+
+-- Codes of second factors that were entered, by person and place, as digests. Unlike other attempts they are counted over days,
+-- so the counts outlive a crash. `edge` is the time up to which the bucket is used.
+create table code_tries (
+    subject bytea primary key,
+    edge timestamptz not null
+);
+
+-- Addresses and browsers from which holders have signed in, as digests with their email address.
+create table sign_in_places (
+    place bytea primary key,
+    seen_at timestamptz not null default now()
+);
+
+create index sign_in_places_by_time on sign_in_places (seen_at);
 
 -- Usage
 
@@ -944,8 +1352,8 @@ create table usage_series (
     unique (account_id, key_id, network, method)
 );
 
--- Usage per minute, hour and day. All three are written at once, so a chart of any length reads few rows. t0 to t14
--- count replies by latency; core/usage defines the buckets.
+-- Usage per minute, hour and day, so a chart of any length reads few rows. Minutes are written, hours and days are their
+-- sums. t0 to t14 count replies by latency; core/usage defines the buckets.
 create table usage (
     step text not null,
     series integer not null,
@@ -961,14 +1369,61 @@ create table usage (
 ) partition by list (step);
 
 -- Free space in each page for updates in place: the newest row of each series is rewritten every few seconds.
-create table usage_minutes partition of usage for values in ('minute') with (fillfactor = 80);
+create table usage_daily_minutes partition of usage for values in ('minute') partition by range (at);
+-- Minutes of days that have no table of their own.
+create table usage_minutes partition of usage_daily_minutes default with (fillfactor = 80);
 create table usage_hours partition of usage for values in ('hour') with (fillfactor = 60);
 create table usage_days partition of usage for values in ('day') with (fillfactor = 60);
 
 -- Small, and sufficient for finding old rows.
 create index usage_by_time on usage using brin (at) with (autosummarize = on);
 
--- The last batch of each worker. A batch that is sent again because its outcome is unknown is not counted twice.
+-- Hours with new minutes. One worker of the fleet adds them up to hours and days. `version` counts the changes.
+create table usage_changed_hours (
+    hour timestamptz primary key,
+    version bigint not null default 1
+);
+
+-- When a worker last did a task that one worker of the fleet does for all.
+create table usage_upkeep (
+    task text primary key,
+    done_at timestamptz not null
+);
+
+-- Add the table for the minutes of a day (UTC), unless it exists or rows of that day are in the default partition.
+-- The owner's rights are enough, so that the service itself need not be allowed to create tables.
+create function usage_add_day(day date) returns void language plpgsql security definer set search_path from current as $$
+declare
+    name text := 'usage_minutes_' || to_char(day, 'YYYYMMDD');
+begin
+    if to_regclass(name) is null then
+        execute format(
+            'create table %I partition of usage_daily_minutes for values from (%L) to (%L) with (fillfactor = 80)',
+            name, day::timestamp at time zone 'UTC', (day + 1)::timestamp at time zone 'UTC'
+        );
+    end if;
+exception when check_violation then
+    return;
+end $$;
+
+-- Remove the tables of days that ended before this time, and return how many.
+create function usage_remove_days(before timestamptz) returns integer language plpgsql security definer set search_path from current as $$
+declare
+    name text;
+    removed integer := 0;
+begin
+    for name in
+        select relname from pg_inherits join pg_class on oid = inhrelid
+        where inhparent = 'usage_daily_minutes'::regclass and relname ~ '^usage_minutes_\d{8}$'
+            and (to_date(right(relname, 8), 'YYYYMMDD') + 1)::timestamp at time zone 'UTC' <= before
+    loop
+        execute format('drop table %I', name);
+        removed := removed + 1;
+    end loop;
+    return removed;
+end $$;
+
+-- The last batch of each host. A batch that is sent again because its outcome is unknown is not counted twice.
 create table usage_batches (
     worker text primary key,
     number bigint not null,
@@ -982,6 +1437,13 @@ create unlogged table worker_views (
     worker text primary key,
     seen_at timestamptz not null default now(),
     view json not null
+);
+
+-- The processes of the fleet, as they report themselves: host, version, role, and the networks that a follower indexes.
+create unlogged table processes (
+    id text primary key,
+    seen_at timestamptz not null default now(),
+    report json not null
 );
 
 -- Upstreams that an operator has taken out of service. Identified by a digest of network and address, so moving an
@@ -1002,3 +1464,74 @@ end $$;
 
 create trigger cordons_notice after insert or update or delete on cordons
 for each statement execute function notice_cordons();
+
+-- The health of upstreams over time, as all workers saw it, for three days.
+create table upstream_samples (
+    upstream text not null,
+    at timestamptz not null,
+    network text not null,
+    label text not null,
+    state text not null,
+    breaker text not null,
+    lag_blocks bigint,
+    error_rate double precision,
+    p50_ms double precision,
+    p99_ms double precision,
+    primary key (upstream, at)
+);
+
+create index upstream_samples_by_time on upstream_samples (at);
+
+-- Records of requests, one partition for each UTC day. `attempts` is JSON; `params` is null unless the account records them.
+create table requests (
+    at timestamptz not null,
+    id text not null,
+    account text not null,
+    key text not null,
+    network text not null,
+    surface text not null,
+    method text not null,
+    status integer not null,
+    reason text not null,
+    units integer not null,
+    cache text not null,
+    ms double precision not null,
+    bytes bigint not null,
+    block bigint not null,
+    error text not null,
+    blame text not null,
+    attempts text not null,
+    params text,
+    -- The code of the error; empty without one.
+    code text not null default '',
+    -- The id that the client chose, which other requests may have too; empty without one.
+    client_id text not null default ''
+) partition by range (at);
+
+create index requests_by_id on requests (id, at desc);
+create index requests_by_client_id on requests (client_id, at desc) where client_id <> '';
+create index requests_of_account on requests (account, at desc);
+
+create function open_request_day(day date) returns void language plpgsql as $$
+declare
+    name text := 'requests_' || to_char(day, 'YYYYMMDD');
+begin
+    perform pg_advisory_xact_lock(hashtext('requests'));
+    if to_regclass(name) is null then
+        execute format('create table %I partition of requests for values from (%L) to (%L)',
+            name, day::timestamp at time zone 'utc', (day + 1)::timestamp at time zone 'utc');
+    end if;
+end $$;
+
+create function close_request_days(before date) returns void language plpgsql as $$
+declare
+    name text;
+begin
+    perform pg_advisory_xact_lock(hashtext('requests'));
+    for name in
+        select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        where i.inhparent = 'requests'::regclass and c.relname < 'requests_' || to_char(before, 'YYYYMMDD')
+    loop
+        execute format('drop table %I', name);
+    end loop;
+end $$;

@@ -55,8 +55,7 @@ on conflict do nothing
 returning kind, subject, threshold, period;
 
 -- add_mail
--- It ends at infinity: senders of 1.0.0, which cannot write its text, see only mails without an end.
-insert into mails (account_id, kind, about, ended_at) values ($1, 'alert', $2, 'infinity');
+insert into mails (account_id, kind, about) values ($1, 'alert', $2);
 
 -- lock_tests
 -- Serialise the test alerts of an account until the end of the transaction.

@@ -1,5 +1,5 @@
--- The webhook outbox. A null `$n::timestamptz` means now. `open_deliveries` are those that may be unfinished: one or two tables,
--- however many days there are.
+-- The webhook outbox. A null `$n::timestamptz` means now. `open_deliveries` are the unfinished ones: one table, however many
+-- days there are.
 
 -- list_due
 -- Webhooks with due deliveries, plus one row without a webhook for the next due time. A loose index scan: one step
@@ -51,7 +51,7 @@ returning d.event_id, d.day, d.webhook_id, claim, tries, counted, picked.network
         extract(epoch from coalesce($3, now()) - d.created_at)::double precision
     end as age_s,
     case when picked.fault is not null then (
-        select count(*) from delivery_attempts a where a.event_id = d.event_id and status between 200 and 299
+        select count(*) from attempts a where a.event_id = d.event_id and status between 200 and 299
     ) end as copies;
 
 -- read_claimed
@@ -113,7 +113,7 @@ with still as materialized (
 )
 update open_deliveries d set
     state = case when still.status = 'deleted' then 'dropped' else 'parked' end,
-    table_day = delivery_table(table_day, day, case when still.status = 'deleted' then 'dropped' else 'parked' end),
+    table_day = delivery_table(day, case when still.status = 'deleted' then 'dropped' else 'parked' end),
     finished_at = case when still.status = 'deleted' then now() end
 from still
 where d.event_id in (
@@ -124,7 +124,7 @@ where d.event_id in (
 
 -- drop_orphans
 -- Drop due deliveries of webhooks that no longer exist, up to this many.
-update open_deliveries d set state = 'dropped', table_day = delivery_table(table_day, day, 'dropped'), finished_at = now()
+update open_deliveries d set state = 'dropped', table_day = delivery_table(day, 'dropped'), finished_at = now()
 where event_id in (
     select event_id from open_deliveries o
     where webhook_id = any($1::text[]) and state in ('due', 'over_quota')
@@ -141,7 +141,7 @@ with done as materialized (
         state text, tries smallint, again_s double precision, sent text, reply_headers text, reply_body text
     )
 ), recorded as (
-    insert into attempts_by_day (event_id, number, began_at, took_ms, outcome, status, excerpt, sent, reply_headers, reply_body)
+    insert into attempts (event_id, number, began_at, took_ms, outcome, status, excerpt, sent, reply_headers, reply_body)
     select done.event_id, done.claim, coalesce($2::timestamptz, now()) - make_interval(secs => ago_s), took_ms, outcome,
         status, excerpt, sent, reply_headers, reply_body
     from done
@@ -149,7 +149,7 @@ with done as materialized (
 )
 update open_deliveries d set
     state = done.state,
-    table_day = delivery_table(table_day, day, done.state),
+    table_day = delivery_table(day, done.state),
     tries = done.tries,
     due_at = case when again_s is null then due_at else coalesce($2, now()) + make_interval(secs => again_s) end,
     finished_at = case when done.state in ('delivered', 'failed') then coalesce($2, now()) end
@@ -174,7 +174,7 @@ where webhook_id = $1 and ($2::text is null or state = $2) and ($3::timestamptz 
 -- The last few attempts of each delivery.
 select recent.* from unnest($1::text[]) as wanted (event_id) cross join lateral (
     select event_id, number, began_at, took_ms, outcome, status, excerpt
-    from delivery_attempts a where a.event_id = wanted.event_id order by number desc limit $2
+    from attempts a where a.event_id = wanted.event_id order by number desc limit $2
 ) recent order by recent.event_id, recent.number;
 
 -- read_delivery
@@ -185,14 +185,14 @@ where deliveries.webhook_id = $1 and deliveries.event_id = $2;
 -- read_attempts
 -- The last attempts of one delivery, with what was sent and received.
 select * from (
-    select * from delivery_attempts where event_id = $1 order by number desc limit $2
+    select * from attempts where event_id = $1 order by number desc limit $2
 ) recent order by number;
 
 -- recent_attempts
 -- The last attempts of each webhook, among its newest deliveries.
 select wanted.webhook_id, recent.* from unnest($1::text[]) as wanted (webhook_id) cross join lateral (
     select number, began_at, took_ms, outcome, status, excerpt
-    from delivery_attempts where event_id in (
+    from attempts where event_id in (
         select event_id from deliveries where deliveries.webhook_id = wanted.webhook_id
         order by created_at desc limit $2
     ) order by began_at desc limit $2
@@ -206,7 +206,7 @@ with whose as materialized (
 )
 update deliveries set
     state = case when whose.status = 'active' then 'due' else 'parked' end,
-    table_day = delivery_table(table_day, day, 'due'), due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
+    table_day = delivery_table(day, 'due'), due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
 from whose
 where webhook_id = whose.id and event_id = $2 and state <> 'dropped'
     and not exists (select from events where events.day = deliveries.day and id = $2 and taken_back)
@@ -226,7 +226,7 @@ with whose as materialized (
 ), changed as (
     update deliveries set
         state = case when whose.status = 'active' then 'due' else 'parked' end,
-        table_day = delivery_table(deliveries.table_day, day, 'due'), due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
+        table_day = delivery_table(day, 'due'), due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
     from picked, whose
     where deliveries.event_id = picked.event_id and deliveries.table_day = picked.table_day
         and deliveries.webhook_id = whose.id
@@ -237,21 +237,6 @@ select (select count(*) from changed) as changed, event_id, created_at from pick
 -- notify
 -- Wake the deliverer when the transaction commits.
 select pg_notify('penstock_deliveries', '');
-
--- purge
--- Delete old events that are not in tables by day, with their deliveries and attempts.
-with old as materialized (
-    select id from events
-    where day = '-infinity' and created_at < now() - make_interval(days => $1::integer) and not exists (
-        select from open_deliveries d where d.event_id = events.id and state in ('due', 'over_quota')
-    )
-    order by created_at limit $2
-), purged_deliveries as (
-    delete from open_deliveries using old where event_id = old.id
-), purged_attempts as (
-    delete from attempts using old where attempts.event_id = old.id
-)
-delete from events using old where events.id = old.id and day = '-infinity';
 
 -- purge_other_days
 -- Delete old events of days without a table of their own, with their deliveries.

@@ -5,11 +5,10 @@ with given as (
         $2::text[], $3::text[], $4::text[], $5::bigint[], $6::bytea[], $7::bytea[], $8::text[], $9::bigint[], $10::text[],
         $11::text[], $12::date[]
     ) as t (id, webhook_id, type, block, block_hash, body, lacks, after_block, finality, takes_back, day)
-    -- A unique index spans one day, and these were stored without theirs.
-    where not exists (select from events where events.day = '-infinity' and events.id = t.id)
 ), made as (
     insert into events (id, webhook_id, network, type, block, block_hash, body, lacks, after_block, finality, takes_back, day)
-    select id, webhook_id, $1, type, block, block_hash, body, lacks::json, after_block, finality, takes_back, event_day(day)
+    select id, webhook_id, $1, type, block, block_hash, body, lacks::json, after_block, finality, takes_back,
+        coalesce(day, (now() at time zone 'UTC')::date)
     from given
     on conflict do nothing
     returning id, webhook_id, day, lacks is null and after_block is null as ready
@@ -146,7 +145,7 @@ with gone as (
     update events set taken_back = true where network = $1 and block > $2 and not taken_back
     returning id, webhook_id, body
 ), ended as (
-    update open_deliveries d set state = 'dropped', table_day = delivery_table(table_day, day, 'dropped'), finished_at = now()
+    update open_deliveries d set state = 'dropped', table_day = delivery_table(day, 'dropped'), finished_at = now()
     from gone where d.event_id = gone.id and d.state in ('due', 'parked', 'over_quota')
 )
 select id, webhook_id, body from gone;

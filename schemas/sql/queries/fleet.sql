@@ -25,10 +25,9 @@ select report from processes where seen_at > now() - make_interval(secs => $1)
 order by report ->> 'host', report ->> 'role', (report ->> 'pid')::bigint;
 
 -- count_hosts
--- Hosts that serve clients, except one. Gateways of the version before report no instance.
-select count(distinct coalesce(report ->> 'instance', report ->> 'host')) from processes
-where seen_at > now() - make_interval(secs => $1) and report ->> 'role' = 'gateway'
-    and coalesce(report ->> 'instance', report ->> 'host') <> $2;
+-- Hosts that serve clients, except one.
+select count(distinct report ->> 'instance') from processes
+where seen_at > now() - make_interval(secs => $1) and report ->> 'role' = 'gateway' and report ->> 'instance' <> $2;
 
 -- list_cordons
 select upstream, label, reason, by_whom, created_at from cordons;

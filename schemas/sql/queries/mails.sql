@@ -1,4 +1,4 @@
--- Emails to account holders. `ended_at` is null while a mail waits, or infinity if only versions after 1.0.0 can write its text.
+-- Emails to account holders. `ended_at` is null while a mail waits.
 
 -- add
 -- Unless the account does not want it, or was erased. The end of its webhook for alerts is always mailed, if it wants mails at all.
@@ -16,9 +16,9 @@ from accounts
 where mails.account_id = accounts.id and mails.id in (
     select m.id from (
         select id, row_number() over (partition by account_id order by due_at) as place from mails
-        where coalesce(ended_at, 'infinity') = 'infinity' and due_at <= now() and kind = any($3::text[])
+        where ended_at is null and due_at <= now() and kind = any($3::text[])
     ) ranked join mails m on m.id = ranked.id
-    where coalesce(m.ended_at, 'infinity') = 'infinity' and m.due_at <= now()
+    where m.ended_at is null and m.due_at <= now()
     order by ranked.place, m.due_at limit $2 for update of m skip locked
 )
 returning mails.id, kind, about, tries, mails.created_at, accounts.name, accounts.email;
@@ -28,11 +28,11 @@ update mails set ended_at = now(), sent = $2 where id = $1;
 
 -- postpone
 update mails set due_at = now() + make_interval(secs => $2::double precision)
-where id = $1 and coalesce(ended_at, 'infinity') = 'infinity';
+where id = $1 and ended_at is null;
 
 -- next_due
 select extract(epoch from min(due_at) - now())::double precision from mails
-where coalesce(ended_at, 'infinity') = 'infinity' and kind = any($1::text[]);
+where ended_at is null and kind = any($1::text[]);
 
 -- purge
 delete from mails where ended_at < now() - make_interval(days => $1::integer);

@@ -59,7 +59,7 @@ delete from invitations where invited_by = $1;
 select id, email from members where account_id = $1 and id = $2;
 
 -- list_orphans
--- Members of deleted accounts: one that joined at that moment, or those that a process of the version before has left.
+-- Members of deleted accounts, who joined while it was deleted.
 select m.id from members m join accounts a on a.id = m.account_id where a.disabled and a.email = '';
 
 -- remove_members

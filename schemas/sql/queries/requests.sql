@@ -73,7 +73,7 @@ order by count desc, last_at desc;
 -- read_delivery
 -- A webhook delivery by the id of its event, one row per attempt, or one without.
 select d.event_id as id, d.created_at, w.account_id, w.network, w.event_type, d.state, a.began_at, a.took_ms, a.outcome, a.status
-from deliveries d join webhooks w on w.id = d.webhook_id left join delivery_attempts a on a.event_id = d.event_id
+from deliveries d join webhooks w on w.id = d.webhook_id left join attempts a on a.event_id = d.event_id
 where d.event_id = $1 and ($2::text is null or w.account_id = $2)
 order by a.number;
 

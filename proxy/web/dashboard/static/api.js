@@ -83,9 +83,7 @@ class ApiClient {
         : (await this.#request("GET", `/reads${query({ paths: reads.map(({ path }) => path.replaceAll(",", "%2C")).join(",") })}`)).parts;
       parts.forEach(({ status, body }, at) => (status < 400 ? reads[at].resolve(body) : reads[at].reject(errorOf(status, body))));
     } catch (failure) {
-      // A worker of the version before has no parts: each is read alone.
-      if (failure.status === 404 && reads.length > 1) reads.forEach((each) => this.#readParts([each]));
-      else reads.forEach(({ reject }) => reject(failure));
+      reads.forEach(({ reject }) => reject(failure));
     }
   }
 
