@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from proxy.core import alerts
 from proxy.core.attempts import AttemptVerdict, WebhookEnd
-from proxy.core.paging import Page
+from proxy.core.paging import DayRows, Page, days_of
 from proxy.core.webhook_faults import DeliveryFault, InjectedEvent, fault_of
 from proxy.store import events, mails, sql, webhooks
 from proxy.store.alerts import NO_NETWORK, AlertSender
@@ -33,6 +33,9 @@ AT_ONCE = 5_000
 ADDRESSES_PER_ROW = 10
 # The most attempts listed with a delivery.
 SHOWN_ATTEMPTS = 20
+# How far the recorded start of an attempt may be outside the time between its delivery's creation and end: clocks differ, and
+# an attempt in progress can outlast the claim that counts.
+CLOCKS = datetime.timedelta(hours=1)
 # The attempts that a webhook's health is judged by.
 RECENT = 50
 _DAY_TABLES = (
@@ -249,18 +252,19 @@ class DeliveryStore:
         self, webhook_id: str, page: Page, *, state: str | None, since: datetime.datetime | None
     ) -> tuple[list[Delivery], int]:
         """Return a page of deliveries, newest first, and their total number."""
-        async with self._pool.connection() as connection:
+        # All from one snapshot: a delivery that ends meanwhile moves to another table.
+        async with (
+            self._pool.connection() as connection,
+            connection.transaction(isolation="repeatable_read", readonly=True),
+        ):
+            counted = await connection.fetch(sql.deliveries.count_deliveries, webhook_id, state, since)
+            days, offset = days_of(page, [DayRows(*row) for row in counted])
             rows = await connection.fetch(
-                sql.deliveries.list_deliveries, webhook_id, state, since, page.limit, page.offset
+                sql.deliveries.list_deliveries, webhook_id, state, since, page.limit, offset, days
             )
             found = await _with_events(connection, sql.deliveries.describe_events, rows)
-            total = await connection.fetchval(sql.deliveries.count_deliveries, webhook_id, state, since)
-            tried = await connection.fetch(
-                sql.deliveries.list_attempts, [row["event_id"] for row in rows], SHOWN_ATTEMPTS
-            )
-        attempts: defaultdict[str, list[Attempt]] = defaultdict(list)
-        for each in tried:
-            attempts[each["event_id"]].append(_attempt(each))
+            attempts = await _list_attempts(connection, rows)
+        total = sum(row["count"] for row in counted)
         return [_delivery(row, event, attempts[row["event_id"]]) for row, event in found], total
 
     async def read(self, webhook_id: str, event_id: str) -> Delivery | None:
@@ -415,6 +419,20 @@ async def _with_events(connection: DatabaseConnection, query: str, rows: Sequenc
     for day, ids in by_day.items():
         found |= {event["id"]: event for event in await connection.fetch(query, day, ids)}
     return [(row, found[row["event_id"]]) for row in rows if row["event_id"] in found]
+
+
+async def _list_attempts(connection: DatabaseConnection, rows: Sequence[Any]) -> Mapping[str, list[Attempt]]:
+    """The last attempts of each delivery."""
+    found: defaultdict[str, list[Attempt]] = defaultdict(list)
+    if not rows:
+        return found
+    now = datetime.datetime.now(datetime.UTC)
+    first = min(row["created_at"] for row in rows) - CLOCKS
+    last = max(row["finished_at"] or now for row in rows) + CLOCKS
+    ids = [row["event_id"] for row in rows]
+    for each in await connection.fetch(sql.deliveries.list_attempts, ids, SHOWN_ATTEMPTS, first, last):
+        found[each["event_id"]].append(_attempt(each))
+    return found
 
 
 def _claimed(row: Any, event: Any) -> ClaimedDelivery:

@@ -1,4 +1,4 @@
-"""Events and deliveries in tables by day: over midnight, and when old days are dropped."""
+"""Events and deliveries in tables by day: over midnight, in pages, and when old days are dropped."""
 
 from __future__ import annotations
 
@@ -69,6 +69,10 @@ def table(of: str, day: datetime.date) -> str:
 
 def today() -> datetime.date:
     return datetime.datetime.now(datetime.UTC).date()
+
+
+def start_of(day: datetime.date) -> datetime.datetime:
+    return datetime.datetime.combine(day, datetime.time(), datetime.UTC)
 
 
 def days_ago(count: int) -> datetime.date:
@@ -227,10 +231,40 @@ async def test_hot_statements_read_no_table_of_a_finished_day(desk: Desk) -> Non
     read = await explain(desk, sql.deliveries.read_claimed, today(), ["evt"])
     assert read.count(" on events_") == 1
     assert table("events", today()) in read
-    # A page reads the index of each table, and sorts none.
-    page = await explain(desk, sql.deliveries.list_deliveries, "wh", None, None, 20, 0)
+    # A page reads the indexes of its tables, and sorts none.
+    days = [datetime.date.max, today()]
+    page = await explain(desk, sql.deliveries.list_deliveries, "wh", None, None, 20, 0, days)
     assert "Merge Append" in page
-    assert page.count("_webhook_id_created_at_event_id_idx on deliveries_") == 32 + 2
+    assert page.count(" on deliveries_") == page.count("_webhook_id_created_at_event_id_ta") == len(days)
+    counts = await explain(desk, sql.deliveries.count_deliveries, "wh", None, None)
+    assert counts.count("Index Only Scan") == 32 + 2
+    tried = await explain(desk, sql.deliveries.list_attempts, ["evt"], 20, start_of(today()), start_of(days_ago(-1)))
+    assert tried.count(" on attempts_") <= 3
+
+
+async def test_pages_are_in_the_order_of_creation_over_all_tables(desk: Desk) -> None:
+    """Some events are read from their blocks days later, and some deliveries are unfinished."""
+    for n in range(10):
+        await desk.execute(
+            "select add_event_day(parent, $1) from unnest(array['events', 'deliveries']) parent", days_ago(n)
+        )
+    for n in range(10):
+        await desk.deliver(*(f"evt_{n}_{i}" for i in range(7)), day=days_ago(n))
+    await desk.add("evt_open_1", "evt_open_2", day=today())
+    await desk.execute(
+        "update deliveries set created_at = day::timestamp at time zone 'utc'"
+        " + make_interval(days => (event_id ~ '_[25]$')::integer * 3, secs => abs(hashtext(event_id)) % 86400)"
+    )
+    async with desk.pool.connection() as connection:
+        rows = await connection.fetch("select event_id from deliveries order by created_at desc, event_id")
+    expected = [row["event_id"] for row in rows]
+    for limit in (1, 5, 20, 100):
+        listed = []
+        for number in range(1, 72 // limit + 2):
+            found, total = await desk.store.page(desk.webhook, Page(number, limit), state=None, since=None)
+            assert total == 72
+            listed += [each.event_id for each in found]
+        assert listed == expected
 
 
 async def explain(desk: Desk, query: str, *values: Any) -> str:

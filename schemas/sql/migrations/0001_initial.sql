@@ -916,7 +916,8 @@ create table deliveries_open partition of deliveries (primary key (event_id)) fo
 
 create index deliveries_due on deliveries (webhook_id, due_at) where state in ('due', 'over_quota');
 create index deliveries_parked on deliveries (webhook_id, created_at) where state = 'parked';
-create index deliveries_of_webhook on deliveries (webhook_id, created_at desc, event_id);
+-- `table_day` lets a webhook's deliveries be counted by table without reading the rows.
+create index deliveries_of_webhook on deliveries (webhook_id, created_at desc, event_id) include (table_day);
 
 -- Unfinished deliveries. An update that finishes one moves it to the table of its day.
 create view open_deliveries as select * from deliveries where table_day = 'infinity';
