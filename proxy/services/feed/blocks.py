@@ -30,7 +30,7 @@ CACHED_BLOCKS = 512
 # Requests for a block before its source counts as wrong, and the pause that grows between them.
 ATTEMPTS = 4
 PAUSE_S = 0.1
-# Concurrent requests for blocks by number.
+# Concurrent requests for blocks that are fetched ahead.
 CONCURRENCY = 8
 # Members of a block that a newHeads notification does not have.
 _NOT_IN_A_HEAD = ("transactions", "uncles", "withdrawals", "size", "totalDifficulty")
@@ -90,10 +90,17 @@ _text = msgspec.json.Decoder(str).decode
 
 class BlockSource:
     def __init__(
-        self, route: Route, payer: CallPayer | None = None, cached: LruCache[str, ChainBlock] | None = None
+        self,
+        route: Route,
+        *,
+        payer: CallPayer | None = None,
+        cached: LruCache[str, ChainBlock] | None = None,
+        fetches: asyncio.Semaphore | None = None,
     ) -> None:
+        """`fetches`: the places for blocks that are fetched ahead."""
         self._route = route
         self._payer = payer
+        self._fetches = asyncio.Semaphore(CONCURRENCY) if fetches is None else fetches
         self._cached: LruCache[str, ChainBlock] = LruCache(CACHED_BLOCKS) if cached is None else cached
 
     def __repr__(self) -> str:
@@ -103,9 +110,9 @@ class BlockSource:
     def network(self) -> str:
         return self._route.network.id
 
-    def paid_by(self, payer: CallPayer) -> BlockSource:
+    def paid_by(self, payer: CallPayer, fetches: asyncio.Semaphore | None = None) -> BlockSource:
         """The same blocks for accounts that make the calls and pay for each."""
-        return BlockSource(self._route, payer, self._cached)
+        return BlockSource(self._route, payer=payer, cached=self._cached, fetches=fetches)
 
     def clear(self) -> None:
         self._cached.clear()
@@ -146,10 +153,9 @@ class BlockSource:
 
     async def prefetch(self, numbers: Sequence[int], source: Upstream | None = None) -> None:
         """Fetch several blocks concurrently into the cache. Failures are ignored: `by_hash` requests those blocks again."""
-        limit = asyncio.Semaphore(CONCURRENCY)
 
         async def fetch(number: int) -> None:
-            async with limit:
+            async with self._fetches:
                 try:
                     await self.by_number(number, source)
                 except BlockUnavailable:

@@ -26,6 +26,7 @@ from proxy.core.head_chain import DEPTH, ChainBlock
 from proxy.errors import Unavailable
 from proxy.services.feed.blocks import BlockSource, BlockUnavailable, LogRecord, read_logs
 from proxy.services.feed.topics import FeedEvent, Listener
+from proxy.turn_queue import next_turn
 from proxy.wire.upstream import Upstream
 
 log = logging.getLogger("penstock.feed")
@@ -333,7 +334,7 @@ class LogDispatch:
         start = 0
         while start < len(logs):
             if start:
-                await asyncio.sleep(0)
+                await next_turn()
             some = logs[start : start + max(1, min(LOGS_PER_TURN, CHECKS_PER_TURN // (1 + self._index.checked)))]
             self._publish_slice(sent, some, start)
             start += len(some)

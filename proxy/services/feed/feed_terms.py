@@ -9,16 +9,19 @@ from proxy.services.feed.account_places import AccountPlaces
 
 # Replays of one account under way at a time in a worker; further ones wait. Each holds about a megabyte.
 REPLAYS_PER_ACCOUNT = 8
+# Blocks that are fetched ahead at a time for all replays of an account in a worker: their replies may arrive together.
+FETCHES_PER_ACCOUNT = 8
 # Polls of one account's topics under way at a time in a worker.
 POLLS_PER_ACCOUNT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class FeedTerms:
-    """`replay_memory`: what replays hold. `topic_memory`: what is remembered of polled topics. `replays`, `polls`: the places
-    for them."""
+    """`replay_memory`: what replays hold. `topic_memory`: what is remembered of polled topics. `replays`, `fetches`, `polls`:
+    the places for them, and for the blocks that replays fetch ahead."""
 
     replay_memory: BudgetLine
     topic_memory: BudgetLine
     replays: AccountPlaces = field(default_factory=lambda: AccountPlaces(REPLAYS_PER_ACCOUNT))
+    fetches: AccountPlaces = field(default_factory=lambda: AccountPlaces(FETCHES_PER_ACCOUNT))
     polls: AccountPlaces = field(default_factory=lambda: AccountPlaces(POLLS_PER_ACCOUNT))

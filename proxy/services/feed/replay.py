@@ -31,6 +31,7 @@ from proxy.services.feed.feed_terms import FeedTerms
 from proxy.services.feed.topics import FeedEvent, Listener, Topic
 from proxy.services.feed.walk import ChainWalk
 from proxy.services.rpc.networks import Route
+from proxy.turn_queue import next_turn
 
 T = TypeVar("T")
 
@@ -97,10 +98,10 @@ class Replay:
 
     def __init__(self, feed: LiveFeed, topic: Topic, listener: Listener, terms: FeedTerms) -> None:
         self._feed = feed
-        self._blocks = feed.blocks.paid_by(self)
         self._topic = topic
         self._listener = listener
         self._terms = terms
+        self._blocks = feed.blocks.paid_by(self, terms.fetches.of(listener.account))
 
     def __repr__(self) -> str:
         return f"<Replay of {self._topic.kind}{'' if self._is_active else ', over'}>"
@@ -125,7 +126,8 @@ class Replay:
         return self._listener.account
 
     async def pay(self, units: int, tally: Tally) -> str:
-        """Pay for a call, as soon as the key has the units."""
+        """Pay for a call in the account's turn, as soon as the key has the units."""
+        await next_turn()
         while not self.charge(units, tally):
             await self.wait_for_units()
         return self.account
@@ -183,7 +185,7 @@ class Replay:
                 self._feed.join(self._topic, self._listener, walk.chain)
                 return
             await self._retry(walk.towards, target)
-            await asyncio.sleep(0)  # All blocks may have been cached: yield to the event loop.
+            await next_turn()  # All blocks may have been cached.
             await self.room()
 
     async def _replay_logs(self, log_filter: LogFilter, first: int) -> None:
@@ -257,7 +259,7 @@ class Replay:
                     raise Unavailable(GIVEN_UP)
                 wanted = [log for log in found if first <= log.block <= last and log_filter.matches(log)]
                 self.on_events([FeedEvent(bytes(log.raw), log.block) for log in wanted])
-                await asyncio.sleep(0)
+                await next_turn()
                 await self.room()
         return size
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 
 import msgspec
@@ -19,12 +21,15 @@ from proxy.core import jsonrpc
 from proxy.core.usage import Tally
 from proxy.errors import Fault, InternalError, LeasePending, RateLimited, Unavailable
 from proxy.memory_budget import BudgetLine
+from proxy.request_threads import request_threads
 from proxy.services.feed.topics import FeedEvent, NetworkFeed
 from proxy.services.rpc.batches import BatchItem
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.rpc_errors import rpc_error_of
+from proxy.tasks import client_of_task
+from proxy.turn_queue import turns_of_task
 from proxy.web.websocket.backlog import Backlog, pause_notice
 from proxy.web.websocket.socket_context import EventKind, SocketContext
 from proxy.web.websocket.socket_output import SocketOutput
@@ -39,6 +44,8 @@ _NOT_FOUND = jsonrpc.error(-32000, "subscription not found")
 MOST_COUNTS = 1000
 # How long calls for a subscription may wait for compute units before it ends: longer than any rate limit, shorter than a day's.
 LONGEST_PAUSE_S = 60
+# Larger params are read beside the event loop: the largest filter takes 4 ms.
+READ_AT_ONCE = 16_384
 # Events that may wait for the reply to the batch that created their subscription.
 MOST_EARLY = 1000
 
@@ -257,20 +264,26 @@ class Subscriptions:
 
     def subscribe(self, caller: Caller, policy: MethodPolicy, params: bytes) -> None:
         """Serve a call that starts or ends a subscription. The caller gets its outcome now or later."""
-        try:
+        with _failing(caller):
             if policy.method.name.lower().endswith("unsubscribe"):
                 self._unsubscribe(params)
                 caller.on_result(b"true")
+            elif len(params) > READ_AT_ONCE:
+                self._context.start(lambda: self._start_large(caller, policy, params))
             else:
-                self._start(caller, policy, params)
-        except RpcError as exc:
-            caller.on_error(exc.error)
-        except Fault as fault:
-            caller.on_fault(fault)
+                self._start(caller, read_request(policy.family, policy.method.name, params))
 
-    def _start(self, caller: Caller, policy: MethodPolicy, params: bytes) -> None:
+    async def _start_large(self, caller: Caller, policy: MethodPolicy, params: bytes) -> None:
+        """Start a subscription with a filter of thousands of values. It is read beside the event loop."""
+        self._take_turns()
+        read = partial(read_request, policy.family, policy.method.name, params)
+        with _failing(caller):
+            request = await request_threads.run(read)
+            if self.output.is_open:
+                self._start(caller, request)
+
+    def _start(self, caller: Caller, request: SubscriptionRequest) -> None:
         context, key = self._context, self.allowance.key
-        request = read_request(policy.family, policy.method.name, params)
         request = replace(request, topic=context.same_topic(request.topic))
         feed = self._feed()
         if request.from_block is not None:
@@ -316,6 +329,7 @@ class Subscriptions:
                 # A batch is answered as a whole: nothing is replayed before its reply.
                 await made.room()
                 if made.is_open:
+                    self._take_turns()
                     await feed.subscribe_from(made.topic, made, from_block)
                 made.replays = False
         except RpcError as exc:
@@ -328,6 +342,11 @@ class Subscriptions:
         finally:
             if not made.is_open:
                 feed.unsubscribe(made.topic, made)
+
+    def _take_turns(self) -> None:
+        """Let the current task, which works for this account alone, take turns with the other work of the account."""
+        client_of_task.set(self.allowance.key.account.id)
+        turns_of_task.set(self._context.limiter.turns)
 
     def _answer(self, made: Subscription) -> None:
         caller = made.caller
@@ -400,3 +419,14 @@ class Subscriptions:
             self.end(made)
         if self.backlog is not None:
             self.backlog.close()
+
+
+@contextmanager
+def _failing(caller: Caller) -> Iterator[None]:
+    """Answer the caller with the error that is raised."""
+    try:
+        yield
+    except RpcError as exc:
+        caller.on_error(exc.error)
+    except Fault as fault:
+        caller.on_fault(fault)
