@@ -109,6 +109,11 @@ class JsonReader:
     def __repr__(self) -> str:
         return f"<JsonReader at {self._at} of {len(self._text)} bytes, {len(self._runs)} runs>"
 
+    @property
+    def has_long_strings(self) -> bool:
+        """Whether a string outside of runs is longer than a step."""
+        return self._long_bytes > 0
+
     def step(self) -> bool:
         """Read on. Returns whether everything was read. Raises RefusedJson."""
         end = min(self._at + STEP_BYTES, len(self._text))

@@ -72,6 +72,8 @@ class ApiOperation:
     path_parameters: Mapping[str, Parameter]
     query: Mapping[str, Parameter]
     body: jsonschema_rs.Draft202012Validator | None
+    # The same without values in its messages, for bodies with long strings: a message would be as long as the string.
+    masked_body: jsonschema_rs.Draft202012Validator | None
     # The largest body that its schema allows, in bytes; None if the schema has no bound, as for JSON-RPC.
     body_bytes: int | None
     # The most items of the body's lists that are longer than a step, by their path.
@@ -115,13 +117,16 @@ class ApiOperation:
         for long in reader.long_lists:
             self._check_length(long)
             long.show(0, ITEMS_PER_STEP)
-        self._validate(data)
+        validator = self.masked_body if reader.has_long_strings else self.body
+        self._validate(validator, data)
+        for long in reader.long_lists:
+            long.show(0, 1)  # Only the part of the list that is validated next is shown in full.
         for long in reader.long_lists:
             for first in range(ITEMS_PER_STEP, len(long.items), ITEMS_PER_STEP):
                 yield
                 long.show(first, first + ITEMS_PER_STEP)
-                self._validate(data, long.path, first)
-            long.show(0, 0)
+                self._validate(validator, data, long.path, first)
+            long.show(0, 1)
         data = _whole(data)
         for long in reader.long_lists:
             long.restore()
@@ -134,12 +139,18 @@ class ApiOperation:
             path = ".".join(map(str, long.path))
             raise InvalidRequest(f"{path}: has {len(long.items)} items, at most {most} are allowed")
 
-    def _validate(self, data: Any, part_of: tuple[str | int, ...] | None = None, first: int = 0) -> None:
+    def _validate(
+        self,
+        validator: jsonschema_rs.Draft202012Validator | None,
+        data: Any,
+        part_of: tuple[str | int, ...] | None = None,
+        first: int = 0,
+    ) -> None:
         """Validate the body, or a part of one of its lists, which begins with this item."""
-        if self.body is None:
+        if validator is None:
             return
         try:
-            self.body.validate(data)  # `iter_errors` would make an object for each of thousands of errors
+            validator.validate(data)  # `iter_errors` would make an object for each of thousands of errors
         except jsonschema_rs.ValidationError as exc:
             error = exc
         except ValueError:  # the validator's depth limit is lower than the parser's
@@ -230,6 +241,7 @@ def _operations(document: dict[str, Any]) -> Iterator[ApiOperation]:
                 path_parameters={p["name"]: _parameter(document, p, words) for p in parameters if p["in"] == "path"},
                 query={p["name"]: _parameter(document, p, words) for p in parameters if p["in"] == "query"},
                 body=None if body is None else _validator(document, body),
+                masked_body=None if body is None else _validator(document, body, masks=True),
                 body_bytes=None if body is None else sizes.largest(body),
                 longest_lists={} if body is None else sizes.long_lists(body),
                 words=words,
@@ -265,12 +277,14 @@ def _body_schema(document: dict[str, Any], spec: dict[str, Any]) -> dict[str, An
     return schema
 
 
-def _validator(document: dict[str, Any], schema: dict[str, Any]) -> jsonschema_rs.Draft202012Validator:
+def _validator(
+    document: dict[str, Any], schema: dict[str, Any], *, masks: bool = False
+) -> jsonschema_rs.Draft202012Validator:
     """Compile a schema with only the components that it refers to: each validator keeps its own copy of them."""
     named: dict[str, Any] = {}
     _gather(schema, document["components"]["schemas"], named)
     # An error may repeat the whole body, so in a schema with a secret no value is repeated.
-    mask = "the value" if _has_secret([schema, named]) else None
+    mask = "the value" if masks or _has_secret([schema, named]) else None
     whole = {**schema, "components": {"schemas": named}}
     return jsonschema_rs.Draft202012Validator(whole, validate_formats=True, mask=mask)
 
