@@ -79,6 +79,7 @@ OF_ONE_CLIENT = {
     "services/rpc/logs:SplitLogQuery": "one call: the pieces that it pays for, 25 MB of logs",
     "services/rpc/upstream_batch:UpstreamBatch": "one reply, 25 MB",
     "services/rpc/verifier:VerifiedCall": "one call: the upstreams that were asked",
+    "services/webhooks/webhooks:AddressSet": "the addresses of one request",
     "web/front/reply_slices:ReplySlices": "one reply, within the memory budget",
     "web/front/request_heads:RequestHead": "the policies of one head, each method once",
     "web/rest/endpoint:RestReply": "the headers of one reply",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,8 @@ ADDRESSES_PER_TURN = 200
 # Other values of a filter that are read on the event loop: a thousand take a millisecond or two.
 VALUES_PER_TURN = 500
 HASHED_PER_TURN = 5_000
+# The parts of a set of addresses.
+SETS = 64
 # How often, and how many times, a change of a pending-transaction webhook checks whether it has effect: for five seconds.
 MEMPOOL_CHECK_S, MEMPOOL_CHECKS = 0.1, 50
 # A mempool whose watch was not confirmed for this long is not watched any more: three missed confirmations.
@@ -61,6 +63,31 @@ class WebhookChange:
     remove: Sequence[Any] = ()
     # An empty one ends the fault.
     fault: str | None = None
+
+
+class AddressSet:
+    """Up to a hundred thousand addresses, in many small sets: a large one takes milliseconds each time that it grows."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts = [set[bytes]() for _ in range(SETS)]
+
+    def __repr__(self) -> str:
+        return f"<AddressSet {sum(map(len, self._parts))}>"
+
+    def __contains__(self, each: object) -> bool:
+        return each in self._parts[hash(each) % SETS]
+
+    def added(self, addresses: Iterable[bytes]) -> list[bytes]:
+        """Add them, and return those that are new, in order."""
+        found = []
+        for each in addresses:
+            part = self._parts[hash(each) % SETS]
+            if each not in part:
+                part.add(each)
+                found.append(each)
+        return found
 
 
 class WebhookService:
@@ -128,16 +155,12 @@ class WebhookService:
         (found,) = await self._seen([await self._store.read(webhook_id, account=key.account.id)])
         return found
 
-    async def addresses(self, found: Webhook) -> list[str] | None:
-        """The addresses with checksums, or None if the config has no list of addresses."""
-        if found.addresses is None:
-            return None
-        shown: list[str] = []
+    async def addresses(self, found: Webhook) -> AsyncIterator[list[str]]:
+        """The addresses with checksums, a part in each turn of the account."""
         listed = await self._store.addresses(found)
         for first in range(0, len(listed), ADDRESSES_PER_TURN):
-            shown += map(address.fresh_checksum, listed[first : first + ADDRESSES_PER_TURN])
+            yield [*map(address.fresh_checksum, listed[first : first + ADDRESSES_PER_TURN])]
             await next_turn()
-        return shown
 
     async def page(self, key: Key, page: Page, *, status: str | None) -> tuple[list[Webhook], int]:
         found, total = await self._store.list_of(key.account.id, live=key.live, status=status, page=page)
@@ -282,23 +305,21 @@ def _values_in(config: Mapping[str, Any]) -> int:
 async def _addresses(given: Sequence[Any], name: str, *, but: Container[bytes] = ()) -> list[bytes]:
     """The addresses in order, each once, without those in `but`. A long list is read a part in each turn of the account."""
     found: list[bytes] = []
-    known = set[bytes]()
+    known = AddressSet()
     try:
         for first in range(0, len(given), ADDRESSES_PER_TURN):
             part = webhook_filters.addresses_of(given[first : first + ADDRESSES_PER_TURN], first, name)
-            new = [each for each in dict.fromkeys(part) if each not in known and each not in but]
-            known.update(new)
-            found += new
+            found += [each for each in known.added(part) if each not in but]
             await next_turn()
     except BadConfig as exc:
         raise InvalidRequest(str(exc)) from None
     return found
 
 
-async def _set_of(addresses: Sequence[bytes]) -> set[bytes]:
-    found = set[bytes]()
+async def _set_of(addresses: Sequence[bytes]) -> AddressSet:
+    found = AddressSet()
     for first in range(0, len(addresses), HASHED_PER_TURN):
-        found.update(addresses[first : first + HASHED_PER_TURN])
+        found.added(addresses[first : first + HASHED_PER_TURN])
         await next_turn()
     return found
 

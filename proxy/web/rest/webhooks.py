@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import orjson
+
 from proxy.core.iso_time import iso_seconds
+from proxy.errors import RateLimited
 from proxy.services.accounts.metering import meter_of_task
 from proxy.services.delivery.history import DeliveryHistory
 from proxy.services.events.mined_lookups import CALLS_PER_LOOKUP
 from proxy.services.webhooks.backtest import Backtest
 from proxy.services.webhooks.webhooks import CreatedWebhook, Webhook, WebhookChange, WebhookService
+from proxy.turn_queue import next_turn
 from proxy.web.rest.deliveries import shown_health
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
@@ -55,7 +59,7 @@ class WebhookHandlers:
         body = request.body
         network = request.network(body["chain"])
         config = body.get("config", {})
-        await self._pay(network.id, _listed_in(config, "addresses"), _listed_in(config, "tx_hashes"))
+        await self._pay(network.id, _count(config, "addresses"), _count(config, "tx_hashes"))
         made = await self._webhooks.create(
             request.key,
             network,
@@ -96,9 +100,8 @@ class WebhookHandlers:
         )
         found = await self.own(request)
         config = change.config or {}
-        known = {str(each).lower() for each in found.config.get("tx_hashes", ())}
-        new = [each for each in _listed_in(config, "tx_hashes") if str(each).lower() not in known]
-        await self._pay(found.network, [*_listed_in(config, "addresses"), *change.add, *change.remove], new)
+        addresses = _count(config, "addresses") + len(change.add) + len(change.remove)
+        await self._pay(found.network, addresses, _count(config, "tx_hashes", found.config.get("tx_hashes", ())))
         return _changed(request, await self._webhooks.update(request.key, found, change))
 
     async def delete(self, request: RestRequest) -> dict[str, Any]:
@@ -133,12 +136,20 @@ class WebhookHandlers:
             "blocks_with_events": found.blocks,
         }
 
-    async def _pay(self, network: str, addresses: Collection[Any], transactions: Collection[Any]) -> None:
-        """Pay for the addresses that are written, and for the calls that look up whether transactions were mined before."""
+    async def _pay(self, network: str, addresses: int, transactions: int) -> None:
+        """Pay for the addresses that are written, and for the calls that look up whether transactions were mined before. Raises
+        RateLimited at once if the account does not get so many units in time."""
         meter = meter_of_task.get()
-        units = len(addresses) // ADDRESSES_PER_UNIT
-        units += len(transactions) * CALLS_PER_LOOKUP * (self._price_of(network, LOOKUP_METHOD) or 0)
-        while meter is not None and units > 0:
+        if meter is None:
+            return
+        units = addresses // ADDRESSES_PER_UNIT
+        units += transactions * CALLS_PER_LOOKUP * (self._price_of(network, LOOKUP_METHOD) or 0)
+        if units > (most := meter.affords(1)):
+            raise RateLimited(
+                f"this config costs {units} compute units, and the account has {most} for a request: send fewer values",
+                retry_after_s=1,
+            )
+        while units > 0:
             await meter.pay(min(units, PAID_AT_ONCE))
             units -= PAID_AT_ONCE
 
@@ -149,14 +160,21 @@ class WebhookHandlers:
         return found
 
     async def _config(self, found: Webhook) -> dict[str, Any]:
-        addresses = await self._webhooks.addresses(found)
-        return dict(found.config) if addresses is None else {"addresses": addresses, **found.config}
+        """The config with its addresses, which are encoded in turns: there may be a hundred thousand."""
+        if found.addresses is None:
+            return dict(found.config)
+        parts = [orjson.dumps(part)[1:-1] async for part in self._webhooks.addresses(found)]
+        addresses = orjson.Fragment(b"[%b]" % b",".join(parts))
+        await next_turn()
+        return {"addresses": addresses, **found.config}
 
 
-def _listed_in(config: Mapping[str, Any], name: str) -> Collection[Any]:
-    """The values of a list that the config may have. The service checks it."""
-    found = config.get(name)
-    return found if isinstance(found, list) else ()
+def _count(config: Mapping[str, Any], name: str, but: Iterable[Any] = ()) -> int:
+    """How many values a list of the config has besides those in `but`. The service checks it."""
+    found, known = config.get(name), {str(each).lower() for each in but}
+    if not isinstance(found, list):
+        return 0
+    return sum(str(each).lower() not in known for each in found) if known else len(found)
 
 
 def _listed(request: RestRequest, found: Webhook) -> dict[str, Any]:
