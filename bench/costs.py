@@ -6,6 +6,7 @@ operation: the one that comes nearest to one of its bounds, or exceeds it by mos
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,23 +99,43 @@ async def _measure(seconds: float) -> Matrix:
         async with running() as server, running_service(server.url("penstock"), Path(home)) as service:
             driver = Driver(service)
             await driver.prepare()
-            for row in cells.rows():
+            rows, subscriptions = [*cells.rows()], [*cells.subscriptions()]
+            progress = Progress(len(rows) + len(subscriptions))
+            for row in rows:
                 costs = [cost async for cost in driver.measure(row, short=False)]
                 found.costs += costs
-                _print(costs)
-            for each in cells.subscriptions():
+                progress.show(row.name, costs)
+            for each in subscriptions:
                 cost = await driver.measure_subscriptions(each, seconds=seconds)
                 found.costs.append(cost)
-                _print([cost])
+                progress.show(each.name, [cost])
             is_recorded = not await driver.unrecorded()
             found.is_alive = is_recorded and await driver.is_usage_written() and await driver.is_delivered()
     return found
 
 
-def _print(costs: Sequence[Cost]) -> None:
-    for cost in costs:
-        if faults := ", ".join(cost.faults()):
-            print(f"  ABOVE A BOUND ({faults}): {' | '.join(_cells(cost))}", flush=True)
+class Progress:
+    """Prints a line for each row of the matrix, and one for each cell above a bound."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._done = 0
+        self._began = time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"<Progress {self._done} of {self._rows} rows>"
+
+    def show(self, row: str, costs: Sequence[Cost]) -> None:
+        self._done += 1
+        longest = max((cost.step_ms for cost in costs), default=0.0)
+        passed_s = time.monotonic() - self._began
+        print(
+            f"  {passed_s:4.0f} s, {self._done} of {self._rows}: {row}, {len(costs)} inputs, {longest:.1f} ms",
+            flush=True,
+        )
+        for cost in costs:
+            if faults := ", ".join(cost.faults()):
+                print(f"  ABOVE A BOUND ({faults}): {' | '.join(_cells(cost))}", flush=True)
 
 
 def write(matrix: Matrix, path: Path = TABLE) -> None:

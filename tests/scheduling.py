@@ -83,6 +83,7 @@ TOGETHER = (
 LONG = (
     "tests/dev/test_contracts.py",
     "tests/browser/test_page.py",
+    "tests/costs/test_cost_matrix.py",
     "tests/dashboard/test_sign_in.py",
     "tests/flows/test_dev.py",
     "tests/flows/test_smart_wallets.py",

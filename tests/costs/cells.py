@@ -40,7 +40,7 @@ Seeds = Mapping[str, str]
 @dataclass(frozen=True, slots=True)
 class Request:
     """One cell over HTTP. `first`: a call whose result is put into the body. `values`: those of the webhook's filter that it
-    writes."""
+    writes. `is_dear`: it costs more units than a Free account gets in a second."""
 
     shape: str
     method: str
@@ -49,6 +49,7 @@ class Request:
     first: bytes | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     values: int = 0
+    is_dear: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,10 @@ def operation_requests(operation: ApiOperation, seeds: Seeds) -> Iterator[Reques
     if "requestBody" in spec:
         schema = INPUTS.resolved(spec["requestBody"])["content"]["application/json"]["schema"]
         size = LARGE_BODY if operation.large_body else BODY
-        for shape, body in (*_filters(schema), *INPUTS.bodies(schema, size)):
+        filters = dict(_filters(schema))
+        for shape, body in (*filters.items(), *INPUTS.bodies(schema, size)):
             values = body.count(b'"0x') if operation.id.endswith(FILTERED) else 0
-            yield Request(shape, operation.method, path, body, values=values)
+            yield Request(shape, operation.method, path, body, values=values, is_dear=shape in filters)
     else:
         yield Request("plain", operation.method, path)
     query = {each["name"]: each["schema"] for each in parameters if each["in"] == "query"}
@@ -213,8 +215,8 @@ def call_row(name: str, path: str, method: Method, size: int) -> Row:
 
 
 def call_requests(path: str, method: Method, size: int) -> Iterator[Request]:
-    def post(shape: str, params: bytes, first: bytes | None = None) -> Request:
-        return Request(shape, "POST", path, _call(method.name, params), first)
+    def post(shape: str, params: bytes, first: bytes | None = None, *, is_dear: bool = False) -> Request:
+        return Request(shape, "POST", path, _call(method.name, params), first, is_dear=is_dear)
 
     for shape in TEXTS:
         yield post(shape, b"[%s]" % text_of(shape, size - 200))
@@ -225,12 +227,12 @@ def call_requests(path: str, method: Method, size: int) -> Iterator[Request]:
     if method.splits or method.span or method.creates_filter:
         for blocks in (1_000, 10_000, 100_000):
             wide = {"fromBlock": hex(HEAD - blocks), "toBlock": hex(HEAD - 1)}
-            yield post(f"range of {blocks} blocks", orjson.dumps([wide]))
-            yield post(f"largest filter over {blocks} blocks", orjson.dumps([{**log_filter(), **wide}]))
+            yield post(f"range of {blocks} blocks", orjson.dumps([wide]), is_dear=True)
+            yield post(f"largest filter over {blocks} blocks", orjson.dumps([{**log_filter(), **wide}]), is_dear=True)
     if method.same_as:
         wide = {"fromBlock": hex(HEAD - 10_000), "toBlock": hex(HEAD - 1)}
         for shape, given in (("a wide filter", wide), ("the largest filter", {**log_filter(), **wide})):
-            yield post(shape, b'["%s"]' % RESULT, _call("eth_newFilter", orjson.dumps([given])))
+            yield post(shape, b'["%s"]' % RESULT, _call("eth_newFilter", orjson.dumps([given])), is_dear=True)
     item = _call(method.name, sample)
     yield Request(
         f"batch of {BATCH}", "POST", path, b"[" + b",".join([item] * min(BATCH, size // (len(item) + 1))) + b"]"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from operator import itemgetter
 from typing import Any
 
@@ -14,7 +13,7 @@ from aiohttp import web
 
 from tests.bundler_harness import ScriptedBundler
 from tests.costs.hostile_inputs import address, topic
-from tests.rpc_upstreams import Call, Chain, value_of
+from tests.rpc_upstreams import Call, Chain, ScriptedUpstream, value_of
 from tests.svm_upstreams import SvmUpstream
 
 HEAD = 19_100_000
@@ -82,31 +81,22 @@ class NotedCalls:
         return Counter(method for at, method in self._calls[first:] if at < end)
 
 
-async def answer(request: web.Request, reply: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]) -> web.Response:
-    """Like a node: a body that is no JSON for it gets an error, under no id."""
-    try:
-        body = orjson.loads(await request.read())
-    except orjson.JSONDecodeError:
-        return _json({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "parse error"}})
-    if isinstance(body, dict):
-        return _json(await reply(body))
-    return _json([await reply(call) for call in body])
-
-
-def _json(body: Any) -> web.Response:
-    return web.Response(body=orjson.dumps(body), content_type="application/json")
-
-
-class DeepUpstream(ScriptedBundler):
-    """An EVM upstream that is a bundler too."""
+class NotingUpstream(ScriptedUpstream):
+    """Notes its calls, and answers hostile ones like a node."""
 
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
         self.noted = NotedCalls()
-        self.max_range = MAX_RANGE
 
     async def _answer(self, request: web.Request) -> web.Response:
-        return await answer(request, self._reply)
+        """A body that is no JSON for it gets an error, under no id."""
+        try:
+            body = orjson.loads(await request.read())
+        except orjson.JSONDecodeError:
+            return _json({"jsonrpc": "2.0", "id": None, "error": {"code": -32700, "message": "parse error"}})
+        if isinstance(body, dict):
+            return _json(await self._reply(body))
+        return _json([await self._reply(call) for call in body])
 
     async def _reply(self, call: dict[str, Any]) -> dict[str, Any]:
         self.noted.note(call["method"], call["params"])
@@ -119,6 +109,18 @@ class DeepUpstream(ScriptedBundler):
             return super()._result(call)
         except (TypeError, KeyError, ValueError, IndexError, AttributeError):  # hostile params
             return None
+
+
+def _json(body: Any) -> web.Response:
+    return web.Response(body=orjson.dumps(body), content_type="application/json")
+
+
+class DeepUpstream(NotingUpstream, ScriptedBundler):
+    """An EVM upstream that is a bundler too."""
+
+    def __init__(self, chain: Chain) -> None:
+        super().__init__(chain)
+        self.max_range = MAX_RANGE
 
     def _header(self, number: int) -> dict[str, Any]:
         return {
@@ -171,27 +173,8 @@ class DeepUpstream(ScriptedBundler):
         return _traces
 
 
-class PolledSvmUpstream(SvmUpstream):
+class PolledSvmUpstream(NotingUpstream, SvmUpstream):
     """A Solana upstream without a WebSocket: the service polls it."""
-
-    def __init__(self, chain: Chain) -> None:
-        super().__init__(chain)
-        self.noted = NotedCalls()
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        return await answer(request, self._reply)
-
-    async def _reply(self, call: dict[str, Any]) -> dict[str, Any]:
-        self.noted.note(call["method"], call["params"])
-        found = await super()._reply(call)
-        self.calls.clear()
-        return found
-
-    def _result(self, call: Call) -> Any:
-        try:
-            return super()._result(call)
-        except (TypeError, KeyError, ValueError, IndexError, AttributeError):  # hostile params
-            return None
 
     def _getProgramAccounts(self, params: list[Any], slot: int) -> Any:
         account = {"lamports": slot, "owner": params[0], "data": ["", "base64"], "executable": False, "rentEpoch": 0}
