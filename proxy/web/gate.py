@@ -51,7 +51,7 @@ from proxy.web.cross_origin import CrossOrigin
 from proxy.web.fault_injection import FaultInjection
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import HandlerConnection
-from proxy.web.reply import fault_reply, fixed_headers
+from proxy.web.reply import fault_reply, fixed_headers, slice_body
 from proxy.web.request_ids import new_request_id
 from proxy.web.sandbox import NOT_VOUCHED, Sandbox, VouchedKey
 from proxy.web.strict_http import check_strictly
@@ -156,6 +156,8 @@ class Gate:
                 await self._compress(request, reply)
                 self.sign(request, reply)
             self._record(request, reply, time.monotonic() - began)
+            if not reply.prepared:
+                slice_body(reply)
             return reply
         finally:
             if isinstance(connection, HandlerConnection):

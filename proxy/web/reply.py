@@ -8,10 +8,16 @@ from typing import Any
 
 import orjson
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.payload import Payload
 
 from proxy.errors import Fault
+from proxy.services.rpc.batches import slices
 from proxy.settings import TlsSettings
+from proxy.turn_queue import next_turn
 
+# A larger body is written in slices.
+WRITTEN_AT_ONCE = 262_144
 JSON = "application/json"
 SERVER = "Penstock"
 
@@ -24,6 +30,41 @@ def fixed_headers(tls: TlsSettings) -> dict[str, str]:
 
 def header_lines(headers: Mapping[str, str]) -> bytes:
     return "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode("latin-1")
+
+
+class SlicedBody(Payload):
+    """A large body. It is written in slices, in turn with other clients: the kernel may take megabytes at once."""
+
+    _value: bytes
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__(body)
+        self._size = len(body)
+
+    def __repr__(self) -> str:
+        return f"<SlicedBody of {self._size} bytes>"
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return self._value.decode(encoding, errors)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        for piece in slices(self._value):
+            await writer.write(piece)
+            await next_turn()
+
+
+def slice_body(reply: web.StreamResponse) -> None:
+    """Let the body be written in slices if it is large."""
+    if type(reply) is web.Response and isinstance(reply.body, bytes) and len(reply.body) > WRITTEN_AT_ONCE:
+        reply.body = SlicedBody(reply.body)
+
+
+async def encoded_reply(data: Any, *, status: int, headers: Mapping[str, str] | None) -> web.Response:
+    """The reply of an operation. After a large one is encoded, other clients have their turns before its data is freed."""
+    reply = json_reply(data, status=status, headers=headers)
+    if (reply.content_length or 0) > WRITTEN_AT_ONCE:
+        await next_turn()
+    return reply
 
 
 def json_reply(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

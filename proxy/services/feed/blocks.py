@@ -153,17 +153,19 @@ class BlockSource:
 
     async def prefetch(self, numbers: Sequence[int], source: Upstream | None = None) -> None:
         """Fetch several blocks concurrently into the cache. Failures are ignored: `by_hash` requests those blocks again."""
+        left = iter(numbers)
 
-        async def fetch(number: int) -> None:
-            async with self._fetches:
-                try:
-                    await self.by_number(number, source)
-                except BlockUnavailable:
-                    pass
+        async def fetch() -> None:
+            for number in left:
+                async with self._fetches:
+                    try:
+                        await self.by_number(number, source)
+                    except BlockUnavailable:
+                        pass
 
         async with asyncio.TaskGroup() as group:
-            for number in numbers:
-                group.create_task(fetch(number))
+            for _ in range(min(CONCURRENCY, len(numbers))):
+                group.create_task(fetch())
 
     # Logs
 

@@ -36,8 +36,9 @@ ADDRESSES_PER_TURN = 200
 # Other values of a filter that are read on the event loop: a thousand take a millisecond or two.
 VALUES_PER_TURN = 500
 HASHED_PER_TURN = 5_000
-# The parts of a set of addresses.
+# The parts of a set of addresses, and how many of them are freed at a time.
 SETS = 64
+SETS_PER_TURN = 8
 # How often, and how many times, a change of a pending-transaction webhook checks whether it has effect: for five seconds.
 MEMPOOL_CHECK_S, MEMPOOL_CHECKS = 0.1, 50
 # A mempool whose watch was not confirmed for this long is not watched any more: three missed confirmations.
@@ -88,6 +89,12 @@ class AddressSet:
                 part.add(each)
                 found.append(each)
         return found
+
+    async def clear(self) -> None:
+        """Free the addresses, a part in each turn of the account."""
+        while self._parts:
+            del self._parts[-SETS_PER_TURN:]
+            await next_turn()
 
 
 class WebhookService:
@@ -313,6 +320,8 @@ async def _addresses(given: Sequence[Any], name: str, *, but: Container[bytes] =
             await next_turn()
     except BadConfig as exc:
         raise InvalidRequest(str(exc)) from None
+    if len(found) > HASHED_PER_TURN:
+        await known.clear()
     return found
 
 

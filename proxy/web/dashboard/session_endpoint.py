@@ -30,7 +30,7 @@ from proxy.settings import DashboardSettings
 from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
-from proxy.web.reply import fault_reply, json_reply
+from proxy.web.reply import encoded_reply, fault_reply
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 from proxy.web.session_cookies import cookie_name
 
@@ -148,7 +148,7 @@ class SessionEndpoints:
             except Fault as fault:
                 reply: web.StreamResponse = fault_reply(fault)
             else:
-                reply = found if isinstance(found, web.StreamResponse) else _reply(found)
+                reply = found if isinstance(found, web.StreamResponse) else await _reply(found)
             reply.headers.update(_PRIVATE)
             return reply
 
@@ -227,9 +227,9 @@ def _bearer(request: web.Request) -> str:
     return token if scheme.lower() == "bearer" and token.startswith(sessions.ADMIN_PREFIX) else ""
 
 
-def _reply(found: Any) -> web.Response:
+async def _reply(found: Any) -> web.Response:
     reply = found if isinstance(found, RestReply) else RestReply(found)
-    return json_reply(reply.data, status=reply.status, headers=reply.headers)
+    return await encoded_reply(reply.data, status=reply.status, headers=reply.headers)
 
 
 def _subject_of(found: Any) -> str:

@@ -34,7 +34,7 @@ from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.fault_injection import plan_for
 from proxy.web.gate import BLOCK, CACHE, CALLS, DIRECTIVES, NETWORK, UNITS, Gate
 from proxy.web.network_resolver import NetworkResolver
-from proxy.web.reply import json_reply
+from proxy.web.reply import encoded_reply
 from proxy.web.request_directives import directives_of, without_directives
 
 # The cost of an invalid request.
@@ -172,7 +172,7 @@ class RestEndpoints:
                     self._settle(meter, fault)
                     raise
                 outcome = "results"
-                reply = _reply(request, found if isinstance(found, RestReply) else RestReply(found))
+                reply = await _reply(request, found if isinstance(found, RestReply) else RestReply(found))
                 if plan is None:
                     return reply
                 body: bytes = reply.body  # type: ignore[assignment]
@@ -251,8 +251,8 @@ def _block_of(found: Any) -> int:
     return block if isinstance(block, int) else 0
 
 
-def _reply(request: web.Request, reply: RestReply) -> web.Response:
+async def _reply(request: web.Request, reply: RestReply) -> web.Response:
     request[BLOCK] = _block_of(reply)
     if reply.cache:
         request[CACHE] = reply.cache
-    return json_reply(reply.data, status=reply.status, headers=reply.headers)
+    return await encoded_reply(reply.data, status=reply.status, headers=reply.headers)
