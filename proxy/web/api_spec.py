@@ -111,12 +111,16 @@ class ApiOperation:
         try:
             while not reader.step():
                 yield
+            if reader.has_long_strings:
+                yield
             data = reader.value()
         except RefusedJson as exc:
             raise InvalidRequest(f"the body {exc}") from None
         for long in reader.long_lists:
             self._check_length(long)
             long.show(0, ITEMS_PER_STEP)
+        if reader.has_long_strings:
+            yield
         validator = self.masked_body if reader.has_long_strings else self.body
         self._validate(validator, data)
         for long in reader.long_lists:
