@@ -1,0 +1,76 @@
+"""What happened in a simulation, and when: two runs are the same if their digests are.
+
+Events on the wire (bytes that arrived, connections that ended) count towards the digest. Events that mean something to a reader
+(calls, replies, blocks, faults) are also kept for the timeline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from zlib import crc32
+
+from tests.simulation.seams import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    at_s: float
+    who: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.at_s:12.6f}  {self.who:<24} {self.what}"
+
+
+class History:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._wire: list[str] | None = None
+        self.events: list[Event] = []
+        self.count = 0
+        # How often each kind of fault struck, and each kind of thing was tried: shows what a set of seeds covers.
+        self.coverage: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"<History of {self.count} events, {self.digest}>"
+
+    def keep_wire(self) -> None:
+        """Keep the events on the wire too, to compare two runs line by line."""
+        self._wire = []
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the history began."""
+        return self._clock.elapsed_s
+
+    @property
+    def lines(self) -> list[str]:
+        return self._wire or []
+
+    @property
+    def digest(self) -> str:
+        return self._digest.hexdigest()
+
+    def wire(self, who: str, what: str, data: bytes = b"") -> None:
+        self._add(f"{self._clock.ns} {who} {what} {len(data)} {crc32(data):08x}")
+
+    def note(self, who: str, what: str) -> None:
+        self._add(f"{self._clock.ns} {who} {what}")
+        self.events.append(Event(self._clock.elapsed_s, who, what))
+
+    def fault(self, who: str, kind: str, detail: str = "") -> None:
+        """A fault that the simulation has caused."""
+        self.coverage[kind] += 1
+        self.note(who, f"fault: {kind}{' ' if detail else ''}{detail}")
+
+    def covers(self, kind: str) -> None:
+        self.coverage[kind] += 1
+
+    def _add(self, line: str) -> None:
+        self.count += 1
+        self._digest.update(line.encode())
+        if self._wire is not None:
+            self._wire.append(line)

@@ -1,0 +1,447 @@
+"""Connections in memory, with everything that goes wrong on real ones.
+
+A connection is two *pipes*, one for each direction. Bytes wait at the sender until the receiver's window has room, travel in
+segments of random size with random latency, and wait at the receiver until its protocol reads. Segments of one pipe keep their
+order; those of different connections overtake each other. A connection may be refused, stay unanswered, be reset at any
+segment, or *freeze*: it then looks open to both ends and carries nothing any more, as if a host had lost power.
+
+Transports keep asyncio's contract: data and ends arrive in a later turn of the loop, `connection_lost` is called once and last,
+and unread bytes fill the window of the sender, whose `pause_writing` is then called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.history import History
+from tests.simulation.seams import Descriptors
+
+Address = tuple[str, int]
+
+MAX_READ = 262_144
+HIGH_WATER = 65_536
+# A connection attempt without an answer ends after this time at the latest, as with a real kernel.
+CONNECT_GIVES_UP_S = 120.0
+WINDOWS = (4_096, 65_536, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """What goes wrong, as probabilities for each connection or segment."""
+
+    latency_s: tuple[float, float] = (0.0001, 0.003)
+    split: float = 0.0
+    stall: float = 0.0
+    stall_s: tuple[float, float] = (0.05, 1.5)
+    reset: float = 0.0
+    refuse: float = 0.0
+    silent: float = 0.0
+    freeze: float = 0.0
+
+
+CALM = Weather()
+
+
+class Listening(asyncio.AbstractServer):
+    def __init__(self, network: MemoryNetwork, address: Address) -> None:
+        self._network, self._address = network, address
+
+    def close(self) -> None:
+        self._network.stop_listening(self._address)
+
+    async def wait_closed(self) -> None: ...
+
+    def is_serving(self) -> bool:
+        return True
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._network.loop
+
+    async def start_serving(self) -> None: ...
+
+    async def serve_forever(self) -> None: ...
+
+
+class ListeningSocket:
+    """Takes the place of the listening socket that a worker is given."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def getsockname(self) -> Address:
+        return self._address
+
+
+class MemoryNetwork:
+    def __init__(self, history: History, descriptors: Descriptors, rng: random.Random) -> None:
+        self.history, self.descriptors, self.rng = history, descriptors, rng
+        self._factories: dict[Address, Callable[[], asyncio.BaseProtocol]] = {}
+        self._weather: dict[Address, Weather] = {}
+        self._count = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __repr__(self) -> str:
+        return f"<MemoryNetwork {self._count} connections, {len(self._factories)} servers>"
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None
+        return self._loop
+
+    def run_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def set_weather(self, address: Address, weather: Weather) -> None:
+        """For new connections to this address, in both directions."""
+        self._weather[address] = weather
+
+    def listen(self, factory: Callable[[], asyncio.BaseProtocol], address: Address) -> Listening:
+        self._factories[address] = factory
+        return Listening(self, address)
+
+    def stop_listening(self, address: Address) -> None:
+        self._factories.pop(address, None)
+
+    async def connect(
+        self, factory: Callable[[], asyncio.BaseProtocol], address: Address, local: str
+    ) -> MemoryTransport:
+        weather, rng = self._weather.get(address, CALM), self.rng
+        self._count += 1
+        number, name = self._count, f"{local}>{address[0]}#{self._count}"
+        await asyncio.sleep(rng.uniform(*weather.latency_s))
+        if rng.random() < weather.silent:
+            self.history.fault(name, "connection unanswered")
+            await asyncio.sleep(CONNECT_GIVES_UP_S)
+            raise TimeoutError("no answer")
+        accept = self._factories.get(address)
+        if accept is None or rng.random() < weather.refuse:
+            self.history.fault(name, "connection refused")
+            raise ConnectionRefusedError(f"nothing listens at {address}")
+        here = (local, 20_000 + number)
+        ours = MemoryTransport(self, f"{name}.c", factory(), here, address)
+        theirs = MemoryTransport(self, f"{name}.s", accept(), address, here)
+        _Pipe.between(ours, theirs, weather)
+        _Pipe.between(theirs, ours, weather)
+        self.history.wire(name, "open")
+        theirs.begin()
+        ours.begin()
+        return ours
+
+
+class _Pipe:
+    """One direction of a connection. None in a queue is the end of the stream."""
+
+    sender: MemoryTransport
+    receiver: MemoryTransport
+
+    def __init__(self, net: MemoryNetwork, weather: Weather) -> None:
+        self._net, self._weather = net, weather
+        self._window = net.rng.choice(WINDOWS)
+        # Bytes that the window has no room for, segments that travel, and segments that the receiver has not read.
+        self._waiting: deque[bytes] = deque()
+        self.waiting_bytes = 0
+        self._flight: deque[bytes | None] = deque()
+        self.arrived: deque[bytes | None] = deque()
+        # Bytes that were sent and that the receiver has not read.
+        self.unread = 0
+        self._last_at = 0.0
+        # Whether no more bytes will be written, and whether the receiver was sent that.
+        self._ends = self._has_ended = False
+        self._is_frozen = False
+
+    @classmethod
+    def between(cls, sender: MemoryTransport, receiver: MemoryTransport, weather: Weather) -> None:
+        pipe = cls(sender.network, weather)
+        pipe.sender, pipe.receiver = sender, receiver
+        sender.outgoing = receiver.incoming = pipe
+
+    def write(self, data: bytes) -> None:
+        self._waiting.append(data)
+        self.waiting_bytes += len(data)
+        self.send()
+
+    def end(self) -> None:
+        """No more bytes will follow."""
+        self._ends = True
+        self.send()
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether everything was handed to the kernel."""
+        return not self._waiting
+
+    def send(self) -> None:
+        """Put into flight what the window has room for."""
+        rng, split = self._net.rng, self._weather.split
+        # A window that is almost full is left alone: otherwise it would stay so, and the segments would be tiny.
+        while self._waiting and (room := self._window - self.unread) >= min(self._window // 2, self.waiting_bytes):
+            data = self._waiting.popleft()
+            size = min(room, len(data))
+            if size > 1 and split and rng.random() < split:
+                size = rng.randint(1, size)
+            if size < len(data):
+                self._waiting.appendleft(data[size:])
+                data = data[:size]
+            self.waiting_bytes -= size
+            self.unread += size
+            self._launch(data)
+        if self._ends and not self._has_ended and not self._waiting:
+            self._has_ended = True
+            self._launch(None)
+        self.sender.flushed()
+
+    def _launch(self, segment: bytes | None) -> None:
+        rng, weather, loop = self._net.rng, self._weather, self._net.loop
+        delay_s = rng.uniform(*weather.latency_s)
+        if weather.stall and rng.random() < weather.stall:
+            self._net.history.covers("segment stalled")
+            delay_s += rng.uniform(*weather.stall_s)
+        self._last_at = max(self._last_at + 1e-6, loop.time() + delay_s)
+        self._flight.append(segment)
+        loop.call_at(self._last_at, self._arrive)
+
+    def _arrive(self) -> None:
+        if not self._flight or self._is_frozen:
+            return
+        segment = self._flight.popleft()
+        if segment is not None and self._is_struck():
+            return
+        if self.receiver.is_deaf:
+            if segment is not None:
+                self.sender.fail()  # The kernel answers data for a closed socket with a reset.
+            return
+        self.arrived.append(segment)
+        self.receiver.read_soon()
+
+    def _is_struck(self) -> bool:
+        """Whether the connection broke under this segment."""
+        weather, draw = self._weather, self._net.rng.random()
+        if draw < weather.reset:
+            self._net.history.fault(self.sender.name, "connection reset")
+            self.receiver.fail()
+            self.sender.fail()
+            return True
+        if draw < weather.reset + weather.freeze:
+            self._net.history.fault(self.sender.name, "connection frozen")
+            self.freeze()
+            self.receiver.outgoing.freeze()
+            return True
+        return False
+
+    def freeze(self) -> None:
+        self._is_frozen = True
+
+    def reset(self) -> None:
+        """The sender aborts: what travels is lost, and the receiver sees a reset a little later."""
+        self._flight.clear()
+        self._drop_waiting()
+        if not self._is_frozen:
+            self._net.loop.call_later(self._net.rng.uniform(*self._weather.latency_s), self.receiver.fail)
+
+    def _drop_waiting(self) -> None:
+        self._waiting.clear()
+        self.waiting_bytes = 0
+
+    def take(self, most: int) -> bytes:
+        """What the receiver reads at a time."""
+        parts, size = [], 0
+        while self.arrived and self.arrived[0] is not None and size < most:
+            part = self.arrived.popleft()
+            assert part is not None
+            if size + len(part) > most:
+                self.arrived.appendleft(part[most - size :])
+                part = part[: most - size]
+            parts.append(part)
+            size += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def acknowledge(self, size: int) -> None:
+        self.unread -= size
+        if self._waiting:
+            self.send()
+
+
+class _Socket:
+    family = type = proto = 0
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def setsockopt(self, *_: int) -> None: ...
+
+
+class MemoryTransport(asyncio.Transport):
+    """One end of a connection."""
+
+    outgoing: _Pipe
+    incoming: _Pipe
+
+    def __init__(self, network: MemoryNetwork, name: str, protocol: Any, here: Address, there: Address) -> None:
+        super().__init__({"sockname": here, "peername": there, "socket": _Socket(network.descriptors.add(self))})
+        self.network, self.name = network, name
+        self._protocol = protocol
+        self._high, self._low = HIGH_WATER, HIGH_WATER // 4
+        self._reading, self._reads_soon, self._paused = True, False, False
+        self._closing = self._half_closed = self._lost = False
+
+    def __repr__(self) -> str:
+        state = "lost" if self._lost else "closing" if self._closing else "open"
+        return f"<MemoryTransport {self.name} {state}>"
+
+    def begin(self) -> None:
+        self._protocol.connection_made(self)
+
+    # For protocols
+
+    def get_protocol(self) -> Any:
+        return self._protocol
+
+    def set_protocol(self, protocol: Any) -> None:
+        self._protocol = protocol
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def is_reading(self) -> bool:
+        return self._reading and not self._closing
+
+    def pause_reading(self) -> None:
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        if not self._reading and not self._closing:
+            self._reading = True
+            self.read_soon()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = HIGH_WATER if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low, self._high
+
+    def get_write_buffer_size(self) -> int:
+        return self.outgoing.waiting_bytes
+
+    def write(self, data: Any) -> None:
+        if self._closing or self._half_closed or not data:
+            return
+        self.outgoing.write(bytes(data))
+        if self.outgoing.waiting_bytes > self._high and not self._paused:
+            self._paused = True
+            self._protocol.pause_writing()
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self._half_closed = True
+        self.outgoing.end()
+
+    def close(self) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        if any(segment is not None for segment in self.incoming.arrived):
+            self._abort()  # As the kernel does if received data was not read.
+            return
+        self.outgoing.end()
+        self.flushed()
+
+    def abort(self) -> None:
+        if not self._lost:
+            self._closing = True
+            self._abort()
+
+    def _abort(self) -> None:
+        self.outgoing.reset()
+        self._lose(None)
+
+    # For the kernel's part: see `SimulatedSocket`
+
+    @property
+    def unread(self) -> int:
+        return self.outgoing.unread
+
+    @property
+    def peer_has_left(self) -> bool:
+        return self._lost or None in self.incoming.arrived
+
+    # For pipes
+
+    @property
+    def is_deaf(self) -> bool:
+        return self._closing
+
+    def flushed(self) -> None:
+        """More of what was written has left."""
+        pipe = self.outgoing
+        if self._closing and pipe.is_flushed:
+            self._lose(None)
+        elif self._paused and pipe.waiting_bytes <= self._low and not self._lost:
+            self._paused = False
+            self.network.loop.call_soon(self._resume_writing)
+
+    def _resume_writing(self) -> None:
+        if not self._lost and not self._paused:
+            self._protocol.resume_writing()
+
+    def read_soon(self) -> None:
+        if self.incoming.arrived and self._reading and not self._reads_soon and not self._closing:
+            self._reads_soon = True
+            self.network.loop.call_soon(self._read)
+
+    def _read(self) -> None:
+        """One read, as the loop makes it when a socket is readable: what has arrived, up to a limit."""
+        self._reads_soon = False
+        arrived = self.incoming.arrived
+        if not self._reading or self._closing or not arrived:
+            return
+        if arrived[0] is None:
+            arrived.popleft()
+            self.network.history.wire(self.name, "end")
+            if not self._protocol.eof_received():
+                self.close()
+            return
+        size = self._hand_over()
+        self.incoming.acknowledge(size)
+        self.read_soon()
+
+    def _hand_over(self) -> int:
+        protocol = self._protocol
+        buffer: Any = protocol.get_buffer(-1) if isinstance(protocol, asyncio.BufferedProtocol) else None
+        data = self.incoming.take(MAX_READ if buffer is None else len(buffer))
+        self.network.history.wire(self.name, "data", data)
+        if buffer is None:
+            protocol.data_received(data)
+        else:
+            buffer[: len(data)] = data
+            protocol.buffer_updated(len(data))
+        return len(data)
+
+    def fail(self) -> None:
+        """The connection was reset."""
+        if not self._lost:
+            self._closing = True
+            self.incoming.arrived.clear()
+            self._lose(ConnectionResetError("connection reset by peer"))
+
+    def _lose(self, exc: Exception | None) -> None:
+        if not self._lost:
+            self._lost = True
+            self.network.loop.call_soon(self._report_loss, exc)
+
+    def _report_loss(self, exc: Exception | None) -> None:
+        self.network.history.wire(self.name, "lost" if exc is None else "failed")
+        self._protocol.connection_lost(exc)
