@@ -1,4 +1,4 @@
-"""What happened in a simulation, and when: two runs are the same if their digests are.
+"""The events of a simulation with their times: two runs are the same if their digests are.
 
 Events on the wire (bytes that arrived, connections that ended) count towards the digest. Events that mean something to a reader
 (calls, replies, blocks, faults) are also kept for the timeline.

@@ -32,7 +32,7 @@ WINDOWS = (4_096, 65_536, 1 << 20)
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What goes wrong, as probabilities for each connection or segment."""
+    """Faults of connections, as probabilities for each connection or segment."""
 
     latency_s: tuple[float, float] = (0.0001, 0.003)
     split: float = 0.0
@@ -248,7 +248,7 @@ class _Pipe:
         self.waiting_bytes = 0
 
     def take(self, most: int) -> bytes:
-        """What the receiver reads at a time."""
+        """Return the bytes of one read of the receiver."""
         parts, size = [], 0
         while self.arrived and self.arrived[0] is not None and size < most:
             part = self.arrived.popleft()

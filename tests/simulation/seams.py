@@ -121,7 +121,7 @@ class OrderedSet(MutableSet[T]):
 
 
 class SimulatedSocket(Protocol):
-    """What the program asks the kernel about a connection."""
+    """The questions about a connection that the program asks the kernel."""
 
     @property
     def unread(self) -> int: ...

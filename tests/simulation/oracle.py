@@ -1,0 +1,481 @@
+"""Knows the truth, and checks every reply and every event against what the documentation promises.
+
+A rule that a history breaks is a bug of the program or a wrong promise in the documentation: a rule is never weakened to let a
+seed pass. Each rule has a name, which a failing seed reports:
+
+| rule | promise |
+|---|---|
+| `one-reply` | every call gets exactly one reply, with its own id |
+| `possible` | no result that no block of the network's history gives |
+| `backwards` | once a reply has named a block to a key, no later call of that key at `latest` is answered from before it |
+| `named` | the state behind a reply has reached the block in its `X-Block-Number` |
+| `min-block` | with `X-Min-Block`, no result from before that block |
+| `once` | a write is executed at most once |
+| `verified` | with `X-Verify`, no lie |
+| `limit` | never more than an account's buckets hold |
+| `refusal` | no refusal while the bucket had room |
+| `charge` | the price of a reply is the list price, and usage is the sum of what was served |
+| `deadline` | every call ends in time |
+| `stranger` | nothing of one account in the replies of another |
+| `error` | no error of ours while nothing fails; a 500 only if an upstream failed the call |
+| `events` | subscriptions without gap, double or inversion, with `removed` after reorganisations |
+| `leftover` | memory, connections and calls in flight return to zero |
+| `recovers` | when all faults have ended, calls succeed again |
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from tests.simulation.block_tree import Balance, BlockTree, answer_of, owner_of
+from tests.simulation.history import History
+from tests.simulation.outcome import Violation
+from tests.simulation.sim_upstream import HEAD_LIE, LIE
+
+PRICES = {
+    "eth_chainId": 0,
+    "eth_blockNumber": 1,
+    "eth_getBalance": 2,
+    "eth_call": 3,
+    "eth_getBlockByNumber": 2,
+    "eth_getLogs": 8,
+    "eth_sendRawTransaction": 5,
+    "eth_sendPrivateTransaction": 5,
+    "eth_newBlockFilter": 2,
+    "eth_getFilterChanges": 2,
+    "eth_uninstallFilter": 0,
+    "eth_subscribe": 1,
+    "eth_unsubscribe": 0,
+}
+ARCHIVE_PRICE, ARCHIVE_AFTER = 20, 128
+# Statuses that a well-formed request may get while upstreams or the network fail.
+FAILURES = (503, 504)
+# A 500 is a fault of the program, unless it says that an upstream failed the call.
+BLAMES_UPSTREAM = "the call failed on "
+# Codes of errors inside replies, likewise: of the chain, a limit, ours.
+FAILURE_CODES = (-32000, -32002, -32005, -32603)
+# The worker's own timeout for calls, in the simulated settings.
+CALL_TIMEOUT_S = 10.0
+# Beyond its deadline, a reply may take this long: the sweep's interval, and the way there and back.
+CALM_SLACK_S = 0.3
+# The same if segments stall, which they may several times on the way.
+STALLED_SLACK_S = 8.0
+# Fresh state in calm weather: the head is polled every second, and the poll takes a while.
+CALM_AGE_BLOCKS = 3
+
+
+@dataclass(eq=False, slots=True)
+class Account:
+    name: str
+    # The text of its key, and a mark that only its own calls contain.
+    key: str
+    mark: str
+    requests_per_second: int
+    units_per_second: int
+    calls: list[Call] = field(default_factory=list)
+    # The newest block that a reply has named, for each network.
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def __repr__(self) -> str:
+        return f"<Account {self.name} {self.requests_per_second}/s>"
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    account: Account
+    tree: BlockTree
+    id: Any
+    method: str
+    params: list[Any]
+    directives: dict[str, str]
+    sent_s: float
+    # The newest block that the account had seen when it was sent.
+    floor: int
+    done_s: float | None = None
+    # "result", "error", "refused" (a 429), "failed" (another status), or "lost" with its connection.
+    outcome: str = ""
+    units: int = 0
+    in_batch: bool = False
+    # The block in the reply's X-Block-Number; 0 if it names none.
+    named: int = 0
+
+    def __repr__(self) -> str:
+        return f"<Call {self.id!r} {self.method} of {self.account.name}>"
+
+    @property
+    def names_latest(self) -> bool:
+        return self.method == "eth_blockNumber" or "latest" in self.params
+
+    @property
+    def min_block(self) -> int:
+        return int(self.directives.get("X-Min-Block", "0"))
+
+    @property
+    def is_verified(self) -> bool:
+        return "X-Verify" in self.directives
+
+    def price(self) -> int:
+        units = PRICES[self.method]
+        is_state = self.method in ("eth_getBalance", "eth_call") and self.params[1].startswith("0x")
+        if is_state and int(self.params[1], 16) <= self.tree.tip.number - ARCHIVE_AFTER:
+            units = ARCHIVE_PRICE
+        return units * 3 if self.is_verified else units
+
+
+class Oracle:
+    def __init__(self, history: History, *, is_calm: bool, stalls: bool) -> None:
+        self._history = history
+        self._is_calm = is_calm
+        self._slack_s = STALLED_SLACK_S if stalls else CALM_SLACK_S
+        self.violations: list[Violation] = []
+        self.accounts: list[Account] = []
+        self.outcomes: Counter[str] = Counter()
+        self.calls = 0
+        # From this time on, nothing may fail.
+        self._healed_s: float | None = None
+        self.writes: dict[str, Call] = {}
+
+    def __repr__(self) -> str:
+        return f"<Oracle {self.calls} calls, {len(self.violations)} violations>"
+
+    def violate(self, rule: str, text: str) -> None:
+        self.violations.append(Violation(rule, self._history.now_s, text))
+        self._history.note("oracle", f"{rule}: {text}")
+
+    def covers(self, kind: str) -> None:
+        self._history.covers(kind)
+
+    def vandal_replied(self, status: int, body: bytes) -> None:
+        """The reply to a malformed request, or to one that is valid by chance."""
+        self.outcomes[f"malformed {status}"] += 1
+        if status >= 500 and status not in FAILURES:
+            self.violate("error", f"a malformed request got a {status}: {body[:200]!r}")
+
+    def healed(self) -> None:
+        self._healed_s = self._history.now_s
+
+    def asked(
+        self, account: Account, tree: BlockTree, id_: Any, method: str, params: list[Any], directives: dict[str, str]
+    ) -> Call:
+        """A client is about to send a call."""
+        now_s = self._history.now_s
+        call = Call(account, tree, id_, method, params, directives, now_s, account.seen[tree.name])
+        account.calls.append(call)
+        self.calls += 1
+        if method.startswith("eth_send"):
+            self.writes[params[0] if isinstance(params[0], str) else params[0]["tx"]] = call
+        self._history.note(account.name, f"call {id_} {method} {orjson.dumps(params).decode()[:60]}")
+        return call
+
+    # Replies
+
+    def lost(self, call: Call) -> None:
+        """The connection ended before the reply."""
+        self._end(call, "lost")
+        if self._is_calm:
+            self.violate("one-reply", f"{call!r} got no reply: its connection ended")
+
+    def no_reply(self, call: Call) -> None:
+        self._end(call, "lost")
+        self.violate("one-reply", f"{call!r} got no reply in time")
+
+    def left(self, call: Call) -> None:
+        """The client left before the reply."""
+        self._end(call, "left")
+
+    def replied(self, call: Call, status: int, headers: dict[str, str], body: bytes) -> None:
+        """The reply to a single call over HTTP."""
+        self._check_strangers(call.account, body)
+        if status == 200:
+            call.named = int(headers.get("x-block-number", "0"))
+            self._judge(call, _parsed(body), price=headers.get("x-compute-units"))
+            return
+        self._end(call, "refused" if status == 429 else "failed", str(status))
+        error = (_parsed(body) or {}).get("error") or {}
+        if error.get("status") != status or not error.get("message"):
+            self.violate("error", f"{call!r} got a {status} with the body {body[:200]!r}")
+        if status == 429:
+            self._check_refusal(call)
+        elif status == 503 and call.min_block and "x-block-number" in headers:
+            self._check_missing_block(call, int(headers["x-block-number"]))
+        elif status == 504 and "X-Timeout-Ms" in call.directives:
+            self._check_early(call)
+        elif self._must_succeed or not _is_failure(status, error):
+            self.violate("error", f"{call!r} got a {status}: {error.get('message')}")
+        self._check_deadline(call)
+
+    def replied_together(self, calls: Sequence[Call], status: int, body: bytes) -> None:
+        """The reply to a batch."""
+        self._check_strangers(calls[0].account, body)
+        found = _parsed(body)
+        if status != 200 or not isinstance(found, list):
+            for call in calls:
+                self._end(call, "refused" if status == 429 else "failed", str(status))
+            if status not in (429, *FAILURES) or (status != 429 and self._must_succeed):
+                self.violate("error", f"a batch of {len(calls)} calls got a {status}: {body[:200]!r}")
+            return
+        expected = [call for call in calls if call.id is not None]
+        for call in calls:
+            if call.id is None:
+                self._end(call, "left")
+        if [reply.get("id") for reply in found] != [call.id for call in expected]:
+            self.violate(
+                "one-reply", f"a batch of {[call.id for call in calls]} got {[each.get('id') for each in found]}"
+            )
+            return
+        for call, reply in zip(expected, found, strict=True):
+            call.in_batch = True
+            self._judge(call, reply)
+
+    def messaged(self, call: Call, reply: dict[str, Any]) -> None:
+        """The reply to a call on a socket."""
+        if call.outcome:
+            self.violate("one-reply", f"{call!r} got a second reply: {reply}")
+            return
+        self._check_strangers(call.account, orjson.dumps(reply))
+        self._judge(call, reply)
+
+    @property
+    def _must_succeed(self) -> bool:
+        return self._is_calm or self._healed_s is not None
+
+    def _end(self, call: Call, outcome: str, detail: str = "") -> None:
+        call.outcome, call.done_s = outcome, self._history.now_s
+        self.outcomes[f"{outcome}{' ' if detail else ''}{detail}"] += 1
+        self._history.note(call.account.name, f"end  {call.id} {outcome} {detail}")
+
+    def _judge(self, call: Call, reply: Any, *, price: str | None = None) -> None:
+        if not isinstance(reply, dict) or reply.get("id") != call.id or type(reply.get("id")) is not type(call.id):
+            self._end(call, "error")
+            self.violate("one-reply", f"{call!r} got the reply {str(reply)[:200]}")
+            return
+        if ("result" in reply) == ("error" in reply):
+            self.violate("one-reply", f"{call!r} got both or neither of result and error: {str(reply)[:200]}")
+        call.units = call.price()
+        if "error" in reply:
+            self._judge_error(call, reply["error"])
+        else:
+            self._end(call, "result")
+            self._judge_result(call, reply["result"])
+        if price is not None and int(price) != call.units and not self._may_split(call):
+            self.violate("charge", f"{call!r} cost {price} units, not {call.units}")
+        self._check_deadline(call)
+
+    def _may_split(self, call: Call) -> bool:
+        """A range of logs may be read in several pieces, and a head may pass a call's block on the archive's edge."""
+        if call.method == "eth_getLogs":
+            return True
+        near_edge = len(call.params) > 1 and isinstance(call.params[1], str) and call.params[1].startswith("0x")
+        return near_edge and abs(int(call.params[1], 16) - call.tree.tip.number + ARCHIVE_AFTER) < 20
+
+    def _judge_error(self, call: Call, error: dict[str, Any]) -> None:
+        code = error.get("code")
+        is_limit = code == -32005 and (call.in_batch or "X-Socket" in call.directives)
+        self._end(call, "refused" if is_limit else "error", f"{code}")
+        if is_limit and call.account.requests_per_second < 1000:
+            return
+        if code == -32000 and "already known" in str(error.get("message")):
+            self.violate("once", f"{call!r} was sent twice")
+        if code not in FAILURE_CODES or self._must_succeed:
+            self.violate("error", f"{call!r} got the error {error}")
+
+    # Results
+
+    def _judge_result(self, call: Call, result: Any) -> None:
+        match call.method:
+            case "eth_chainId":
+                if result != "0x7a69":
+                    self.violate("possible", f"{call!r}: chain {result}")
+            case "eth_blockNumber":
+                self._check_number(call, int(result, 16))
+            case "eth_getBalance":
+                self._check_balance(call, int(result, 16))
+            case "eth_call":
+                if result != answer_of(call.params[0]["data"]):
+                    self.violate("possible", f"{call!r} got the answer to another call, of {len(result)} characters")
+            case "eth_getBlockByNumber":
+                self._check_block(call, result)
+            case "eth_getLogs":
+                self._check_logs(call, result)
+            case _:
+                pass
+
+    def _check_number(self, call: Call, number: int) -> None:
+        """The newest block of a call at `latest`."""
+        tree, account = call.tree, call.account
+        if number >= HEAD_LIE:
+            self.violate("possible", f"{call!r} shows the lie of an upstream: block {number}")
+            return
+        if number > tree.tip.number + self._ahead(tree):
+            self.violate("possible", f"{call!r} shows block {number}, and the newest is {tree.tip.number}")
+        if number < call.min_block:
+            self.violate("min-block", f"{call!r} shows block {number}, before {call.min_block}")
+        if number < call.floor:
+            self.violate("backwards", f"{call!r} shows block {number}, and the key had seen {call.floor}")
+        if self._must_succeed and number < tree.tip_at(call.sent_s).number - CALM_AGE_BLOCKS:
+            self.violate("possible", f"{call!r} shows block {number}, old at {call.sent_s:.3f} s")
+        if number < call.named:
+            self.violate("named", f"{call!r} shows block {number}, and its X-Block-Number is {call.named}")
+        # The state of an account names no block to its reader.
+        named = call.named if call.method == "eth_getBalance" else number
+        account.seen[tree.name] = max(account.seen[tree.name], named)
+
+    def _ahead(self, tree: BlockTree) -> int:
+        """Upstreams with a branch of their own may be a little ahead of the network."""
+        return 0 if self._is_calm else 2
+
+    def _check_balance(self, call: Call, value: int) -> None:
+        if value >= LIE:
+            if call.is_verified:
+                self.violate("verified", f"{call!r} got a lie")
+            self.outcomes["lies passed on"] += 1
+            return
+        found, tree = Balance.of(value), call.tree
+        if found.owner != owner_of(call.params[0]):
+            self.violate("possible", f"{call!r} got the balance of another address: {value:x}")
+            return
+        if call.params[1] == "latest":
+            self._check_number(call, found.number)
+        elif found.number != int(call.params[1], 16):
+            self.violate("possible", f"{call!r} got the balance at block {found.number}")
+        if not tree.knows(found.number, found.branch):
+            self.violate("possible", f"{call!r} got the balance of a block that does not exist: {found}")
+
+    def _check_block(self, call: Call, result: Any) -> None:
+        if result is None:
+            asked = call.params[0]
+            if asked == "latest" or (asked.startswith("0x") and int(asked, 16) <= call.floor):
+                self.violate("backwards", f"{call!r} got null, and the key had seen {call.floor}")
+            return
+        number = int(result["number"], 16)
+        if number < HEAD_LIE and call.tree.find(result["hash"]) is None:
+            self.violate("possible", f"{call!r} got a block that does not exist: {result['hash']}")
+        if call.params[0] == "latest":
+            self._check_number(call, number)
+        elif number != int(call.params[0], 16):
+            self.violate("possible", f"{call!r} got block {number}")
+
+    def _check_logs(self, call: Call, result: list[dict[str, Any]]) -> None:
+        """Logs come from blocks that exist, in order, on one branch."""
+        places = [(int(log["blockNumber"], 16), int(log["logIndex"], 16)) for log in result]
+        if places != sorted(places) or len({*places}) != len(places):
+            self.violate("possible", f"{call!r} got logs out of order: {places}")
+        hashes = list(dict.fromkeys(log["blockHash"] for log in result))
+        blocks = [call.tree.find(each) for each in hashes]
+        if None in blocks:
+            self.violate("possible", f"{call!r} got logs of a block that does not exist")
+            return
+        last = blocks[-1] if blocks else None
+        if last is not None and not all(block is not None and block.is_on(last) for block in blocks):
+            self.violate("possible", f"{call!r} got logs of two branches: {hashes}")
+
+    # Other rules
+
+    def _check_missing_block(self, call: Call, newest: int) -> None:
+        if newest >= call.min_block:
+            self.violate("min-block", f"{call!r} was refused for block {call.min_block}, and {newest} is there")
+
+    def _check_deadline(self, call: Call) -> None:
+        assert call.done_s is not None
+        limit_s = min(CALL_TIMEOUT_S, int(call.directives.get("X-Timeout-Ms", 1_000_000)) / 1000)
+        took_s = call.done_s - call.sent_s
+        waits_s = 5.0 if call.in_batch else 0.0
+        if took_s > limit_s + waits_s + self._slack_s and not call.directives.get("reads slowly"):
+            self.violate("deadline", f"{call!r} took {took_s:.3f} s of {limit_s:.3f} s")
+
+    def _check_early(self, call: Call) -> None:
+        """A call that gave up has used the time that its client allowed."""
+        assert call.done_s is not None
+        limit_s = int(call.directives["X-Timeout-Ms"]) / 1000
+        if call.done_s - call.sent_s < min(limit_s, CALL_TIMEOUT_S):
+            self.violate("deadline", f"{call!r} gave up after {call.done_s - call.sent_s:.3f} of {limit_s:.3f} s")
+
+    def _check_strangers(self, account: Account, body: bytes) -> None:
+        if len(body) > 65_536:
+            return
+        for other in self.accounts:
+            if other is not account and (other.mark.encode() in body or other.key.encode() in body):
+                self.violate("stranger", f"a reply to {account!r} shows something of {other!r}: {body[:200]!r}")
+
+    def _check_refusal(self, call: Call) -> None:
+        """A bucket holds a second's worth. Anything taken more than a second ago has been refilled."""
+        account = call.account
+        assert call.done_s is not None
+        recent = [
+            each
+            for each in account.calls
+            if each is not call and each.sent_s <= call.done_s and not _is_over(each, call)
+        ]
+        requests, units = len(recent) + 1, sum(each.price() for each in recent) + call.price()
+        if requests <= account.requests_per_second and units <= account.units_per_second:
+            text = f"{requests} requests and {units} units in the last second"
+            self.violate("refusal", f"{call!r} was refused: {text}")
+
+    def check_limits(self) -> None:
+        """No stretch of time has more calls than its bucket holds and is refilled with."""
+        for account in self.accounts:
+            served = [call for call in account.calls if call.outcome in ("result", "error") and call.done_s is not None]
+            if account.requests_per_second >= 1000:
+                continue
+            for first in served:
+                inside = [each for each in served if each.sent_s >= first.sent_s]
+                inside.sort(key=lambda each: each.done_s or 0.0)
+                units = 0
+                for count, last in enumerate(inside, 1):
+                    units += last.units
+                    assert last.done_s is not None
+                    span_s = 1.0 + last.done_s - first.sent_s
+                    if (
+                        count > account.requests_per_second * span_s + 1
+                        or units > account.units_per_second * span_s + 1
+                    ):
+                        text = f"{count} requests and {units} units in {span_s - 1.0:.3f} s"
+                        self.violate("limit", f"{account!r} was served {text}")
+                        return
+
+    def check_writes(self, executed: Counter[str]) -> None:
+        for raw, count in executed.items():
+            if raw not in self.writes:
+                self.violate("once", f"an upstream executed {raw[:20]}, which no client sent")
+            elif count > 1:
+                self.violate("once", f"{self.writes[raw]!r} was executed {count} times")
+        for raw, call in self.writes.items():
+            if call.outcome == "result" and not executed[raw]:
+                self.violate("possible", f"{call!r} was reported as sent, and no upstream has it")
+
+    def check_usage(self, account: Account, units: int) -> None:
+        """Usage covers every call that was served, and no call that was never made."""
+        least = sum(call.units for call in account.calls if call.outcome in ("result", "error"))
+        unknown = [call for call in account.calls if call.outcome not in ("result", "error", "refused", "failed")]
+        most = least + sum(max(call.price(), ARCHIVE_PRICE) for call in unknown)
+        failed = sum(call.price() for call in account.calls if call.outcome == "failed" and call.min_block)
+        self._compare_usage(account, units, least, most + failed)
+
+    def _compare_usage(self, account: Account, units: int, least: int, most: int) -> None:
+        edge = sum(ARCHIVE_PRICE for call in account.calls if self._may_split(call))
+        if not least - edge <= units <= most + edge:
+            self.violate("charge", f"{account!r} was charged {units} units, expected {least} to {most}")
+
+
+def _is_over(each: Call, call: Call) -> bool:
+    """Whether it took nothing from the bucket in the second before the call."""
+    if each.outcome in ("refused",):
+        return True
+    return each.done_s is not None and each.done_s < call.sent_s - 1.0
+
+
+def _is_failure(status: int, error: dict[str, Any]) -> bool:
+    """Whether the status is one that failing upstreams explain."""
+    return status in FAILURES or (status == 500 and str(error.get("message")).startswith(BLAMES_UPSTREAM))
+
+
+def _parsed(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None

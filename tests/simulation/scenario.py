@@ -1,0 +1,152 @@
+"""The scenario of a seed: the upstreams and their faults, the clients, and the weather.
+
+A scenario is a value. Every part of the simulation draws from random numbers of its own, so a part can be left out without
+changing what the others do: that is how a failing seed is shrunk.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields, replace
+
+from tests.simulation.memory_network import Weather
+from tests.simulation.sim_clients import KINDS
+from tests.simulation.sim_upstream import SPELLS, Habits, Nature
+
+# The network with several upstreams, and the one with a single upstream, whose calls take the short path.
+MANY, ONE = "dev/mainnet", "dev/testnet"
+LASTS_S = 12.0
+
+HABITS = Habits(
+    late=0.01, hang=0.002, http_500=0.01, http_429=0.003, overloaded=0.003, twice=0.003, foreign=0.003, garbage=0.003,
+    hang_up=0.005, cut_off=0.003, reply_lost=0.005,
+)  # fmt: skip
+WEATHER = Weather(split=0.2, stall=0.002, reset=0.0005, refuse=0.01, silent=0.003, freeze=0.0003)
+CLIENT_WEATHER = replace(WEATHER, refuse=0.0, silent=0.0, freeze=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamPlan:
+    name: str
+    network: str
+    nature: Nature
+    habits: Habits
+    weather: Weather
+    spells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPlan:
+    name: str
+    kind: str
+    network: str
+    account: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    is_calm: bool
+    lasts_s: float
+    upstreams: tuple[UpstreamPlan, ...]
+    clients: tuple[ClientPlan, ...]
+    client_weather: Weather
+    block_time_s: float
+    reorg: float
+    depth: int
+    # Parts that are left out, by their names.
+    without: frozenset[str] = frozenset()
+
+    @property
+    def parts(self) -> list[str]:
+        """Everything that may be left out."""
+        habits = {field.name for field in fields(Habits) if field.name[-2:] != "_s"}
+        faults = {f"habit {name}" for name in habits if any(getattr(each.habits, name) for each in self.upstreams)}
+        spells = {f"spell {name}" for each in self.upstreams for name in each.spells}
+        weather = {f"weather {name}" for name in ("split", "stall", "reset", "refuse", "silent", "freeze")}
+        return [
+            *(each.name for each in self.clients),
+            *sorted(faults | spells | (set() if self.is_calm else weather)),
+            *(("reorganisations",) if self.reorg else ()),
+        ]
+
+    def leaving_out(self, names: frozenset[str]) -> Scenario:
+        """The same without these parts. `first N s` keeps only that much of it."""
+
+        def habits_of(habits: Habits) -> Habits:
+            gone = {name.partition(" ")[2]: 0.0 for name in names if name.startswith("habit ")}
+            return replace(habits, **gone)  # type: ignore[arg-type]
+
+        def weather_of(weather: Weather) -> Weather:
+            gone = {name.partition(" ")[2]: 0.0 for name in names if name.startswith("weather ")}
+            return replace(weather, **gone)  # type: ignore[arg-type]
+
+        return replace(
+            self,
+            upstreams=tuple(
+                replace(
+                    each,
+                    habits=habits_of(each.habits),
+                    weather=weather_of(each.weather),
+                    spells=tuple(spell for spell in each.spells if f"spell {spell}" not in names),
+                )
+                for each in self.upstreams
+            ),
+            clients=tuple(each for each in self.clients if each.name not in names),
+            client_weather=weather_of(self.client_weather),
+            reorg=0.0 if "reorganisations" in names else self.reorg,
+            lasts_s=min([self.lasts_s, *[float(name.split(" ")[1]) for name in names if name.startswith("first ")]]),
+            without=names,
+        )
+
+
+def rng_of(seed: int, part: str) -> random.Random:
+    return random.Random(f"{seed} {part}")
+
+
+def scenario_of(seed: int) -> Scenario:
+    rng = rng_of(seed, "scenario")
+    is_calm = seed % 4 == 0
+    count = rng.randint(3, 4)
+    upstreams = [_upstream(seed, number, MANY, is_calm, is_first=number < 2) for number in range(count)]
+    upstreams.append(_upstream(seed, count, ONE, is_calm, is_first=True))
+    clients = []
+    for number in range(rng.randint(4, 8)):
+        kind = KINDS[number % len(KINDS)] if number < 2 else rng.choice(KINDS)
+        clients.append(
+            ClientPlan(
+                f"client {number + 1}", kind.__name__, MANY if rng.random() < 0.7 else ONE, account=rng.randint(0, 2)
+            )
+        )
+    return Scenario(
+        seed,
+        is_calm,
+        LASTS_S,
+        tuple(upstreams),
+        tuple(clients),
+        Weather(split=0.2) if is_calm else CLIENT_WEATHER,
+        block_time_s=1.0,
+        reorg=0.0 if is_calm else rng.choice((0.0, 0.05, 0.2)),
+        depth=rng.choice((1, 1, 4)),
+    )
+
+
+def _upstream(seed: int, number: int, network: str, is_calm: bool, *, is_first: bool) -> UpstreamPlan:
+    """The first upstreams of a network are honest and never fork, so that the network has a truth that it can find."""
+    rng = rng_of(seed, f"plan of upstream {number}")
+    chunked = rng.random() < 0.3
+    if is_calm:
+        return UpstreamPlan(
+            f"upstream {number + 1}", network, Nature(chunked=chunked), Habits(), Weather(split=0.2), ()
+        )
+    nature = Nature(
+        chunked=chunked,
+        pruned=not is_first and rng.random() < 0.3,
+        wrong_chain=not is_first and rng.random() < 0.1,
+        head_liar=not is_first and rng.random() < 0.1,
+    )
+    spells = rng.sample(SPELLS[: 4 if is_first else 5], rng.randint(0, 3))
+    habits = (
+        replace(HABITS, lie=0.1 if not is_first and rng.random() < 0.2 else 0.0) if rng.random() < 0.8 else Habits()
+    )
+    return UpstreamPlan(f"upstream {number + 1}", network, nature, habits, WEATHER, tuple(sorted(spells)))

@@ -1,0 +1,347 @@
+"""Simulated clients over HTTP: each kind uses the service in its own way, and reports every call and reply to the oracle."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from tests.http_client import post
+from tests.simulation.block_tree import CONTRACTS, FIRST_HEAD, BlockTree
+from tests.simulation.memory_network import Address
+from tests.simulation.oracle import CALL_TIMEOUT_S, Account, Call, Oracle
+
+# A client gives up on a reply after this time. The service must have replied by then, whatever its upstreams do.
+PATIENCE_S = CALL_TIMEOUT_S + 20.0
+DIGITS = "0123456789abcdef"
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The terms on which every client runs."""
+
+    gateway: Address
+    oracle: Oracle
+    until_s: float
+    # Whether clients may leave in the middle.
+    may_leave: bool
+    # The network with enough operators for a quorum.
+    quorum_on: str = ""
+
+    def verifies(self, tree: BlockTree) -> bool:
+        return tree.name == self.quorum_on
+
+
+class Connection:
+    """One connection of a client."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    def write(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+    async def reply(self, pause_s: Callable[[], float] | None = None) -> tuple[int, dict[str, str], bytes]:
+        """The next reply. `pause_s`: how long to wait between the parts of a large body."""
+        lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:-2])}
+        status = int(lines[0].split(" ")[1])
+        if headers.get("transfer-encoding") != "chunked":
+            return status, headers, await self._body(int(headers.get("content-length", "0")), pause_s)
+        parts = []
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            parts.append(await self._body(size, pause_s))
+            await self._reader.readexactly(2)
+        await self._reader.readexactly(2)
+        return status, headers, b"".join(parts)
+
+    async def _body(self, size: int, pause_s: Callable[[], float] | None) -> bytes:
+        if pause_s is None or size <= 4096:
+            return await self._reader.readexactly(size)
+        parts = []
+        while size:
+            parts.append(await self._reader.readexactly(min(size, 16_384)))
+            size -= len(parts[-1])
+            await asyncio.sleep(pause_s())
+        return b"".join(parts)
+
+
+class SimClient:
+    """Makes calls on one connection at a time until the end of the simulation."""
+
+    def __init__(self, name: str, account: Account, tree: BlockTree, terms: Terms, rng: random.Random) -> None:
+        self.name, self._account, self._tree, self._terms, self._rng = name, account, tree, terms, rng
+        self._oracle, self._serial = terms.oracle, 0
+        self._open: list[Call] = []
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while loop.time() < self._terms.until_s:
+            self._open = []
+            try:
+                reader, writer = await asyncio.open_connection(
+                    *self._terms.gateway, local_addr=(f"10.1.0.{int(self.name.rpartition(' ')[2])}", 0), limit=1 << 22
+                )
+            except ConnectionError:
+                await asyncio.sleep(0.1)
+                continue
+            await self._use(Connection(reader, writer))
+
+    async def _use(self, connection: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while loop.time() < self._terms.until_s:
+                await self._talk(connection)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            for call in self._open:
+                self._oracle.lost(call)
+            await asyncio.sleep(0.05)
+        except _Left:
+            for call in self._open:
+                self._oracle.left(call)
+        except TimeoutError:
+            for call in self._open:
+                self._oracle.no_reply(call)
+        finally:
+            connection.close()
+
+    async def _talk(self, connection: Connection) -> None:
+        """One exchange, and the pause after it."""
+        raise NotImplementedError
+
+    # Parts of exchanges
+
+    def _ask(self, method: str, params: list[Any], **directives: str) -> Call:
+        self._serial += 1
+        named = {name.replace("_", "-"): value for name, value in directives.items()}
+        name: Any = self._serial if self._serial % 2 else f"{self._account.mark}-{self.name}-{self._serial}"
+        call = self._oracle.asked(self._account, self._tree, name, method, params, named)
+        self._open.append(call)
+        return call
+
+    def _request(self, call: Call, **headers: str) -> bytes:
+        sent = {name: value for name, value in call.directives.items() if name.startswith("X-")}
+        return post(_envelope(call), key=self._account.key, network=self._tree.name, **sent, **headers)
+
+    async def _single(self, connection: Connection, *calls: Call, pause_s: Callable[[], float] | None = None) -> None:
+        """Send these calls, one request each, and read the replies in order."""
+        data = b"".join(self._request(call) for call in calls)
+        await self._send(connection, data)
+        async with asyncio.timeout(PATIENCE_S + 30.0 * (pause_s is not None)):
+            for call in calls:
+                found = await connection.reply(pause_s)
+                self._open.remove(call)
+                self._oracle.replied(call, *found)
+
+    async def _send(self, connection: Connection, data: bytes) -> None:
+        """Mostly at once; now and then in two parts, or only a part before the client leaves."""
+        draw = self._rng.random()
+        if draw < 0.01 and self._terms.may_leave:
+            connection.write(data[: self._rng.randint(0, len(data))])
+            await asyncio.sleep(self._rng.uniform(0.0, 0.2))
+            connection.abort()
+            raise _Left
+        if draw < 0.05:
+            at = self._rng.randint(0, len(data))
+            connection.write(data[:at])
+            await asyncio.sleep(self._rng.uniform(0.0, 0.5))
+            data = data[at:]
+        connection.write(data)
+        if draw > 0.99 and self._terms.may_leave:
+            await asyncio.sleep(self._rng.uniform(0.0, 0.05))
+            connection.abort()
+            raise _Left
+
+    def _pause(self, mean_s: float) -> asyncio.Future[None] | Any:
+        return asyncio.sleep(self._rng.expovariate(1 / mean_s))
+
+    def _address(self) -> str:
+        """Few addresses, so that calls meet in the cache."""
+        return f"0x{self._account.mark}{self._rng.randint(0, 7):032x}"
+
+    def _read(self) -> Call:
+        draw, rng = self._rng.random(), self._rng
+        if draw < 0.3:
+            return self._ask("eth_blockNumber", [])
+        if draw < 0.6:
+            return self._ask("eth_getBalance", [self._address(), "latest"])
+        if draw < 0.7:
+            return self._ask("eth_getBlockByNumber", ["latest", False])
+        if draw < 0.8:
+            near = max(FIRST_HEAD, self._tree.tip.number - rng.randint(0, 6))
+            return self._ask("eth_getBlockByNumber", [hex(near), False])
+        if draw < 0.85:
+            return self._ask("eth_getBalance", [self._address(), hex(rng.randint(1, self._tree.tip.number - 5))])
+        if draw < 0.9:
+            first = self._tree.tip.number - rng.randint(0, 8)
+            return self._ask("eth_getLogs", [{"fromBlock": hex(first), "toBlock": "latest"}])
+        if draw < 0.95:
+            return self._ask("eth_chainId", [])
+        return self._ask("eth_call", [{"to": CONTRACTS[0], "data": self._data(2)}, "latest"])
+
+    def _data(self, size: int) -> str:
+        """Call data with the account's mark. The answer has 64 bytes times two to the power of `size`."""
+        return f"0x{self._account.mark}{self._rng.getrandbits(64):016x}{DIGITS[size]}"
+
+
+class Reader(SimClient):
+    """Reads, alone or a few sent ahead."""
+
+    async def _talk(self, connection: Connection) -> None:
+        count = 1 if self._rng.random() < 0.8 else self._rng.randint(2, 5)
+        await self._single(connection, *[self._read() for _ in range(count)])
+        await self._pause(0.02)
+
+
+class Batcher(SimClient):
+    async def _talk(self, connection: Connection) -> None:
+        calls = [self._read() for _ in range(self._rng.randint(1, 12))]
+        if self._rng.random() < 0.3:
+            calls[self._rng.randrange(len(calls))].id = None  # A notification.
+        body = b"[" + b",".join(map(_envelope, calls)) + b"]"
+        await self._send(connection, post(body, key=self._account.key, network=self._tree.name))
+        async with asyncio.timeout(PATIENCE_S):
+            status, _, reply = await connection.reply()
+        for call in calls:
+            self._open.remove(call)
+        if all(call.id is None for call in calls):
+            for call in calls:
+                self._oracle.left(call)
+        else:
+            self._oracle.replied_together(calls, status, reply)
+        await self._pause(0.1)
+
+
+class Director(SimClient):
+    """Uses directives."""
+
+    async def _talk(self, connection: Connection) -> None:
+        rng, tip, draw = self._rng, self._tree.tip.number, self._rng.random()
+        params = [self._address(), "latest"]
+        if draw < 0.4:
+            least = max(1, tip + rng.randint(-3, 2))
+            call = self._ask("eth_getBalance", params, X_Min_Block=str(least))
+        elif draw < 0.6:
+            call = self._ask("eth_getBalance", params, X_Timeout_Ms=str(rng.choice((1, 20, 300, 3000))))
+        elif draw < 0.8 and self._terms.verifies(self._tree):
+            call = self._ask("eth_getBalance", [params[0], hex(tip - 5)], X_Verify="quorum 2/3")
+        else:
+            call = self._ask("eth_blockNumber", [], X_Retry="0")
+        await self._single(connection, call)
+        await self._pause(0.1)
+
+
+class Writer(SimClient):
+    """Sends transactions, each once."""
+
+    async def _talk(self, connection: Connection) -> None:
+        raw = f"0x02{self._account.mark}{self._rng.getrandbits(256):064x}"
+        if self._rng.random() < 0.7:
+            call = self._ask("eth_sendRawTransaction", [raw])
+        else:
+            call = self._ask("eth_sendPrivateTransaction", [{"tx": raw}])
+        await self._single(connection, call)
+        await self._pause(0.2)
+
+
+class LargeReader(SimClient):
+    """Makes calls with large results, and reads some of them slowly."""
+
+    async def _talk(self, connection: Connection) -> None:
+        rng = self._rng
+        call = self._ask("eth_call", [{"to": CONTRACTS[0], "data": self._data(rng.randint(4, 13))}, "latest"])
+        slow_s = rng.choice((0.0, 0.0, 0.02, 0.3))
+        call.directives["reads slowly"] = "yes"
+        await self._single(connection, call, pause_s=lambda: rng.random() * slow_s)
+        await self._pause(0.1)
+
+
+class Flooder(SimClient):
+    """Sends more than its account may."""
+
+    async def _talk(self, connection: Connection) -> None:
+        await self._single(connection, *[self._read() for _ in range(self._rng.randint(1, 20))])
+        await self._pause(0.2)
+
+
+class Vandal(SimClient):
+    """Sends malformed and cut-off requests. Their replies are errors, if any."""
+
+    async def _talk(self, connection: Connection) -> None:
+        rng = self._rng
+        good = post(b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","params":[]}', key=self._account.key)
+        kind = rng.choice(("bytes", "cut", "json", "length", "key", "flip"))
+        self._oracle.covers(f"malformed {kind}")
+        if kind == "bytes":
+            connection.write(rng.randbytes(rng.randint(1, 300)))
+        elif kind == "cut":
+            connection.write(good[: rng.randint(1, len(good) - 1)])
+        elif kind == "json":
+            body = rng.choice((b"{", b"[]", b"null", b'{"id":1}', b"[" * 200, b'{"jsonrpc":"2.0","id":[],"method":1}'))
+            connection.write(post(body, key=self._account.key, network=self._tree.name))
+        elif kind == "length":
+            connection.write(good.replace(b"Content-Length: ", b"Content-Length: 1"))
+        elif kind == "key":
+            connection.write(post(b"{}", key="svc_live_" + "0" * 36, network=self._tree.name))
+        else:
+            place = rng.randrange(len(good))
+            connection.write(good[:place] + bytes([good[place] ^ 1 << rng.randrange(8)]) + good[place + 1 :])
+        try:
+            async with asyncio.timeout(rng.uniform(0.05, 1.0)):
+                status, _, body = await connection.reply()
+                self._oracle.vandal_replied(status, body)
+        except TimeoutError:
+            pass
+        except ValueError:
+            self._oracle.violate("one-reply", "a malformed request got a malformed reply")
+        await self._pause(0.2)
+        raise _Left
+
+
+class FilterUser(SimClient):
+    """Creates a filter of blocks, polls it, and removes it."""
+
+    async def _talk(self, connection: Connection) -> None:
+        made = await self._result(connection, "eth_newBlockFilter", [])
+        for _ in range(self._rng.randint(1, 5)):
+            if made is None:
+                break
+            await self._pause(0.5)
+            await self._result(connection, "eth_getFilterChanges", [made])
+        if made is not None:
+            await self._result(connection, "eth_uninstallFilter", [made])
+        await self._pause(0.3)
+
+    async def _result(self, connection: Connection, method: str, params: list[Any]) -> Any:
+        call = self._ask(method, params)
+        await self._send(connection, self._request(call))
+        async with asyncio.timeout(PATIENCE_S):
+            status, headers, body = await connection.reply()
+        self._open.remove(call)
+        self._oracle.replied(call, status, headers, body)
+        return orjson.loads(body).get("result") if status == 200 else None
+
+
+class _Left(Exception):
+    """The client has left its connection."""
+
+
+def _envelope(call: Call) -> bytes:
+    name = {} if call.id is None else {"id": call.id}
+    return orjson.dumps({"jsonrpc": "2.0", **name, "method": call.method, "params": call.params})
+
+
+KINDS: Sequence[type[SimClient]] = (Reader, Batcher, Director, Writer, LargeReader, Flooder, Vandal, FilterUser)

@@ -1,0 +1,422 @@
+"""A simulated upstream: a node that answers from its view of the chain, and fails in the ways that nodes fail.
+
+*Habits* are faults of single calls, as probabilities. *Spells* are faults of the whole host for a while:
+it is down, silent, stuck, behind, or on a branch of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import sha3
+
+from tests.simulation.block_tree import Block, BlockTree, answer_of, balance_of
+from tests.simulation.history import History
+from tests.simulation.memory_network import CALM, Address, MemoryNetwork, Weather
+
+CHAIN_ID = 31337
+# A pruned upstream has the state of this many blocks.
+KEPT_STATES = 64
+# A liar adds this to balances, and to its head.
+LIE = 1 << 200
+HEAD_LIE = 1_000_000
+WRITES = ("eth_sendRawTransaction", "eth_sendPrivateTransaction")
+
+NO_RESULT = {"code": -32000, "message": "missing trie node: state is not available"}
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """Faults of single calls, as probabilities."""
+
+    takes_s: tuple[float, float] = (0.001, 0.02)
+    late: float = 0.0
+    late_s: tuple[float, float] = (0.2, 12.0)
+    hang: float = 0.0
+    http_500: float = 0.0
+    http_429: float = 0.0
+    overloaded: float = 0.0
+    twice: float = 0.0
+    foreign: float = 0.0
+    garbage: float = 0.0
+    hang_up: float = 0.0
+    cut_off: float = 0.0
+    # A write is executed, and the reply is lost.
+    reply_lost: float = 0.0
+    lie: float = 0.0
+
+
+STEADY = Habits()
+# The faults that replace a reply, in the order in which they are drawn.
+REPLY_FAULTS = (
+    "hang_up", "cut_off", "hang", "http_500", "http_429", "overloaded", "twice", "foreign", "garbage", "reply_lost",
+)  # fmt: skip
+SPELLS = ("down", "silent", "stuck", "behind", "fork")
+
+
+@dataclass(frozen=True, slots=True)
+class Nature:
+    """Properties of an upstream that never change."""
+
+    wrong_chain: bool = False
+    pruned: bool = False
+    chunked: bool = False
+    head_liar: bool = False
+
+
+class SimUpstream:
+    """One upstream host."""
+
+    def __init__(
+        self,
+        name: str,
+        address: Address,
+        tree: BlockTree,
+        network: MemoryNetwork,
+        rng: random.Random,
+        *,
+        nature: Nature = Nature(),  # noqa: B008 - frozen
+        habits: Habits = STEADY,
+        weather: Weather = Weather(),  # noqa: B008 - frozen
+        spells: Sequence[str] = (),
+    ) -> None:
+        self.name, self.address, self.tree, self.nature = name, address, tree, nature
+        self._network, self._rng = network, rng
+        self.history: History = network.history
+        self._habits, self._spells = habits, tuple(spells)
+        self._weather = weather
+        self._connections: dict[_Connection, None] = {}
+        self._filters: dict[str, int] = {}
+        self._filter_count = 0
+        # Its view of the chain: how far it is behind, the block it is stuck at, and the tip of its own branch.
+        self._lag_s = 0.0
+        self._stuck: Block | None = None
+        self._own: Block | None = None
+        self._own_salt = 0
+        self._is_forking = False
+        self._is_silent = False
+        # Calls by method, and how often each write was executed.
+        self.calls: Counter[str] = Counter()
+        self.executed: Counter[str] = Counter()
+        # When it was on a branch of its own, in seconds of the history.
+        self.forked_at: list[tuple[float, float]] = []
+
+    def __repr__(self) -> str:
+        return f"<SimUpstream {self.name} at {self.head!r}>"
+
+    def open(self) -> None:
+        self._network.set_weather(self.address, self._weather)
+        self._network.listen(lambda: _Connection(self), self.address)
+
+    @property
+    def now_s(self) -> float:
+        return self.history.now_s
+
+    @property
+    def head(self) -> Block:
+        if self._own is not None and (self._is_forking or self._own.number >= self.tree.tip.number):
+            return self._own  # It joins the network when that has the longer branch: a node never goes back.
+        if self._stuck is not None:
+            return self._stuck
+        return self.tree.tip_at(self.now_s - self._lag_s)
+
+    # Spells
+
+    async def live(self) -> None:
+        """Go through spells, with good times between them."""
+        rng = self._rng
+        while self._spells:
+            await asyncio.sleep(rng.expovariate(1 / 6.0))
+            spell, lasts_s = rng.choice(self._spells), min(12.0, 0.3 + rng.expovariate(1 / 3.0))
+            self.history.fault(self.name, f"upstream {spell}", f"for {lasts_s:.2f} s")
+            await self._go_through(spell, lasts_s)
+            self.history.note(self.name, f"upstream no longer {spell}")
+
+    async def _go_through(self, spell: str, lasts_s: float) -> None:
+        if spell == "down":
+            self._network.stop_listening(self.address)
+            for connection in tuple(self._connections):
+                connection.drop()
+            await asyncio.sleep(lasts_s)
+            self.open()
+        elif spell == "silent":
+            self._is_silent = True
+            await asyncio.sleep(lasts_s)
+            self._is_silent = False
+        elif spell == "stuck":
+            self._stuck = self.head
+            await asyncio.sleep(lasts_s)
+            self._stuck = None
+        elif spell == "behind":
+            # A view that jumped back would be a reorganisation: the lag grows while the head stands still.
+            self._stuck = self.head
+            await asyncio.sleep(lasts_s / 2)
+            self._lag_s, self._stuck = lasts_s / 2, None
+            await asyncio.sleep(lasts_s)
+            self._lag_s = 0.0
+        elif spell == "fork":
+            await self._fork(lasts_s)
+
+    async def _fork(self, lasts_s: float) -> None:
+        began, end = self.now_s, self.now_s + lasts_s
+        self._own, self._is_forking = self.head, True
+        while self.now_s < end:
+            self._own_salt += 1
+            self._own = self.tree.add(self._own, self.now_s, salt=self._own_salt, private_to=self.name)
+            await asyncio.sleep(1.0)
+        self._is_forking = False
+        self.forked_at.append((began, self.now_s))
+
+    def heal(self) -> None:
+        """Everything is well from now on. Connections that froze stay frozen."""
+        self._habits, self._weather, self._spells = STEADY, CALM, ()
+        self._lag_s, self._stuck, self._is_forking, self._is_silent = 0.0, None, False, False
+        self.open()
+
+    # Calls
+
+    def joined(self, connection: _Connection) -> None:
+        self._connections[connection] = None
+
+    def left(self, connection: _Connection) -> None:
+        self._connections.pop(connection, None)
+
+    @property
+    def rng(self) -> random.Random:
+        return self._rng
+
+    @property
+    def is_silent(self) -> bool:
+        return self._is_silent
+
+    def takes_s(self) -> float:
+        rng, habits = self._rng, self._habits
+        if habits.late and rng.random() < habits.late:
+            self.history.covers("upstream late")
+            return rng.uniform(*habits.late_s)
+        return rng.uniform(*habits.takes_s)
+
+    def draw_fault(self) -> str:
+        """The fault of the next reply; empty if it is good."""
+        draw = self._rng.random()
+        for fault in REPLY_FAULTS:
+            draw -= getattr(self._habits, fault)
+            if draw < 0:
+                return fault
+        return ""
+
+    def answer(self, call: dict[str, Any]) -> dict[str, Any]:
+        method, params = call["method"], call["params"]
+        self.calls[method] += 1
+        reply: dict[str, Any] = {"jsonrpc": "2.0", "id": call["id"]}
+        try:
+            reply["result"] = self._result(method, params)
+        except _Refused as exc:
+            reply["error"] = exc.error
+        return reply
+
+    def _result(self, method: str, params: list[Any]) -> Any:
+        head = self.head
+        if method == "eth_chainId":
+            return hex(CHAIN_ID + self.nature.wrong_chain)
+        if method == "eth_blockNumber":
+            return hex(head.number + (HEAD_LIE if self.nature.head_liar else 0))
+        if method == "eth_getBalance":
+            block = self._state_at(params[1], head)
+            lies = self._habits.lie and self._rng.random() < self._habits.lie
+            if lies:
+                self.history.fault(self.name, "lie", params[0][-8:])
+            return hex(balance_of(params[0], block) + (LIE if lies or self.nature.wrong_chain else 0))
+        if method == "eth_call":
+            self._state_at(params[1], head)
+            return answer_of(params[0]["data"])
+        if method == "eth_getBlockByNumber":
+            found = self._block_at(params[0], head)
+            return None if found is None else self._shown(found)
+        if method == "eth_getBlockByHash":
+            by_hash = self.tree.find(params[0])
+            is_known = by_hash is not None and (by_hash.is_on(head) or not by_hash.private_to)
+            return by_hash.json() if by_hash is not None and is_known and by_hash.number <= head.number else None
+        if method == "eth_getLogs":
+            return self._logs(params[0], head)
+        if method in WRITES:
+            return self._execute(params[0] if isinstance(params[0], str) else params[0]["tx"])
+        if method == "eth_newBlockFilter":
+            self._filter_count += 1
+            name = f"0x{self._filter_count:x}"
+            self._filters[name] = head.number
+            return name
+        if method == "eth_getFilterChanges":
+            return self._changes(params[0], head)
+        if method == "eth_uninstallFilter":
+            return self._filters.pop(params[0], None) is not None
+        if method == "eth_syncing":
+            return False
+        raise _Refused({"code": -32601, "message": f"the method {method} does not exist/is not available"})
+
+    def _shown(self, block: Block) -> dict[str, Any]:
+        found = block.json()
+        if self.nature.head_liar and block is self.head:
+            found["number"] = hex(block.number + HEAD_LIE)
+        return found
+
+    def _block_at(self, tag: str, head: Block) -> Block | None:
+        match tag:
+            case "latest" | "pending":
+                return head
+            case "safe" | "finalized":
+                return head.at(head.number - 4)
+            case "earliest":
+                return head.at(0)
+            case _:
+                return head.at(int(tag, 16))
+
+    def _state_at(self, tag: str, head: Block) -> Block:
+        block = self._block_at(tag, head)
+        if block is None:
+            raise _Refused({"code": -32000, "message": "header not found"})
+        if self.nature.pruned and block.number < head.number - KEPT_STATES:
+            self.history.covers("state pruned")
+            raise _Refused(NO_RESULT)
+        return block
+
+    def _logs(self, wanted: dict[str, Any], head: Block) -> list[dict[str, Any]]:
+        if "blockHash" in wanted:
+            one = self.tree.find(wanted["blockHash"])
+            if one is None or not one.is_on(head):
+                raise _Refused({"code": -32000, "message": "unknown block"})
+            blocks = [one]
+        else:
+            first = self._block_at(wanted.get("fromBlock", "latest"), head)
+            block: Block | None = self._block_at(wanted.get("toBlock", "latest"), head) or head
+            blocks = []
+            while first is not None and block is not None and block.number >= first.number:
+                blocks.append(block)
+                block = block.parent
+        return [log for each in reversed(blocks) for log in each.logs() if matches(wanted, log)]
+
+    def _execute(self, raw: str) -> str:
+        name = f"0x{sha3.keccak_256(bytes.fromhex(raw[2:])).hexdigest()}"
+        self.executed[raw] += 1
+        if name in self.tree.accepted:
+            raise _Refused({"code": -32000, "message": "already known"})
+        self.tree.accepted[name] = self.tree.pool[name] = None
+        self.history.note(self.name, f"executed {name[:10]}")
+        return name
+
+    def _changes(self, name: str, head: Block) -> list[str]:
+        if name not in self._filters:
+            raise _Refused({"code": -32000, "message": "filter not found"})
+        blocks, block, since = [], head, self._filters[name]
+        while block.parent is not None and block.number > since:
+            blocks.append(block.hash)
+            block = block.parent
+        self._filters[name] = max(head.number, since)
+        return blocks[::-1]
+
+
+def matches(wanted: dict[str, Any], log: dict[str, Any]) -> bool:
+    addresses, topics = wanted.get("address") or (), wanted.get("topics") or ()
+    if isinstance(addresses, str):
+        addresses = (addresses,)
+    return (not addresses or log["address"] in addresses) and (not topics or log["topics"][0] == topics[0])
+
+
+class _Refused(Exception):
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(error["message"])
+        self.error = error
+
+
+class _Connection(asyncio.Protocol):
+    """One connection of an upstream. Replies come in the order of the calls."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self, upstream: SimUpstream) -> None:
+        self._upstream = upstream
+        self._buffer = b""
+        self._free_at = 0.0
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._upstream.joined(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._upstream.left(self)
+
+    def drop(self) -> None:
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (end := self._buffer.find(b"\r\n\r\n")) >= 0:
+            head = self._buffer[:end].lower()
+            size = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
+            if len(self._buffer) < end + 4 + size:
+                return
+            body, self._buffer = self._buffer[end + 4 : end + 4 + size], self._buffer[end + 4 + size :]
+            self._answer_later(orjson.loads(body))
+
+    def _answer_later(self, asked: Any) -> None:
+        self._free_at = max(self._free_at + 1e-6, self._loop.time() + self._upstream.takes_s())
+        self._loop.call_at(self._free_at, self._answer, asked)
+
+    def _answer(self, asked: Any) -> None:
+        upstream = self._upstream
+        if self._transport.is_closing() or upstream.is_silent:
+            return
+        methods = ",".join(call["method"] for call in asked) if isinstance(asked, list) else asked["method"]
+        fault = upstream.draw_fault()
+        if fault:
+            upstream.history.fault(upstream.name, f"reply {fault}", methods)
+        if fault in ("hang", "hang_up", "http_500", "http_429", "overloaded"):
+            self._fail(fault, asked)
+            return
+        reply = [upstream.answer(call) for call in asked] if isinstance(asked, list) else upstream.answer(asked)
+        upstream.history.note(upstream.name, f"answers {methods}")
+        if fault == "reply_lost":
+            self._transport.close()
+            return
+        data = self._framed(b"200 OK", orjson.dumps(_with_other_ids(reply) if fault == "foreign" else reply))
+        if fault == "garbage":
+            data = self._framed(b"200 OK", b'{"jsonrpc":"2.0","id":1,"resu')
+        if fault == "cut_off":
+            self._transport.write(data[: upstream.rng.randint(1, len(data) - 1)])
+            self._transport.close()
+        else:
+            self._transport.write(data * 2 if fault == "twice" else data)
+
+    def _fail(self, fault: str, asked: Any) -> None:
+        """A failure before the call was executed."""
+        if fault == "hang_up":
+            self._transport.close()
+        elif fault == "http_500":
+            self._transport.write(self._framed(b"500 Internal Server Error", b'{"message":"no"}'))
+        elif fault == "http_429":
+            self._transport.write(self._framed(b"429 Too Many Requests", b"slow down", b"Retry-After: 1\r\n"))
+        elif fault == "overloaded":
+            error = {"code": -32005, "message": "limit exceeded"}
+            calls = asked if isinstance(asked, list) else [asked]
+            replies = [{"jsonrpc": "2.0", "id": call["id"], "error": error} for call in calls]
+            body = orjson.dumps(replies if isinstance(asked, list) else replies[0])
+            self._transport.write(self._framed(b"200 OK", body))
+
+    def _framed(self, status: bytes, body: bytes, more: bytes = b"") -> bytes:
+        head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\n%b" % (status, more)
+        if self._upstream.nature.chunked and body:
+            return b"%bTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (head, len(body), body)
+        return b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
+
+
+def _with_other_ids(reply: Any) -> Any:
+    if isinstance(reply, list):
+        return [_with_other_ids(each) for each in reply]
+    return {**reply, "id": 1 if reply["id"] != 1 else 2}
