@@ -257,10 +257,14 @@ class DeliveryStore:
             self._pool.connection() as connection,
             connection.transaction(isolation="repeatable_read", readonly=True),
         ):
-            counted = await connection.fetch(sql.deliveries.count_deliveries, webhook_id, state, since)
+            first = since or events.FIRST[0]
+            if state is None:
+                counted = await connection.fetch(sql.deliveries.count_deliveries, webhook_id, first)
+            else:
+                counted = await connection.fetch(sql.deliveries.count_in_state, webhook_id, first, state)
             days, offset = days_of(page, [DayRows(*row) for row in counted])
             rows = await connection.fetch(
-                sql.deliveries.list_deliveries, webhook_id, state, since, page.limit, offset, days
+                sql.deliveries.list_deliveries, webhook_id, first, state, days, page.limit, offset
             )
             found = await _with_events(connection, sql.deliveries.describe_events, rows)
             attempts = await _list_attempts(connection, rows)
