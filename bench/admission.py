@@ -18,7 +18,8 @@ from bench.processes import StartFailed
 from proxy.core import access
 from proxy.dev.postgres import Postgres
 from proxy.errors import StartError
-from proxy.store import migrate, windows
+from proxy.store.postgres import migrate
+from proxy.store.shared_memory import windows
 
 KEYS = 100_000
 KEYS_PER_ACCOUNT = 10

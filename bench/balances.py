@@ -21,7 +21,7 @@ import asyncpg
 from bench.processes import StartFailed
 from proxy.dev.postgres import Postgres
 from proxy.errors import StartError
-from proxy.store import migrate
+from proxy.store.postgres import migrate
 
 TOOLS = Path(__file__).parent / "tools"
 ROOT = Path(__file__).parent.parent

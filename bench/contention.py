@@ -24,7 +24,7 @@ from typing import Literal
 
 from proxy import compiled
 from proxy.services.rpc.network_state import SharedHead
-from proxy.store import windows
+from proxy.store.shared_memory import windows
 
 WORKERS = (1, 2, 4, 8)
 SECONDS = 1.0

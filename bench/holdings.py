@@ -18,7 +18,7 @@ from bench import machine
 from bench.processes import StartFailed
 from proxy.dev.postgres import Postgres
 from proxy.errors import StartError
-from proxy.store import migrate, sql
+from proxy.store.postgres import migrate, sql
 
 BLOCKS, LOGS = 201, 300  # the first block is empty
 EVENTS = (BLOCKS - 1) * LOGS

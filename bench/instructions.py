@@ -26,7 +26,7 @@ import uvloop
 from bench import cases
 from bench.loaders import MARKER, Stub, Target, build
 from bench.warm_leases import lease_all
-from proxy.store.leased_windows import LeasedWindows
+from proxy.store.shared_memory.leased_windows import LeasedWindows
 from tests.web.worker import LIVE, NO_CACHE, running_worker
 
 COUNTS = {"small": 2000, "shared-limits": 2000, "hit": 2000, "batch": 400}

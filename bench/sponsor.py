@@ -13,7 +13,7 @@ from bench import machine
 from bench.processes import StartFailed
 from proxy.dev.postgres import Postgres
 from proxy.errors import StartError
-from proxy.store import migrate
+from proxy.store.postgres import migrate
 
 TOOL = Path(__file__).parent / "tools" / "sponsor.py"
 ROOT = Path(__file__).parent.parent

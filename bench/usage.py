@@ -13,9 +13,9 @@ from proxy.core.usage import KeyTallies, Tally, TouchedTallies
 from proxy.dev.postgres import Postgres
 from proxy.errors import StartError
 from proxy.services.usage import UsageService
-from proxy.store import migrate
-from proxy.store.pool import Pool
-from proxy.store.usage import UsageQuery, UsageStore
+from proxy.store.postgres import migrate
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.usage import UsageQuery, UsageStore
 from proxy.web.dashboard import charts
 
 # Keys and methods used in rotation, and the number of calls between two gathers.

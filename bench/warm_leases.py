@@ -2,8 +2,8 @@
 
 import time
 
-from proxy.store.lease_records import LeaseGrant
-from proxy.store.leased_windows import LeasedWindows
+from proxy.store.shared_memory.lease_records import LeaseGrant
+from proxy.store.shared_memory.leased_windows import LeasedWindows
 
 # Longer than any measurement takes.
 LEASE_S = 600.0

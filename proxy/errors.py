@@ -51,7 +51,7 @@ class InvalidRequest(Fault):
 
 
 class BadValue(InvalidRequest):
-    """A value that cannot be stored. A request with it is refused; a background loop sets its row aside (`store/bad_rows`)."""
+    """A value that cannot be stored. A request with it is refused; a background loop sets its row aside (`bad_rows`)."""
 
 
 class Unauthorized(Fault):

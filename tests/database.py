@@ -15,7 +15,7 @@ import pytest
 
 from proxy.dev import postgres
 from proxy.dev.postgres import USER, Postgres
-from proxy.store.pool import Pool
+from proxy.store.postgres.pool import Pool
 from tests import prepared_cluster
 
 MIGRATED = "migrated"

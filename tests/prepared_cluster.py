@@ -14,7 +14,7 @@ from pathlib import Path
 import asyncpg
 
 from proxy.dev.postgres import Postgres
-from proxy.store import migrate
+from proxy.store.postgres import migrate
 
 # In the environment of every process of the run: the directory that they share.
 PLACE = "PREPARED_CLUSTER"

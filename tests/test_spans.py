@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from proxy.core.directives import Directives
 from proxy.settings import TracingSettings
-from proxy.store.pool import Pool
+from proxy.store.postgres.pool import Pool
 from proxy.tracing import CallTrace, Span, Tracer, current_span, traced, tracer_of
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-"

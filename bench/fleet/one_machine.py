@@ -19,9 +19,9 @@ from bench.fleet.programs import NETWORK, PEPPER, FleetPart, balancer, free_port
 from bench.fleet.socket_watch import SocketWatch
 from bench.fleet.traffic import FleetTraffic
 from bench.fleet.write_watch import WriteWatch
-from proxy.store import migrate
-from proxy.store.keys import KeyStore
-from proxy.store.pool import Pool
+from proxy.store.postgres import migrate
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.pool import Pool
 from proxy.tasks import Tasks
 from tests.chain_upstream import ChainUpstream, LittleChain
 from tests.rpc_upstreams import scripted

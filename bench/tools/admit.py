@@ -19,13 +19,13 @@ from proxy.core.access import Key
 from proxy.services.accounts.admission import Admission, AuthFailures
 from proxy.services.accounts.keyring import Keyring, utc_day
 from proxy.services.accounts.quotas import Quotas
-from proxy.store import host_memory
-from proxy.store.host_memory import HostMemory
-from proxy.store.keys import KeyStore
-from proxy.store.leased_windows import LeasedWindows
-from proxy.store.pool import Pool
-from proxy.store.quotas import QuotaStore
-from proxy.store.windows import UnsharedWindows, Windows
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.quotas import QuotaStore
+from proxy.store.shared_memory import host_memory
+from proxy.store.shared_memory.host_memory import HostMemory
+from proxy.store.shared_memory.leased_windows import LeasedWindows
+from proxy.store.shared_memory.windows import UnsharedWindows, Windows
 
 ROUNDS = 5
 # The comparison takes more, shorter rounds: the difference is small.

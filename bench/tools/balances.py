@@ -13,8 +13,8 @@ from proxy.core import access
 from proxy.core.access import Account, Key
 from proxy.core.limits import BucketRates
 from proxy.services.rpc.tracker import Tracker
-from proxy.store import windows
-from proxy.store.windows import UnsharedWindows
+from proxy.store.shared_memory import windows
+from proxy.store.shared_memory.windows import UnsharedWindows
 
 PEPPER = "a pepper that only the bench ever uses"
 

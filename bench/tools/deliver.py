@@ -21,12 +21,12 @@ from proxy.core.egress import EgressPolicy
 from proxy.core.lanes import Lanes
 from proxy.services.delivery.deliverer import Deliverer
 from proxy.settings import load_tables
-from proxy.store import migrate
-from proxy.store.deliveries import DeliveryStore
-from proxy.store.notices import Notices
-from proxy.store.pool import Pool
-from proxy.store.secrets import Vault
-from proxy.store.webhooks import NewWebhook, WebhookStore
+from proxy.store.postgres import migrate
+from proxy.store.postgres.deliveries import DeliveryStore
+from proxy.store.postgres.notices import Notices
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.secrets import Vault
+from proxy.store.postgres.webhooks import NewWebhook, WebhookStore
 from proxy.tasks import Tasks
 from proxy.wire.outbound_guard import OutboundGuard
 from proxy.wire.receiver import DeliveryReply, Receiver

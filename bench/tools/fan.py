@@ -21,8 +21,8 @@ from proxy.core.access import Account, Key
 from proxy.core.limits import BucketRates
 from proxy.services.feed.topics import FeedEvent, Listener, Topic
 from proxy.settings import load, load_tables
-from proxy.store import windows
-from proxy.store.windows import UnsharedWindows
+from proxy.store.shared_memory import windows
+from proxy.store.shared_memory.windows import UnsharedWindows
 
 NETWORK = "ethereum/mainnet"
 PEPPER = "a pepper that only the bench ever uses"

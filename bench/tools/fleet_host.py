@@ -11,10 +11,10 @@ import uvloop
 
 from proxy.compose.fleet import account_leases, link_to
 from proxy.core.limits import BucketRates
-from proxy.store import host_memory, windows
-from proxy.store.host_memory import HostMemory
-from proxy.store.leased_windows import ASK, LeasedWindows
-from proxy.store.live_hosts import LiveHosts
+from proxy.store.shared_memory import host_memory, windows
+from proxy.store.shared_memory.host_memory import HostMemory
+from proxy.store.shared_memory.leased_windows import ASK, LeasedWindows
+from proxy.store.valkey.live_hosts import LiveHosts
 from proxy.tasks import Tasks
 
 # The parts of the traffic that three hosts get; they change places every second.

@@ -13,7 +13,7 @@ import uvloop
 from proxy.compose.background import Background
 from proxy.services.follower.network_follower import NetworkFollower
 from proxy.settings import load, load_tables
-from proxy.store import migrate
+from proxy.store.postgres import migrate
 
 NETWORK = "ethereum/mainnet"
 # For each table that the follower writes: how to read it, and how to create one like it.

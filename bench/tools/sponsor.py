@@ -27,11 +27,11 @@ from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
 from proxy.services.sponsor.policies import PolicyService
 from proxy.services.sponsor.sponsorship import SponsorService
-from proxy.store.keys import KeyStore
-from proxy.store.ledger import LedgerStore
-from proxy.store.policies import PolicyStore
-from proxy.store.pool import Pool
-from proxy.store.wallets import WalletStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.ledger import LedgerStore
+from proxy.store.postgres.policies import PolicyStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.wallets import WalletStore
 from proxy.turn_queue import TurnQueue
 
 AT_ONCE = 16

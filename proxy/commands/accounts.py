@@ -15,12 +15,12 @@ from proxy.errors import InvalidRequest
 from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.sign_in import hash_password, new_token
 from proxy.settings import Settings
-from proxy.store.keys import KeyStore, LimitChange
-from proxy.store.members import MemberStore
-from proxy.store.second_factors import SecondFactorStore
-from proxy.store.secrets import vault_of
-from proxy.store.sessions import SessionStore
-from proxy.store.webhooks import WebhookStore
+from proxy.store.postgres.keys import KeyStore, LimitChange
+from proxy.store.postgres.members import MemberStore
+from proxy.store.postgres.second_factors import SecondFactorStore
+from proxy.store.postgres.secrets import vault_of
+from proxy.store.postgres.sessions import SessionStore
+from proxy.store.postgres.webhooks import WebhookStore
 
 COLUMNS = (
     "id",

@@ -9,7 +9,7 @@ from typing import Any
 
 from proxy.commands import context, output
 from proxy.services.accounts.sign_in import new_admin_token
-from proxy.store.sessions import SessionStore
+from proxy.store.postgres.sessions import SessionStore
 
 COLUMNS = ("id", "name", "hint", "created_at", "last_used_at", "revoked_at")
 

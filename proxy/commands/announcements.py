@@ -10,7 +10,7 @@ from typing import Any
 
 from proxy.commands import context, output
 from proxy.services.announcements import LEVELS, Announcements, moment_after
-from proxy.store.announcements import AnnouncementStore
+from proxy.store.postgres.announcements import AnnouncementStore
 
 COLUMNS = ("id", "level", "starts_at", "ends_at", "by_whom", "text")
 

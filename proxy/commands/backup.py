@@ -13,8 +13,8 @@ from typing import Any
 from proxy.commands import context
 from proxy.errors import StartError
 from proxy.settings import MAIN_URL, Settings
-from proxy.store import postgres_tools
-from proxy.store.postgres_tools import PostgresTools
+from proxy.store.postgres import postgres_tools
+from proxy.store.postgres.postgres_tools import PostgresTools
 
 
 def register(commands: Any) -> None:

@@ -22,7 +22,7 @@ from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import REPLY_S, Probe
 from proxy.services.rpc.tracker import Tracker
 from proxy.settings import Settings, Tables
-from proxy.store.windows import SHARED_HEAD_NUMBERS
+from proxy.store.shared_memory.windows import SHARED_HEAD_NUMBERS
 from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
 from proxy.turn_queue import TurnQueue

@@ -20,11 +20,11 @@ from proxy import settings
 from proxy.compose.upstream_marks import renewed_marks
 from proxy.errors import StartError
 from proxy.settings import MAIN_URL, Settings, shared_database
-from proxy.store import migrate, peppers
-from proxy.store.keys import KeyStore
-from proxy.store.pool import COMMAND_S, DatabaseConnection, Pool
-from proxy.store.secrets import vault_of
-from proxy.store.sessions import SessionStore
+from proxy.store.postgres import migrate, peppers
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.pool import COMMAND_S, DatabaseConnection, Pool
+from proxy.store.postgres.secrets import vault_of
+from proxy.store.postgres.sessions import SessionStore
 
 log = logging.getLogger("penstock.database")
 

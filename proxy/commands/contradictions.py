@@ -12,7 +12,7 @@ import orjson
 
 from proxy.commands import context, output
 from proxy.services.contradictions import ContradictionLog
-from proxy.store.contradictions import ContradictionStore
+from proxy.store.postgres.contradictions import ContradictionStore
 from proxy.web.timestamps import moment_of
 
 COLUMNS = ("at", "network", "method", "kind", "verified_by", "upstream", "operator", "digest", "other_digest")

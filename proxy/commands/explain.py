@@ -12,7 +12,7 @@ from typing import Any
 from proxy.commands import context
 from proxy.core.request_records import EVENT_PREFIX, AttemptKind, Blame, RequestRecord, kind_of
 from proxy.errors import NotFound
-from proxy.store.request_store import RequestStore
+from proxy.store.postgres.request_store import RequestStore
 
 # Why an attempt was made.
 WHY: Mapping[AttemptKind, str] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.commands import context, output
 from proxy.commands.upstreams import fleet_store
-from proxy.store.fleet import FleetStore
+from proxy.store.postgres.fleet import FleetStore
 
 FLEET_COLUMNS = ("host", "role", "pid", "version", "up_s", "valkey", "leases", "follows")
 

@@ -9,7 +9,7 @@ from proxy.commands import context, output
 from proxy.commands.accounts import add_limits, own_limits
 from proxy.core.access import MODES, SCOPES
 from proxy.core.directives import BY_NAME
-from proxy.store.keys import USUAL_DIRECTIVES, KeyRestrictionChange, KeyStore
+from proxy.store.postgres.keys import USUAL_DIRECTIVES, KeyRestrictionChange, KeyStore
 
 COLUMNS = ("id", "account_id", "name", "hint", "mode", "status", "scopes", "expires_at", "created_at")
 STATUS_OF = {"revoke": "revoked", "disable": "disabled", "enable": "active"}

@@ -11,7 +11,7 @@ import asyncpg
 from proxy.commands import context
 from proxy.errors import StartError
 from proxy.settings import MAIN_URL
-from proxy.store import migrate
+from proxy.store.postgres import migrate
 
 
 def register(commands: Any) -> None:

@@ -7,7 +7,7 @@ import asyncio
 from typing import Any
 
 from proxy.commands import context, output
-from proxy.store.operations import OperationStore
+from proxy.store.postgres.operations import OperationStore
 
 COLUMNS = ("hash", "network", "key_id", "sender", "status", "block", "transaction", "seen_at", "changed_at")
 _BYTES = ("hash", "sender", "entry_point", "block_hash", "transaction")

@@ -9,9 +9,9 @@ from typing import Any
 from proxy.commands import context
 from proxy.errors import StartError
 from proxy.settings import Settings
-from proxy.store import peppers
-from proxy.store.pool import DatabaseConnection
-from proxy.store.secrets import vault_of
+from proxy.store.postgres import peppers
+from proxy.store.postgres.pool import DatabaseConnection
+from proxy.store.postgres.secrets import vault_of
 
 ABOUT = """
 To rotate the pepper:

@@ -10,7 +10,7 @@ from typing import Any
 from proxy.commands import context
 from proxy.commands.backup import add_file_command, chosen_database, fitting_tools
 from proxy.errors import StartError
-from proxy.store import migrate
+from proxy.store.postgres import migrate
 
 _TABLES = "select count(*) from pg_class where relkind in ('r', 'p') and relnamespace = 'public'::regnamespace"
 

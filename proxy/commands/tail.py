@@ -14,7 +14,7 @@ from proxy.commands import context
 from proxy.commands.explain import members
 from proxy.core.paging import Page
 from proxy.core.request_records import RequestFilter, RequestRecord
-from proxy.store.request_store import RequestStore
+from proxy.store.postgres.request_store import RequestStore
 
 # Between two reads. Workers write records once a second.
 EVERY_S = 1.0

@@ -13,8 +13,8 @@ from typing import Any
 
 from proxy.commands import context, output
 from proxy.commands.upstreams import upstreams_of
-from proxy.store.fleet import FleetStore
-from proxy.store.usage import UsageQuery, UsageStore
+from proxy.store.postgres.fleet import FleetStore
+from proxy.store.postgres.usage import UsageQuery, UsageStore
 
 EVERY_S = 2.0
 CLEAR = "\x1b[H\x1b[2J"

@@ -11,7 +11,7 @@ from typing import Any
 from proxy.commands import connections, context, output
 from proxy.core.fleet import networks_of
 from proxy.errors import NotFound, StartError
-from proxy.store.fleet import FleetStore
+from proxy.store.postgres.fleet import FleetStore
 
 COLUMNS = (
     *("label", "kind", "operator", "state", "head", "lag_blocks", "latency_ms", "p99_ms", "error_rate"),

@@ -24,7 +24,7 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from proxy.processes import worker
     from proxy.processes.listening_sockets import ListeningSockets
-    from proxy.store.local_copy import CopyDirectory
+    from proxy.store.postgres.local_copy import CopyDirectory
 
     copies = CopyDirectory(args.copies, args.predecessor) if args.copies else None
     sockets = ListeningSockets(args.listen_fds, args.place)

@@ -9,16 +9,16 @@ from proxy.services.accounts.keyring import Keyring, utc_day
 from proxy.services.accounts.quotas import Quotas
 from proxy.services.usage import UsageService
 from proxy.settings import Settings, Tables
-from proxy.store.edge_table import EdgeTable
-from proxy.store.keys import KeyStore
-from proxy.store.local_copy import CopyDirectory
-from proxy.store.notices import Notices
-from proxy.store.pool import Pool
-from proxy.store.quotas import QuotaStore
-from proxy.store.replica import ReplicaReads
-from proxy.store.usage import UsageStore
-from proxy.store.usage_spool import UsageSpool
-from proxy.store.windows import Windows
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.local_copy import CopyDirectory
+from proxy.store.postgres.notices import Notices
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.quotas import QuotaStore
+from proxy.store.postgres.replica import ReplicaReads
+from proxy.store.postgres.usage import UsageStore
+from proxy.store.postgres.usage_spool import UsageSpool
+from proxy.store.shared_memory.edge_table import EdgeTable
+from proxy.store.shared_memory.windows import Windows
 from proxy.tasks import Tasks
 
 

@@ -33,18 +33,18 @@ from proxy.services.request_log import RequestLog
 from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.networks import Networks
 from proxy.settings import SCHEMAS, Certificates, Settings, Tables
-from proxy.store import host_memory
-from proxy.store.contradictions import ContradictionStore
-from proxy.store.fleet import FleetStore
-from proxy.store.host_memory import HostMemory
-from proxy.store.index_databases import IndexDatabases
-from proxy.store.leased_windows import LeasedWindows
-from proxy.store.local_copy import CopyDirectory
-from proxy.store.notices import Notices
-from proxy.store.pool import Pool
-from proxy.store.replica import replica_reads
-from proxy.store.request_store import RequestStore
-from proxy.store.windows import Windows
+from proxy.store.postgres.contradictions import ContradictionStore
+from proxy.store.postgres.fleet import FleetStore
+from proxy.store.postgres.index_databases import IndexDatabases
+from proxy.store.postgres.local_copy import CopyDirectory
+from proxy.store.postgres.notices import Notices
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.replica import replica_reads
+from proxy.store.postgres.request_store import RequestStore
+from proxy.store.shared_memory import host_memory
+from proxy.store.shared_memory.host_memory import HostMemory
+from proxy.store.shared_memory.leased_windows import LeasedWindows
+from proxy.store.shared_memory.windows import Windows
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines, Tallies
 from proxy.tracing import tracer_of

@@ -36,13 +36,13 @@ from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Tracker, start_tracking
 from proxy.services.wallets import DeploymentSink
 from proxy.settings import Settings, Tables
-from proxy.store.blocks import BlockStore
-from proxy.store.fleet import FleetStore
-from proxy.store.host_memory import HostMemory
-from proxy.store.index_databases import INDEX, IndexDatabases
-from proxy.store.notices import Notices
-from proxy.store.pool import Pool
-from proxy.store.windows import SHARED_HEAD_NUMBERS
+from proxy.store.postgres.blocks import BlockStore
+from proxy.store.postgres.fleet import FleetStore
+from proxy.store.postgres.index_databases import INDEX, IndexDatabases
+from proxy.store.postgres.notices import Notices
+from proxy.store.postgres.pool import Pool
+from proxy.store.shared_memory.host_memory import HostMemory
+from proxy.store.shared_memory.windows import SHARED_HEAD_NUMBERS
 from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
 from proxy.turn_queue import TurnQueue

@@ -20,16 +20,16 @@ from proxy.services.method_matrix import MethodMatrix
 from proxy.services.rpc.networks import Networks
 from proxy.services.upstream_history import UpstreamHistory
 from proxy.settings import Settings, Tables
-from proxy.store.actions import ActionStore
-from proxy.store.announcements import AnnouncementStore
-from proxy.store.edge_table import EdgeTable
-from proxy.store.fleet import FleetStore
-from proxy.store.local_copy import CopyDirectory
-from proxy.store.notices import Notices
-from proxy.store.pool import Pool
-from proxy.store.request_store import RequestStore
-from proxy.store.upstream_samples import UpstreamSamples
-from proxy.store.webhooks import WebhookStore
+from proxy.store.postgres.actions import ActionStore
+from proxy.store.postgres.announcements import AnnouncementStore
+from proxy.store.postgres.fleet import FleetStore
+from proxy.store.postgres.local_copy import CopyDirectory
+from proxy.store.postgres.notices import Notices
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.request_store import RequestStore
+from proxy.store.postgres.upstream_samples import UpstreamSamples
+from proxy.store.postgres.webhooks import WebhookStore
+from proxy.store.shared_memory.edge_table import EdgeTable
 from proxy.tasks import Tasks
 from proxy.web.api_spec import ApiSpec
 from proxy.web.dashboard.account import AccountHandlers

@@ -18,10 +18,10 @@ from proxy.services.tokens.svm_tokens import SvmTokens
 from proxy.services.tokens.token_contracts import TokenContracts
 from proxy.services.tokens.token_prices import TokenPrices
 from proxy.settings import EgressSettings, PriceSources, Settings, Tables
-from proxy.store.cache import DataCache
-from proxy.store.holdings import HoldingStore
-from proxy.store.pool import Pool
-from proxy.store.replica import ReplicaReads
+from proxy.store.postgres.holdings import HoldingStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.replica import ReplicaReads
+from proxy.store.valkey.cache import DataCache
 from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.nfts import NftHandlers
 from proxy.web.rest.path_address import PathAddresses

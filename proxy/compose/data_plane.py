@@ -20,8 +20,8 @@ from proxy.services.rpc.rpc_service import RpcService
 from proxy.services.rpc.tracker import Tracker, start_tracking
 from proxy.services.rpc.verifier import OnContradiction, Verifier
 from proxy.settings import Settings
-from proxy.store.poll_table import PollTable
-from proxy.store.shared_replies import SharedReplies
+from proxy.store.shared_memory.poll_table import PollTable
+from proxy.store.valkey.shared_replies import SharedReplies
 from proxy.tasks import Tasks
 from proxy.turn_queue import TurnQueue
 

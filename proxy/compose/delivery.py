@@ -16,14 +16,14 @@ from proxy.services.delivery.alert_watch import AlertWatch
 from proxy.services.delivery.deliverer import Deliverer
 from proxy.services.delivery.mails import Mails
 from proxy.settings import Settings, Tables
-from proxy.store.alerts import AlertStore
-from proxy.store.deliveries import DeliveryStore
-from proxy.store.live_members import LiveMembers
-from proxy.store.mails import MailStore
-from proxy.store.notices import Notices
-from proxy.store.pool import COMMAND_S, Pool
-from proxy.store.secrets import vault_of
-from proxy.store.webhooks import WebhookStore
+from proxy.store.postgres.alerts import AlertStore
+from proxy.store.postgres.deliveries import DeliveryStore
+from proxy.store.postgres.mails import MailStore
+from proxy.store.postgres.notices import Notices
+from proxy.store.postgres.pool import COMMAND_S, Pool
+from proxy.store.postgres.secrets import vault_of
+from proxy.store.postgres.webhooks import WebhookStore
+from proxy.store.valkey.live_members import LiveMembers
 from proxy.tasks import Tasks
 from proxy.tracing import tracer_of
 from proxy.wire.mailer import Mailer

@@ -13,18 +13,18 @@ from proxy.data_files import SCHEMAS
 from proxy.services.rpc.head_exchange import HeadExchange
 from proxy.services.rpc.networks import Networks
 from proxy.settings import Settings
-from proxy.store.fleet import FleetStore
-from proxy.store.fleet_counts import FleetCounts
-from proxy.store.fleet_failures import FleetFailures
-from proxy.store.host_memory import HOST, HostMemory
-from proxy.store.lease_keeper import LeaseKeeper
-from proxy.store.leased_windows import LeasedWindows
-from proxy.store.live_hosts import LiveHosts
-from proxy.store.pool import Pool
-from proxy.store.upstream_leases import UpstreamLeases
-from proxy.store.valkey_address import TAG, address_of
-from proxy.store.valkey_link import ValkeyLink
-from proxy.store.windows import UnsharedWindows, Windows
+from proxy.store.postgres.fleet import FleetStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.shared_memory.host_memory import HOST, HostMemory
+from proxy.store.shared_memory.leased_windows import LeasedWindows
+from proxy.store.shared_memory.windows import UnsharedWindows, Windows
+from proxy.store.valkey.fleet_counts import FleetCounts
+from proxy.store.valkey.fleet_failures import FleetFailures
+from proxy.store.valkey.lease_keeper import LeaseKeeper
+from proxy.store.valkey.live_hosts import LiveHosts
+from proxy.store.valkey.upstream_leases import UpstreamLeases
+from proxy.store.valkey.valkey_address import TAG, address_of
+from proxy.store.valkey.valkey_link import ValkeyLink
 from proxy.tasks import Tasks
 
 # A worker starts without Valkey if it does not answer within this time.

@@ -19,11 +19,11 @@ from proxy.services.sponsor.refusals import RefusalLog
 from proxy.services.sponsor.settlement import TOPICS, SettlementLoop, SettlementSink
 from proxy.services.sponsor.sponsorship import SponsorService
 from proxy.settings import Settings, Tables, environment, signer_key
-from proxy.store.ledger import LedgerStore
-from proxy.store.policies import PolicyStore
-from proxy.store.pool import Pool
-from proxy.store.refusals import RefusalStore
-from proxy.store.wallets import WalletStore
+from proxy.store.postgres.ledger import LedgerStore
+from proxy.store.postgres.policies import PolicyStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.refusals import RefusalStore
+from proxy.store.postgres.wallets import WalletStore
 from proxy.turn_queue import TurnQueue
 from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.gas import GasHandlers

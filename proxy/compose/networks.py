@@ -22,10 +22,10 @@ from proxy.services.rpc.network_state import FleetHeads, NetworkState, SharedHea
 from proxy.services.rpc.networks import CallGuard, Networks, Route
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
-from proxy.store.edge_table import SharedRate
-from proxy.store.host_memory import HostMemory
-from proxy.store.shared_replies import SharedReplies
-from proxy.store.upstream_leases import LEAST_PER_SECOND, UpstreamLeases
+from proxy.store.shared_memory.edge_table import SharedRate
+from proxy.store.shared_memory.host_memory import HostMemory
+from proxy.store.valkey.shared_replies import SharedReplies
+from proxy.store.valkey.upstream_leases import LEAST_PER_SECOND, UpstreamLeases
 from proxy.telemetry import Tally
 from proxy.turn_queue import TurnQueue
 from proxy.wire.address import UpstreamAddress, headers_of

@@ -8,12 +8,12 @@ from proxy.services.accounts.second_factor import SecondFactor
 from proxy.services.accounts.sign_in import SignIn
 from proxy.services.accounts.team import Team
 from proxy.settings import Settings
-from proxy.store.keys import KeyStore
-from proxy.store.members import MemberStore
-from proxy.store.pool import Pool
-from proxy.store.second_factors import SecondFactorStore
-from proxy.store.secrets import vault_of
-from proxy.store.sessions import SessionStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.members import MemberStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.second_factors import SecondFactorStore
+from proxy.store.postgres.secrets import vault_of
+from proxy.store.postgres.sessions import SessionStore
 from proxy.tasks import Tasks
 from proxy.wire.mailer import Mailer
 

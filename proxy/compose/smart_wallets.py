@@ -12,9 +12,9 @@ from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Networks
 from proxy.services.wallets import WalletService
 from proxy.settings import Settings, Tables
-from proxy.store.operations import OperationStore
-from proxy.store.pool import Pool
-from proxy.store.wallets import WalletStore
+from proxy.store.postgres.operations import OperationStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.wallets import WalletStore
 from proxy.tasks import Tasks
 from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.wallets import WalletHandlers

@@ -23,11 +23,11 @@ from proxy.services.rpc.traces import TraceReader
 from proxy.services.webhooks.backtest import Backtest
 from proxy.services.webhooks.webhooks import WebhookService
 from proxy.settings import Settings, Tables
-from proxy.store.alerts import AlertStore
-from proxy.store.deliveries import DeliveryStore
-from proxy.store.pool import Pool
-from proxy.store.secrets import vault_of
-from proxy.store.webhooks import WebhookStore
+from proxy.store.postgres.alerts import AlertStore
+from proxy.store.postgres.deliveries import DeliveryStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.secrets import vault_of
+from proxy.store.postgres.webhooks import WebhookStore
 from proxy.tasks import Tasks
 from proxy.turn_queue import TurnQueue
 from proxy.web.rest.alerts import AlertHandlers

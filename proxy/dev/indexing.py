@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import asyncpg
 
-from proxy.store.pool import AWAY, DatabaseConnection
+from proxy.store.postgres.pool import AWAY, DatabaseConnection
 
 # A few blocks take a moment. If it takes longer, indexing continues after the start.
 WITHIN_S = 15.0

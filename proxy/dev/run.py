@@ -32,10 +32,10 @@ from proxy.processes import file_limit
 from proxy.processes.background_compiler import compile_once
 from proxy.processes.supervisor import Supervisor
 from proxy.settings import Settings
-from proxy.store import migrate, peppers
-from proxy.store.keys import KeyStore
-from proxy.store.pool import Pool
-from proxy.store.sessions import SessionStore
+from proxy.store.postgres import migrate, peppers
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.sessions import SessionStore
 from proxy.tasks import Tasks, unless_stopped
 
 # Entries of the data directory that --fresh deletes. The directory itself stays.

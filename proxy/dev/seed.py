@@ -15,8 +15,8 @@ import orjson
 
 from proxy.core import access
 from proxy.services.accounts.sign_in import hash_password, new_admin_token, verify_password
-from proxy.store.keys import KeyStore
-from proxy.store.sessions import SessionStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.sessions import SessionStore
 
 PLANS = ("free", "growth", "enterprise")
 

@@ -32,8 +32,8 @@ from proxy.processes.run_directory import RunDirectory
 from proxy.processes.supervised_process import STOP_GRACE_S, SupervisedProcess, WorkerFailed
 from proxy.processes.supervisor_lines import LEAVING_LINE
 from proxy.settings import Certificates, Settings, file_versions, read_certificates
-from proxy.store import host_memory, windows
-from proxy.store.local_copy import CopyDirectory
+from proxy.store.postgres.local_copy import CopyDirectory
+from proxy.store.shared_memory import host_memory, windows
 from proxy.tasks import ROLES, Tasks
 from proxy.telemetry import Scrape
 

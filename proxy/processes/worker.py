@@ -25,8 +25,8 @@ from proxy.processes.slow_steps import SlowSteps
 from proxy.processes.supervised_process import BEAT, BEAT_S, READY, STOP_GRACE_S
 from proxy.processes.supervisor_lines import CERTIFICATES, LEAVING, UNATTENDED, SupervisorLines
 from proxy.settings import Certificates, Settings, Tables
-from proxy.store.host_memory import HostMemory
-from proxy.store.local_copy import CopyDirectory
+from proxy.store.postgres.local_copy import CopyDirectory
+from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.tasks import Tasks, unless_stopped
 
 STDIN, STDOUT = 0, 1

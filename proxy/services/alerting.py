@@ -13,9 +13,9 @@ from typing import Any
 
 from proxy.core import signatures
 from proxy.errors import Forbidden, InvalidRequest, RateLimited
-from proxy.store.alerts import EVENT_TYPE, NO_NETWORK, AlertSettings, AlertStore
-from proxy.store.secrets import Vault
-from proxy.store.webhooks import NewWebhook, WebhookStore
+from proxy.store.postgres.alerts import EVENT_TYPE, NO_NETWORK, AlertSettings, AlertStore
+from proxy.store.postgres.secrets import Vault
+from proxy.store.postgres.webhooks import NewWebhook, WebhookStore
 from proxy.wire.outbound_guard import UrlRefused
 from proxy.wire.webhook_guard import WebhookGuard
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from proxy.core.display_text import cleaned
 from proxy.errors import InvalidRequest
-from proxy.store.announcements import AnnouncementStore
+from proxy.store.postgres.announcements import AnnouncementStore
 
 LEVELS = ("info", "warning", "critical")
 MAX_TEXT = 500

@@ -17,8 +17,8 @@ from proxy import telemetry
 from proxy.core.contradictions import ContradictedReply
 from proxy.core.lru_cache import LruCache
 from proxy.errors import Unavailable
-from proxy.store.bad_rows import BadRows
-from proxy.store.contradictions import ContradictionStore
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.contradictions import ContradictionStore
 
 log = logging.getLogger("penstock.contradictions")
 

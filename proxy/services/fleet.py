@@ -22,10 +22,10 @@ from proxy.core.fleet import REASONS, networks_of, seen, state_of
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import NotFound, Unavailable
 from proxy.services.rpc.networks import Networks
-from proxy.store.fleet import CHANNEL, FleetStore
-from proxy.store.index_databases import INDEX
-from proxy.store.local_copy import LocalCopy
-from proxy.store.notices import Notices
+from proxy.store.postgres.fleet import CHANNEL, FleetStore
+from proxy.store.postgres.index_databases import INDEX
+from proxy.store.postgres.local_copy import LocalCopy
+from proxy.store.postgres.notices import Notices
 from proxy.tasks import repeat, until_set
 
 log = logging.getLogger("penstock.fleet")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from proxy.core.usage import BUCKETS, LATENCY_S, quantile_ms
-from proxy.store.request_store import RequestStore
+from proxy.store.postgres.request_store import RequestStore
 
 # Methods of each network that are listed, those with the most calls.
 MOST_METHODS = 25

@@ -11,7 +11,7 @@ from typing import Protocol
 from proxy.chains.evm import abi, address, ens
 from proxy.chains.registry import Network
 from proxy.request_threads import request_threads
-from proxy.store.cache import DataCache
+from proxy.store.valkey.cache import DataCache
 
 # An owner may point a name elsewhere at any time, so a result is cached only for a burst of requests.
 KEPT_S = 15.0

@@ -20,7 +20,7 @@ from proxy.chains.families import family_of
 from proxy.chains.registry import Network, PriceFeedContract, Registry
 from proxy.errors import InternalError
 from proxy.settings import FixedPrice, PriceFeed, PriceSources
-from proxy.store.cache import DataCache
+from proxy.store.valkey.cache import DataCache
 from proxy.wire.price_api import PriceApi, PriceApiUnavailable, Quote
 
 log = logging.getLogger("penstock.prices")

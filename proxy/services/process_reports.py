@@ -11,7 +11,7 @@ from typing import Any
 
 from proxy import __version__, telemetry
 from proxy.errors import Unavailable
-from proxy.store.fleet import FleetStore
+from proxy.store.postgres.fleet import FleetStore
 from proxy.tasks import repeat
 
 REPORT_S = 3.0

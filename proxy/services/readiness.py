@@ -11,9 +11,9 @@ from functools import partial
 from proxy import telemetry
 from proxy.errors import Unavailable
 from proxy.services.accounts.keyring import Keyring
-from proxy.store.blocks import BlockStore
-from proxy.store.index_databases import MAIN
-from proxy.store.pool import Pool
+from proxy.store.postgres.blocks import BlockStore
+from proxy.store.postgres.index_databases import MAIN
+from proxy.store.postgres.pool import Pool
 from proxy.tasks import Tasks
 
 log = logging.getLogger("penstock.database")

@@ -15,8 +15,8 @@ from proxy.core.paging import Page
 from proxy.core.request_records import EVENT_PREFIX, ErrorGroup, RequestFilter, RequestRecord
 from proxy.errors import NotFound, Unavailable
 from proxy.services.request_recorder import RequestRecorder
-from proxy.store.bad_rows import BadRows
-from proxy.store.request_store import ROWS, RequestStore
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.request_store import ROWS, RequestStore
 from proxy.tasks import repeat
 
 log = logging.getLogger("penstock.requests")

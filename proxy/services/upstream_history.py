@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from proxy.errors import InvalidRequest, Unavailable
-from proxy.store.upstream_samples import UpstreamSamples
+from proxy.store.postgres.upstream_samples import UpstreamSamples
 
 # Points of one chart.
 MOST_POINTS = 240

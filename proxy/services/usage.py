@@ -23,8 +23,8 @@ from proxy.connection_queue import ConnectionQueue, TooManyWaiting
 from proxy.core.access import Key
 from proxy.core.usage import STEPS, ChartLine, Tally, TouchedTallies, UsageStep, UsageSums, gather
 from proxy.errors import Fault, InvalidRequest, RateLimited, Unavailable
-from proxy.store.usage import NO_NETWORK, UsageQuery, UsageSeries, UsageStore, used_in
-from proxy.store.usage_spool import UsageSpool
+from proxy.store.postgres.usage import NO_NETWORK, UsageQuery, UsageSeries, UsageStore, used_in
+from proxy.store.postgres.usage_spool import UsageSpool
 from proxy.tasks import repeat
 
 __all__ = ("UsageQuery", "UsageService")

@@ -25,10 +25,10 @@ from proxy.core.paging import Page
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, NotFound
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
-from proxy.store import wallets as store_room
-from proxy.store.blocks import BlockMark, Followed
-from proxy.store.pool import DatabaseConnection
-from proxy.store.wallets import Deployment, Wallet, WalletStore
+from proxy.store.postgres import wallets as store_room
+from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.pool import DatabaseConnection
+from proxy.store.postgres.wallets import Deployment, Wallet, WalletStore
 
 __all__ = ("DeploymentSink", "Wallet", "WalletService", "WalletState")
 

@@ -21,9 +21,9 @@ from playwright.async_api import Browser, Page, async_playwright
 
 from proxy.core.usage import BUCKETS, UsageSums
 from proxy.services.accounts.keyring import utc_day
-from proxy.store.pool import Pool
-from proxy.store.quotas import QuotaStore
-from proxy.store.usage import UsageSeries, UsageStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.quotas import QuotaStore
+from proxy.store.postgres.usage import UsageSeries, UsageStore
 from tests import service as services
 from tests.browser import chromium
 from tests.browser.conftest import QUICK

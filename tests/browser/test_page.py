@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 from playwright.async_api import Browser, Page, Route, StorageState, expect
 
-from proxy.store.pool import Pool
-from proxy.store.refusals import RefusalStore, RefusedOperation
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.refusals import RefusalStore, RefusedOperation
 from tests.browser.visitor import WAIT_MS, Site, Visitor
 from tests.flows.upstream import echo, reply
 from tests.service import until

@@ -22,7 +22,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from proxy.store.keys import LimitChange
+from proxy.store.postgres.keys import LimitChange
 from tests.costs.cells import RESULT, TABLES, Request, Row, Subscriptions, is_short
 from tests.costs.service import FLUSH_S, CostService, FreeAccount
 from tests.dashboard.service import Client

@@ -17,9 +17,9 @@ from aiohttp import web
 
 from proxy.services.accounts.sign_in import hash_password
 from proxy.settings import load_tables
-from proxy.store.keys import KeyStore, LimitChange
-from proxy.store.pool import Pool
-from proxy.store.sessions import SessionStore
+from proxy.store.postgres.keys import KeyStore, LimitChange
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.sessions import SessionStore
 from tests.costs.cells import EVM, MOVING, SVM
 from tests.costs.deep_upstream import HEAD, DeepUpstream, PolledSvmUpstream
 from tests.dashboard.service import PASSWORD, Client, DashboardService

@@ -17,10 +17,10 @@ import orjson
 
 from proxy.services.accounts.sign_in import hash_password, new_admin_token
 from proxy.settings import SCHEMAS, load_tables
-from proxy.store.keys import KeyStore
-from proxy.store.pool import Pool
-from proxy.store.sessions import SessionStore
-from proxy.store.usage import UsageStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.sessions import SessionStore
+from proxy.store.postgres.usage import UsageStore
 from proxy.web import api_spec
 from tests.flows import production
 from tests.flows.production import PEPPER, Production

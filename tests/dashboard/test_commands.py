@@ -10,7 +10,7 @@ import orjson
 
 from proxy import __version__
 from proxy.commands.fleet import FLEET_COLUMNS
-from proxy.store.fleet import FleetStore
+from proxy.store.postgres.fleet import FleetStore
 from tests.dashboard.service import NETWORK, PASSWORD, Client, DashboardService, call
 from tests.service import command_here, until
 

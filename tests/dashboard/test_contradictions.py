@@ -10,8 +10,8 @@ import pytest
 
 from proxy.core.contradictions import MOST_REPLY, ContradictedReply, cut
 from proxy.services.contradictions import MOST_WAITING, ContradictionLog
-from proxy.store import contradictions
-from proxy.store.contradictions import KEEP_DAYS, ContradictionStore
+from proxy.store.postgres import contradictions
+from proxy.store.postgres.contradictions import KEEP_DAYS, ContradictionStore
 from tests.dashboard.service import DashboardService
 from tests.dashboard.test_commands import run
 from tests.shapes import conforms

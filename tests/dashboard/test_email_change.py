@@ -12,9 +12,9 @@ from proxy.errors import InvalidRequest, RateLimited, Unauthorized
 from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.email_change import EmailChange
 from proxy.services.accounts.sign_in import SignedIn, SignIn, SignInPlace, hash_password
-from proxy.store.keys import KeyStore
-from proxy.store.pool import Pool
-from proxy.store.sessions import SessionStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.sessions import SessionStore
 from proxy.tasks import Tasks
 from tests.dashboard.service import PASSWORD, DashboardService
 from tests.dashboard.test_sign_in_links import PEPPER, SETTINGS, sign_in_of

@@ -12,8 +12,8 @@ import pytest
 
 from proxy.core.usage import KeyTallies, Tally, TouchedTallies
 from proxy.services.usage import READ_AT_ONCE, UsageQuery, UsageService
-from proxy.store.pool import Pool
-from proxy.store.usage import UsageStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.usage import UsageStore
 from proxy.tasks import Tasks
 from tests.database import connected
 from tests.service import until

@@ -16,10 +16,10 @@ from proxy.errors import Forbidden
 from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.sign_in import MOST_MAILS, SignInPlace, hash_password
 from proxy.services.accounts.team import MOST_BY_ACCOUNT, MOST_TO_ADDRESS, Team
-from proxy.store.keys import KeyStore
-from proxy.store.members import MemberStore
-from proxy.store.pool import Pool
-from proxy.store.sessions import SessionStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.members import MemberStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.sessions import SessionStore
 from proxy.tasks import Tasks
 from tests.dashboard.service import API_SPEC, PASSWORD, Client, DashboardService, Reply
 from tests.dashboard.test_commands import run_json

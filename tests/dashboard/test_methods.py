@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.core.request_records import RecordedAttempt, RequestRecord
 from proxy.services.method_matrix import MOST_METHODS, matrix_of
-from proxy.store.request_store import RequestStore
+from proxy.store.postgres.request_store import RequestStore
 from tests.dashboard.service import DashboardService
 
 ANSWERED = "answered"

@@ -11,8 +11,8 @@ import pytest
 from proxy.core.access import place_of
 from proxy.errors import RateLimited
 from proxy.services.accounts.session_rates import HOLDS_S, SHARED, SessionRates
-from proxy.store import host_memory
-from proxy.store.host_memory import HostMemory
+from proxy.store.shared_memory import host_memory
+from proxy.store.shared_memory.host_memory import HostMemory
 from tests.dashboard.service import Client, DashboardService
 
 AT_ONCE = 64

@@ -8,10 +8,10 @@ from typing import Any
 
 from proxy.core.alerts import Alert
 from proxy.core.request_records import RequestRecord
-from proxy.store.actions import ActionStore, Actor
-from proxy.store.alerts import AlertStore
-from proxy.store.keys import KeyStore
-from proxy.store.request_store import RequestStore
+from proxy.store.postgres.actions import ActionStore, Actor
+from proxy.store.postgres.alerts import AlertStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.request_store import RequestStore
 from tests.dashboard.service import PASSWORD, Client, DashboardService, call
 from tests.dashboard.test_account_isolation import POLICY, WEBHOOK
 from tests.dashboard.test_second_factor import protected

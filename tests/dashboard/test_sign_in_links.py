@@ -11,11 +11,11 @@ from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.second_factor import SecondFactor
 from proxy.services.accounts.sign_in import SignIn, SignInPlace
 from proxy.settings import DashboardSettings
-from proxy.store.keys import KeyStore
-from proxy.store.pool import Pool
-from proxy.store.second_factors import SecondFactorStore
-from proxy.store.secrets import Vault
-from proxy.store.sessions import SessionStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.second_factors import SecondFactorStore
+from proxy.store.postgres.secrets import Vault
+from proxy.store.postgres.sessions import SessionStore
 from proxy.tasks import Tasks
 from tests.delivery.test_mails import MailServer, mail_server
 from tests.service import until

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from proxy.store.usage import UsageStore
+from proxy.store.postgres.usage import UsageStore
 from tests.dashboard.service import NETWORK, Client, DashboardService, call, kill, start_service
 from tests.database import connected, pooled
 from tests.http_client import HttpClient, post, rpc

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.store.pool import Pool
+from proxy.store.postgres.pool import Pool
 from tests.delivery.harness import DeliveryHarness, inbox
 
 

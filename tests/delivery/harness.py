@@ -17,11 +17,11 @@ from proxy.core.attempts import Format
 from proxy.core.egress import EgressPolicy
 from proxy.core.lanes import Lanes
 from proxy.services.delivery.deliverer import Deliverer
-from proxy.store.deliveries import DeliveryStore
-from proxy.store.notices import Notices
-from proxy.store.pool import Pool
-from proxy.store.secrets import Vault
-from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
+from proxy.store.postgres.deliveries import DeliveryStore
+from proxy.store.postgres.notices import Notices
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.secrets import Vault
+from proxy.store.postgres.webhooks import NewWebhook, Webhook, WebhookStore
 from proxy.tasks import Tasks
 from proxy.wire.outbound_guard import OutboundGuard
 from proxy.wire.receiver import Receiver

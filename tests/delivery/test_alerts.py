@@ -16,9 +16,9 @@ from proxy.services.alerting import AlertSettingsService
 from proxy.services.delivery.alert_watch import AlertWatch
 from proxy.services.delivery.mails import KINDS, Mails
 from proxy.settings import EgressSettings
-from proxy.store.alerts import AlertStore
-from proxy.store.deliveries import DeliveryStore
-from proxy.store.mails import MailStore
+from proxy.store.postgres.alerts import AlertStore
+from proxy.store.postgres.deliveries import DeliveryStore
+from proxy.store.postgres.mails import MailStore
 from proxy.wire.webhook_guard import WebhookGuard
 from tests.delivery.harness import LOOPBACK, VAULT, DeliveryHarness
 from tests.delivery.test_deliverer import NEVER

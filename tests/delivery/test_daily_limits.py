@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.store import deliveries, sql
+from proxy.store.postgres import deliveries, sql
 from tests.delivery.harness import DeliveryHarness
 from tests.delivery.test_deliverer import SHORT
 from tests.service import until

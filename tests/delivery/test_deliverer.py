@@ -15,7 +15,7 @@ from proxy.core import signatures
 from proxy.core.attempts import Format
 from proxy.core.lanes import receiver_of
 from proxy.core.signatures import matches
-from proxy.store.secrets import Vault
+from proxy.store.postgres.secrets import Vault
 from proxy.tasks import Tasks
 from tests.delivery.harness import KEY, SECRET, VAULT, DeliveryHarness
 from tests.service import until

@@ -14,7 +14,7 @@ from aiosmtpd.smtp import SMTP, Envelope, Session
 
 from proxy.services.delivery.mails import KINDS, Mails
 from proxy.settings import MailSettings
-from proxy.store.mails import MailStore
+from proxy.store.postgres.mails import MailStore
 from proxy.tasks import Tasks
 from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
 from tests.delivery.harness import DeliveryHarness

@@ -15,7 +15,7 @@ import orjson
 import pytest
 
 from proxy.dev.child import Child, Program, inherited_environment
-from proxy.store.keys import KeyStore
+from proxy.store.postgres.keys import KeyStore
 from tests import programs
 from tests.database import pooled
 from tests.flows import production

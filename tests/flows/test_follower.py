@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 
 from proxy.dev.postgres import Postgres
-from proxy.store import migrate
+from proxy.store.postgres import migrate
 from tests.chain_upstream import ChainUpstream, LittleChain
 from tests.database import another, connected
 from tests.flows import production

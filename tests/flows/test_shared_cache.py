@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.store.shared_replies import LOOK_S, QUEUE, SharedReplies
+from proxy.store.valkey.shared_replies import LOOK_S, QUEUE, SharedReplies
 from tests.redis_server import RedisServer, redis_server, require_redis
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Chain

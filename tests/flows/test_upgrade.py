@@ -14,7 +14,7 @@ import aiohttp
 import orjson
 import pytest
 
-from proxy.store import migrate
+from proxy.store.postgres import migrate
 from tests.flows import production
 from tests.flows.production import Production, settings_text
 from tests.flows.upstream import Upstream

@@ -14,8 +14,8 @@ from proxy.services.follower.network_follower import NetworkFollower
 from proxy.services.follower.sinks import StaleRead
 from proxy.services.webhooks.webhooks import read_config
 from proxy.settings import SCHEMAS
-from proxy.store.blocks import LeaderSession
-from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
+from proxy.store.postgres.blocks import LeaderSession
+from proxy.store.postgres.webhooks import NewWebhook, Webhook, WebhookStore
 from proxy.web import api_spec
 from tests.chain_upstream import Event, address
 from tests.database import connected

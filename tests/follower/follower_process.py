@@ -13,8 +13,8 @@ from typing import Any
 from proxy.chains.evm.facts import BlockFacts
 from proxy.compose.background import Background
 from proxy.settings import load, load_tables
-from proxy.store.blocks import BlockMark, BlockStore, Followed
-from proxy.store.pool import DatabaseConnection
+from proxy.store.postgres.blocks import BlockMark, BlockStore, Followed
+from proxy.store.postgres.pool import DatabaseConnection
 
 
 class KillSink:

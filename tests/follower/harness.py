@@ -12,8 +12,8 @@ from proxy.services.follower.network_follower import NetworkFollower
 from proxy.services.follower.sinks import FollowerSink
 from proxy.services.rpc.networks import Route
 from proxy.settings import load
-from proxy.store.blocks import BlockStore, LeaderSession
-from proxy.store.holdings import HoldingStore
+from proxy.store.postgres.blocks import BlockStore, LeaderSession
+from proxy.store.postgres.holdings import HoldingStore
 from tests.chain_upstream import (
     ZERO,
     ChainUpstream,

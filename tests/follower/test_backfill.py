@@ -19,8 +19,8 @@ from proxy.services.follower.backfill import Backfill, BackfillProgress
 from proxy.services.follower.block_reader import ReadFailed
 from proxy.services.follower.network_follower import forget
 from proxy.services.follower.sinks import HoldingsSink
-from proxy.store.blocks import BlockStore, Followed
-from proxy.store.pool import DatabaseConnection
+from proxy.store.postgres.blocks import BlockStore, Followed
+from proxy.store.postgres.pool import DatabaseConnection
 from proxy.tasks import Tasks
 from tests.chain_upstream import LittleChain, address
 from tests.database import connected

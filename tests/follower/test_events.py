@@ -16,8 +16,8 @@ from proxy.core.paging import Page
 from proxy.services.events import enrichment
 from proxy.services.events.mined_lookups import CALLS_PER_LOOKUP
 from proxy.services.follower.sinks import StaleRead
-from proxy.store.deliveries import DeliveryStore
-from proxy.store.webhooks import AddressChange
+from proxy.store.postgres.deliveries import DeliveryStore
+from proxy.store.postgres.webhooks import AddressChange
 from proxy.web.rest.deliveries import _shown
 from tests.chain_upstream import TRANSFER, Event, erc20, erc721, erc1155_batch, word
 from tests.database import connected

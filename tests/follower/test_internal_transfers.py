@@ -8,7 +8,7 @@ import pytest
 
 from proxy.services.events import internal_transfers
 from proxy.services.rpc import traces
-from proxy.store import events as store
+from proxy.store.postgres import events as store
 from tests.follower.event_harness import A, B, EventHarness, with_transaction
 from tests.follower.harness import NETWORK
 from tests.rpc_upstreams import Refused

@@ -11,7 +11,7 @@ from proxy.errors import Fault
 from proxy.services.rpc.calls import RpcError
 from proxy.services.webhooks import webhooks as service_room
 from proxy.services.webhooks.webhooks import Webhook, WebhookService
-from proxy.store import events as store
+from proxy.store.postgres import events as store
 from tests.follower.event_harness import A, B, EventHarness, transaction
 from tests.rpc_upstreams import Refused
 

@@ -16,9 +16,9 @@ from proxy.services.follower import network_follower
 from proxy.services.follower.block_reader import ReadFailed
 from proxy.services.follower.network_follower import NoCommonBlock, forget
 from proxy.services.readiness import Readiness
-from proxy.store.blocks import BlockMark, Followed, LeadershipLost
-from proxy.store.index_databases import MAIN
-from proxy.store.pool import DatabaseConnection
+from proxy.store.postgres.blocks import BlockMark, Followed, LeadershipLost
+from proxy.store.postgres.index_databases import MAIN
+from proxy.store.postgres.pool import DatabaseConnection
 from proxy.tasks import Tasks
 from tests.chain_upstream import (
     BATCH,

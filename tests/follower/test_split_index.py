@@ -17,8 +17,8 @@ from proxy.commands import context
 from proxy.compose.background import Background
 from proxy.errors import StartError
 from proxy.settings import load
-from proxy.store.fleet import FleetStore
-from proxy.store.webhooks import NewWebhook, WebhookStore
+from proxy.store.postgres.fleet import FleetStore
+from proxy.store.postgres.webhooks import NewWebhook, WebhookStore
 from proxy.tasks import Tasks
 from tests import database as database_room
 from tests.chain_upstream import ZERO, address, erc20

@@ -16,8 +16,8 @@ from proxy.chains.evm.bundler_methods import BUNDLER
 from proxy.compose.app import App
 from proxy.core.access import SCOPES
 from proxy.settings import SCHEMAS
-from proxy.store import windows
-from proxy.store.windows import Windows
+from proxy.store.shared_memory import windows
+from proxy.store.shared_memory.windows import Windows
 from proxy.web import api_spec
 from tests.shipped_tables import TABLES
 

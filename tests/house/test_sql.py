@@ -11,7 +11,7 @@ import asyncpg
 import pytest
 
 from proxy.settings import SCHEMAS
-from proxy.store import migrate, sql
+from proxy.store.postgres import migrate, sql
 from tests.database import MIGRATED, Server, connected
 
 REVIEWED = SCHEMAS / "sql" / "schema.sql"

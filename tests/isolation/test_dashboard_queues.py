@@ -18,11 +18,11 @@ from proxy.services.accounts.second_factor import SecondFactor
 from proxy.services.accounts.sign_in import MOST_WAITING, SignIn
 from proxy.services.usage import READ_PER_ACCOUNT, UsageService
 from proxy.settings import load
-from proxy.store.pool import Pool
-from proxy.store.second_factors import SecondFactorStore
-from proxy.store.secrets import Vault
-from proxy.store.sessions import SessionStore
-from proxy.store.usage import UsageStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.second_factors import SecondFactorStore
+from proxy.store.postgres.secrets import Vault
+from proxy.store.postgres.sessions import SessionStore
+from proxy.store.postgres.usage import UsageStore
 from proxy.tasks import Tasks
 from proxy.wire.mailer import Mailer
 from tests.web.worker import PEPPER

@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from proxy.store.pool import COMMAND_S
+from proxy.store.postgres.pool import COMMAND_S
 from tests.database import Server, connected
 from tests.http_client import REPLY_S, HttpClient, Reply, request
 from tests.service import until

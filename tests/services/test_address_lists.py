@@ -9,8 +9,8 @@ import pytest
 from proxy.chains.evm.address import checksum
 from proxy.errors import InvalidRequest
 from proxy.services.webhooks.webhooks import WebhookChange, WebhookService, read_config
-from proxy.store.pool import Pool
-from proxy.store.webhooks import NewWebhook, Webhook, WebhookStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.webhooks import NewWebhook, Webhook, WebhookStore
 from proxy.turn_queue import TurnQueue, turns_of_task
 from tests.isolation.loop_steps import LONGEST_STEP_S, LoopSteps
 

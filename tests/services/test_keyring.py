@@ -12,12 +12,13 @@ import pytest
 
 from proxy.core.access import Key, digest
 from proxy.services.accounts.keyring import Keyring
-from proxy.store import peppers, windows
-from proxy.store.keys import KeyStore
-from proxy.store.notices import Notices
-from proxy.store.pool import DatabaseConnection, Pool
-from proxy.store.secrets import Vault
-from proxy.store.windows import UnsharedWindows
+from proxy.store.postgres import peppers
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.notices import Notices
+from proxy.store.postgres.pool import DatabaseConnection, Pool
+from proxy.store.postgres.secrets import Vault
+from proxy.store.shared_memory import windows
+from proxy.store.shared_memory.windows import UnsharedWindows
 from proxy.tasks import Tasks
 from tests.service import until
 from tests.shipped_tables import TABLES

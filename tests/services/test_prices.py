@@ -17,7 +17,7 @@ from proxy.chains.registry import Network
 from proxy.errors import Unavailable
 from proxy.services.prices import Price, PriceService, sources_of
 from proxy.settings import FixedPrice, PriceFeed, PriceSources
-from proxy.store.cache import DataCache
+from proxy.store.valkey.cache import DataCache
 from proxy.wire.price_api import AWAY_S, PriceApi
 from tests.chains.test_price_feeds import words
 from tests.shipped_tables import TABLES

@@ -26,11 +26,11 @@ from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters, Signer
 from proxy.services.sponsor.policies import MOST_ENTRIES, PolicyService
 from proxy.services.sponsor.sponsorship import SponsorService
-from proxy.store.keys import KeyStore
-from proxy.store.ledger import LedgerStore
-from proxy.store.policies import Policy, PolicyStore
-from proxy.store.pool import Pool
-from proxy.store.wallets import Wallet, WalletStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.ledger import LedgerStore
+from proxy.store.postgres.policies import Policy, PolicyStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.wallets import Wallet, WalletStore
 from proxy.turn_queue import TurnQueue
 from tests.isolation.loop_steps import LONGEST_STEP_S, LoopSteps
 from tests.rpc_harness import RpcHarness, rpc_harness

@@ -12,8 +12,8 @@ from proxy.compose.app import App
 from proxy.compose.fleet import windows_of
 from proxy.core.access import Key, Limits
 from proxy.settings import load
-from proxy.store import host_memory, windows
-from proxy.store.host_memory import HostMemory
+from proxy.store.shared_memory import host_memory, windows
+from proxy.store.shared_memory.host_memory import HostMemory
 from tests.shipped_tables import TABLES
 from tests.simulation import sim_clients
 from tests.simulation.block_tree import BlockTree

@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 
 from proxy.core.limits import BucketRates
-from proxy.store import windows
-from proxy.store.windows import STRIPES, Windows
+from proxy.store.shared_memory import windows
+from proxy.store.shared_memory.windows import STRIPES, Windows
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 30.0

@@ -12,11 +12,11 @@ import asyncpg
 import pytest
 
 from proxy.errors import StartError
-from proxy.store import migrate, peppers, postgres_tools
-from proxy.store.keys import KeyStore
-from proxy.store.pool import Pool
-from proxy.store.secrets import Vault
-from proxy.store.webhooks import NewWebhook, WebhookStore
+from proxy.store.postgres import migrate, peppers, postgres_tools
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.secrets import Vault
+from proxy.store.postgres.webhooks import NewWebhook, WebhookStore
 from tests.database import connected
 from tests.flows.production import PEPPER, settings_text
 from tests.house.test_sql import catalog

@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from proxy.errors import BadValue, InvalidRequest, Unavailable
-from proxy.store.bad_rows import BadRows, storable
-from proxy.store.pool import Pool
+from proxy.store.postgres.bad_rows import BadRows, storable
+from proxy.store.postgres.pool import Pool
 
 
 class Table:

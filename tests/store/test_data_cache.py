@@ -13,7 +13,7 @@ import pytest
 
 from proxy.core.caching import place_of_owner
 from proxy.errors import Unavailable
-from proxy.store.cache import ENTRY, LARGEST, BoundedMemory, DataCache
+from proxy.store.valkey.cache import ENTRY, LARGEST, BoundedMemory, DataCache
 from proxy.tasks import client_of_task
 from tests.redis_server import redis_server, require_redis
 from tests.service import until

@@ -13,11 +13,11 @@ import pytest
 
 from proxy.core.attempts import AttemptVerdict
 from proxy.core.paging import Page
-from proxy.store import events, sql
-from proxy.store.deliveries import AttemptResult, ClaimedDelivery, DeliveryStore
-from proxy.store.events import NewEvent
-from proxy.store.pool import Pool
-from proxy.store.webhooks import NewWebhook, WebhookStore
+from proxy.store.postgres import events, sql
+from proxy.store.postgres.deliveries import AttemptResult, ClaimedDelivery, DeliveryStore
+from proxy.store.postgres.events import NewEvent
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.webhooks import NewWebhook, WebhookStore
 
 NETWORK = "ethereum/mainnet"
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from proxy.compose.fleet import link_to
-from proxy.store import host_memory, valkey_link
-from proxy.store.fleet_counts import FleetCounts
-from proxy.store.host_memory import HostMemory
-from proxy.store.valkey_link import ValkeyLink
+from proxy.store.shared_memory import host_memory
+from proxy.store.shared_memory.host_memory import HostMemory
+from proxy.store.valkey import valkey_link
+from proxy.store.valkey.fleet_counts import FleetCounts
+from proxy.store.valkey.valkey_link import ValkeyLink
 from proxy.tasks import Tasks
 from tests.redis_server import redis_server, require_redis
 from tests.service import until

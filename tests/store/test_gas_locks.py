@@ -10,12 +10,12 @@ import pytest
 
 from proxy.core.paging import Page
 from proxy.services.sponsor.policies import read_rules
-from proxy.store import ledger as ledger_room
-from proxy.store import sql
-from proxy.store.keys import KeyStore
-from proxy.store.ledger import LedgerStore
-from proxy.store.policies import Policy, PolicyStore
-from proxy.store.pool import DatabaseConnection, Pool
+from proxy.store.postgres import ledger as ledger_room
+from proxy.store.postgres import sql
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.ledger import LedgerStore
+from proxy.store.postgres.policies import Policy, PolicyStore
+from proxy.store.postgres.pool import DatabaseConnection, Pool
 from tests.store.test_ledger import COIN, DOLLAR, NETWORK, event, make, want
 
 RULES = {"max_total_usd": "1000", "rate_limit": {"requests": 100, "per_seconds": 60}}

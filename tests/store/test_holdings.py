@@ -8,10 +8,10 @@ import pytest
 
 from proxy.core.holdings import HoldingChanges, Transfer
 from proxy.errors import Unavailable
-from proxy.store import blocks, holdings, sql
-from proxy.store.blocks import BlockMark, BlockStore
-from proxy.store.holdings import Collection, HoldingStore, NftHolding, TokenHolding
-from proxy.store.pool import DatabaseConnection, Pool
+from proxy.store.postgres import blocks, holdings, sql
+from proxy.store.postgres.blocks import BlockMark, BlockStore
+from proxy.store.postgres.holdings import Collection, HoldingStore, NftHolding, TokenHolding
+from proxy.store.postgres.pool import DatabaseConnection, Pool
 from tests.database import connected
 
 NETWORK, OTHER = "dev/mainnet", "dev/testnet"

@@ -12,8 +12,8 @@ import pytest
 from proxy.core import access
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
-from proxy.store.keys import KeyStore, LimitChange
-from proxy.store.pool import Pool
+from proxy.store.postgres.keys import KeyStore, LimitChange
+from proxy.store.postgres.pool import Pool
 from tests.service import until
 
 PEPPER = "p" * 32

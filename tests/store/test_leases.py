@@ -12,11 +12,12 @@ import pytest
 
 from proxy.compose.fleet import account_leases, link_to
 from proxy.core.limits import BucketRates
-from proxy.store import host_memory, valkey_link, windows
-from proxy.store.host_memory import HostMemory
-from proxy.store.lease_keeper import LEASE
-from proxy.store.leased_windows import ASK, LeasedWindows
-from proxy.store.live_hosts import LiveHosts
+from proxy.store.shared_memory import host_memory, windows
+from proxy.store.shared_memory.host_memory import HostMemory
+from proxy.store.shared_memory.leased_windows import ASK, LeasedWindows
+from proxy.store.valkey import valkey_link
+from proxy.store.valkey.lease_keeper import LEASE
+from proxy.store.valkey.live_hosts import LiveHosts
 from proxy.tasks import Tasks
 from tests.redis_server import redis_server, require_redis
 from tests.service import until

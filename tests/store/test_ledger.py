@@ -14,11 +14,11 @@ import pytest
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, NotFound
 from proxy.services.sponsor.policies import read_rules
-from proxy.store import ledger as ledger_room
-from proxy.store.keys import KeyStore
-from proxy.store.ledger import LandedOperation, LedgerStore, ReserveOutcome, ReserveRequest
-from proxy.store.policies import Policy, PolicyStore
-from proxy.store.pool import Pool
+from proxy.store.postgres import ledger as ledger_room
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.ledger import LandedOperation, LedgerStore, ReserveOutcome, ReserveRequest
+from proxy.store.postgres.policies import Policy, PolicyStore
+from proxy.store.postgres.pool import Pool
 from tests.database import pooled
 
 NETWORK = "dev/mainnet"

@@ -24,12 +24,12 @@ from proxy.chains.evm.facts import BlockFacts, ChainLog, Header
 from proxy.chains.registry import Network
 from proxy.services.sponsor.policies import read_rules
 from proxy.services.sponsor.settlement import SettlementLoop, SettlementSink
-from proxy.store import sql
-from proxy.store.blocks import BlockMark, Followed
-from proxy.store.keys import KeyStore
-from proxy.store.ledger import LedgerStore, ReserveRequest
-from proxy.store.policies import Policy, PolicyStore
-from proxy.store.pool import DatabaseConnection, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.ledger import LedgerStore, ReserveRequest
+from proxy.store.postgres.policies import Policy, PolicyStore
+from proxy.store.postgres.pool import DatabaseConnection, Pool
 from tests.database import MIGRATED, Server
 from tests.shipped_tables import TABLES
 

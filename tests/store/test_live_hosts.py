@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from proxy.compose.fleet import link_to
-from proxy.store import host_memory
-from proxy.store.fleet import FleetStore
-from proxy.store.host_memory import HostMemory
-from proxy.store.leased_windows import LeasedWindows
-from proxy.store.live_hosts import LiveHosts
-from proxy.store.pool import Pool
-from proxy.store.windows import create
+from proxy.store.postgres.fleet import FleetStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.shared_memory import host_memory
+from proxy.store.shared_memory.host_memory import HostMemory
+from proxy.store.shared_memory.leased_windows import LeasedWindows
+from proxy.store.shared_memory.windows import create
+from proxy.store.valkey.live_hosts import LiveHosts
 from proxy.tasks import Tasks
 from tests.redis_server import redis_server, require_redis
 from tests.service import until

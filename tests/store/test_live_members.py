@@ -6,7 +6,7 @@ from pathlib import Path
 
 from proxy.compose.fleet import link_to
 from proxy.core.rendezvous import owner_of
-from proxy.store.live_members import LiveMembers
+from proxy.store.valkey.live_members import LiveMembers
 from proxy.tasks import Tasks
 from tests.redis_server import redis_server, require_redis
 from tests.service import until

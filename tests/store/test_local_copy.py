@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store import local_copy
-from proxy.store.local_copy import CopyDirectory, LocalCopy
+from proxy.store.postgres import local_copy
+from proxy.store.postgres.local_copy import CopyDirectory, LocalCopy
 
 
 def copy_at(path: Path) -> LocalCopy:

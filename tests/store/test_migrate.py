@@ -8,7 +8,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from proxy.store import migrate
+from proxy.store.postgres import migrate
 from tests.database import connected
 
 NAMES = [path.stem for path in migrate.files()]

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from proxy.store.notices import Notices
-from proxy.store.pool import Pool
+from proxy.store.postgres.notices import Notices
+from proxy.store.postgres.pool import Pool
 from proxy.tasks import Tasks
 from tests.database import Server, pooled
 from tests.service import until

@@ -7,15 +7,15 @@ import asyncio
 import pytest
 
 from proxy.errors import StartError, Unavailable
-from proxy.store import peppers, sql
-from proxy.store.fleet import FleetStore
-from proxy.store.keys import KeyStore
-from proxy.store.peppers import judge
-from proxy.store.pool import Pool
-from proxy.store.second_factors import SecondFactorStore
-from proxy.store.secrets import SealBroken, Vault, check_value
-from proxy.store.sessions import SessionStore
-from proxy.store.webhooks import NewWebhook, WebhookStore
+from proxy.store.postgres import peppers, sql
+from proxy.store.postgres.fleet import FleetStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.peppers import judge
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.second_factors import SecondFactorStore
+from proxy.store.postgres.secrets import SealBroken, Vault, check_value
+from proxy.store.postgres.sessions import SessionStore
+from proxy.store.postgres.webhooks import NewWebhook, WebhookStore
 from tests.service import until
 
 OLD, NEW, OTHER = "o" * 32, "n" * 32, "x" * 32

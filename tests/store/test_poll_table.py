@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.store import host_memory
-from proxy.store.host_memory import HostMemory
-from proxy.store.poll_table import RECORD_BYTES, ROOM, WAYS, HeadPoll, PollTable
+from proxy.store.shared_memory import host_memory
+from proxy.store.shared_memory.host_memory import HostMemory
+from proxy.store.shared_memory.poll_table import RECORD_BYTES, ROOM, WAYS, HeadPoll, PollTable
 
 POLL = HeadPoll(7, 1.0, 2.0, 0.5, head=100, block_hash="0x" + "ab" * 32, parent_hash="0x" + "cd" * 32, standing="good")
 

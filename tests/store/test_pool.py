@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from proxy.errors import InvalidRequest, Unavailable
-from proxy.store.pool import COMMAND_S, Pool
+from proxy.store.postgres.pool import COMMAND_S, Pool
 from tests import database as database_room
 from tests.database import Server, pooled
 from tests.service import until

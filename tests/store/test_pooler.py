@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from proxy.core.usage import UsageSums
-from proxy.store.blocks import BlockStore
-from proxy.store.notices import Notices
-from proxy.store.pool import Pool
-from proxy.store.usage import UsageStore
+from proxy.store.postgres.blocks import BlockStore
+from proxy.store.postgres.notices import Notices
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.usage import UsageStore
 from proxy.tasks import Tasks
 from tests import programs
 from tests.database import Server, pooled

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from proxy import __version__
 from proxy.services.process_reports import ProcessReports
-from proxy.store.fleet import FleetStore
-from proxy.store.pool import Pool
+from proxy.store.postgres.fleet import FleetStore
+from proxy.store.postgres.pool import Pool
 from proxy.tasks import Tasks
 from tests.service import until
 

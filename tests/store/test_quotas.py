@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from proxy.store.keys import KeyStore
-from proxy.store.pool import Pool
-from proxy.store.quotas import QuotaStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.quotas import QuotaStore
 
 DAY = datetime.date(2026, 1, 15)
 NEXT = DAY + datetime.timedelta(days=1)

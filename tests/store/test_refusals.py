@@ -9,10 +9,10 @@ import pytest
 from proxy.chains.evm import policy
 from proxy.services.sponsor.policies import EVM_FORMATS
 from proxy.services.sponsor.refusals import MOST_POLICIES, RefusalLog
-from proxy.store.keys import KeyStore
-from proxy.store.policies import PolicyStore
-from proxy.store.pool import Pool
-from proxy.store.refusals import MOST_STORED, RefusalStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.policies import PolicyStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.refusals import MOST_STORED, RefusalStore
 
 SENDER = bytes(20)
 BEGAN = datetime.datetime(2026, 1, 15, 9, 30, tzinfo=datetime.UTC)

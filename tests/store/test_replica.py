@@ -12,9 +12,9 @@ import pytest
 
 from proxy.dev import postgres
 from proxy.dev.postgres import Postgres
-from proxy.store.holdings import HoldingStore
-from proxy.store.pool import DatabaseAway, DatabaseConnection, Pool
-from proxy.store.replica import SAMPLE_S, ReplicaReads
+from proxy.store.postgres.holdings import HoldingStore
+from proxy.store.postgres.pool import DatabaseAway, DatabaseConnection, Pool
+from proxy.store.postgres.replica import SAMPLE_S, ReplicaReads
 from proxy.tasks import Tasks
 from tests import database as database_room
 from tests.database import Server, connected, pooled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.store.secrets import SealBroken, Vault
+from proxy.store.postgres.secrets import SealBroken, Vault
 
 KEY = "a key that is not in the database, 32 or more"
 

@@ -9,10 +9,10 @@ import pytest
 from proxy.chains.evm.facts import BlockFacts
 from proxy.services.sponsor.policies import read_rules
 from proxy.services.sponsor.settlement import SettlementLoop
-from proxy.store.keys import KeyStore
-from proxy.store.ledger import CLAIMED_AT_ONCE, LedgerStore, ReserveRequest
-from proxy.store.policies import Policy, PolicyStore
-from proxy.store.pool import Pool
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.ledger import CLAIMED_AT_ONCE, LedgerStore, ReserveRequest
+from proxy.store.postgres.policies import Policy, PolicyStore
+from proxy.store.postgres.pool import Pool
 from tests.store.test_ledger_machine import (
     BEGAN,
     DOLLAR,

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from proxy.compose.fleet import UpstreamLimits
-from proxy.store import host_memory, valkey_link
-from proxy.store.host_memory import HostMemory
-from proxy.store.pool import Pool
-from proxy.store.upstream_leases import LeasedRate
+from proxy.store.postgres.pool import Pool
+from proxy.store.shared_memory import host_memory
+from proxy.store.shared_memory.host_memory import HostMemory
+from proxy.store.valkey import valkey_link
+from proxy.store.valkey.upstream_leases import LeasedRate
 from proxy.tasks import Tasks
 from tests.redis_server import redis_server, require_redis
 from tests.service import until

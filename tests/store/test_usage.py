@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from proxy.core.usage import BUCKETS, OTHER, UsageStep, UsageSums
-from proxy.store.pool import Pool
-from proxy.store.usage import LOCK, UsageQuery, UsageSeries, UsageStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.usage import LOCK, UsageQuery, UsageSeries, UsageStore
 from tests.database import connected
 
 NOW = datetime.datetime(2026, 1, 15, 9, 30, tzinfo=datetime.UTC)

@@ -9,9 +9,9 @@ import pytest
 
 from proxy.core.usage import BUCKETS, UsageSums
 from proxy.errors import Unavailable
-from proxy.store.pool import Pool
-from proxy.store.usage import UsageSeries, UsageStore, UsageTable
-from proxy.store.usage_spool import MOST_FILES, UsageSpool
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.usage import UsageSeries, UsageStore, UsageTable
+from proxy.store.postgres.usage_spool import MOST_FILES, UsageSpool
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from proxy.compose.fleet import link_to
-from proxy.store import valkey_link
-from proxy.store.valkey_address import address_of, moved_to
-from proxy.store.valkey_link import ValkeyLink
+from proxy.store.valkey import valkey_link
+from proxy.store.valkey.valkey_address import address_of, moved_to
+from proxy.store.valkey.valkey_link import ValkeyLink
 from proxy.tasks import Tasks
 from tests.redis_server import RedisServer, free_port, redis_server, require_redis
 from tests.service import until

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.store import valkey_link
-from proxy.store.valkey_address import TAG
-from proxy.store.valkey_link import ValkeyLink
+from proxy.store.valkey import valkey_link
+from proxy.store.valkey.valkey_address import TAG
+from proxy.store.valkey.valkey_link import ValkeyLink
 from tests.certificates import Authority
 from tests.redis_server import PROGRAM, RedisServer, free_port, redis_server, require_redis
 from tests.service import until

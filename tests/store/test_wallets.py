@@ -16,10 +16,10 @@ from proxy.core.paging import Page
 from proxy.services.bundler.cleanup import OperationCleanup
 from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.wallets import DeploymentSink
-from proxy.store.blocks import BlockMark, Followed
-from proxy.store.operations import OperationStore, SentOperation
-from proxy.store.pool import Pool
-from proxy.store.wallets import Deployment, Wallet, WalletStore
+from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.operations import OperationStore, SentOperation
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.wallets import Deployment, Wallet, WalletStore
 from tests.bundler_harness import EP07, OPERATION, SENDER
 from tests.service import until
 from tests.shipped_tables import TABLES

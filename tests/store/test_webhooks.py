@@ -9,10 +9,10 @@ import pytest
 
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound, RateLimited
-from proxy.store import sql, webhooks
-from proxy.store.deliveries import DeliveryStore
-from proxy.store.pool import Pool
-from proxy.store.webhooks import AddressChange, NewWebhook, Webhook, WebhookStore
+from proxy.store.postgres import sql, webhooks
+from proxy.store.postgres.deliveries import DeliveryStore
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.webhooks import AddressChange, NewWebhook, Webhook, WebhookStore
 from tests.service import until
 
 A, B, C = (bytes([n]) * 20 for n in (1, 2, 3))

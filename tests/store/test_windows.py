@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from proxy.core.limits import BucketRates
-from proxy.store import windows
-from proxy.store.windows import FIRST_SLOTS, STRIPES, UnsharedWindows, Windows
+from proxy.store.shared_memory import windows
+from proxy.store.shared_memory.windows import FIRST_SLOTS, STRIPES, UnsharedWindows, Windows
 from tests.store.hammer import Hammer
 
 NOW = 1000.0

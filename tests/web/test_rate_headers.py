@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proxy.services.accounts.admission import AuthFailures
-from proxy.store import host_memory
-from proxy.store.host_memory import HostMemory
+from proxy.store.shared_memory import host_memory
+from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.web.front.handler_connection import MAX_HEADERS, MAX_TARGET_BYTES
 from tests.http_client import Reply, request
 from tests.web.worker import on_uvloop, running_worker

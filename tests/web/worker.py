@@ -25,8 +25,8 @@ from proxy.core.directives import USUAL
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.limits import BucketRates
 from proxy.settings import load, read_certificates
-from proxy.store import host_memory, windows
-from proxy.store.host_memory import HostMemory
+from proxy.store.shared_memory import host_memory, windows
+from proxy.store.shared_memory.host_memory import HostMemory
 from tests.http_client import HttpClient, Reply
 from tests.http_client import post as post_to
 from tests.shipped_tables import TABLES

@@ -15,7 +15,7 @@ from proxy.core.access import Limits
 from proxy.core.directives import BY_NAME, USUAL
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
-from proxy.store.keys import USUAL_DIRECTIVES, KeyRestrictionChange, KeyRow, KeyStore, LimitChange
+from proxy.store.postgres.keys import USUAL_DIRECTIVES, KeyRestrictionChange, KeyRow, KeyStore, LimitChange
 
 INHERIT = -1
 

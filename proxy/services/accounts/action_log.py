@@ -12,7 +12,7 @@ from typing import Any
 from proxy.core.paging import Page
 from proxy.core.sessions import SAFE
 from proxy.errors import Unavailable
-from proxy.store.actions import ActionStore, Actor
+from proxy.store.postgres.actions import ActionStore, Actor
 from proxy.tasks import repeat
 
 __all__ = ("ActionLog", "Actor", "is_change")

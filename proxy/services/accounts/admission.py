@@ -19,9 +19,9 @@ from proxy.core.access import Key
 from proxy.errors import Fault, Forbidden, InvalidRequest, LeasePending, RateLimited, Unauthorized
 from proxy.services.accounts.keyring import Keyring
 from proxy.services.accounts.quotas import Quotas
-from proxy.store.edge_table import EdgeTable
-from proxy.store.lease_keeper import LeaseKeeper
-from proxy.store.windows import Windows
+from proxy.store.shared_memory.edge_table import EdgeTable
+from proxy.store.shared_memory.windows import Windows
+from proxy.store.valkey.lease_keeper import LeaseKeeper
 
 # An address may fail this long at its rate before it has to wait.
 ALLOWANCE_S = 60.0

@@ -14,7 +14,7 @@ import math
 from collections.abc import Awaitable, Callable
 
 from proxy.errors import RateLimited
-from proxy.store.sessions import CODES_S, SessionStore
+from proxy.store.postgres.sessions import CODES_S, SessionStore
 
 DAY_S = 86_400.0
 MOST_PER_DAY, MOST_PER_MONTH = 20, 60

@@ -11,8 +11,8 @@ from proxy.errors import InvalidRequest, Unauthorized
 from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.sign_in import SignedIn, SignIn, SignInPlace, new_token
 from proxy.settings import DashboardSettings
-from proxy.store.keys import KeyStore
-from proxy.store.sessions import SessionStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.sessions import SessionStore
 
 _WRONG_LINK = "this link has been used or has expired: change the address again"
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import asyncpg
 
-from proxy.store import sql
-from proxy.store.local_copy import LocalCopy
+from proxy.store.postgres import sql
+from proxy.store.postgres.local_copy import LocalCopy
 
 # A key as Postgres returns it, or as it was copied.
 KeyRecord = asyncpg.Record | dict[str, Any]

@@ -26,9 +26,9 @@ from proxy.core.limits import BucketRates
 from proxy.core.usage import KeyTallies, TouchedTallies
 from proxy.errors import Unavailable
 from proxy.services.accounts.key_copy import KeyCopy, KeyRecord
-from proxy.store.bad_rows import BadRows
-from proxy.store.keys import KeyStore
-from proxy.store.notices import Notices
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.notices import Notices
 from proxy.tasks import until_set
 
 # Raw keys cached with their records. Saves computing the digest, 4 µs.

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from proxy.core.access import Account
 from proxy.errors import Unavailable
-from proxy.store.bad_rows import BadRows
-from proxy.store.quotas import QuotaStore
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.quotas import QuotaStore
 from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.quotas")

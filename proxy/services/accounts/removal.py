@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest
-from proxy.store.keys import KeyStore
-from proxy.store.webhooks import WebhookStore
+from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.webhooks import WebhookStore
 
 PAGE = Page(1, 100)
 

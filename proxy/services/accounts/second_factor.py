@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from proxy.core import one_time_codes
 from proxy.errors import InvalidRequest, Unauthorized
-from proxy.store.second_factors import SecondFactorStore, StoredFactor
+from proxy.store.postgres.second_factors import SecondFactorStore, StoredFactor
 
 ISSUER = "Penstock"
 RECOVERY_CODES = 10

@@ -11,7 +11,7 @@ import math
 
 from proxy.core.access import place_of
 from proxy.errors import RateLimited
-from proxy.store.edge_table import EdgeTable
+from proxy.store.shared_memory.edge_table import EdgeTable
 
 # A bucket holds the requests of this time: opening several pages at once is not refused.
 HOLDS_S = 5.0

@@ -32,7 +32,7 @@ from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.code_limits import CodeLimits
 from proxy.services.accounts.second_factor import AppSecret, SecondFactor
 from proxy.settings import DashboardSettings
-from proxy.store.sessions import AccountHolder, Session, SessionStore
+from proxy.store.postgres.sessions import AccountHolder, Session, SessionStore
 from proxy.tasks import repeat
 from proxy.wire.mailer import OutgoingMail
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from proxy.core.access import Key
 from proxy.errors import RateLimited
 from proxy.settings import Plan
-from proxy.store.account_counts import AccountCounts, CountKind
-from proxy.store.fleet_counts import FleetCounts
+from proxy.store.shared_memory.account_counts import AccountCounts, CountKind
+from proxy.store.valkey.fleet_counts import FleetCounts
 
 
 class SocketCaps:

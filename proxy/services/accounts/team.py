@@ -15,8 +15,8 @@ from proxy.errors import Unauthorized
 from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.sign_in import SignedIn, SignIn, SignInPlace, new_token
 from proxy.settings import DashboardSettings
-from proxy.store.members import MemberRow, MemberStore
-from proxy.store.sessions import SessionStore
+from proxy.store.postgres.members import MemberRow, MemberStore
+from proxy.store.postgres.sessions import SessionStore
 from proxy.tasks import repeat
 
 __all__ = ("MemberRow", "SentInvitation", "Team")

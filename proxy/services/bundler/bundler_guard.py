@@ -32,7 +32,7 @@ from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Call, Caller, Flight
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.method_policy import MethodPolicy
-from proxy.store.operations import OperationStore, SentOperation
+from proxy.store.postgres.operations import OperationStore, SentOperation
 from proxy.tasks import Tasks, client_of_task
 
 log = logging.getLogger("penstock.bundler")

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from proxy.errors import Unavailable
-from proxy.store.operations import OperationStore
+from proxy.store.postgres.operations import OperationStore
 
 log = logging.getLogger("penstock.bundler")
 

@@ -8,9 +8,9 @@ from proxy.chains.evm import operations
 from proxy.chains.evm.facts import BlockFacts
 from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.registry import Registry
-from proxy.store import operations as store_room
-from proxy.store.blocks import BlockMark, Followed
-from proxy.store.pool import DatabaseConnection
+from proxy.store.postgres import operations as store_room
+from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.pool import DatabaseConnection
 
 
 class InclusionSink:

@@ -35,7 +35,7 @@ from proxy.services.rpc.calls import RpcError, call_upstream
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.internal_calls import InternalCalls
-from proxy.store.operations import OperationRow, OperationStore
+from proxy.store.postgres.operations import OperationRow, OperationStore
 from proxy.tasks import Tasks, client_of_task
 from proxy.wire.upstream import Upstream
 

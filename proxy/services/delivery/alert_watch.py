@@ -18,8 +18,8 @@ from proxy.core import alerts
 from proxy.core.access import Limits
 from proxy.core.alerts import Alert
 from proxy.errors import Unavailable
-from proxy.store.alerts import AlertStore
-from proxy.store.bad_rows import BadRows
+from proxy.store.postgres.alerts import AlertStore
+from proxy.store.postgres.bad_rows import BadRows
 
 log = logging.getLogger("penstock.alerts")
 

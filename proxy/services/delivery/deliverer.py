@@ -25,11 +25,11 @@ from proxy.core.iso_time import iso_millis
 from proxy.core.lanes import Lanes, receiver_of
 from proxy.core.lru_cache import LruCache
 from proxy.errors import Unavailable
-from proxy.store.bad_rows import BadRows
-from proxy.store.deliveries import LEASE_S, AttemptResult, ClaimedDelivery, DeliveryStore, DueWebhooks
-from proxy.store.notices import Notices
-from proxy.store.pool import AWAY, UNABLE
-from proxy.store.secrets import SealBroken, Vault
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.deliveries import LEASE_S, AttemptResult, ClaimedDelivery, DeliveryStore, DueWebhooks
+from proxy.store.postgres.notices import Notices
+from proxy.store.postgres.pool import AWAY, UNABLE
+from proxy.store.postgres.secrets import SealBroken, Vault
 from proxy.tasks import FirstFailure, client_of_task, report_failure, until_set
 from proxy.tracing import Attributes, Tracer
 from proxy.wire.receiver import DeliveryReply, Receiver

@@ -13,8 +13,8 @@ from proxy.core.iso_time import iso_millis
 from proxy.core.paging import Page
 from proxy.core.webhook_bodies import BodyChain
 from proxy.errors import InvalidRequest, NotFound
-from proxy.store.deliveries import Attempt, Delivery, DeliveryStore, WebhookHealth
-from proxy.store.webhooks import Webhook
+from proxy.store.postgres.deliveries import Attempt, Delivery, DeliveryStore, WebhookHealth
+from proxy.store.postgres.webhooks import Webhook
 
 __all__ = ("STATES", "Attempt", "Delivery", "DeliveryHistory", "Webhook", "WebhookHealth")
 

@@ -16,9 +16,9 @@ from typing import Any
 from proxy.core import alerts
 from proxy.core.dashboard_links import page_link
 from proxy.errors import Unavailable
-from proxy.store.alerts import EVENT_TYPE
-from proxy.store.bad_rows import BadRows
-from proxy.store.mails import MailStore, QueuedMail
+from proxy.store.postgres.alerts import EVENT_TYPE
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.mails import MailStore, QueuedMail
 from proxy.tasks import is_cancelled, until_set
 from proxy.wire.mailer import Mailer, OutgoingMail, Undelivered
 

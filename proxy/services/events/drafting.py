@@ -17,10 +17,10 @@ from proxy.core import webhook_bodies
 from proxy.core.iso_time import day_of_unix, iso_millis, iso_of_unix
 from proxy.core.lru_cache import LruCache
 from proxy.core.webhook_bodies import BodyChain
-from proxy.store import events as store
-from proxy.store.bad_rows import BadRows
-from proxy.store.events import NewEvent, WithdrawnEvent
-from proxy.store.pool import DatabaseConnection
+from proxy.store.postgres import events as store
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.events import NewEvent, WithdrawnEvent
+from proxy.store.postgres.pool import DatabaseConnection
 
 # Tokens cached by contract. Events of a cached token need no enrichment.
 CACHED_TOKENS = 20_000

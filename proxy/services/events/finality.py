@@ -19,10 +19,10 @@ from proxy.services.events.enrichment import CHANNEL
 from proxy.services.events.notifications import Notifications
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
-from proxy.store import events as store
-from proxy.store import sql
-from proxy.store.events import FinalityTag
-from proxy.store.pool import PATIENT_S, Pool
+from proxy.store.postgres import events as store
+from proxy.store.postgres import sql
+from proxy.store.postgres.events import FinalityTag
+from proxy.store.postgres.pool import PATIENT_S, Pool
 from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.events")

@@ -21,10 +21,10 @@ from proxy.services.events.notifications import Notifications
 from proxy.services.events.watch import WebhookWatch
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.traces import MalformedTrace, TraceReader
-from proxy.store import events as store
-from proxy.store.bad_rows import BadRows, is_bad_row
-from proxy.store.events import TraceJob
-from proxy.store.pool import PATIENT_S, Pool
+from proxy.store.postgres import events as store
+from proxy.store.postgres.bad_rows import BadRows, is_bad_row
+from proxy.store.postgres.events import TraceJob
+from proxy.store.postgres.pool import PATIENT_S, Pool
 from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.events")

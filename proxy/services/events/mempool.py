@@ -21,9 +21,9 @@ from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.pending_filters import PendingFilters
 from proxy.services.events.watch import WebhookWatch
 from proxy.services.rpc.calls import RpcError
-from proxy.store import events as store
-from proxy.store.bad_rows import BadRows
-from proxy.store.pool import PATIENT_S, Pool
+from proxy.store.postgres import events as store
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.pool import PATIENT_S, Pool
 
 log = logging.getLogger("penstock.events")
 

@@ -23,10 +23,10 @@ from proxy.services.events.notifications import Notifications
 from proxy.services.events.watch import WebhookWatch
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
-from proxy.store import events as store
-from proxy.store.bad_rows import BadRows
-from proxy.store.events import MinedLookup
-from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.postgres import events as store
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.events import MinedLookup
+from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.events")

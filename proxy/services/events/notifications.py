@@ -7,7 +7,7 @@ from collections import defaultdict
 from functools import partial
 from weakref import WeakSet
 
-from proxy.store.notices import Notices
+from proxy.store.postgres.notices import Notices
 
 
 class Notifications:

@@ -15,10 +15,10 @@ from proxy.chains.evm.matching import MatchBlock
 from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.watch import WebhookWatch
 from proxy.services.follower.sinks import StaleRead
-from proxy.store import events as store
-from proxy.store.blocks import BlockMark, Followed
-from proxy.store.events import NewEvent
-from proxy.store.pool import DatabaseConnection
+from proxy.store.postgres import events as store
+from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.events import NewEvent
+from proxy.store.postgres.pool import DatabaseConnection
 
 _NONE: frozenset[str] = frozenset()
 

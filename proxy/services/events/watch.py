@@ -21,9 +21,9 @@ from proxy.chains.evm.watch_index import Watcher, WatchIndex
 from proxy.chains.registry import Network
 from proxy.errors import Unavailable
 from proxy.services.events.notifications import Notifications
-from proxy.store import sql
-from proxy.store.bad_rows import BadRows
-from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.events")

@@ -18,8 +18,8 @@ from proxy.chains.evm.facts import BlockFacts, ChainLog
 from proxy.core.holdings import HoldingChanges
 from proxy.services.follower.block_reader import BlockReader
 from proxy.services.follower.network_follower import begin
-from proxy.store import blocks, holdings
-from proxy.store.blocks import BlockStore, Followed, LeaderSession
+from proxy.store.postgres import blocks, holdings
+from proxy.store.postgres.blocks import BlockStore, Followed, LeaderSession
 
 # Ranges read ahead of the writing.
 AHEAD = 3

@@ -1,8 +1,8 @@
 """Keep the index of one network in step with its chain.
 
-The leader (one in the whole fleet, see store/blocks) reads the chain from its cursor on. The cursor, the blocks and the data
-of every sink are written in one transaction, so a crash at any moment leaves either all of a block or nothing of it. There
-are two ways to read:
+The leader (one in the whole fleet, see store/postgres/blocks) reads the chain from its cursor on. The cursor, the blocks and
+the data of every sink are written in one transaction, so a crash at any moment leaves either all of a block or nothing of it.
+There are two ways to read:
 
 *Ranges*, far from the head: the logs of many final blocks in one call, unless a sink needs every block on its own.
 *Blocks*, near the head: one by one. Each parent hash is compared with the block before it, and each block is stored so that
@@ -25,8 +25,8 @@ from proxy.chains.evm.facts import BlockFacts, Header
 from proxy.errors import Unavailable
 from proxy.services.follower.block_reader import BlockReader, ReadFailed
 from proxy.services.follower.sinks import FollowerSink, IndexIncomplete, StaleRead
-from proxy.store import blocks
-from proxy.store.blocks import NOTHING, BlockMark, BlockStore, Followed, LeaderSession, LeadershipLost
+from proxy.store.postgres import blocks
+from proxy.store.postgres.blocks import NOTHING, BlockMark, BlockStore, Followed, LeaderSession, LeadershipLost
 from proxy.tasks import FirstFailure
 
 log = logging.getLogger("penstock.follower")

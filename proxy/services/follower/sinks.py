@@ -13,9 +13,9 @@ from typing import Protocol
 from proxy import telemetry
 from proxy.chains.evm.facts import TOPICS, BlockFacts
 from proxy.core.holdings import HoldingChanges
-from proxy.store import blocks, holdings
-from proxy.store.blocks import BlockMark, Followed
-from proxy.store.pool import DatabaseConnection
+from proxy.store.postgres import blocks, holdings
+from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.pool import DatabaseConnection
 
 
 class StaleRead(Exception):

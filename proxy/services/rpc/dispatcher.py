@@ -29,7 +29,7 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.reply_share import NO_ROOM
 from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
-from proxy.store.upstream_leases import LeasedRate
+from proxy.store.valkey.upstream_leases import LeasedRate
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import CROWDED, NO_MEMORY, OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.services.rpc.network_state import NetworkState
-from proxy.store.valkey_address import TAG
-from proxy.store.valkey_link import ValkeyLink
+from proxy.store.valkey.valkey_address import TAG
+from proxy.store.valkey.valkey_link import ValkeyLink
 from proxy.tasks import Tasks
 
 # The number is the version of the message.

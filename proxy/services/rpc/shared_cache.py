@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from proxy.store.shared_replies import OnFound, SharedReplies
+from proxy.store.valkey.shared_replies import OnFound, SharedReplies
 
 # Replies that can be taken back: those of a busy minute.
 REMEMBERED = 4096

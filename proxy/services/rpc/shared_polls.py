@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from proxy.chains.family import ReportedBlock
 from proxy.chains.registry import Network
 from proxy.core.upstream_health import UpstreamHealth
-from proxy.store.poll_table import HeadPoll, PollRecord, PollTable
+from proxy.store.shared_memory.poll_table import HeadPoll, PollRecord, PollTable
 
 # Two polls of an upstream are at least this far apart.
 SHORTEST_S = 0.5

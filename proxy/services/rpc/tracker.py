@@ -29,7 +29,7 @@ from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.probe import Probe
 from proxy.services.rpc.shared_polls import SHORTEST_S, SharedPolls
 from proxy.services.rpc.stream_checks import StreamChecks
-from proxy.store.poll_table import HeadPoll, PollTable
+from proxy.store.shared_memory.poll_table import HeadPoll, PollTable
 from proxy.tasks import Tasks, until_set
 from proxy.wire.upstream import Upstream
 

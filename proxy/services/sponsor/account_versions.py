@@ -17,7 +17,7 @@ from proxy.core.access import Key
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.sponsor.paymasters import Paymasters
-from proxy.store.wallets import WalletStore
+from proxy.store.postgres.wallets import WalletStore
 
 _ENTRY_POINT = "0x" + abi.call("entryPoint()").hex()
 

@@ -19,8 +19,8 @@ from proxy.core.access import Key
 from proxy.core.lru_cache import LruCache
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest
-from proxy.store.ledger import LedgerStore, LimitMeter, UserMeter
-from proxy.store.policies import Policy, PolicyStore, absent
+from proxy.store.postgres.ledger import LedgerStore, LimitMeter, UserMeter
+from proxy.store.postgres.policies import Policy, PolicyStore, absent
 from proxy.tasks import client_of_task
 from proxy.turn_queue import TurnQueue
 

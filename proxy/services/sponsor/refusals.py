@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable
 
 from proxy.errors import Unavailable
-from proxy.store.bad_rows import BadRows
-from proxy.store.refusals import MOST_STORED, RefusalStore, RefusedOperation
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.refusals import MOST_STORED, RefusalStore, RefusedOperation
 
 __all__ = ("RefusalLog", "RefusedOperation")
 

@@ -26,11 +26,11 @@ from proxy.chains.evm import operations
 from proxy.chains.evm.facts import BlockFacts, Header
 from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.registry import Network
-from proxy.store import ledger as ledger_room
-from proxy.store.bad_rows import BadRows
-from proxy.store.blocks import BlockMark, Followed
-from proxy.store.ledger import CLAIMED_AT_ONCE, DueReservation, LandedOperation, LedgerStore
-from proxy.store.pool import DatabaseConnection
+from proxy.store.postgres import ledger as ledger_room
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.ledger import CLAIMED_AT_ONCE, DueReservation, LandedOperation, LedgerStore
+from proxy.store.postgres.pool import DatabaseConnection
 
 log = logging.getLogger("penstock.sponsor")
 

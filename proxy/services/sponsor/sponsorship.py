@@ -32,8 +32,8 @@ from proxy.services.sponsor.account_versions import AccountVersions
 from proxy.services.sponsor.costs import SponsorCosts
 from proxy.services.sponsor.paymasters import Paymaster, Paymasters
 from proxy.services.sponsor.policies import EffectivePolicy, PolicyService
-from proxy.store.ledger import LedgerStore, ReserveRefusal, ReserveRequest
-from proxy.store.policies import absent
+from proxy.store.postgres.ledger import LedgerStore, ReserveRefusal, ReserveRequest
+from proxy.store.postgres.policies import absent
 
 # A signature is valid from this long before now, because the time of the latest block is some seconds in the past; and from
 # before the latest block in any case, because bundlers simulate operations on that block. A chain without transactions may

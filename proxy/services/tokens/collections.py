@@ -19,8 +19,8 @@ from proxy.errors import NotFound
 from proxy.services.multicall import Multicall
 from proxy.services.tokens.token_contracts import NAME, SYMBOL, TokenContracts, about_a_block, token_of
 from proxy.services.tokens.token_prices import TokenPrices
-from proxy.store.cache import DataCache
-from proxy.store.holdings import Collection, HoldingStore, NftHolding
+from proxy.store.postgres.holdings import Collection, HoldingStore, NftHolding
+from proxy.store.valkey.cache import DataCache
 
 # Counting the owners of a large collection takes a while, so it is not done for every block.
 KEPT_S = 30.0

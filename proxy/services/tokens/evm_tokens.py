@@ -17,8 +17,8 @@ from proxy.errors import NotFound
 from proxy.services.multicall import Multicall
 from proxy.services.tokens.token_contracts import DECIMALS, NAME, SYMBOL, TokenContracts, about_a_block, token_of
 from proxy.services.tokens.token_prices import TokenPrices
-from proxy.store.cache import DataCache
-from proxy.store.holdings import HoldingStore
+from proxy.store.postgres.holdings import HoldingStore
+from proxy.store.valkey.cache import DataCache
 
 # The maximum number of contracts queried for one holder; with more, the reply is marked as truncated. A holder with more was
 # sent most of them unsolicited.

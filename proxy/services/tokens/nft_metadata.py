@@ -23,8 +23,8 @@ from proxy.core.uris import Gateways, InlineDocument
 from proxy.errors import NotFound
 from proxy.request_threads import request_threads
 from proxy.settings import NftSettings
-from proxy.store.cache import DataCache
-from proxy.store.holdings import HoldingStore
+from proxy.store.postgres.holdings import HoldingStore
+from proxy.store.valkey.cache import DataCache
 from proxy.turn_queue import next_turn
 from proxy.wire.fetcher import Fetched, Fetcher, FetchOutcome
 

@@ -24,7 +24,7 @@ from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.tokens.token_contracts import KEPT_S, about_a_block
 from proxy.services.tokens.token_prices import TokenPrices
-from proxy.store.cache import DataCache
+from proxy.store.valkey.cache import DataCache
 
 # The most that upstreams accept in one getMultipleAccounts.
 MOST_ACCOUNTS = 100

@@ -17,8 +17,8 @@ from proxy.core import display_text, units
 from proxy.core.portfolio import TokenInfo
 from proxy.errors import NotFound, Unavailable
 from proxy.services.multicall import Multicall
-from proxy.store.cache import DataCache
-from proxy.store.holdings import HoldingStore, IndexBlock
+from proxy.store.postgres.holdings import HoldingStore, IndexBlock
+from proxy.store.valkey.cache import DataCache
 from proxy.tasks import min_block_of_task
 
 # Names rarely change. A contract without a symbol or decimals may be a proxy that has no code yet, so it is read again sooner.

@@ -22,9 +22,9 @@ from proxy.core.access import Key
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest
 from proxy.request_threads import request_threads
-from proxy.store.events import CONFIRM_S
-from proxy.store.secrets import Vault
-from proxy.store.webhooks import AddressChange, NewWebhook, Webhook, WebhookStore
+from proxy.store.postgres.events import CONFIRM_S
+from proxy.store.postgres.secrets import Vault
+from proxy.store.postgres.webhooks import AddressChange, NewWebhook, Webhook, WebhookStore
 from proxy.turn_queue import next_turn
 from proxy.wire.outbound_guard import UrlRefused
 from proxy.wire.webhook_guard import WebhookGuard

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from proxy.core.paging import Page
-from proxy.store import sql
-from proxy.store.pool import PATIENT_S, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.pool import PATIENT_S, Pool
 
 # A person makes far fewer changes in an hour.
 MOST_PER_HOUR = 1_000

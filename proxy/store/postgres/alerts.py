@@ -18,10 +18,10 @@ from proxy.core.alerts import Alert
 from proxy.core.dashboard_links import page_link
 from proxy.core.iso_time import iso_seconds
 from proxy.core.webhook_bodies import BodyChain
-from proxy.store import events, sql
-from proxy.store.events import NewEvent
-from proxy.store.json_text import json_text
-from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.postgres import events, sql
+from proxy.store.postgres.events import NewEvent
+from proxy.store.postgres.json_text import json_text
+from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
 
 # Stands for the network of an account's webhook for alerts: no follower has it.
 NO_NETWORK = "-"

@@ -6,8 +6,8 @@ import datetime
 from typing import Any
 
 from proxy.errors import NotFound
-from proxy.store import sql
-from proxy.store.pool import Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.pool import Pool
 
 # Shown at the same time, and listed for operators.
 MOST_CURRENT, MOST_LISTED = 5, 100

@@ -20,7 +20,7 @@ import asyncpg
 
 from proxy import telemetry
 from proxy.errors import BadValue, Fault
-from proxy.store.pool import AWAY, UNABLE
+from proxy.store.postgres.pool import AWAY, UNABLE
 
 log = logging.getLogger("penstock.rows")
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import asyncpg
 
 from proxy.errors import InvalidRequest
-from proxy.store import sql
-from proxy.store.pool import DatabaseConnection, Pool, translated
+from proxy.store.postgres import sql
+from proxy.store.postgres.pool import DatabaseConnection, Pool, translated
 
 # The first half of the advisory lock's key; the second is the network's number. The letters "foll" and "back".
 FOLLOWING = 0x666F6C6C

@@ -9,10 +9,10 @@ from typing import Any
 import orjson
 
 from proxy.core.contradictions import ContradictedReply
-from proxy.store import sql
-from proxy.store.bad_rows import storable
-from proxy.store.json_text import json_text
-from proxy.store.pool import PATIENT_S, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.bad_rows import storable
+from proxy.store.postgres.json_text import json_text
+from proxy.store.postgres.pool import PATIENT_S, Pool
 
 # Rows that are kept of each network, about 10 MB at most, and for how many days.
 MOST_OF_NETWORK, KEEP_DAYS = 1000, 90

@@ -6,8 +6,8 @@ import logging
 
 import asyncpg
 
-from proxy.store import sql
-from proxy.store.pool import PATIENT_S, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.pool import PATIENT_S, Pool
 
 log = logging.getLogger("penstock.database")
 

@@ -17,13 +17,13 @@ from proxy.core import alerts
 from proxy.core.attempts import AttemptVerdict, WebhookEnd
 from proxy.core.paging import DayRows, Page, days_of
 from proxy.core.webhook_faults import DeliveryFault, InjectedEvent, fault_of
-from proxy.store import events, mails, sql, webhooks
-from proxy.store.alerts import NO_NETWORK, AlertSender
-from proxy.store.bad_rows import BadRows
-from proxy.store.day_tables import renew_day_tables
-from proxy.store.json_text import json_text
-from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
-from proxy.store.webhooks import Webhook
+from proxy.store.postgres import events, mails, sql, webhooks
+from proxy.store.postgres.alerts import NO_NETWORK, AlertSender
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.day_tables import renew_day_tables
+from proxy.store.postgres.json_text import json_text
+from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.postgres.webhooks import Webhook
 
 # Longer than any attempt, so that no other process claims a delivery while it is being sent.
 LEASE_S = 30.0

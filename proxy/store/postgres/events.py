@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 import orjson
 
-from proxy.store import sql
-from proxy.store.json_text import json_text
-from proxy.store.pool import DatabaseConnection
+from proxy.store.postgres import sql
+from proxy.store.postgres.json_text import json_text
+from proxy.store.postgres.pool import DatabaseConnection
 
 # The position of an incomplete event in their order; and the position before the first.
 EventCursor = tuple[datetime.datetime, str]

@@ -9,10 +9,10 @@ import asyncpg
 import orjson
 
 from proxy.errors import Unavailable
-from proxy.store import sql
-from proxy.store.index_databases import INDEX
-from proxy.store.json_text import json_text
-from proxy.store.pool import PATIENT_S, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.index_databases import INDEX
+from proxy.store.postgres.json_text import json_text
+from proxy.store.postgres.pool import PATIENT_S, Pool
 
 CHANNEL = "penstock_cordons"
 # An older view belongs to a worker that is gone.

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import asyncpg
 
 from proxy.core.holdings import HoldingChanges
-from proxy.store import sql
-from proxy.store.pool import DatabaseConnection, Pool
-from proxy.store.replica import ReplicaReads
+from proxy.store.postgres import sql
+from proxy.store.postgres.pool import DatabaseConnection, Pool
+from proxy.store.postgres.replica import ReplicaReads
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from proxy.settings import Settings
-from proxy.store.pool import Pool
+from proxy.store.postgres.pool import Pool
 
 # The database of [database], in metrics and messages.
 MAIN = "main"

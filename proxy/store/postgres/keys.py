@@ -14,9 +14,9 @@ from proxy.core import access, directives
 from proxy.core.fault_plans import plan_of
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
-from proxy.store import sql
-from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
-from proxy.store.secrets import check_value
+from proxy.store.postgres import sql
+from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.postgres.secrets import check_value
 
 KeyRow = dict[str, Any]
 # Columns that are never returned.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from proxy.core.paging import Page
-from proxy.store import sql
-from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
 
 # How long a claim keeps other workers from checking the same reservation.
 CLAIM_S = 10.0

@@ -9,9 +9,9 @@ from typing import Any
 
 import orjson
 
-from proxy.store import sql
-from proxy.store.json_text import json_text
-from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.json_text import json_text
+from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
 
 # Longer than sending takes; after a crash the mail is sent again.
 LEASE_S = 120.0

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.errors import Forbidden, InvalidRequest, NotFound
-from proxy.store import sql
-from proxy.store.keys import claim_email, email_address, new_id
-from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.keys import claim_email, email_address, new_id
+from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
 
 MemberRow = dict[str, Any]
 

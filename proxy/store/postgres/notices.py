@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from proxy.errors import Unavailable
-from proxy.store.pool import AWAY, UNABLE, DatabaseConnection, Pool
+from proxy.store.postgres.pool import AWAY, UNABLE, DatabaseConnection, Pool
 from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.notices")

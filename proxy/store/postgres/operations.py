@@ -15,8 +15,8 @@ import orjson
 
 from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.evm.user_operation import UserOperation
-from proxy.store import sql
-from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
 
 OperationRow = dict[str, Any]
 

@@ -19,9 +19,9 @@ from typing import Literal
 import asyncpg
 
 from proxy.errors import StartError
-from proxy.store import sql
-from proxy.store.pool import DatabaseConnection
-from proxy.store.secrets import RotatedSecret, SealBroken, Vault, check_value
+from proxy.store.postgres import sql
+from proxy.store.postgres.pool import DatabaseConnection
+from proxy.store.postgres.secrets import RotatedSecret, SealBroken, Vault, check_value
 
 # Secrets that are re-encrypted per statement.
 AT_ONCE = 1_000

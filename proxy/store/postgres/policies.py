@@ -13,10 +13,10 @@ import orjson
 from proxy.chains.evm.policy import Rules
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, NotFound, Unavailable
-from proxy.store import sql
-from proxy.store.json_text import json_text
-from proxy.store.keys import new_id
-from proxy.store.pool import Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.json_text import json_text
+from proxy.store.postgres.keys import new_id
+from proxy.store.postgres.pool import Pool
 
 
 @dataclass(frozen=True, slots=True)

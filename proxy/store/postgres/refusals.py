@@ -6,9 +6,9 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from proxy.store import sql
-from proxy.store.bad_rows import storable
-from proxy.store.pool import PATIENT_S, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.bad_rows import storable
+from proxy.store.postgres.pool import PATIENT_S, Pool
 
 # Refusals stored per policy.
 MOST_STORED = 50

@@ -15,8 +15,8 @@ from proxy import telemetry
 from proxy.core.replica_age import ReplicaAge
 from proxy.errors import Unavailable
 from proxy.settings import DatabaseSettings
-from proxy.store import sql
-from proxy.store.pool import DatabaseConnection, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.pool import DatabaseConnection, Pool
 
 _T = TypeVar("_T")
 

@@ -13,10 +13,10 @@ from proxy.core.access import USUAL_SAMPLE
 from proxy.core.paging import Page
 from proxy.core.request_records import ErrorGroup, RequestFilter, RequestRecord
 from proxy.errors import InvalidRequest
-from proxy.store import sql
-from proxy.store.bad_rows import storable
-from proxy.store.json_text import json_text
-from proxy.store.pool import PATIENT_S, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.bad_rows import storable
+from proxy.store.postgres.json_text import json_text
+from proxy.store.postgres.pool import PATIENT_S, Pool
 
 # Records that one statement writes.
 ROWS = 500

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proxy.errors import Unavailable
-from proxy.store import peppers, sql
-from proxy.store.pool import Pool
-from proxy.store.secrets import SealBroken, Vault
+from proxy.store.postgres import peppers, sql
+from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.secrets import SealBroken, Vault
 
 log = logging.getLogger("penstock.sessions")
 

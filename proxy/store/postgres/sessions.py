@@ -13,10 +13,10 @@ import asyncpg
 from proxy.core.roles import Role
 from proxy.core.sessions import PLACE_S
 from proxy.errors import InvalidRequest, NotFound
-from proxy.store import sql
-from proxy.store.keys import new_id
-from proxy.store.pool import PATIENT_S, Pool
-from proxy.store.secrets import check_value
+from proxy.store.postgres import sql
+from proxy.store.postgres.keys import new_id
+from proxy.store.postgres.pool import PATIENT_S, Pool
+from proxy.store.postgres.secrets import check_value
 
 SessionRow = dict[str, Any]
 

@@ -6,8 +6,8 @@ import datetime
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from proxy.store import sql
-from proxy.store.pool import PATIENT_S, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.pool import PATIENT_S, Pool
 
 _COLUMNS = ("id", "network", "label", "state", "breaker", "lag_blocks", "error_rate", "p50_ms", "p99_ms")
 

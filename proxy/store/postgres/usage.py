@@ -17,11 +17,11 @@ import asyncpg
 
 from proxy.core.bounded import make_room
 from proxy.core.usage import BUCKETS, ChartLine, UsageStep, UsageSums, lines_of
-from proxy.store import sql
-from proxy.store.bad_rows import BadRows
-from proxy.store.day_tables import renew_day_tables
-from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
-from proxy.store.replica import ReplicaReads
+from proxy.store.postgres import sql
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.day_tables import renew_day_tables
+from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.postgres.replica import ReplicaReads
 
 # Account, key, network and method. An empty element means the sum over all its values.
 UsageSeries = tuple[str, str, str, str]

@@ -20,8 +20,8 @@ import msgspec
 
 from proxy.core.usage import UsageSums
 from proxy.errors import Unavailable
-from proxy.store.bad_rows import BadRows
-from proxy.store.usage import UsageSeries, UsageStore, UsageTable
+from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.usage import UsageSeries, UsageStore, UsageTable
 
 # Files in the inbox; above this limit, while Postgres is away, workers keep their usage in memory, which is bounded.
 MOST_FILES = 1000

@@ -14,8 +14,8 @@ from typing import Literal
 import asyncpg
 
 from proxy.core.paging import Page
-from proxy.store import sql
-from proxy.store.pool import DatabaseConnection, Pool
+from proxy.store.postgres import sql
+from proxy.store.postgres.pool import DatabaseConnection, Pool
 
 WalletOutcome = Literal["new", "known", "full"]
 

@@ -20,11 +20,11 @@ from proxy.core import lifecycle
 from proxy.core.lifecycle import WebhookState, WebhookTrigger
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound, RateLimited
-from proxy.store import peppers, sql
-from proxy.store.json_text import json_text
-from proxy.store.keys import new_id
-from proxy.store.pool import PATIENT_S, DatabaseConnection, Pool
-from proxy.store.secrets import RotatedSecret
+from proxy.store.postgres import peppers, sql
+from proxy.store.postgres.json_text import json_text
+from proxy.store.postgres.keys import new_id
+from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
+from proxy.store.postgres.secrets import RotatedSecret
 
 # The stored reason for a webhook's state: what paused or disabled it.
 _REASONS: dict[WebhookTrigger, str] = {"pause": "owner", "exhaust": "failures", "gone": "gone", "disable": "operator"}

@@ -11,7 +11,7 @@ import mmap
 import os
 from typing import Literal
 
-from proxy.store.robust_mutexes import Mutex, holding
+from proxy.store.shared_memory.robust_mutexes import Mutex, holding
 
 # The most processes at once: during a reload a host has twice its workers.
 PROCESSES = 128

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from hashlib import blake2b
 
 from proxy.core import limits
-from proxy.store.robust_mutexes import Mutex, holding
+from proxy.store.shared_memory.robust_mutexes import Mutex, holding
 
 WAYS = 8
 ENTRY_BYTES = 16

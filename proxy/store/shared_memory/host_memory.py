@@ -1,9 +1,9 @@
-"""Memory that all processes of a host share, besides the buckets of accounts (store/windows).
+"""Memory that all processes of a host share, besides the buckets of accounts (windows).
 
 It is an anonymous file that the supervisor creates and every process maps: mutexes, the owners of the regions in
 `AccountCounts`, the buckets of upstreams and of client addresses (`EdgeTable`), those regions, and last the leases
-(store/leased_windows), which grow with the number of accounts and keys. Far beyond those are the leases of upstreams
-(store/upstream_windows) and their polls (store/poll_table). The file is sparse: only pages that are used exist.
+(leased_windows), which grow with the number of accounts and keys. Far beyond those are the leases of upstreams
+(upstream_windows) and their polls (poll_table). The file is sparse: only pages that are used exist.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import mmap
 import os
 
-from proxy.store import account_counts, edge_table, robust_mutexes
-from proxy.store.account_counts import AccountCounts
-from proxy.store.edge_table import EdgeTable
-from proxy.store.poll_table import PollTable
+from proxy.store.shared_memory import account_counts, edge_table, robust_mutexes
+from proxy.store.shared_memory.account_counts import AccountCounts
+from proxy.store.shared_memory.edge_table import EdgeTable
+from proxy.store.shared_memory.poll_table import PollTable
 
 # In the environment of a host's processes: what identifies the host among those that share a Valkey.
 HOST = "PENSTOCK_HOST"

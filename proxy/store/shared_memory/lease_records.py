@@ -1,10 +1,10 @@
-"""The records of leased tokens in the host's memory, and the messages by which they are leased (store/leased_windows)."""
+"""The records of leased tokens in the host's memory, and the messages by which they are leased (leased_windows)."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from proxy.store.growing_file import map_part
+from proxy.store.shared_memory.growing_file import map_part
 
 # The numbers of a record. The first three are all that a warm `take` needs.
 READY_R: Final = 0

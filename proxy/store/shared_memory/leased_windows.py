@@ -1,7 +1,7 @@
 """Buckets that all hosts share: tokens are leased from Valkey, kept in the memory of the host, and spent without asking.
 
 Each slot has a record of leased tokens, in seconds of refill (core/limits). `take` spends them under the slot's mutex, like
-`Windows.take`. If they run out it returns ASK: the caller's worker asks Valkey for its own waiting calls (store/lease_keeper)
+`Windows.take`. If they run out it returns ASK: the caller's worker asks Valkey for its own waiting calls (valkey/lease_keeper)
 and leaves the surplus here for all workers of the host. The rules of the leases are in schemas/valkey/functions.lua.
 
 Tokens of two slots of Valkey's clock may be held at once: those of the older one are spent first, and end first. A part of the
@@ -18,9 +18,9 @@ from collections.abc import Callable
 from typing import Final
 
 from proxy.core.limits import TOLERANCE_S, BucketRates
-from proxy.store import robust_mutexes
-from proxy.store.host_memory import LEASES_AT
-from proxy.store.lease_records import (
+from proxy.store.shared_memory import robust_mutexes
+from proxy.store.shared_memory.host_memory import LEASES_AT
+from proxy.store.shared_memory.lease_records import (
     ALL,
     ANSWERED_AT,
     ASKED_UNTIL,
@@ -50,7 +50,7 @@ from proxy.store.lease_records import (
     LeaseReport,
     records_of,
 )
-from proxy.store.windows import FIRST_SLOTS, STRIPES, Windows
+from proxy.store.shared_memory.windows import FIRST_SLOTS, STRIPES, Windows
 
 # `take` returns this if the caller has to wait for a lease.
 ASK: Final = -1.0

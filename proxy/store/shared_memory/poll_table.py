@@ -18,7 +18,7 @@ from zlib import crc32
 import msgspec
 
 from proxy.core.upstream_health import Standing
-from proxy.store.growing_file import map_part
+from proxy.store.shared_memory.growing_file import map_part
 
 SETS, WAYS = 256, 8
 RECORD_BYTES = 512

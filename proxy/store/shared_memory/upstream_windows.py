@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from proxy.core.limits import TOLERANCE_S
-from proxy.store import robust_mutexes
-from proxy.store.host_memory import UPSTREAM_LEASES_AT, UPSTREAMS
-from proxy.store.lease_records import CELLS, DRY_UNTIL, EDGE_R, records_of
-from proxy.store.leased_windows import ASK, LeasedWindows
-from proxy.store.robust_mutexes import Mutex
-from proxy.store.windows import STRIPES
+from proxy.store.shared_memory import robust_mutexes
+from proxy.store.shared_memory.host_memory import UPSTREAM_LEASES_AT, UPSTREAMS
+from proxy.store.shared_memory.lease_records import CELLS, DRY_UNTIL, EDGE_R, records_of
+from proxy.store.shared_memory.leased_windows import ASK, LeasedWindows
+from proxy.store.shared_memory.robust_mutexes import Mutex
+from proxy.store.shared_memory.windows import STRIPES
 
 _unlock = robust_mutexes.unlock
 

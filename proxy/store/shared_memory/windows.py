@@ -4,7 +4,7 @@ The memory is an anonymous file that the supervisor creates and every worker map
 heads of the networks, then two doubles (edges, see core/limits) per slot. It outlives workers, so a restarted one
 continues with the same buckets. Every account has a slot. A key has one too, which is used if its own limits are lower.
 
-A mutex (store/robust_mutexes) guards the buckets of an account and of its keys. Each is a number that is written atomically,
+A mutex (robust_mutexes) guards the buckets of an account and of its keys. Each is a number that is written atomically,
 so nothing needs repair if its holder is killed. A host with one worker needs no locks and saves a microsecond; while a reload
 runs its successor beside it, two takes at once may be counted as one.
 """
@@ -17,8 +17,8 @@ import os
 
 from proxy.core import limits
 from proxy.core.limits import EDGES_PER_SLOT, BucketRates
-from proxy.store import robust_mutexes
-from proxy.store.robust_mutexes import STRIPE_BYTES, Mutex
+from proxy.store.shared_memory import robust_mutexes
+from proxy.store.shared_memory.robust_mutexes import STRIPE_BYTES, Mutex
 
 # Accounts that share a mutex wait for each other; with this many mutexes that is rare.
 STRIPES = 256

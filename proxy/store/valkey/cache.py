@@ -58,7 +58,7 @@ class CacheBackend(Protocol):
 
 def _redis(url: str, namespace: str) -> CacheBackend:
     # The client takes a fifth of a worker's start to import, and most installations have no such server.
-    from proxy.store.redis_backend import RedisBackend
+    from proxy.store.valkey.redis_backend import RedisBackend
 
     return RedisBackend(url, namespace, connections=QUESTIONS, timeout_s=WRITE_S)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from proxy.store.account_counts import AccountCounts, CountKind
-from proxy.store.valkey_address import TAG
-from proxy.store.valkey_link import ValkeyLink
+from proxy.store.shared_memory.account_counts import AccountCounts, CountKind
+from proxy.store.valkey.valkey_address import TAG
+from proxy.store.valkey.valkey_link import ValkeyLink
 
 COUNT = "penstock_count_1"
 KEPT_S = 30.0

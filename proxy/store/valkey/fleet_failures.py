@@ -9,9 +9,9 @@ import time
 from collections import Counter
 from typing import Any
 
-from proxy.store.edge_table import EdgeTable
-from proxy.store.valkey_address import TAG
-from proxy.store.valkey_link import ValkeyLink
+from proxy.store.shared_memory.edge_table import EdgeTable
+from proxy.store.valkey.valkey_address import TAG
+from proxy.store.valkey.valkey_link import ValkeyLink
 
 CHANNEL = f"{TAG}:failures:1"
 PUBLISH_S = 1.0

@@ -11,9 +11,9 @@ from typing import Any
 import hiredis
 
 from proxy.core.limits import BucketRates
-from proxy.store.lease_records import LeaseGrant
-from proxy.store.leased_windows import AHEAD_ROUND_TRIPS, AHEAD_S, LeasedWindows
-from proxy.store.valkey_link import LATE_S, ValkeyLink
+from proxy.store.shared_memory.lease_records import LeaseGrant
+from proxy.store.shared_memory.leased_windows import AHEAD_ROUND_TRIPS, AHEAD_S, LeasedWindows
+from proxy.store.valkey.valkey_link import LATE_S, ValkeyLink
 
 LEASE = "penstock_lease_1"
 # Calls give up waiting for a lease after this time, so that the wait stays near 100 ms. A busy event loop notices later.

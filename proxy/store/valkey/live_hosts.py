@@ -11,9 +11,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from proxy.errors import Unavailable
-from proxy.store.leased_windows import LeasedWindows
-from proxy.store.valkey_address import TAG
-from proxy.store.valkey_link import ValkeyLink
+from proxy.store.shared_memory.leased_windows import LeasedWindows
+from proxy.store.valkey.valkey_address import TAG
+from proxy.store.valkey.valkey_link import ValkeyLink
 
 PRESENT = "penstock_present_1"
 KEY = f"{TAG}:hosts"

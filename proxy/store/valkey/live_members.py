@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from proxy.core.rendezvous import owner_of
-from proxy.store.valkey_address import TAG
-from proxy.store.valkey_link import ValkeyLink
+from proxy.store.valkey.valkey_address import TAG
+from proxy.store.valkey.valkey_link import ValkeyLink
 
 MEMBERS = "penstock_members_1"
 ALIVE_S = 3.5

@@ -17,8 +17,8 @@ from typing import Any
 
 import hiredis
 
-from proxy.store.valkey_address import address_of
-from proxy.store.valkey_link import ValkeyLink
+from proxy.store.valkey.valkey_address import address_of
+from proxy.store.valkey.valkey_link import ValkeyLink
 from proxy.tasks import Tasks
 
 log = logging.getLogger("penstock.cache")

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 
 from proxy.core.limits import BucketRates
-from proxy.store.host_memory import HostMemory
-from proxy.store.lease_keeper import LeaseKeeper
-from proxy.store.leased_windows import ASK
-from proxy.store.upstream_windows import UpstreamWindows
-from proxy.store.valkey_address import TAG
-from proxy.store.valkey_link import ValkeyLink
+from proxy.store.shared_memory.host_memory import HostMemory
+from proxy.store.shared_memory.leased_windows import ASK
+from proxy.store.shared_memory.upstream_windows import UpstreamWindows
+from proxy.store.valkey.lease_keeper import LeaseKeeper
+from proxy.store.valkey.valkey_address import TAG
+from proxy.store.valkey.valkey_link import ValkeyLink
 
 # A leased bucket holds the calls of one second, so a limit below this is not leased.
 LEAST_PER_SECOND = 1.0

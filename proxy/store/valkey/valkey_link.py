@@ -20,7 +20,7 @@ from typing import Any
 
 import hiredis
 
-from proxy.store.valkey_address import TAG, HostPort, ValkeyAddress, is_misplaced, moved_to
+from proxy.store.valkey.valkey_address import TAG, HostPort, ValkeyAddress, is_misplaced, moved_to
 
 log = logging.getLogger("penstock.valkey")
 
