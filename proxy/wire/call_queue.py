@@ -216,9 +216,7 @@ class CallQueue:
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         """Let another sink take over a call that waits."""
-        for waiting in self._waiting.all():
-            if waiting.sink is sink:
-                waiting.sink = successor
+        self._waiting.replace(sink, successor)
 
     def _is_beyond_share(self, call: WaitingCall) -> bool:
         """Whether the call could not be served in time: as many of each client may wait as will be served until then."""

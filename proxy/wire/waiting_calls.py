@@ -9,7 +9,7 @@ connections, the upstream is not overloaded, and they lose them soon: then calls
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -39,7 +39,7 @@ def patience_s(crowded_s: float, latency_s: float) -> float:
 UpstreamRequest: TypeAlias = tuple[bytes, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WaitingCall:
     sink: ReplySink
     request: UpstreamRequest
@@ -54,17 +54,20 @@ class WaitingCall:
 
 
 class WaitingCalls:
-    __slots__ = ("_by_client", "_size")
+    """Each sink waits once. A call leaves in constant time: those of a client whose connection is lost all leave together."""
+
+    __slots__ = ("_by_client", "_by_sink")
 
     def __init__(self) -> None:
-        self._by_client: dict[str, deque[WaitingCall]] = {}
-        self._size = 0
+        self._by_sink: dict[ReplySink, WaitingCall] = {}
+        # The calls of each client, oldest first.
+        self._by_client: dict[str, OrderedDict[WaitingCall, None]] = {}
 
     def __repr__(self) -> str:
-        return f"<WaitingCalls {self._size} of {len(self._by_client)} clients>"
+        return f"<WaitingCalls {len(self)} of {len(self._by_client)} clients>"
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._by_sink)
 
     def all(self) -> list[WaitingCall]:
         return [call for calls in self._by_client.values() for call in calls]
@@ -72,9 +75,9 @@ class WaitingCalls:
     def push(self, call: WaitingCall) -> None:
         calls = self._by_client.get(call.client)
         if calls is None:
-            calls = self._by_client[call.client] = deque()
-        calls.append(call)
-        self._size += 1
+            calls = self._by_client[call.client] = OrderedDict()
+        calls[call] = None
+        self._by_sink[call.sink] = call
 
     def exceeds_share(self, client: str, bound: int) -> bool:
         """Whether one more call of the client would be more than its share of these places."""
@@ -95,10 +98,10 @@ class WaitingCalls:
     def pop(self, client: str) -> WaitingCall:
         """The oldest call of the client. Its next one comes after those of its equals."""
         calls = self._by_client.pop(client)
-        call = calls.popleft()
+        call, _ = calls.popitem(last=False)
         if calls:
             self._by_client[client] = calls
-        self._size -= 1
+        del self._by_sink[call.sink]
         return call
 
     def count_of(self, client: str) -> int:
@@ -114,31 +117,35 @@ class WaitingCalls:
 
     def pop_newest(self, client: str) -> WaitingCall:
         """The newest call of a client that has several."""
-        self._size -= 1
-        return self._by_client[client].pop()
+        call, _ = self._by_client[client].popitem()
+        del self._by_sink[call.sink]
+        return call
 
     def take_old(self, now: float, patience_s: float) -> list[WaitingCall]:
         """Remove the calls that have waited for too long."""
         old: list[WaitingCall] = []
         for client in [*self._by_client]:
-            while client in self._by_client and self._by_client[client][0].is_too_old(now, patience_s):
+            while client in self._by_client and next(iter(self._by_client[client])).is_too_old(now, patience_s):
                 old.append(self.pop(client))
         return old
 
     def take_all(self) -> list[WaitingCall]:
         found = self.all()
-        self._by_client = {}
-        self._size = 0
+        self._by_client, self._by_sink = {}, {}
         return found
 
     def remove(self, sink: ReplySink) -> None:
-        for client, calls in self._by_client.items():
-            left = deque([call for call in calls if call.sink is not sink])
-            if len(left) == len(calls):
-                continue
-            self._size -= len(calls) - len(left)
-            if left:
-                self._by_client[client] = left
-            else:
-                del self._by_client[client]
+        call = self._by_sink.pop(sink, None)
+        if call is None:
             return
+        calls = self._by_client[call.client]
+        del calls[call]
+        if not calls:
+            del self._by_client[call.client]
+
+    def replace(self, sink: ReplySink, successor: ReplySink) -> None:
+        """Let another sink take over a call that waits. It keeps its place."""
+        call = self._by_sink.pop(sink, None)
+        if call is not None:
+            call.sink = successor
+            self._by_sink[successor] = call

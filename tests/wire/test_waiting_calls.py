@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from proxy.wire.waiting_calls import OWN_PATIENCE_S, PATIENCE_S, WaitingCall, WaitingCalls, patience_s
@@ -71,3 +73,31 @@ def test_call_that_is_removed_leaves_its_place() -> None:
 )
 def test_patience_ends_with_a_burst(crowded_s: float, latency_s: float, expected: float) -> None:
     assert patience_s(crowded_s, latency_s) == pytest.approx(expected)
+
+
+def seconds_to_leave(count: int) -> float:
+    """The processor time in which the calls of one client leave, the newest first."""
+    waiting = queue_of(*("a" * count))
+    sinks = [call.sink for call in reversed(waiting.all())]
+    began = time.thread_time()
+    for sink in sinks:
+        waiting.remove(sink)
+    took = time.thread_time() - began
+    assert (len(waiting), waiting.all()) == (0, [])
+    return took
+
+
+def test_time_in_which_calls_leave_does_not_depend_on_how_many_wait() -> None:
+    """16 times as many calls: 16 times the work if each leaves in constant time, 256 times if each looks at the others."""
+    few, many = (min(seconds_to_leave(count) for _ in range(5)) for count in (500, 8_000))
+    assert many < 64 * few
+
+
+def test_sink_that_takes_over_a_call_keeps_its_place_and_can_leave() -> None:
+    waiting = queue_of("a", "a")
+    first, second = waiting.all()
+    successor = RecordedCall(client="a")
+    waiting.replace(first.sink, successor)
+    assert [call.sink for call in waiting.all()] == [successor, second.sink]
+    waiting.remove(successor)
+    assert waiting.all() == [second]
