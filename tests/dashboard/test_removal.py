@@ -8,10 +8,12 @@ from typing import Any
 
 from proxy.core.alerts import Alert
 from proxy.core.request_records import RequestRecord
+from proxy.core.usage import UsageSums
 from proxy.store.postgres.actions import ActionStore, Actor
 from proxy.store.postgres.alerts import AlertStore
 from proxy.store.postgres.keys import KeyStore
 from proxy.store.postgres.request_store import RequestStore
+from proxy.store.postgres.usage import UsageStore
 from tests.dashboard.service import PASSWORD, Client, DashboardService, call
 from tests.dashboard.test_account_isolation import POLICY, WEBHOOK
 from tests.dashboard.test_second_factor import protected
@@ -111,6 +113,40 @@ async def test_nothing_is_recorded_of_an_erased_account(service: DashboardServic
         assert (
             await AlertStore(service.pool, sends_mail=True).raise_all(erased, [Alert("webhook_paused", 0, "now")]) == 0
         )
+
+
+async def test_no_usage_is_written_of_an_erased_account(service: DashboardService) -> None:
+    erased, other = (await service.holder()).account["id"], (await service.holder()).account["id"]
+    keys, store = KeyStore(service.pool, pepper="p" * 32, plans={"free": 10}), UsageStore(service.pool)
+    batch = {((account, "key_1", "net/one", "m"), int(time.time()) // 60): UsageSums(1) for account in (erased, other)}
+    async with connected(service.database) as database, asyncio.TaskGroup() as group:
+
+        async def written() -> dict[str, int]:
+            found = await database.fetch(
+                "select account_id, sum(requests)::int as requests from usage join usage_series on id = series "
+                "where step = 'minute' and key_id = '' and network = '' and method = '' group by account_id"
+            )
+            return {row["account_id"]: row["requests"] for row in found if row["account_id"] in (erased, other)}
+
+        await store.write("w", 1, batch)
+        assert await written() == {erased: 1, other: 1}
+        # A batch that begins while the account is being erased.
+        transaction = database.transaction()
+        await transaction.start()
+        await database.execute("select from accounts where id = $1 for update", erased)
+        writing = group.create_task(store.write("w", 2, batch))
+        await until(lambda: waits_for_lock(service))
+        await database.execute("update accounts set disabled = true, email = '' where id = $1", erased)
+        await transaction.commit()
+        await writing
+        assert await written() == {erased: 1, other: 2}
+        # Usage that waited in the memory of workers comes later, also of a method that the account had not used.
+        await keys.erase_account(erased)
+        late = {((account, key, network, "new"), at): used for ((account, key, network, _), at), used in batch.items()}
+        await store.write("w", 3, late)
+        assert await written() == {erased: 1, other: 3}
+        series = "select count(*) from usage_series where account_id = $1 and method = 'new'"
+        assert [await database.fetchval(series, account) > 0 for account in (erased, other)] == [False, True]
 
 
 def record_of(account: str) -> RequestRecord:

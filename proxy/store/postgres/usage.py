@@ -18,7 +18,7 @@ import asyncpg
 from proxy.core.bounded import make_room
 from proxy.core.usage import BUCKETS, ChartLine, UsageStep, UsageSums, lines_of
 from proxy.store.postgres import sql
-from proxy.store.postgres.bad_rows import BadRows
+from proxy.store.postgres.bad_rows import BadRows, storable
 from proxy.store.postgres.day_tables import renew_day_tables
 from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.postgres.replica import ReplicaReads
@@ -95,13 +95,15 @@ class UsageStore:
         return f"<UsageStore {len(self._numbers)} series cached>"
 
     async def write(self, worker: str, number: int, rows: UsageTable) -> None:
-        """Write a worker's batch with its sums, unless a batch with this number was written before."""
-        whole = with_sums(rows)
+        """Write a worker's batch with its sums, unless a batch with this number was written before. Usage of an account that was
+        erased meanwhile is left out."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
+            whole = with_sums(await _without_erased(connection, rows))
             await self._find_series(connection, {series for series, _ in whole})
             async with connection.transaction():
                 if await connection.fetchval(sql.usage.begin_batch, worker, number) is None:
                     return
+                whole = await _without_erased(connection, whole)
                 # One order over all statements, so that two workers never deadlock.
                 numbers = self._numbers
                 found = sorted(
@@ -187,6 +189,16 @@ class UsageStore:
                 return 0
             status = await connection.execute(query, before, PIECE, timeout=WRITE_S)
             return int(status.split()[-1])
+
+
+async def _without_erased(connection: DatabaseConnection, rows: UsageTable) -> UsageTable:
+    """The rows of accounts that were not erased; within a transaction, none of them is erased until it ends."""
+    accounts = {storable(series[0]) for series, _ in rows}
+    found = await connection.fetch(sql.usage.lock_erased, [*accounts])
+    if not found:
+        return rows
+    erased = {row["id"] for row in found}
+    return {place: used for place, used in rows.items() if place[0][0] not in erased}
 
 
 async def _sum_up(connection: DatabaseConnection) -> int:

@@ -16,6 +16,13 @@ with given as materialized (
 select id from given join (select * from known union all select * from made) found using (account_id, key_id, network, method)
 order by place;
 
+-- lock_erased
+-- The accounts that were erased. The lock makes an erasure of the others wait until their usage is written.
+with held as materialized (
+    select id, disabled and email = '' as is_erased from accounts where id = any($1::text[]) order by id for key share
+)
+select id from held where is_erased;
+
 -- begin_batch
 -- Returns no row if this batch was already written.
 insert into usage_batches as b (worker, number) values ($1, $2)
