@@ -98,6 +98,8 @@ class UpstreamStream:
                 self._reader.cancel()
                 # Awaiting the reader itself would not distinguish its cancellation from ours.
                 await asyncio.wait([self._reader])
+            if self._socket is not None:
+                await self._socket.close()  # A reader that had not started has not done so.
         finally:
             if self._session is not None:
                 await self._session.close()

@@ -282,6 +282,29 @@ async def test_solanas_subscriptions_are_made_again_concurrently() -> None:
 
 
 @on_uvloop
+async def test_working_stream_is_kept_while_a_better_upstream_cannot_be_reached() -> None:
+    """Its health may lag behind: each attempt to return would end the subscriptions and lose their notifications."""
+    async with solana("ws", "ws") as (harness, (first, second)):
+        listener = await harness.listen(ACCOUNT)
+        await first.kill()
+        await until(lambda: second.subscriptions)
+        feed = harness.feed
+        assert isinstance(feed, svm_feed.SvmFeed)
+        (dead, _) = feed._sources._sources
+        for number in range(3):
+            failures = dead.backoff_s
+            while dead.backoff_s == failures:
+                dead.upstream.health.silent = False
+                dead.retry_at = 0.0
+                await asyncio.sleep(0.02)
+            await second.change("accountSubscribe", ["abc", {"encoding": "base64"}], number)
+            await until(lambda number=number: len(listener.events) == number + 1)
+        assert second.subscribed == 1
+        await first.open()
+        await until(lambda: len(first.subscriptions) == 1)
+
+
+@on_uvloop
 async def test_slots_of_a_restarted_network_are_sent() -> None:
     async with solana("ws") as (harness, (first,)):
         listener = await harness.listen(SLOTS)

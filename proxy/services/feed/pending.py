@@ -154,7 +154,7 @@ class PendingTransactions:
                     self._subscribe_full(stream) if full else stream.subscribe("eth_subscribe", _HASHES, self._on_hash)
                 )
             self._set_ready(kinds)
-            while self._kinds() <= kinds and self._sources.is_best(source, self._clock()):
+            while self._kinds() <= kinds and not await self._sources.has_successor(source, self._clock):
                 if await until_set(lost, within_s=CHECK_S):
                     raise SourceFailed("the connection was lost")
         except (StreamLost, SubscriptionRefused) as exc:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from proxy.services.rpc.networks import Route
 from proxy.wire.upstream import Upstream
+from proxy.wire.upstream_stream import StreamLost
 from proxy.wire.websocket_upstream import WebSocketUpstream
 
 log = logging.getLogger("penstock.feed")
@@ -93,6 +94,17 @@ class FeedSources:
         before = self._sources[: self._sources.index(source)]
         return not any(each.retry_at <= now and self._is_healthy(each, now) for each in before)
 
+    async def has_successor(self, source: FeedSource, clock: Callable[[], float]) -> bool:
+        """Whether a higher-ranked source can take over. Notifications are lost while a stream is replaced, so one that pushes
+        must be reachable: its failure may not have shown in its health yet. One that is not backs off."""
+        for each in self._sources[: self._sources.index(source)]:
+            if each.retry_at > clock() or not self._is_healthy(each, clock()):
+                continue
+            if not isinstance(each.upstream, WebSocketUpstream) or await _is_reachable(each.upstream):
+                return True
+            self.failed(each, clock())
+        return False
+
     def next_retry_at(self, now: float) -> float:
         """When to look for a source again."""
         ready = [source.retry_at for source in self._sources if _is_ours(source)]
@@ -111,6 +123,17 @@ class FeedSources:
 
 def _is_ours(source: FeedSource) -> bool:
     return source.upstream.health.standing == "good"
+
+
+async def _is_reachable(upstream: WebSocketUpstream) -> bool:
+    stream = upstream.stream(lambda: None)
+    try:
+        await stream.open()
+    except StreamLost:
+        return False
+    finally:
+        await stream.close()
+    return True
 
 
 def _rank(source: FeedSource) -> tuple[int, float]:

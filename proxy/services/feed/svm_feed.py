@@ -1,9 +1,9 @@
 """The feed of an SVM network: it passes notifications from an upstream's WebSocket on to all listeners of the same topic.
 
 There is one upstream subscription per topic, however many listeners it has. When the upstream fails, all subscriptions are
-made again at the next one. A slot is published once, even if the next upstream is behind. A `signatureSubscribe` ends with
-its notification. Topics are polled (`svm_poller.py`) while no upstream with a WebSocket is connected, and if the one that is
-does not have the method.
+made again at the next one, and once more at the first as soon as it can be reached again. A slot is published once, even if
+the next upstream is behind. A `signatureSubscribe` ends with its notification. Topics are polled (`svm_poller.py`) while no
+upstream with a WebSocket is connected, and if the one that is does not have the method.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class SvmFeed:
         try:
             await stream.open()
             self._start_streaming()
-            while not lost.is_set() and self._sources.is_best(source, self._clock()):
+            while not lost.is_set() and not await self._sources.has_successor(source, self._clock):
                 await self._work(stream)
             if lost.is_set():
                 raise SourceFailed("the connection was lost")

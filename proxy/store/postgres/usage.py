@@ -95,7 +95,7 @@ class UsageStore:
         return f"<UsageStore {len(self._numbers)} series cached>"
 
     async def write(self, worker: str, number: int, rows: UsageTable) -> None:
-        """Write a worker's batch with its sums, unless a batch with this number was written before. Usage of an account that was
+        """Write a worker's batch with its sums, unless a batch with this number was written before. Usage of accounts that were
         erased meanwhile is left out."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             whole = with_sums(await _without_erased(connection, rows))
