@@ -286,6 +286,7 @@ class App:
                 resolver,
                 rest,
                 operator={**records.admin_handlers(), **ContradictionHandlers(self.contradictions).handlers()},
+                meters=self.plane.meters,
             ),
         }
 

@@ -12,6 +12,7 @@ from proxy.compose.sign_in_feature import SignInFeature
 from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.metering import Meters
 from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.session_rates import SessionRates
 from proxy.services.announcements import Announcements
@@ -70,6 +71,7 @@ class DashboardFeature:
         self._settings = settings
         self._tables = tables
         self._usage = accounts.usage
+        self._keyring = accounts.keyring
         self._tasks = tasks
         self._networks = [route.network for route in networks.routes.values()]
         signing = SignInFeature(settings, pool, accounts.keys, tasks)
@@ -104,9 +106,10 @@ class DashboardFeature:
         rest: Mapping[str, RestHandler],
         *,
         operator: Mapping[str, SessionHandler],
+        meters: Meters,
     ) -> dict[str, Handler]:
         """The handlers, by operation id. `rest`: the handlers for keys, some of which are mirrored under /account. `operator`:
-        further handlers of operators."""
+        further handlers of operators. `meters`: charge accounts for upstream calls."""
         dashboard = self._settings.dashboard
         endpoints = SessionEndpoints(gate, admission, spec, self.sign_in, self.actions, dashboard, self.rates)
         plans = self._tables.plans
@@ -128,7 +131,7 @@ class DashboardFeature:
             **endpoints.wrapped(AnnouncementHandlers(self.announcements).handlers()),
             **endpoints.wrapped(UpstreamChartHandlers(self.history, self.matrix).handlers()),
             **endpoints.wrapped(operator),
-            **endpoints.mirrored(rest, resolver),
+            **endpoints.mirrored(rest, resolver, keyring=self._keyring, meters=meters),
         }
         return handlers | endpoints.wrapped(PageReads(spec, endpoints.readers).handlers())
 

@@ -7,13 +7,16 @@ import itertools
 import time
 
 import pytest
+from aiohttp import web
 
 from proxy.core.access import place_of
 from proxy.errors import RateLimited
 from proxy.services.accounts.session_rates import HOLDS_S, SHARED, SessionRates
+from proxy.store.postgres.keys import LimitChange
 from proxy.store.shared_memory import host_memory
 from proxy.store.shared_memory.host_memory import HostMemory
 from tests.dashboard.service import Client, DashboardService
+from tests.flows.upstream import echo, reply
 
 AT_ONCE = 64
 PER_SECOND = 20.0
@@ -77,3 +80,35 @@ async def test_flood_of_one_person_is_refused_and_another_person_is_served(servi
     assert set(statuses) == {200, 429}
     # Each request reads four parts.
     assert 4 * statuses.count(200) <= BURST + PER_SECOND * (time.monotonic() - began_s) + 4
+
+
+async def test_account_pays_for_the_upstream_calls_of_a_back_test_with_a_session(service: DashboardService) -> None:
+    """The reading of logs costs 8 units, which an account with 5 a second can never pay for."""
+    account = await service.account(plan="free")
+    holder = await service.holder(account)
+    config = {"contracts": ["0x" + "ab" * 20]}
+    body = {
+        "chain": "ethereum-sepolia",
+        "event_type": "token_transfer",
+        "config": config,
+        "from_block": 0,
+        "to_block": 1,
+    }
+    for upstream in service.upstreams:
+        upstream.act = no_logs
+    try:
+        paid = await holder.post("/account/webhooks/backtest", body)
+        assert (paid.status, paid.data["events"]) == (200, 0)
+        await service.keys.update_account(account["id"], own=LimitChange(units_per_second=5))
+        refused = await holder.post("/account/webhooks/backtest", body)
+        assert "compute units can never fit the limit" in refused.fault(400)
+    finally:
+        for upstream in service.upstreams:
+            upstream.act = echo
+    # What calls no upstream costs nothing.
+    for _ in range(10):
+        assert (await holder.get("/account/webhooks")).status == 200
+
+
+async def no_logs(call: dict[str, object]) -> web.StreamResponse:
+    return reply(call, result=[])

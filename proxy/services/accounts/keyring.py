@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from proxy.core import directives
-from proxy.core.access import Account, Key, Limits, digest, fence_of, is_well_formed, scope_bits
+from proxy.core.access import ALL_SCOPES, Account, Key, Limits, digest, fence_of, is_well_formed, scope_bits
 from proxy.core.bounded import make_room
 from proxy.core.fault_plans import FaultPlan, plan_of
 from proxy.core.limits import BucketRates
@@ -237,6 +237,23 @@ class Keyring:
         """The valid key with this id."""
         key = self._by_id.get(key_id)
         return None if key is None or key.dies_at <= now else key
+
+    async def session_key(self, account_id: str) -> Key:
+        """A key with all scopes for a person who is signed in to the account. It is not in the keyring and counts no requests,
+        but upstream calls that it makes are paid from the account's units."""
+        row = await self._store.read_account(account_id)
+        plan = self._plans[row["plan"] if row["plan"] in self._plans else "free"].limits
+        rate = BucketRates(
+            row["slot"],
+            row["requests_per_second"] or plan.requests_per_second,
+            row["units_per_second"] or plan.units_per_second,
+        )
+        self._slots.reserve_rates(rate, None)
+        account = Account(id=account_id, plan=row["plan"], day_limit=0)
+        return Key(
+            id="", lineage="", digest=b"", live=True, scopes=ALL_SCOPES, account=account, rate=rate, disabled=False,
+            dies_at=math.inf,
+        )  # fmt: skip
 
     def successor(self, key: Key) -> Key | None:
         """The current record of a changed key, or None if it is no longer valid."""

@@ -2,7 +2,8 @@
 
 A request passes, in this order: the check for a foreign origin, the rate of the client's address, the session, the CSRF token,
 the role of the person, validation of the path and the query against the API spec, the rates of the person and the account, then
-validation of the body. Replies are never cached by browsers or intermediaries. They cost no units.
+validation of the body. Replies are never cached by browsers or intermediaries. They cost no units,
+except for the upstream calls that some make, such as back-tests: the account pays for these as with a key.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from typing import Any
 from aiohttp import web
 
 from proxy.core import roles, sessions
-from proxy.core.access import ALL_SCOPES, Account, Key
+from proxy.core.access import ALL_SCOPES
 from proxy.core.display_text import cleaned
-from proxy.core.limits import BucketRates
 from proxy.core.paging import Page
 from proxy.errors import Fault, Forbidden, Unauthorized
 from proxy.services.accounts.action_log import ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.keyring import Keyring
+from proxy.services.accounts.metering import Meters, meter_of_task
 from proxy.services.accounts.session_rates import SessionRates
 from proxy.services.accounts.sign_in import Session, SignedIn, SignIn, SignInPlace
 from proxy.settings import DashboardSettings
@@ -123,17 +125,27 @@ class SessionEndpoints:
         self.readers |= {name: each for name, each in handlers.items() if self._spec.operations[name].is_read}
         return {name: self._wrap(self._spec.operations[name], handler) for name, handler in handlers.items()}
 
-    def mirrored(self, handlers: Mapping[str, RestHandler], resolver: NetworkResolver) -> dict[str, Handler]:
-        """Key operations that also exist under /account: called with a key of the account that has all scopes."""
+    def mirrored(
+        self, handlers: Mapping[str, RestHandler], resolver: NetworkResolver, *, keyring: Keyring, meters: Meters
+    ) -> dict[str, Handler]:
+        """Key operations that also exist under /account: called with a key of the account that has all scopes. A request costs
+        no units, but the upstream calls that it makes do, as with any key."""
         found: dict[str, SessionHandler] = {}
         for name, handler in handlers.items():
             if (mirror := f"account_{name}") in self._spec.operations:
 
                 async def call(request: SessionRequest, handler: RestHandler = handler) -> Any:
-                    key = _session_key(request.who)
-                    return await handler(
-                        RestRequest(key, ALL_SCOPES, request.path, request.query, request.body, resolver)
-                    )
+                    if request.who.is_operator:
+                        raise Unauthorized("an operator's session has no account: sign in to an account")
+                    key = await keyring.session_key(request.who.id)
+                    meter = meters.open(key)
+                    meter_of_task.set(meter)
+                    try:
+                        return await handler(
+                            RestRequest(key, ALL_SCOPES, request.path, request.query, request.body, resolver)
+                        )
+                    finally:
+                        meter.settle(least=0)
 
                 found[mirror] = call
         return self.wrapped(found)
@@ -240,20 +252,3 @@ def _created_in(found: Any) -> str:
     """The id of what was created, for the log: no path names it."""
     data = found.data if isinstance(found, RestReply) else None
     return str(data.get("id", "")) if isinstance(data, Mapping) else ""
-
-
-def _session_key(session: Session) -> Key:
-    """A key of the account to call services with. It is never in the keyring, and nothing is counted for it."""
-    if session.is_operator:
-        raise Unauthorized("an operator's session has no account: sign in to an account")
-    return Key(
-        id="",
-        lineage="",
-        digest=b"",
-        live=True,
-        scopes=ALL_SCOPES,
-        account=Account(id=session.id, plan=session.plan, day_limit=0),
-        rate=BucketRates(0, 1, 1),
-        disabled=False,
-        dies_at=math.inf,
-    )
