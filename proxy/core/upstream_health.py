@@ -13,8 +13,9 @@ only when no call caused the failure (a refused connection), or when the upstrea
 which we ask ourselves. Otherwise it opens *softly*: the upstream is passed over while another one takes calls, and used
 as before when none does.
 
-*Rate limits.* An upstream that answers 429 rests for as long as it asks, and others take its calls. If there is no other, a
-call goes through now and then to find out whether it takes calls again; these trials become rare quickly. From the first 429
+*Rate limits.* An upstream that answers 429 rests for exactly as long as it asks while others take its calls. If no other does,
+refusing every call until then would make an outage of what is often one full second of a rate limit. So a call goes through
+now and then to find out whether it takes calls again; these trials become rare quickly. From the first 429
 on, the upstream gets no more calls per second than it has answered. This *pace* rises slowly, and ends when there was no 429
 for a while.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import time
 from typing import Any
 
 import pytest
@@ -205,10 +206,28 @@ async def test_upstream_that_never_answers_is_given_up_and_its_connection_droppe
 
 
 @on_uvloop
-async def test_upstream_that_asks_for_a_pause_gets_it() -> None:
+async def test_upstream_that_asks_for_a_pause_gets_it_while_another_takes_calls() -> None:
+    script = replies(lambda _: http(b"slow down", status=429, Retry_After="2"))
+    given = {"tier": 0}, {"tier": 1}
+    async with Scripted(script) as paused, Scripted(stub()) as other:
+        upstreams_of = [{"url": each.url, **options} for each, options in zip((paused, other), given, strict=True)]
+        async with running_worker({LIVE: upstreams_of}, **NO_CACHE) as worker:
+            health = worker.app.networks.routes[LIVE].upstreams[0].health
+            for number in range(20):
+                assert is_good(await worker.send(CALL)), number
+            rests_until = health.rests_until
+            while time.monotonic() < rests_until - 0.1:
+                assert is_good(await worker.send(CALL))
+                await asyncio.sleep(0.02)
+            assert sum(b"net_listening" in body for body in paused.bodies) == 1
+
+
+@on_uvloop
+async def test_sole_upstream_that_asks_for_a_pause_is_tried_a_few_times_only() -> None:
+    """There is no other to ask, and many upstreams ask for a longer pause than they need: see `core/upstream_health.py`."""
     script = replies(lambda _: http(b"slow down", status=429, Retry_After="2"))
     async with Scripted(script) as upstream, running_worker(upstream.url, **NO_CACHE) as worker:
-        # The call waits for its turn at the upstream, which is tried a few times only, then it fails.
+        # The call waits for its turn at the upstream, then it fails.
         (await worker.send(CALL)).fault(503)
         assert 1 <= len(upstream.bodies) <= 10
         upstream.script = stub()

@@ -98,7 +98,7 @@ class UsageStore:
         """Write a worker's batch with its sums, unless a batch with this number was written before. Usage of accounts that were
         erased meanwhile is left out."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            whole = with_sums(await _without_erased(connection, rows))
+            whole: UsageTable = with_sums(await _without_erased(connection, rows))
             await self._find_series(connection, {series for series, _ in whole})
             async with connection.transaction():
                 if await connection.fetchval(sql.usage.begin_batch, worker, number) is None:
