@@ -8,7 +8,7 @@ from proxy.memory_budget import BudgetLine
 from proxy.services.alerting import AlertSettingsService
 from proxy.services.delivery.history import DeliveryHistory
 from proxy.services.events.drafting import EventDrafter
-from proxy.services.events.enrichment import EventEnricher, NftSource, TokenSource
+from proxy.services.events.enrichment import EventEnricher, MetadataLanes, NftSource, TokenSource
 from proxy.services.events.finality import FinalityGate
 from proxy.services.events.internal_transfers import InternalTransfers
 from proxy.services.events.mempool import MempoolWatcher
@@ -95,7 +95,9 @@ class EventFeature:
         self.drafter = EventDrafter(network)
         self.sink = EventSink(self.watch, self.drafter)
         self.enricher = EventEnricher(self.drafter, pool, internal_calls, tokens)
-        self.metadata_enricher = EventEnricher(self.drafter, pool, internal_calls, tokens, nfts)
+        self.metadata = MetadataLanes(
+            network, pool, lambda account: EventEnricher(self.drafter, pool, internal_calls, tokens, nfts, account)
+        )
         self.finality = FinalityGate(network, pool, internal_calls)
         self.internal_transfers = InternalTransfers(
             self.watch, self.drafter, pool, TraceReader(network, internal_calls)
@@ -111,7 +113,7 @@ class EventFeature:
         name = self.watch.network.id
         tasks.start("webhooks", lambda: self.watch.follow(self._pool, self._notifications), of=name)
         tasks.start("events", lambda: self.enricher.run(self._notifications, is_leader), of=name)
-        tasks.start("metadata", lambda: self.metadata_enricher.run(self._notifications, is_leader), of=name)
+        tasks.start("metadata", lambda: self.metadata.run(self._notifications, is_leader), of=name)
         tasks.start("finality", lambda: self.finality.run(self._notifications, is_leader), of=name)
         tasks.start("traces", lambda: self.internal_transfers.run(self._notifications, is_leader), of=name)
         tasks.start("mined", lambda: self.mined_lookups.run(self._notifications, is_leader), of=name)

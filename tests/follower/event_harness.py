@@ -37,18 +37,17 @@ class EventHarness:
         self.follower = follower
         self.term = term
         self.store = WebhookStore(harness.running.pool)
-        self.account = ""
 
-    async def webhook(self, event_type: str, **config: Any) -> Webhook:
-        if not self.account:
-            async with connected(self.inner.database) as connection:
-                await connection.execute(
-                    "insert into accounts (id, name, email, plan) values ('acct', 'A', 'a@example.com', 'growth')"
-                )
-            self.account = "acct"
+    async def webhook(self, event_type: str, *, account: str = "acct", **config: Any) -> Webhook:
+        async with connected(self.inner.database) as connection:
+            await connection.execute(
+                "insert into accounts (id, name, email, plan) values ($1, 'A', $1 || '@example.com', 'growth') "
+                "on conflict do nothing",
+                account,
+            )
         addresses = await read_config(event_type, config)
         new = NewWebhook(
-            account="acct",
+            account=account,
             network=NETWORK,
             live=False,
             url="https://hooks.example.com/",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -11,6 +13,8 @@ import orjson
 import pytest
 
 from proxy.chains.evm.payloads import EventToken
+from proxy.chains.registry import Network
+from proxy.compose.webhooks import EventFeature
 from proxy.core import webhook_bodies
 from proxy.core.paging import Page
 from proxy.services.events import enrichment
@@ -387,6 +391,45 @@ async def test_incomplete_events_are_skipped_and_do_not_block_later_ones(
         pass
     assert len(await harness.bodies()) == 2
     assert len(await harness.rows("select from events where lacks is not null")) == 5
+
+
+async def test_slow_metadata_of_one_account_does_not_delay_events_of_another(
+    harness: EventHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enrichment, "METADATA_S", 60.0)
+    gate = asyncio.Event()
+
+    class HangingNfts:
+        async def read(self, network: Network, contract: bytes, token_id: int) -> dict[str, Any]:
+            if contract == ART:
+                await gate.wait()
+            return {"name": "Found", "description": None, "image_url": None, "image_gateway_url": None, "traits": []}
+
+    running = harness.inner.running
+    events = EventFeature(
+        harness.inner.route, running.pool, running.notifications, running.internal_calls,
+        tokens=harness.inner.running.data.contracts, nfts=HangingNfts(),
+    )  # fmt: skip
+    await harness.step()
+    await harness.webhook("NFT_ACTIVITY", account="slow", contracts=["0x" + ART.hex()])
+    await harness.webhook("NFT_ACTIVITY", account="other", contracts=["0x" + GAME.hex()])
+    many = 3 * enrichment.NFT_BATCH
+    await harness.mine([erc721(ART, B, A, token) for token in range(many)])
+    running.tasks.start("metadata", lambda: events.metadata.run(running.notifications, lambda: True), of="test")
+
+    async def due() -> list[str]:
+        return [each["data"]["contract"].lower() for each in await harness.bodies()]
+
+    for count in (1, 2):
+        await harness.mine([erc721(GAME, B, A, count)])
+        await until(lambda count=count: is_count(due, count))
+    assert await due() == 2 * ["0x" + GAME.hex()]
+    gate.set()
+    await until(lambda: is_count(due, many + 2))
+
+
+async def is_count(found: Callable[[], Awaitable[list[str]]], count: int) -> bool:
+    return len(await found()) == count
 
 
 MINED = "0x" + "79" * 32

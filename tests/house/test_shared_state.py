@@ -30,6 +30,7 @@ BY_ACCOUNT = {
     "services/accounts/sign_in:SignIn._hashing": "strangers and known places wait apart; attempts are limited",
     "services/bundler/lookup:OperationLookup._wide": "searches of an account leave places to others",
     "services/delivery/deliverer:Deliverer._changed_accounts": "accounts whose limits have changed, each once",
+    "services/events/enrichment:MetadataLanes": "a lane for each account; each takes a batch and its timeout at most",
     "services/feed/account_places:AccountPlaces": "places of each account",
     "services/feed/account_queue:AccountQueue": "accounts in turn",
     "services/feed/svm_poller:SvmPoller._resting": "accounts without units, each once",

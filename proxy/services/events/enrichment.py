@@ -3,7 +3,8 @@
 A receipt shows whether a transaction succeeded: a failed one has moved nothing, and most of its events are dropped. A token's
 contract returns its symbol and decimals, an NFT's document its metadata. An incomplete event is delivered once all of that is
 there, and its body does not change afterwards. While upstreams are unavailable, events wait. Metadata comes from third-party
-servers, so it is given a few seconds and then left out.
+servers, so it is given a few seconds and then left out. An account chooses these servers with its contracts, so the events of
+each account are enriched in a lane of their own: slow servers delay no other account's.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from proxy.store.postgres import sql
 from proxy.store.postgres.bad_rows import BadRows
 from proxy.store.postgres.events import IncompleteEvent
 from proxy.store.postgres.pool import PATIENT_S, Pool
-from proxy.tasks import until_set
+from proxy.tasks import client_of_task, until_set
 
 log = logging.getLogger("penstock.events")
 
@@ -40,6 +41,8 @@ BATCH, NFT_BATCH = 200, 16
 MOST_SET_ASIDE = 10_000
 # Timeout for metadata.
 METADATA_S = 5.0
+# Accounts whose metadata is fetched at a time. Each takes at most a batch and its timeout before others follow.
+MOST_LANES = 32
 # How often to check without a notification, and how soon incomplete events are retried.
 CHECK_S, RETRY_S = 20.0, 1.0
 
@@ -62,7 +65,7 @@ class NftSource(Protocol):
 
 
 class EventEnricher:
-    """Enriches the events of one network: with `nfts` those that lack metadata, without it all others."""
+    """Enriches the events of one network: with `nfts` those of one account that lack metadata, without it all others."""
 
     def __init__(
         self,
@@ -71,6 +74,7 @@ class EventEnricher:
         internal_calls: InternalCalls,
         tokens: TokenSource,
         nfts: NftSource | None = None,
+        account: str | None = None,
     ) -> None:
         self._drafter = drafter
         self._network = drafter.network
@@ -78,12 +82,15 @@ class EventEnricher:
         self._internal_calls = internal_calls
         self._tokens = tokens
         self._nfts = nfts
+        self._account = account
         # The position in the queue, whether events were skipped, and when the next pass may begin (None during a pass).
         # Skipped events are retried in the next pass, so that they do not block the events behind them.
         self._cursor = store.FIRST
         self._has_skipped = False
         self._next_pass_at: float | None = None
         self._bad = BadRows("event")
+        # How many events were completed or dropped.
+        self.completed = 0
         # Events that cannot be completed.
         self._set_aside: LruCache[str, bool] = LruCache(MOST_SET_ASIDE)
 
@@ -113,7 +120,12 @@ class EventEnricher:
         limit = BATCH if self._nfts is None else NFT_BATCH
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             found = await store.list_incomplete(
-                connection, self._network.id, metadata=self._nfts is not None, after=self._cursor, limit=limit
+                connection,
+                self._network.id,
+                metadata=self._nfts is not None,
+                after=self._cursor,
+                limit=limit,
+                account=self._account,
             )
         if found:
             for event in await self._bad.write([e for e in found if e.id not in self._set_aside], self._complete):
@@ -133,6 +145,7 @@ class EventEnricher:
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await connection.fetchval(sql.webhooks.version_of, self._network.id)
             await store.complete(connection, done, dropped=dropped)
+        self.completed += len(done) + len(dropped)
         self._has_skipped = self._has_skipped or len(done) + len(dropped) < len(found)
 
     def start_over(self) -> None:
@@ -210,6 +223,68 @@ class EventEnricher:
         except Exception as exc:  # A contract and its server choose the document: one must not stop the others.
             self._bad.set_aside(exc)
             return None
+
+
+class MetadataLanes:
+    """Enriches the events of one network that lack NFT metadata. `make(account)`: the enricher of one account's events."""
+
+    def __init__(self, network: Network, pool: Pool, make: Callable[[str], EventEnricher]) -> None:
+        self._network = network
+        self._pool = pool
+        self._make = make
+        # By account: those with incomplete events, and those whose lane is running.
+        self._lanes: dict[str, EventEnricher] = {}
+        self._running: set[str] = set()
+        self._wake = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<MetadataLanes {self._network.id}, {len(self._running)} running>"
+
+    async def run(self, notifications: Notifications, is_leader: Callable[[], bool]) -> None:
+        """Supervised loop. It works only while this process is the network's follower."""
+        self._wake = notifications.event_for(CHANNEL, self._network.id)
+        self._running.clear()
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._wake.clear()
+                if is_leader():
+                    try:
+                        await self._start(group, is_leader)
+                    except Fault as exc:
+                        log.warning(
+                            "cannot find incomplete events",
+                            extra={"network": self._network.id, "reason": str(exc)[:300]},
+                        )
+                await until_set(self._wake, within_s=CHECK_S)
+
+    async def _start(self, group: asyncio.TaskGroup, is_leader: Callable[[], bool]) -> None:
+        """Start a lane for each account that has incomplete events and none yet."""
+        if len(self._running) >= MOST_LANES:
+            return  # The next one that ends wakes the loop.
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            accounts = await store.list_lacking_metadata(
+                connection, self._network.id, but=[*self._running], limit=MOST_LANES - len(self._running)
+            )
+        found = {*accounts, *self._running}
+        self._lanes = {account: self._lanes.get(account) or self._make(account) for account in found}
+        for account in accounts:
+            self._running.add(account)
+            group.create_task(self._lane(account, is_leader))
+
+    async def _lane(self, account: str, is_leader: Callable[[], bool]) -> None:
+        client_of_task.set(account)
+        lane = self._lanes[account]
+        before = lane.completed
+        try:
+            while is_leader() and await lane.enrich():
+                pass
+        except Fault as exc:
+            extra = {"network": self._network.id, "account": account, "reason": str(exc)[:300]}
+            log.warning("cannot enrich events", extra=extra)
+        if lane.completed == before:
+            await asyncio.sleep(RETRY_S)  # Its events wait for something else.
+        self._running.discard(account)
+        self._wake.set()
 
 
 def _is_from_block(receipt: Mapping[str, Any] | None, event: IncompleteEvent) -> bool:

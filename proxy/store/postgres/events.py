@@ -145,14 +145,28 @@ async def release_final(connection: DatabaseConnection, network: str, tag: Final
         await connection.execute(sql.deliveries.notify)
 
 
+async def list_lacking_metadata(
+    connection: DatabaseConnection, network: str, *, but: Sequence[str], limit: int
+) -> list[str]:
+    """Return accounts with events that lack NFT metadata, except the given ones."""
+    rows = await connection.fetch(sql.events.list_lacking_metadata, network, but, limit)
+    return [row["account_id"] for row in rows]
+
+
 async def list_incomplete(
-    connection: DatabaseConnection, network: str, *, metadata: bool, after: EventCursor, limit: int
+    connection: DatabaseConnection,
+    network: str,
+    *,
+    metadata: bool,
+    after: EventCursor,
+    limit: int,
+    account: str | None = None,
 ) -> list[IncompleteEvent]:
-    """Return incomplete events after a position, oldest first.
+    """Return incomplete events of one account, or of all, after a position, oldest first.
 
     `metadata` selects either those that lack NFT metadata, which may take long, or all others.
     """
-    rows = await connection.fetch(sql.events.list_incomplete, network, metadata, *after, limit)
+    rows = await connection.fetch(sql.events.list_incomplete, network, metadata, *after, limit, account)
     return [
         IncompleteEvent(
             row["id"], row["day"], row["type"], row["block"], row["block_hash"], row["body"], orjson.loads(row["lacks"]),

@@ -94,10 +94,17 @@ with freed as (
 )
 select exists (select from queued);
 
+-- list_lacking_metadata
+-- Accounts with events that lack NFT metadata, except the given ones.
+select distinct account_id from events join webhooks on webhooks.id = webhook_id
+where events.network = $1 and lacks is not null and lacks -> 'nft' is not null and account_id <> all($2::text[])
+limit $3;
+
 -- list_incomplete
--- Incomplete events, oldest first, after a cursor.
+-- Incomplete events of one account or of all, oldest first, after a cursor.
 select id, day, type, block, block_hash, body, lacks, created_at from events
 where network = $1 and lacks is not null and (lacks -> 'nft' is not null) = $2 and (created_at, id) > ($3::timestamptz, $4::text)
+    and ($6::text is null or webhook_id in (select webhooks.id from webhooks where account_id = $6))
 order by created_at, id limit $5;
 
 -- complete
