@@ -102,7 +102,7 @@ def is_empty(method: Method, result: bytes) -> bool:
             value = bytes(_in_context(result).value) or result
         except _UNREADABLE:
             return False
-    return value == b"null" or (method.empty and value in _EMPTY)
+    return value == b"null" or (method.empty and len(value) < _SMALL and value in _EMPTY)
 
 
 class _AtSlot(msgspec.Struct, gc=False):

@@ -69,6 +69,11 @@ class PendingReply(WholeResultWaiter):
         """A block that the state behind the result has reached; 0 if it is unknown."""
         return self.block if self.flight is None else self.flight.block
 
+    def forget_flight(self) -> None:
+        """Let the flight be freed now. It refers to this waiter, so both would wait for the garbage collector, with params that
+        may be large."""
+        self.flight = None
+
     async def result(self) -> bytes:
         """The result. Raises RpcError for an upstream's error and a Fault for ours."""
         try:

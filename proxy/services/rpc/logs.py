@@ -248,7 +248,10 @@ class SplitLogQuery:
         state = self._dispatcher.state
         if state.reorgs != self._reorgs and self._whole.last > state.heads.final:
             raise Unavailable("the chain was reorganised while its logs were read: try again")
-        return log_range.merge(logs for _, logs in sorted(self._logs.items()))
+        merged = log_range.merge(logs for _, logs in sorted(self._logs.items()))
+        self._logs.clear()
+        await asyncio.sleep(0)  # Megabytes are joined in one step, then cached and sent in another.
+        return merged
 
     def _start_workers(self, group: asyncio.TaskGroup) -> None:
         for turns in range(min(AT_ONCE - self._workers, len(self._left))):
@@ -326,4 +329,6 @@ class SplitLogQuery:
 
 async def _answer_of(pending: PendingReply) -> tuple[bytes, Upstream | None]:
     logs = await pending.result()
-    return logs, pending.answered_by
+    answered_by = pending.answered_by
+    pending.forget_flight()
+    return logs, answered_by
