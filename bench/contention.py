@@ -23,8 +23,9 @@ from multiprocessing.synchronize import Barrier
 from typing import Literal
 
 from proxy import compiled
-from proxy.services.rpc.network_state import SharedHead
-from proxy.store.shared_memory import windows
+from proxy.services.rpc.network_state import HEAD_NUMBERS, SharedHead
+from proxy.store.shared_memory import host_memory, windows
+from proxy.store.shared_memory.host_memory import HostMemory
 
 WORKERS = (1, 2, 4, 8)
 SECONDS = 1.0
@@ -67,9 +68,12 @@ def _measure(load: Load, workers: int) -> Contention:
     """Run the workers at the same time on the same memory."""
     context = multiprocessing.get_context("fork")
     fd, barrier, found = windows.create(), context.Barrier(workers), context.Queue()
-    miner = context.Process(target=_mine, args=(fd,), daemon=True)
+    head = SharedHead(HostMemory(host_memory.create()).heads(HEAD_NUMBERS), 0)
+    miner = context.Process(target=_mine, args=(head,), daemon=True)
     crew = [
-        context.Process(target=lambda place: found.put(_admit(fd, barrier, load, place)), args=(place,), daemon=True)
+        context.Process(
+            target=lambda place: found.put(_admit(fd, head, barrier, load, place)), args=(place,), daemon=True
+        )
         for place in range(workers)
     ]
     for process in (miner, *crew):
@@ -84,17 +88,15 @@ def _measure(load: Load, workers: int) -> Contention:
     return Contention(load, workers, sum(cpu_us) / workers, sum(waited) / workers, max(longest_us))
 
 
-def _mine(fd: int) -> None:
-    head = SharedHead(windows.Windows(fd).shared_heads, 0)
+def _mine(head: SharedHead) -> None:
     while True:
         head.publish(head.tip + 1)
         time.sleep(1 / BLOCKS_PER_S)
 
 
-def _admit(fd: int, barrier: Barrier, load: Load, place: int) -> tuple[float, float, float]:
+def _admit(fd: int, head: SharedHead, barrier: Barrier, load: Load, place: int) -> tuple[float, float, float]:
     """The CPU time of an admission in µs, the share of those that waited, and the longest in µs."""
     shared = windows.Windows(fd)
-    head = SharedHead(shared.shared_heads, 0)
     slot = place * APART if load == "apart" else 0
     work = _work if load == "calls" else _nothing
     barrier.wait()

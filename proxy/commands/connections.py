@@ -22,7 +22,6 @@ from proxy.services.rpc.networks import Route
 from proxy.services.rpc.probe import REPLY_S, Probe
 from proxy.services.rpc.tracker import Tracker
 from proxy.settings import Settings, Tables
-from proxy.store.shared_memory.windows import SHARED_HEAD_NUMBERS
 from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
 from proxy.turn_queue import TurnQueue
@@ -136,8 +135,7 @@ async def _link(url: str) -> None:
 
 async def tried_upstreams(found: Settings, tables: Tables) -> list[ConnectionRow]:
     loop = asyncio.get_running_loop()
-    heads = [0] * SHARED_HEAD_NUMBERS
-    builder = NetworkBuilder(found, tables, WriteBuffer(loop), TurnQueue(loop), tally=Tallies().of, shared_heads=heads)
+    builder = NetworkBuilder(found, tables, WriteBuffer(loop), TurnQueue(loop), tally=Tallies().of)
     networks = builder.networks(builder.states())
     try:
         rows = await asyncio.gather(*[_route(route) for route in networks.routes.values()])

@@ -124,7 +124,7 @@ class App:
         valkey = self.fleet.report if self.fleet else None
         self.report = ProcessReports(FleetStore(self.pool), "gateway", instance=host_id(), valkey=valkey)
         self._build_accounts(windows)
-        builder = self._network_builder(windows)
+        builder = self._network_builder()
         self._build_data_plane(builder)
         self._build_features(builder)
         self._build_web()
@@ -167,14 +167,14 @@ class App:
         self.usage = self.accounts.usage
         self.readiness = Readiness(self.keyring, self.indexes.by_name)
 
-    def _network_builder(self, windows: Windows) -> NetworkBuilder:
+    def _network_builder(self) -> NetworkBuilder:
         return NetworkBuilder(
             self.settings,
             self._tables,
             self.write_buffer,
             self.turns,
             tally=self.tallies.of,
-            shared_heads=windows.shared_heads,
+            heads_memory=self.memory,
             memory=self.memory,
             held=self.budget.of("replies"),
             hosts=self.fleet.hosts if self.fleet else lambda: 1,

@@ -42,7 +42,6 @@ from proxy.store.postgres.index_databases import INDEX, IndexDatabases
 from proxy.store.postgres.notices import Notices
 from proxy.store.postgres.pool import Pool
 from proxy.store.shared_memory.host_memory import HostMemory
-from proxy.store.shared_memory.windows import SHARED_HEAD_NUMBERS
 from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
 from proxy.turn_queue import TurnQueue
@@ -81,7 +80,6 @@ class Background:
             WriteBuffer(loop),
             TurnQueue(loop),
             tally=Tallies().of,
-            shared_heads=[0] * SHARED_HEAD_NUMBERS,
             memory=memory,
             hosts=self._limits.hosts if self._limits else lambda: 1,
             leases=self._limits.leases if self._limits else None,
@@ -239,8 +237,8 @@ def preload() -> None:
     settings_room.preload()
 
 
-def main(part: str, memory_fd: int = -1) -> int:
-    memory = HostMemory(memory_fd) if memory_fd >= 0 else None
+def main(part: str, memory_fd: int) -> int:
+    memory = HostMemory(memory_fd)
     return run_child(lambda settings, tables: _run(part, lambda: Background(settings, tables, memory)))
 
 

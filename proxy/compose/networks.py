@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 
 from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
@@ -18,7 +18,7 @@ from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.bundler import bundler_policies
 from proxy.services.rpc.dispatcher import Dispatcher, Takeovers
 from proxy.services.rpc.method_policy import policies_of, unknown_of
-from proxy.services.rpc.network_state import FleetHeads, NetworkState, SharedHead
+from proxy.services.rpc.network_state import HEAD_NUMBERS, FleetHeads, NetworkState, SharedHead
 from proxy.services.rpc.networks import CallGuard, Networks, Route
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
@@ -40,8 +40,8 @@ Numbered = Sequence[tuple[int, UpstreamSettings]]
 
 
 class NetworkBuilder:
-    """`shared_heads` and `memory` are shared by the processes of a host. A process that serves no clients passes its own
-    heads."""
+    """`memory` is shared by the processes of a host, and so are the heads in `heads_memory`. A process that serves no clients
+    needs none: its heads are its own."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class NetworkBuilder:
         turns: TurnQueue,
         *,
         tally: Callable[[str, str], Tally],
-        shared_heads: MutableSequence[int] | memoryview[int],
+        heads_memory: HostMemory | None = None,
         memory: HostMemory | None = None,
         held: ReplyMemory | None = None,
         hosts: Callable[[], int] = lambda: 1,
@@ -65,7 +65,7 @@ class NetworkBuilder:
         self._write_buffer = write_buffer
         self._turns = turns
         self._tally = tally
-        self._shared_heads = shared_heads
+        self._heads_memory = heads_memory
         self._memory = memory
         self._held = held
         self._hosts = hosts
@@ -78,6 +78,8 @@ class NetworkBuilder:
         share = self._settings.cache.bytes // max(1, len(by_network))
         # A network's index counts all known networks, so workers with different upstreams agree on it.
         known = {network.id: (index, network) for index, network in enumerate(self._tables.chains.networks())}
+        numbers = HEAD_NUMBERS * len(known)
+        heads = [0] * numbers if self._heads_memory is None else self._heads_memory.heads(numbers)
         found = {}
         for name, upstreams in by_network.items():
             index, network = known[name]
@@ -88,7 +90,7 @@ class NetworkBuilder:
                 self._heads(network),
                 family_of(network).head,
                 ReplyCache(share),
-                SharedHead(self._shared_heads, index),
+                SharedHead(heads, index),
                 caches=self._settings.cache.enabled,
                 archive_minimum=self._tables.prices.archive_minimum,
                 streams=self._upstreams(network, streams),
@@ -142,7 +144,7 @@ class NetworkBuilder:
             self._heads(network),
             family_of(network).head,
             ReplyCache(0),
-            SharedHead([0] * 4, 0),
+            SharedHead([0] * HEAD_NUMBERS, 0),
             caches=False,
             archive_minimum=self._tables.prices.archive_minimum,
             chain=chain,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, MutableSequence, Sequence
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -30,6 +30,10 @@ _NULL_BYTES = len(NULL)
 HeadComparison = Literal["current", "behind", "future"]
 
 
+# The numbers of a network's `SharedHead`.
+HEAD_NUMBERS: Final = 4
+
+
 class SharedHead:
     """Four numbers of one network in the memory that a host's workers share: the tip, a counter of moves, the mark of the tip's
     hash (0 if it is unknown), and a counter of the times that the tip went back.
@@ -39,13 +43,11 @@ class SharedHead:
     increment at once may count once: the number still differs from the one before.
     """
 
-    __slots__ = ("_index", "_memory", "_more")
+    __slots__ = ("_index", "_memory")
 
     def __init__(self, memory: MutableSequence[int] | memoryview[int], index: int) -> None:
         self._memory = memory
-        self._index = 2 * index
-        # In the other half of the memory: workers of the version before know only the first two numbers.
-        self._more = len(memory) // 2 + 2 * index
+        self._index = HEAD_NUMBERS * index
 
     @property
     def tip(self) -> int:
@@ -57,17 +59,17 @@ class SharedHead:
 
     @property
     def mark(self) -> int:
-        return self._memory[self._more]
+        return self._memory[self._index + 2]
 
     @property
     def returns(self) -> int:
-        return self._memory[self._more + 1]
+        return self._memory[self._index + 3]
 
     def publish(self, tip: int, mark: int = 0, *, is_lower: bool = False) -> int:
         self._memory[self._index] = tip
-        self._memory[self._more] = mark
+        self._memory[self._index + 2] = mark
         if is_lower:
-            self._memory[self._more + 1] += 1
+            self._memory[self._index + 3] += 1
         self._memory[self._index + 1] = moves = self._memory[self._index + 1] + 1
         return moves
 

@@ -3,7 +3,7 @@
 It is an anonymous file that the supervisor creates and every process maps: mutexes, the owners of the regions in
 `AccountCounts`, the buckets of upstreams and of client addresses (`EdgeTable`), those regions, and last the leases
 (leased_windows), which grow with the number of accounts and keys. Far beyond those are the leases of upstreams
-(upstream_windows) and their polls (poll_table). The file is sparse: only pages that are used exist.
+(upstream_windows), their polls (poll_table) and the heads of networks. The file is sparse: only pages that are used exist.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 from proxy.store.shared_memory import account_counts, edge_table, robust_mutexes
 from proxy.store.shared_memory.account_counts import AccountCounts
 from proxy.store.shared_memory.edge_table import EdgeTable
+from proxy.store.shared_memory.growing_file import map_part
 from proxy.store.shared_memory.poll_table import PollTable
 
 # In the environment of a host's processes: what identifies the host among those that share a Valkey.
@@ -38,6 +39,7 @@ LEASES_AT = _REGIONS_AT + account_counts.PROCESSES * account_counts.REGION_BYTES
 UPSTREAM_LEASES_AT = LEASES_AT + (1 << 38)
 UPSTREAMS = UPSTREAM_SETS * edge_table.WAYS
 _POLLS_AT = UPSTREAM_LEASES_AT + (1 << 30)
+_HEADS_AT = _POLLS_AT + (1 << 30)
 
 
 def create() -> int:
@@ -66,3 +68,7 @@ class HostMemory:
 
     def __repr__(self) -> str:
         return f"<HostMemory {self.counts!r}>"
+
+    def heads(self, numbers: int) -> memoryview[int]:
+        """This many numbers, 0 at first, for the heads of networks. A process with more networks lengthens the memory."""
+        return memoryview(map_part(self.fd, _HEADS_AT, max(1, numbers) * 8)).cast("q")

@@ -1,8 +1,8 @@
 """Rate-limit buckets of all accounts and keys, shared by the worker processes of one host.
 
-The memory is an anonymous file that the supervisor creates and every worker maps. It holds an array of mutexes, the shared
-heads of the networks, then two doubles (edges, see core/limits) per slot. It outlives workers, so a restarted one
-continues with the same buckets. Every account has a slot. A key has one too, which is used if its own limits are lower.
+The memory is an anonymous file that the supervisor creates and every worker maps. It holds an array of mutexes, then two
+doubles (edges, see core/limits) per slot. It outlives workers, so a restarted one continues with the same buckets. Every
+account has a slot. A key has one too, which is used if its own limits are lower.
 
 A mutex (robust_mutexes) guards the buckets of an account and of its keys. Each is a number that is written atomically,
 so nothing needs repair if its holder is killed. A host with one worker needs no locks and saves a microsecond; while a reload
@@ -23,9 +23,6 @@ from proxy.store.shared_memory.robust_mutexes import STRIPE_BYTES, Mutex
 # Accounts that share a mutex wait for each other; with this many mutexes that is rare.
 STRIPES = 256
 MUTEX_BYTES = STRIPES * STRIPE_BYTES
-# Two numbers per network that keep the workers in step (services/rpc/networks): enough for 2,048 networks.
-SHARED_HEAD_NUMBERS = 4096
-HEAD_BYTES = MUTEX_BYTES + 8 * SHARED_HEAD_NUMBERS
 SLOT_BYTES = 8 * EDGES_PER_SLOT
 FIRST_SLOTS = 1 << 16
 
@@ -37,8 +34,8 @@ _adopt = robust_mutexes.adopt
 def create() -> int:
     """Create windows with every bucket full and return the file descriptor, which the workers inherit."""
     fd = os.memfd_create("penstock-windows")
-    os.ftruncate(fd, HEAD_BYTES + FIRST_SLOTS * SLOT_BYTES)
-    with mmap.mmap(fd, HEAD_BYTES) as memory:
+    os.ftruncate(fd, MUTEX_BYTES + FIRST_SLOTS * SLOT_BYTES)
+    with mmap.mmap(fd, MUTEX_BYTES) as memory:
         robust_mutexes.initialise(memory, STRIPES)
     return fd
 
@@ -46,7 +43,7 @@ def create() -> int:
 class Windows:
     """One process's view of the shared buckets."""
 
-    __slots__ = ("_edges", "_fd", "_locks", "_memory", "shared_heads", "slots")
+    __slots__ = ("_edges", "_fd", "_locks", "_memory", "slots")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -56,11 +53,9 @@ class Windows:
     def _map(self) -> None:
         size = os.fstat(self._fd).st_size
         self._memory = memory = mmap.mmap(self._fd, size)
-        self._edges = memoryview(memory)[HEAD_BYTES:].cast("d")
-        # Views of an older, smaller map stay valid: the memory is the same.
-        self.shared_heads = memoryview(memory)[MUTEX_BYTES:HEAD_BYTES].cast("q")
+        self._edges = memoryview(memory)[MUTEX_BYTES:].cast("d")
         self._locks = robust_mutexes.mutexes_of(memory, STRIPES)
-        self.slots = (size - HEAD_BYTES) // SLOT_BYTES
+        self.slots = (size - MUTEX_BYTES) // SLOT_BYTES
 
     def reserve(self, slot: int) -> None:
         """Ensure that this slot exists. The file only grows, under a file lock; other workers remap when they need to."""
@@ -72,8 +67,8 @@ class Windows:
         # Record locks, not flock: the workers share one open file description, which flock treats as one holder.
         fcntl.lockf(self._fd, fcntl.LOCK_EX)
         try:
-            if os.fstat(self._fd).st_size < HEAD_BYTES + wanted * SLOT_BYTES:
-                os.ftruncate(self._fd, HEAD_BYTES + wanted * SLOT_BYTES)
+            if os.fstat(self._fd).st_size < MUTEX_BYTES + wanted * SLOT_BYTES:
+                os.ftruncate(self._fd, MUTEX_BYTES + wanted * SLOT_BYTES)
         finally:
             fcntl.lockf(self._fd, fcntl.LOCK_UN)
         self._map()
