@@ -398,7 +398,7 @@ class VerifiedCall:
         if prover is None or not prover.covers(self._method) or vote.error or other.error:
             return False
         # Upstreams may differ about blocks that are not final, about tags, and about the data that they keep.
-        return self._is_final() and b"null" not in (vote.result, other.result)
+        return self._is_fixed() and b"null" not in (vote.result, other.result)
 
     def _note_split(self, votes: Sequence[ReplyVote]) -> None:
         """Keep replies that contradict each other, if one of them must be wrong. Which one is not known."""
@@ -410,10 +410,13 @@ class VerifiedCall:
                 self._keep("split", first, [vote for vote in votes if vote.digest == second.digest])
                 return
 
-    def _is_final(self) -> bool:
-        """Whether the call is about a block, or blocks, that cannot be replaced."""
+    def _is_fixed(self) -> bool:
+        """Whether the call is about a block, or blocks, that cannot be replaced, or about a block by its hash, which determines
+        its state and its logs."""
         policy, heads = self._policy, self._route.heads
         ref = policy.family.block_ref(policy.method, self._params)
+        if ref.block_hash:
+            return True
         if policy.by_range:
             return not ref.moves and policy.last_block(self._params, heads.tip) <= heads.final
         return ref.kind == "number" and 0 <= ref.number <= heads.final
