@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
@@ -13,7 +14,7 @@ from prometheus_client import REGISTRY
 from proxy.chains.evm.log_filter import parse
 from proxy.services.feed import dispatch
 from proxy.services.feed.blocks import read_receipts
-from proxy.services.feed.topics import Topic
+from proxy.services.feed.topics import FeedEvent, Topic
 from proxy.services.rpc.calls import RpcError
 from tests.feed_upstreams import (
     CONTRACTS,
@@ -340,3 +341,36 @@ async def test_unknown_subscription_is_refused() -> None:
     async with feed_harness(["ws"], network=QUICK) as harness:
         with pytest.raises(RpcError, match="newHeads, logs"):
             await harness.feed.subscribe(Topic("newFriends"), RecordingListener())
+
+
+@on_uvloop
+async def test_filter_whose_listeners_left_in_the_same_turn_does_not_stop_the_others() -> None:
+    """A filter stays in the index for a few turns after its last listener left, and its logs match it meanwhile."""
+    async with feed_harness(["ws"]) as harness:
+        topics = [logs_topic(address=CONTRACTS[n % 4]) for n in range(4)] + [logs_topic(topics=[EVENTS])]
+        leaving = [LeavingListener() for _ in topics]
+
+        def leave() -> None:
+            for topic, listener in zip(topics, leaving, strict=True):
+                harness.feed.unsubscribe(topic, listener)
+
+        for topic, listener in zip(topics, leaving, strict=True):
+            listener.leave = leave
+            await harness.feed.subscribe(topic, listener)
+        stays = await harness.listen(logs_topic())
+        await harness.chain.mine(logs=4)
+        await harness.until_tip(stays)
+        assert sum(bool(each.events) for each in leaving) == 1
+        await harness.chain.replace_blocks(1, logs=4)
+        await harness.until_tip(stays)
+        assert len(stays.logs()) == 8
+
+
+class LeavingListener(RecordingListener):
+    """All listeners leave when one of them receives something."""
+
+    leave: Callable[[], None]
+
+    def on_events(self, events: Sequence[FeedEvent]) -> None:
+        super().on_events(events)
+        self.leave()
