@@ -11,12 +11,13 @@ from typing import Any
 import orjson
 import pytest
 
+from proxy.core.usage import Tally
 from proxy.errors import Unavailable
 from proxy.services.feed import pending, svm_feed
 from proxy.services.feed.topics import Topic
 from proxy.services.rpc.calls import RpcError
 from proxy.wire.upstream_stream import UpstreamStream
-from tests.feed_upstreams import FeedHarness, FeedUpstream, feed_harness
+from tests.feed_upstreams import FeedHarness, FeedUpstream, RecordingListener, feed_harness
 from tests.rpc_upstreams import Refused
 from tests.service import until
 from tests.svm_upstreams import SvmChain, SvmFeedUpstream
@@ -92,6 +93,48 @@ async def test_full_transactions_are_fetched_if_the_stream_sends_only_hashes() -
         full = await harness.listen(FULL)
         await first.send(7)
         await until(lambda: full.results == [tx(7)])
+
+
+class PayingListener(RecordingListener):
+    """A listener of an account with this many units."""
+
+    def __init__(self, account: str, units: int) -> None:
+        super().__init__()
+        self.account = account
+        self.units = units
+
+    def charge(self, units: int, tally: Tally) -> bool:
+        if units > self.units:
+            return False
+        assert tally.labels[1] == "eth_getTransactionByHash"
+        self.units -= units
+        return True
+
+
+@on_uvloop
+async def test_accounts_pay_in_turn_for_full_transactions_that_are_fetched() -> None:
+    async with pool_harness("ws") as (harness, (first,)):
+        first.supports_flag = False
+        route = harness.worker.app.networks.routes[harness.network]
+        price = route.state.price(route.policies["eth_getTransactionByHash"], b'["0x"]')
+        listeners = [PayingListener(f"acct_{n}", 2 * price) for n in range(2)]
+        for listener in listeners:
+            await harness.feed.subscribe(FULL, listener)
+        for number in range(4):
+            await first.send(number)
+            await until(lambda number=number: all(len(each.events) == number + 1 for each in listeners))
+            assert sum(each.units for each in listeners) == (3 - number) * price
+            assert abs(listeners[0].units - listeners[1].units) <= price
+        # No account has units for another call, so none is made; hashes cost no call.
+        hashes = await harness.listen(HASHES)
+        calls = harness.count("eth_getTransactionByHash")
+        await first.send(4)
+        await until(lambda: hashes.results == [tx(4)["hash"]])
+        listeners[0].units = price
+        await first.send(5)
+        await until(lambda: len(listeners[1].events) == 5)
+        assert listeners[1].results[-1] == tx(5)
+        assert harness.count("eth_getTransactionByHash") == calls + 1
 
 
 @on_uvloop
