@@ -46,8 +46,10 @@ class Parameter:
 
     def read(self, text: str) -> Any:
         value = _cast(text, self.kind)
-        if (error := next(self.validator.iter_errors(value), None)) is not None:
-            raise InvalidRequest(f"parameter {self.name!r}: {self.words.of(error)}")
+        try:
+            self.validator.validate(value)  # `iter_errors` finds the errors of all items first
+        except jsonschema_rs.ValidationError as error:
+            raise InvalidRequest(f"parameter {self.name!r}: {self.words.of(error)}") from None
         return value
 
     def absent(self) -> Any:
