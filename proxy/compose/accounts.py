@@ -17,7 +17,7 @@ from proxy.store.postgres.quotas import QuotaStore
 from proxy.store.postgres.replica import ReplicaReads
 from proxy.store.postgres.usage import UsageStore
 from proxy.store.postgres.usage_spool import UsageSpool
-from proxy.store.shared_memory.edge_table import EdgeTable
+from proxy.store.shared_memory.bucket_table import SharedBucketTable
 from proxy.store.shared_memory.windows import Windows
 from proxy.tasks import Tasks
 
@@ -29,7 +29,7 @@ class AccountsFeature:
         tables: Tables,
         pool: Pool,
         windows: Windows,
-        addresses: EdgeTable,
+        addresses: SharedBucketTable,
         *,
         copies: CopyDirectory | None = None,
         reads: ReplicaReads | None = None,

@@ -30,7 +30,7 @@ from proxy.store.postgres.pool import Pool
 from proxy.store.postgres.request_store import RequestStore
 from proxy.store.postgres.upstream_samples import UpstreamSamples
 from proxy.store.postgres.webhooks import WebhookStore
-from proxy.store.shared_memory.edge_table import EdgeTable
+from proxy.store.shared_memory.bucket_table import SharedBucketTable
 from proxy.tasks import Tasks
 from proxy.web.api_spec import ApiSpec
 from proxy.web.dashboard.account import AccountHandlers
@@ -61,7 +61,7 @@ class DashboardFeature:
         *,
         networks: Networks,
         bundlers: Networks,
-        addresses: EdgeTable,
+        addresses: SharedBucketTable,
         figures: Callable[[], dict[str, Any]],
         tasks: Tasks,
         copies: CopyDirectory | None = None,

@@ -22,7 +22,7 @@ from proxy.services.rpc.network_state import HEAD_NUMBERS, FleetHeads, NetworkSt
 from proxy.services.rpc.networks import CallGuard, Networks, Route
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
-from proxy.store.shared_memory.edge_table import SharedRate
+from proxy.store.shared_memory.bucket_table import SharedRate
 from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.store.valkey.shared_replies import SharedReplies
 from proxy.store.valkey.upstream_leases import LEAST_PER_SECOND, UpstreamLeases

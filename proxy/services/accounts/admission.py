@@ -19,7 +19,7 @@ from proxy.core.access import Key
 from proxy.errors import Fault, Forbidden, InvalidRequest, LeasePending, RateLimited, Unauthorized
 from proxy.services.accounts.keyring import Keyring
 from proxy.services.accounts.quotas import Quotas
-from proxy.store.shared_memory.edge_table import EdgeTable
+from proxy.store.shared_memory.bucket_table import SharedBucketTable
 from proxy.store.shared_memory.windows import Windows
 from proxy.store.valkey.lease_keeper import LeaseKeeper
 
@@ -38,7 +38,7 @@ class AuthFailures:
     """Failed authentications by client: one token bucket for each address or IPv6 /64, with a minute's allowance. All
     workers of a host share the buckets."""
 
-    def __init__(self, per_minute: int, buckets: EdgeTable, note: Callable[[str], None] | None = None) -> None:
+    def __init__(self, per_minute: int, buckets: SharedBucketTable, note: Callable[[str], None] | None = None) -> None:
         """`note` is called with each address or /64 whose failure was counted."""
         self._note = note
         self._cost_s = 60.0 / per_minute
@@ -55,7 +55,8 @@ class AuthFailures:
 
     def rate_headers(self, address: str, now: float) -> dict[str, str]:
         """The `X-RateLimit-*` headers of a client without a valid key: the failures that it is still allowed in this second."""
-        edge = max(self._buckets.edge(access.place_of(address)), now - ALLOWANCE_S)
+        tag = self._buckets.tag_of(access.place_of(address))
+        edge = max(self._buckets.edge(tag), now - ALLOWANCE_S)
         most = self._per_second
         left = min(most, max(0, int((now - edge + limits.TOLERANCE_S) / self._cost_s)))
         return _rate_headers(most, left, max(0.0, edge + most * self._cost_s - now))

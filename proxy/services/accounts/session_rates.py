@@ -11,7 +11,7 @@ import math
 
 from proxy.core.access import place_of
 from proxy.errors import RateLimited
-from proxy.store.shared_memory.edge_table import EdgeTable
+from proxy.store.shared_memory.bucket_table import SharedBucketTable
 
 # A bucket holds the requests of this time: opening several pages at once is not refused.
 HOLDS_S = 5.0
@@ -20,7 +20,7 @@ SHARED = 5
 
 
 class SessionRates:
-    def __init__(self, per_second: float, buckets: EdgeTable) -> None:
+    def __init__(self, per_second: float, buckets: SharedBucketTable) -> None:
         self._per_second = per_second
         self._buckets = buckets
 

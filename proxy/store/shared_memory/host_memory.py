@@ -1,7 +1,7 @@
 """Memory that all processes of a host share, besides the buckets of accounts (windows).
 
 It is an anonymous file that the supervisor creates and every process maps: mutexes, the owners of the regions in
-`AccountCounts`, the buckets of upstreams and of client addresses (`EdgeTable`), those regions, and last the leases
+`AccountCounts`, the buckets of upstreams and of client addresses (`SharedBucketTable`), those regions, and last the leases
 (leased_windows), which grow with the number of accounts and keys. Far beyond those are the leases of upstreams
 (upstream_windows), their polls (poll_table) and the heads of networks. The file is sparse: only pages that are used exist.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 import mmap
 import os
 
-from proxy.store.shared_memory import account_counts, edge_table, robust_mutexes
+from proxy.store.shared_memory import account_counts, bucket_table, name_table, robust_mutexes
 from proxy.store.shared_memory.account_counts import AccountCounts
-from proxy.store.shared_memory.edge_table import EdgeTable
+from proxy.store.shared_memory.bucket_table import SharedBucketTable
 from proxy.store.shared_memory.growing_file import map_part
 from proxy.store.shared_memory.poll_table import PollTable
 
@@ -27,8 +27,8 @@ ADDRESS_SETS = 2048
 
 _OWNERS_AT = STRIPES * robust_mutexes.STRIPE_BYTES
 _UPSTREAMS_AT = _OWNERS_AT + account_counts.OWNER_BYTES
-_ADDRESSES_AT = _UPSTREAMS_AT + edge_table.bytes_of(UPSTREAM_SETS)
-_TABLES_END = _ADDRESSES_AT + edge_table.bytes_of(ADDRESS_SETS)
+_ADDRESSES_AT = _UPSTREAMS_AT + name_table.bytes_of(UPSTREAM_SETS, bucket_table.ENTRY_BYTES)
+_TABLES_END = _ADDRESSES_AT + name_table.bytes_of(ADDRESS_SETS, bucket_table.ENTRY_BYTES)
 # The number of hosts, in the rest of the page.
 _HOSTS_AT = _TABLES_END
 # A map starts at a page.
@@ -37,7 +37,7 @@ _REGIONS_AT = -(-(_HOSTS_AT + 8) // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIO
 LEASES_AT = _REGIONS_AT + account_counts.PROCESSES * account_counts.REGION_BYTES
 # Leaves room for the leases of a billion accounts and keys.
 UPSTREAM_LEASES_AT = LEASES_AT + (1 << 38)
-UPSTREAMS = UPSTREAM_SETS * edge_table.WAYS
+UPSTREAMS = UPSTREAM_SETS * name_table.WAYS
 _POLLS_AT = UPSTREAM_LEASES_AT + (1 << 30)
 _HEADS_AT = _POLLS_AT + (1 << 30)
 
@@ -59,8 +59,8 @@ class HostMemory:
         self._memory = memory = mmap.mmap(fd, _REGIONS_AT)
         view = memoryview(memory)
         self.mutexes = mutexes = robust_mutexes.mutexes_of(memory, STRIPES)
-        self.upstreams = EdgeTable(view[_UPSTREAMS_AT:_ADDRESSES_AT], mutexes)
-        self.addresses = EdgeTable(view[_ADDRESSES_AT:_TABLES_END], mutexes)
+        self.upstreams = SharedBucketTable(view[_UPSTREAMS_AT:_ADDRESSES_AT], mutexes)
+        self.addresses = SharedBucketTable(view[_ADDRESSES_AT:_TABLES_END], mutexes)
         # How many hosts share a Valkey, as last counted by a process of this host; 0 if none has.
         self.hosts = view[_HOSTS_AT : _HOSTS_AT + 8].cast("q")
         self.counts = AccountCounts(fd, _REGIONS_AT, view[_OWNERS_AT:_UPSTREAMS_AT], mutexes)

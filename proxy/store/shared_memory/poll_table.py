@@ -1,7 +1,6 @@
 """The newest poll of each upstream, in memory that the processes of a host share.
 
-A record has a name, stored as a 64-bit tag. The table is set-associative: a tag has a few possible places, and the oldest
-record makes room for a new name.
+The rank of a name (name_table) is the time at which its poll was written: the oldest one makes room for a new name.
 
 There are no locks. Every record has a checksum, so one that is half written, because two processes write it at once or its
 writer was killed, is not read. The next poll replaces it.
@@ -11,20 +10,21 @@ from __future__ import annotations
 
 import struct
 import time
-from hashlib import blake2b
 from typing import Literal
 from zlib import crc32
 
 import msgspec
 
 from proxy.core.upstream_health import Standing
+from proxy.store.shared_memory import name_table
 from proxy.store.shared_memory.growing_file import map_part
+from proxy.store.shared_memory.name_table import NameTable
 
-SETS, WAYS = 256, 8
+SETS = 256
 RECORD_BYTES = 512
 # The number of changes, in a cache line before the records.
 _COUNTER_BYTES = 64
-TABLE_BYTES = _COUNTER_BYTES + SETS * WAYS * RECORD_BYTES
+TABLE_BYTES = _COUNTER_BYTES + name_table.bytes_of(SETS, RECORD_BYTES)
 # Processes of another version, whose polls have other fields, have other tags.
 _FORMAT = b"poll 1"
 # Before the poll itself: its tag, when it was written, its checksum and its length.
@@ -61,6 +61,7 @@ class PollTable:
         memory = memoryview(map_part(fd, start, TABLE_BYTES))
         self._counter = memory[:8].cast("q")
         self.records = memory[_COUNTER_BYTES:]
+        self.names = NameTable(self.records, RECORD_BYTES, _FORMAT)
 
     def __repr__(self) -> str:
         return f"<PollTable after {self.changes} changes>"
@@ -70,7 +71,8 @@ class PollTable:
         return self._counter[0]
 
     def count_change(self) -> None:
-        """Two processes that count at once may count once. Who reads between them finds the second poll after the next one."""
+        """Two processes that count at once may count once. A process that reads in between sees the second poll after the next
+        change."""
         self._counter[0] += 1
 
     def record(self, name: str) -> PollRecord:
@@ -83,22 +85,23 @@ class PollRecord:
     def __init__(self, table: PollTable, name: str) -> None:
         self._table = table
         self._memory = table.records
-        self._tag = _tag(name)
-        first = self._tag % SETS * WAYS * RECORD_BYTES
-        self._places = range(first, first + WAYS * RECORD_BYTES, RECORD_BYTES)
-        self._at = first
+        self._tag = table.names.tag_of(name)
+        # The index at which it was last found.
+        self._index = table.names.lowest(self._tag)
         # The checksum of the poll that was last read.
         self._seen = 0
 
     def __repr__(self) -> str:
-        return f"<PollRecord at {self._at}>"
+        return f"<PollRecord at {self._index}>"
 
     def news(self) -> HeadPoll | None:
         """The poll, if it has changed since the last call."""
-        _, _, checksum, length = self._found() or (0, 0, self._seen, 0)
+        if not self._is_found():
+            return None
+        _, _, checksum, length = _HEADER.unpack_from(self._memory, self._index * 8)
         if checksum == self._seen:
             return None
-        start = self._at + _HEADER.size
+        start = self._index * 8 + _HEADER.size
         content = bytes(self._memory[start : start + min(length, ROOM)])
         if crc32(content) != checksum:
             return None
@@ -110,25 +113,19 @@ class PollRecord:
         content = _encode(poll)
         if len(content) > ROOM:
             return
-        if self._found() is None:
-            self._at = min(self._places, key=self._written_at)
-        _HEADER.pack_into(self._memory, self._at, self._tag, time.monotonic(), crc32(content), len(content))
-        self._memory[self._at + _HEADER.size : self._at + _HEADER.size + len(content)] = content
+        if not self._is_found():
+            self._index = self._table.names.lowest(self._tag)
+        start = self._index * 8
+        _HEADER.pack_into(self._memory, start, self._tag, time.monotonic(), crc32(content), len(content))
+        self._memory[start + _HEADER.size : start + _HEADER.size + len(content)] = content
         self._table.count_change()
 
-    def _found(self) -> tuple[int, float, int, int] | None:
-        """The header, wherever the record is now."""
-        for place in (self._at, *self._places):
-            header = _HEADER.unpack_from(self._memory, place)
-            if header[0] == self._tag:
-                self._at = place
-                return header
-        return None
-
-    def _written_at(self, place: int) -> float:
-        return float(_HEADER.unpack_from(self._memory, place)[1])
-
-
-def _tag(name: str) -> int:
-    """Positive and never 0, which marks an empty place."""
-    return int.from_bytes(blake2b(name.encode(), digest_size=8, person=_FORMAT).digest(), "little") >> 1 | 1
+    def _is_found(self) -> bool:
+        """Look for the record, wherever it is now."""
+        names = self._table.names
+        if names.has(self._index, self._tag):
+            return True
+        index = names.find(self._tag)
+        if index >= 0:
+            self._index = index
+        return index >= 0

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from proxy.store.shared_memory.edge_table import EdgeTable
+from proxy.store.shared_memory.bucket_table import SharedBucketTable
 from proxy.store.valkey.valkey_address import TAG
 from proxy.store.valkey.valkey_link import ValkeyLink
 
@@ -22,7 +22,7 @@ HOLDS_S = 60.0
 
 
 class FleetFailures:
-    def __init__(self, link: ValkeyLink, buckets: EdgeTable, host: str, per_minute: int) -> None:
+    def __init__(self, link: ValkeyLink, buckets: SharedBucketTable, host: str, per_minute: int) -> None:
         self._link = link
         self._buckets = buckets
         self._host = host

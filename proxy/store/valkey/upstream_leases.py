@@ -33,7 +33,7 @@ class UpstreamLeases:
         return f"<UpstreamLeases of {len(self._marks)}, {self.keeper!r}>"
 
     def rate(self, mark: str, per_second: float) -> LeasedRate:
-        slot = self._places.place_of(mark)
+        slot = self._places.bucket_index(mark)
         self._marks[slot] = mark
         rates = BucketRates(slot, math.ceil(per_second), 1)
         rates.request_s = 1.0 / per_second
