@@ -133,6 +133,21 @@ async def test_block_that_does_not_come_is_a_503_with_the_newest_one(more: dict[
 
 
 @on_uvloop
+async def test_cached_reply_from_before_the_block_does_not_follow_it() -> None:
+    """Only one upstream has the block, so the network's head is still the one before it."""
+    async with rpc_harness(3) as harness:
+        for each in harness.upstreams[:2]:
+            each.behind = 1
+        await harness.look()
+        head = harness.chain.head
+        await harness.call(*BALANCE)
+        assert block_of(await harness.call(*BALANCE, X_Min_Block=str(head))) == head
+        reply = await harness.call(*BALANCE)
+        assert reply.json["result"] == balance_at(harness.chain, head)
+        assert block_of(reply) == head
+
+
+@on_uvloop
 async def test_client_that_leaves_while_its_call_waits_leaves_nothing_behind() -> None:
     async with rpc_harness(1) as harness:
         client = await harness.worker.connect()

@@ -179,6 +179,10 @@ class Dispatcher(FlightHandler):
     def send(self, flight: Flight, upstream: Upstream, now: float, *, fresh: bool = False) -> None:
         header = flight.begin(upstream, now)
         policy = flight.policy
+        directives = flight.call.directives
+        if directives is not None and directives.min_block > self.state.tip:
+            # The reply names this block, and cached replies from before it must not follow.
+            self.state.compare_number(directives.min_block, upstream.health, now)
         body = (jsonrpc.HEAD, flight.id, policy.request_tail, flight.params, b"}")
         upstream.submit(flight, *body, once=not policy.may_repeat, fresh=fresh, header=header)
 
