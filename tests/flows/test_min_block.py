@@ -148,6 +148,19 @@ async def test_cached_reply_from_before_the_block_does_not_follow_it() -> None:
 
 
 @on_uvloop
+async def test_upstream_with_an_impossible_head_does_not_have_the_block() -> None:
+    async with rpc_harness(3) as harness:
+        liar, head = harness.upstreams[0], harness.chain.head
+        liar.behind = -1_000_000
+        await harness.look()
+        target: dict[str, Any] = {"X_Min_Block": str(head + 1), "X_Min_Block_Wait": "0.05"}
+        reply = await harness.call(*BALANCE, **target)
+        assert reply.fault(503)
+        assert block_of(reply) == head
+        assert not liar.count("eth_getBalance")
+
+
+@on_uvloop
 async def test_client_that_leaves_while_its_call_waits_leaves_nothing_behind() -> None:
     async with rpc_harness(1) as harness:
         client = await harness.worker.connect()

@@ -550,12 +550,13 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
 
 
 def _left_out(state: NetworkState, directives: Directives) -> int:
-    """A bit set of the upstreams to exclude: all but the named one, and those that have not reached the block."""
+    """A bit set of the upstreams to exclude: all but the named one, and those that have not reached the block or report a head
+    that cannot be true."""
     found = 0
     for upstream in state.upstreams:
         health = upstream.health
         is_other = directives.upstream not in ("", upstream.label)
-        if is_other or (directives.min_block and health.head < directives.min_block):
+        if is_other or (directives.min_block and (health.head < directives.min_block or health.ahead)):
             found |= 1 << health.index
     return found
 
