@@ -83,6 +83,8 @@ class MemoryNetwork:
         self._factories: dict[Address, Callable[[], asyncio.BaseProtocol]] = {}
         self._weather: dict[Address, Weather] = {}
         self._count = 0
+        # When a connection to each address last met a fault.
+        self._faults: dict[Address, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
@@ -95,6 +97,13 @@ class MemoryNetwork:
 
     def run_on(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+
+    def fault(self, address: Address, who: str, kind: str) -> None:
+        self._faults[address] = self.history.now_s
+        self.history.fault(who, kind)
+
+    def last_fault_s(self, address: Address) -> float:
+        return self._faults.get(address, -1e9)
 
     def set_weather(self, address: Address, weather: Weather) -> None:
         """For new connections to this address, in both directions."""
@@ -115,18 +124,18 @@ class MemoryNetwork:
         number, name = self._count, f"{local}>{address[0]}#{self._count}"
         await asyncio.sleep(rng.uniform(*weather.latency_s))
         if rng.random() < weather.silent:
-            self.history.fault(name, "connection unanswered")
+            self.fault(address, name, "connection unanswered")
             await asyncio.sleep(CONNECT_GIVES_UP_S)
             raise TimeoutError("no answer")
         accept = self._factories.get(address)
         if accept is None or rng.random() < weather.refuse:
-            self.history.fault(name, "connection refused")
+            self.fault(address, name, "connection refused")
             raise ConnectionRefusedError(f"nothing listens at {address}")
         here = (local, 20_000 + number)
         ours = MemoryTransport(self, f"{name}.c", factory(), here, address)
         theirs = MemoryTransport(self, f"{name}.s", accept(), address, here)
-        _Pipe.between(ours, theirs, weather)
-        _Pipe.between(theirs, ours, weather)
+        _Pipe.between(ours, theirs, address, weather)
+        _Pipe.between(theirs, ours, address, weather)
         self.history.wire(name, "open")
         theirs.begin()
         ours.begin()
@@ -139,8 +148,8 @@ class _Pipe:
     sender: MemoryTransport
     receiver: MemoryTransport
 
-    def __init__(self, net: MemoryNetwork, weather: Weather) -> None:
-        self._net, self._weather = net, weather
+    def __init__(self, net: MemoryNetwork, server: Address, weather: Weather) -> None:
+        self._net, self._server, self._weather = net, server, weather
         self._window = net.rng.choice(WINDOWS)
         # Bytes that the window has no room for, segments that travel, and segments that the receiver has not read.
         self._waiting: deque[bytes] = deque()
@@ -155,8 +164,8 @@ class _Pipe:
         self._is_frozen = False
 
     @classmethod
-    def between(cls, sender: MemoryTransport, receiver: MemoryTransport, weather: Weather) -> None:
-        pipe = cls(sender.network, weather)
+    def between(cls, sender: MemoryTransport, receiver: MemoryTransport, server: Address, weather: Weather) -> None:
+        pipe = cls(sender.network, server, weather)
         pipe.sender, pipe.receiver = sender, receiver
         sender.outgoing = receiver.incoming = pipe
 
@@ -199,7 +208,7 @@ class _Pipe:
         rng, weather, loop = self._net.rng, self._weather, self._net.loop
         delay_s = rng.uniform(*weather.latency_s)
         if weather.stall and rng.random() < weather.stall:
-            self._net.history.covers("segment stalled")
+            self._net.fault(self._server, self.sender.name, "segment stalled")
             delay_s += rng.uniform(*weather.stall_s)
         self._last_at = max(self._last_at + 1e-6, loop.time() + delay_s)
         self._flight.append(segment)
@@ -222,12 +231,12 @@ class _Pipe:
         """Whether the connection broke under this segment."""
         weather, draw = self._weather, self._net.rng.random()
         if draw < weather.reset:
-            self._net.history.fault(self.sender.name, "connection reset")
+            self._net.fault(self._server, self.sender.name, "connection reset")
             self.receiver.fail()
             self.sender.fail()
             return True
         if draw < weather.reset + weather.freeze:
-            self._net.history.fault(self.sender.name, "connection frozen")
+            self._net.fault(self._server, self.sender.name, "connection frozen")
             self.freeze()
             self.receiver.outgoing.freeze()
             return True

@@ -7,7 +7,8 @@ seed pass. Each rule has a name, which a failing seed reports:
 |---|---|
 | `one-reply` | every call gets exactly one reply, with its own id |
 | `possible` | no result that no block of the network's history gives |
-| `backwards` | once a reply has named a block to a key, no later call of that key at `latest` is answered from before it |
+| `backwards` | once a reply has named a block to a key, no later call of that key at `latest` is answered from before it, while
+  an upstream that has the block answers reliably |
 | `named` | the state behind a reply has reached the block in its `X-Block-Number` |
 | `min-block` | with `X-Min-Block`, no result from before that block |
 | `once` | a write is executed at most once |
@@ -35,7 +36,7 @@ import orjson
 from tests.simulation.block_tree import Balance, BlockTree, answer_of, owner_of
 from tests.simulation.history import History
 from tests.simulation.outcome import Violation
-from tests.simulation.sim_upstream import HEAD_LIE, LIE
+from tests.simulation.sim_upstream import HEAD_LIE, LIE, OTHER_CHAIN, SimUpstream
 
 PRICES = {
     "eth_chainId": 0,
@@ -65,6 +66,8 @@ CALL_TIMEOUT_S = 10.0
 CALM_SLACK_S = 0.3
 # The same if segments stall, which they may several times on the way.
 STALLED_SLACK_S = 8.0
+# Events that may be on their way to one subscription.
+EVENTS_ON_THE_WAY = 20
 # Fresh state in calm weather: the head is polled every second, and the poll takes a while.
 CALM_AGE_BLOCKS = 3
 
@@ -80,6 +83,9 @@ class Account:
     calls: list[Call] = field(default_factory=list)
     # The newest block that a reply has named, for each network.
     seen: Counter[str] = field(default_factory=Counter)
+    # Events of its subscriptions, which cost a unit each, and malformed requests, which may cost one.
+    events: int = 0
+    malformed: int = 0
 
     def __repr__(self) -> str:
         return f"<Account {self.name} {self.requests_per_second}/s>"
@@ -103,6 +109,8 @@ class Call:
     in_batch: bool = False
     # The block in the reply's X-Block-Number; 0 if it names none.
     named: int = 0
+    # When its last byte was written, if that was later than the first.
+    written_s: float = 0.0
 
     def __repr__(self) -> str:
         return f"<Call {self.id!r} {self.method} of {self.account.name}>"
@@ -134,6 +142,7 @@ class Oracle:
         self._slack_s = STALLED_SLACK_S if stalls else CALM_SLACK_S
         self.violations: list[Violation] = []
         self.accounts: list[Account] = []
+        self.upstreams: list[SimUpstream] = []
         self.outcomes: Counter[str] = Counter()
         self.calls = 0
         # From this time on, nothing may fail.
@@ -147,14 +156,34 @@ class Oracle:
         self.violations.append(Violation(rule, self._history.now_s, text))
         self._history.note("oracle", f"{rule}: {text}")
 
-    def covers(self, kind: str) -> None:
-        self._history.covers(kind)
+    def malformed(self, account: Account, kind: str) -> None:
+        """A client is about to send a malformed request."""
+        account.malformed += 1
+        self._history.covers(f"malformed {kind}")
 
     def vandal_replied(self, status: int, body: bytes) -> None:
         """The reply to a malformed request, or to one that is valid by chance."""
         self.outcomes[f"malformed {status}"] += 1
         if status >= 500 and status not in FAILURES:
             self.violate("error", f"a malformed request got a {status}: {body[:200]!r}")
+
+    @property
+    def now_s(self) -> float:
+        return self._history.now_s
+
+    @property
+    def is_healed(self) -> bool:
+        return self._healed_s is not None
+
+    def handshake_refused(self, status: int, body: bytes) -> None:
+        self.outcomes[f"handshake {status}"] += 1
+        if status not in FAILURES or self._must_succeed:
+            self.violate("error", f"a handshake got a {status}: {body[:200]!r}")
+
+    def socket_closed(self, who: str, code: int) -> None:
+        self.outcomes[f"closed {code}"] += 1
+        if self._must_succeed or code not in (1008, 1012, 1013):
+            self.violate("error", f"the socket of {who} was closed with {code}")
 
     def healed(self) -> None:
         self._healed_s = self._history.now_s
@@ -276,7 +305,9 @@ class Oracle:
     def _judge_error(self, call: Call, error: dict[str, Any]) -> None:
         code = error.get("code")
         is_limit = code == -32005 and (call.in_batch or "X-Socket" in call.directives)
-        self._end(call, "refused" if is_limit else "error", f"{code}")
+        # The error that stands for a 5xx: the call costs nothing.
+        is_ours = code == -32603
+        self._end(call, "refused" if is_limit else "failed" if is_ours else "error", f"{code}")
         if is_limit and call.account.requests_per_second < 1000:
             return
         if code == -32000 and "already known" in str(error.get("message")):
@@ -316,7 +347,7 @@ class Oracle:
         if number < call.min_block:
             self.violate("min-block", f"{call!r} shows block {number}, before {call.min_block}")
         if number < call.floor:
-            self.violate("backwards", f"{call!r} shows block {number}, and the key had seen {call.floor}")
+            self._went_back(call, number)
         if self._must_succeed and number < tree.tip_at(call.sent_s).number - CALM_AGE_BLOCKS:
             self.violate("possible", f"{call!r} shows block {number}, old at {call.sent_s:.3f} s")
         if number < call.named:
@@ -325,11 +356,21 @@ class Oracle:
         named = call.named if call.method == "eth_getBalance" else number
         account.seen[tree.name] = max(account.seen[tree.name], named)
 
+    def _went_back(self, call: Call, number: int) -> None:
+        heads = [each.head.number for each in self.upstreams if each.tree is call.tree and each.is_reliable]
+        if self._must_succeed or any(head >= call.floor for head in heads):
+            self.violate("backwards", f"{call!r} shows block {number}, and the key had seen {call.floor}")
+        else:
+            self.outcomes["went back"] += 1
+
     def _ahead(self, tree: BlockTree) -> int:
         """Upstreams with a branch of their own may be a little ahead of the network."""
         return 0 if self._is_calm else 2
 
     def _check_balance(self, call: Call, value: int) -> None:
+        if value >= OTHER_CHAIN:
+            self.violate("possible", f"{call!r} got a balance of another chain")
+            return
         if value >= LIE:
             if call.is_verified:
                 self.violate("verified", f"{call!r} got a lie")
@@ -350,7 +391,7 @@ class Oracle:
         if result is None:
             asked = call.params[0]
             if asked == "latest" or (asked.startswith("0x") and int(asked, 16) <= call.floor):
-                self.violate("backwards", f"{call!r} got null, and the key had seen {call.floor}")
+                self._went_back(call, 0)
             return
         number = int(result["number"], 16)
         if number < HEAD_LIE and call.tree.find(result["hash"]) is None:
@@ -383,7 +424,7 @@ class Oracle:
     def _check_deadline(self, call: Call) -> None:
         assert call.done_s is not None
         limit_s = min(CALL_TIMEOUT_S, int(call.directives.get("X-Timeout-Ms", 1_000_000)) / 1000)
-        took_s = call.done_s - call.sent_s
+        took_s = call.done_s - max(call.sent_s, call.written_s)
         waits_s = 5.0 if call.in_batch else 0.0
         if took_s > limit_s + waits_s + self._slack_s and not call.directives.get("reads slowly"):
             self.violate("deadline", f"{call!r} took {took_s:.3f} s of {limit_s:.3f} s")
@@ -450,14 +491,19 @@ class Oracle:
 
     def check_usage(self, account: Account, units: int) -> None:
         """Usage covers every call that was served, and no call that was never made."""
-        least = sum(call.units for call in account.calls if call.outcome in ("result", "error"))
+        least = account.events + sum(call.units for call in account.calls if call.outcome in ("result", "error"))
         unknown = [call for call in account.calls if call.outcome not in ("result", "error", "refused", "failed")]
-        most = least + sum(max(call.price(), ARCHIVE_PRICE) for call in unknown)
+        most = least + account.malformed + sum(max(call.price(), ARCHIVE_PRICE) for call in unknown)
         failed = sum(call.price() for call in account.calls if call.outcome == "failed" and call.min_block)
         self._compare_usage(account, units, least, most + failed)
 
     def _compare_usage(self, account: Account, units: int, least: int, most: int) -> None:
         edge = sum(ARCHIVE_PRICE for call in account.calls if self._may_split(call))
+        subscriptions = [call for call in account.calls if call.method == "eth_subscribe"]
+        if any("fromBlock" in str(call.params) for call in subscriptions):
+            most = units  # Each call of a replay costs its list price, and a replay makes as many as it needs.
+        # Events that were on their way when a socket ended.
+        most += EVENTS_ON_THE_WAY * len(subscriptions)
         if not least - edge <= units <= most + edge:
             self.violate("charge", f"{account!r} was charged {units} units, expected {least} to {most}")
 

@@ -9,6 +9,7 @@ import argparse
 import os
 import pickle
 import select
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from tests.simulation import seams
 from tests.simulation.history import Event
+from tests.simulation.mutants import MUTANTS, plant
 from tests.simulation.outcome import Outcome
 from tests.simulation.timeline import svg_of, text_of
 
@@ -68,8 +70,11 @@ class Run:
 class Simulator:
     """This process, with the program imported and the seams in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, mutant: str = "") -> None:
+        """`mutant`: a planted bug."""
         self._seams = seams.install()
+        if mutant:
+            plant(mutant)
         import tests.simulation.world  # noqa: F401 - imports the program, once for all seeds
 
         self._seams.imported()
@@ -225,7 +230,9 @@ class Totals:
 
 def main(argv: Sequence[str]) -> int:
     args = _arguments(argv)
-    simulator = Simulator()
+    if args.mutants is not None:
+        return _find_mutants(args)
+    simulator = Simulator(args.mutant)
     if args.timeline:
         return _show_one(simulator, args)
     if args.digests:
@@ -262,6 +269,10 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--shrinks", type=int, default=3, help="how many failures to shrink")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
     parser.add_argument("--without", action="append", default=[], help="leave out this part of the scenario")
+    parser.add_argument("--mutant", default="", choices=("", *MUTANTS), help="plant this bug")
+    parser.add_argument(
+        "--mutants", nargs="*", help="find these planted bugs, or all of them, within --seeds seeds each"
+    )
     parser.add_argument("--timeline", action="store_true", help="run one seed and show what happened")
     parser.add_argument(
         "--digests", action="store_true", help="run one seed twice here and once forked; print the digests"
@@ -291,6 +302,28 @@ def _show_one(simulator: Simulator, args: argparse.Namespace) -> int:
     if args.svg is not None:
         args.svg.write_text(svg_of(run.events))
     return 1 if run.rules else 0
+
+
+def _find_mutants(args: argparse.Namespace) -> int:
+    """Run seeds with each bug, in a process of its own, until one fails."""
+    missed = []
+    for name in args.mutants or MUTANTS:
+        began = seams.real_s()
+        words = ["--mutant", name, "--seed", args.seed, "--seeds", args.seeds, "--processes", args.processes]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.simulation", *map(str, words), "--fail-fast", "--shrinks", "0"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found = [line for line in done.stdout.splitlines() if line.startswith("seed ")]
+        if not found:
+            missed.append(name)
+        text = found[0] if found else f"not found {done.stderr[-500:]}"
+        print(f"{name:<26} {text.strip()} ({seams.real_s() - began:.0f} s)", flush=True)
+    count = len(args.mutants or MUTANTS)
+    print(f"{count - len(missed)} of {count} planted bugs found within {args.seeds} seeds; missed: {missed}")
+    return 1 if missed else 0
 
 
 def _print_digests(simulator: Simulator, job: Job) -> int:

@@ -10,12 +10,14 @@ import random
 from dataclasses import dataclass, fields, replace
 
 from tests.simulation.memory_network import Weather
-from tests.simulation.sim_clients import KINDS
+from tests.simulation.sim_clients import HTTP_KINDS
+from tests.simulation.sim_sockets import Subscriber
 from tests.simulation.sim_upstream import SPELLS, Habits, Nature
 
 # The network with several upstreams, and the one with a single upstream, whose calls take the short path.
 MANY, ONE = "dev/mainnet", "dev/testnet"
 LASTS_S = 12.0
+KINDS = (*HTTP_KINDS, Subscriber)
 
 HABITS = Habits(
     late=0.01, hang=0.002, http_500=0.01, http_429=0.003, overloaded=0.003, twice=0.003, foreign=0.003, garbage=0.003,
@@ -112,12 +114,8 @@ def scenario_of(seed: int) -> Scenario:
     upstreams.append(_upstream(seed, count, ONE, is_calm, is_first=True))
     clients = []
     for number in range(rng.randint(4, 8)):
-        kind = KINDS[number % len(KINDS)] if number < 2 else rng.choice(KINDS)
-        clients.append(
-            ClientPlan(
-                f"client {number + 1}", kind.__name__, MANY if rng.random() < 0.7 else ONE, account=rng.randint(0, 2)
-            )
-        )
+        kind, network = rng.choice(KINDS), MANY if rng.random() < 0.7 else ONE
+        clients.append(ClientPlan(f"client {number + 1}", kind.__name__, network, account=rng.randint(0, 1)))
     return Scenario(
         seed,
         is_calm,

@@ -29,6 +29,8 @@ class Terms:
     until_s: float
     # Whether clients may leave in the middle.
     may_leave: bool
+    # Subscribers stay until then: the faults have ended before.
+    listens_until_s: float = 0.0
     # The network with enough operators for a quorum.
     quorum_on: str = ""
 
@@ -57,13 +59,21 @@ class Connection:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:-2])}
         status = int(lines[0].split(" ")[1])
         if headers.get("transfer-encoding") != "chunked":
-            return status, headers, await self._body(int(headers.get("content-length", "0")), pause_s)
+            size = 0 if status == 101 else int(headers.get("content-length", "0"))
+            return status, headers, await self._body(size, pause_s)
         parts = []
         while size := int(await self._reader.readuntil(b"\r\n"), 16):
             parts.append(await self._body(size, pause_s))
             await self._reader.readexactly(2)
         await self._reader.readexactly(2)
         return status, headers, b"".join(parts)
+
+    async def frame(self) -> tuple[int, bytes]:
+        """The next frame of a WebSocket: its opcode and its payload."""
+        first, size = await self._reader.readexactly(2)
+        if size >= 126:
+            size = int.from_bytes(await self._reader.readexactly(2 if size == 126 else 8), "big")
+        return first & 0x0F, await self._reader.readexactly(size)
 
     async def _body(self, size: int, pause_s: Callable[[], float] | None) -> bytes:
         if pause_s is None or size <= 4096:
@@ -87,9 +97,13 @@ class SimClient:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
+    @property
+    def _ends_s(self) -> float:
+        return self._terms.until_s
+
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        while loop.time() < self._terms.until_s:
+        while loop.time() < self._ends_s:
             self._open = []
             try:
                 reader, writer = await asyncio.open_connection(
@@ -103,7 +117,7 @@ class SimClient:
     async def _use(self, connection: Connection) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while loop.time() < self._terms.until_s:
+            while loop.time() < self._ends_s:
                 await self._talk(connection)
         except (ConnectionError, asyncio.IncompleteReadError):
             for call in self._open:
@@ -160,6 +174,8 @@ class SimClient:
             await asyncio.sleep(self._rng.uniform(0.0, 0.5))
             data = data[at:]
         connection.write(data)
+        for call in self._open:
+            call.written_s = self._oracle.now_s
         if draw > 0.99 and self._terms.may_leave:
             await asyncio.sleep(self._rng.uniform(0.0, 0.05))
             connection.abort()
@@ -284,7 +300,7 @@ class Vandal(SimClient):
         rng = self._rng
         good = post(b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","params":[]}', key=self._account.key)
         kind = rng.choice(("bytes", "cut", "json", "length", "key", "flip"))
-        self._oracle.covers(f"malformed {kind}")
+        self._oracle.malformed(self._account, kind)
         if kind == "bytes":
             connection.write(rng.randbytes(rng.randint(1, 300)))
         elif kind == "cut":
@@ -344,4 +360,4 @@ def _envelope(call: Call) -> bytes:
     return orjson.dumps({"jsonrpc": "2.0", **name, "method": call.method, "params": call.params})
 
 
-KINDS: Sequence[type[SimClient]] = (Reader, Batcher, Director, Writer, LargeReader, Flooder, Vandal, FilterUser)
+HTTP_KINDS: Sequence[type[SimClient]] = (Reader, Batcher, Director, Writer, LargeReader, Flooder, Vandal, FilterUser)

@@ -23,9 +23,16 @@ from tests.simulation.memory_network import CALM, Address, MemoryNetwork, Weathe
 CHAIN_ID = 31337
 # A pruned upstream has the state of this many blocks.
 KEPT_STATES = 64
-# A liar adds this to balances, and to its head.
+# An upstream without a fault for this long is reliable: the service uses it again after a failure, or a call that hung.
+RELIABLE_AFTER_S = 12.0
+# A liar adds a number from here on to balances, each liar its own. No balance is that large.
 LIE = 1 << 200
+# Balances of another chain. An upstream that names another chain gets no calls, so no client ever sees one.
+OTHER_CHAIN = 1 << 240
+# A node that reports a head of another world adds this, once the service knows the head: at the start, it has nothing to
+# compare two reports with.
 HEAD_LIE = 1_000_000
+HEAD_LIES_FROM_S = 4.0
 WRITES = ("eth_sendRawTransaction", "eth_sendPrivateTransaction")
 
 NO_RESULT = {"code": -32000, "message": "missing trie node: state is not available"}
@@ -101,6 +108,8 @@ class SimUpstream:
         self._own_salt = 0
         self._is_forking = False
         self._is_silent = False
+        self._spell = ""
+        self._failed_s = -1e9
         # Calls by method, and how often each write was executed.
         self.calls: Counter[str] = Counter()
         self.executed: Counter[str] = Counter()
@@ -126,6 +135,18 @@ class SimUpstream:
             return self._stuck
         return self.tree.tip_at(self.now_s - self._lag_s)
 
+    @property
+    def is_reliable(self) -> bool:
+        """Whether it has answered every call lately, and truthfully."""
+        if self.nature.wrong_chain or self.nature.head_liar or self._habits.lie or self._spell:
+            return False
+        last_s = max(self._failed_s, self._network.last_fault_s(self.address))
+        return self.now_s - last_s > RELIABLE_AFTER_S
+
+    def failed(self, kind: str, detail: str) -> None:
+        self._failed_s = self.now_s
+        self.history.fault(self.name, kind, detail)
+
     # Spells
 
     async def live(self) -> None:
@@ -134,8 +155,10 @@ class SimUpstream:
         while self._spells:
             await asyncio.sleep(rng.expovariate(1 / 6.0))
             spell, lasts_s = rng.choice(self._spells), min(12.0, 0.3 + rng.expovariate(1 / 3.0))
-            self.history.fault(self.name, f"upstream {spell}", f"for {lasts_s:.2f} s")
+            self._spell = spell
+            self.failed(f"upstream {spell}", f"for {lasts_s:.2f} s")
             await self._go_through(spell, lasts_s)
+            self._spell, self._failed_s = "", self.now_s
             self.history.note(self.name, f"upstream no longer {spell}")
 
     async def _go_through(self, spell: str, lasts_s: float) -> None:
@@ -176,7 +199,7 @@ class SimUpstream:
     def heal(self) -> None:
         """Everything is well from now on. Connections that froze stay frozen."""
         self._habits, self._weather, self._spells = STEADY, CALM, ()
-        self._lag_s, self._stuck, self._is_forking, self._is_silent = 0.0, None, False, False
+        self._lag_s, self._stuck, self._is_forking, self._is_silent, self._spell = 0.0, None, False, False, ""
         self.open()
 
     # Calls
@@ -198,7 +221,7 @@ class SimUpstream:
     def takes_s(self) -> float:
         rng, habits = self._rng, self._habits
         if habits.late and rng.random() < habits.late:
-            self.history.covers("upstream late")
+            self.failed("upstream late", "")
             return rng.uniform(*habits.late_s)
         return rng.uniform(*habits.takes_s)
 
@@ -226,13 +249,14 @@ class SimUpstream:
         if method == "eth_chainId":
             return hex(CHAIN_ID + self.nature.wrong_chain)
         if method == "eth_blockNumber":
-            return hex(head.number + (HEAD_LIE if self.nature.head_liar else 0))
+            return hex(head.number + self._head_lie)
         if method == "eth_getBalance":
             block = self._state_at(params[1], head)
             lies = self._habits.lie and self._rng.random() < self._habits.lie
             if lies:
                 self.history.fault(self.name, "lie", params[0][-8:])
-            return hex(balance_of(params[0], block) + (LIE if lies or self.nature.wrong_chain else 0))
+            own_lie = LIE << int(self.name.rpartition(" ")[2]) if lies else 0
+            return hex(balance_of(params[0], block) + own_lie + (OTHER_CHAIN if self.nature.wrong_chain else 0))
         if method == "eth_call":
             self._state_at(params[1], head)
             return answer_of(params[0]["data"])
@@ -262,9 +286,13 @@ class SimUpstream:
 
     def _shown(self, block: Block) -> dict[str, Any]:
         found = block.json()
-        if self.nature.head_liar and block is self.head:
-            found["number"] = hex(block.number + HEAD_LIE)
+        if block is self.head:
+            found["number"] = hex(block.number + self._head_lie)
         return found
+
+    @property
+    def _head_lie(self) -> int:
+        return HEAD_LIE if self.nature.head_liar and self.now_s > HEAD_LIES_FROM_S else 0
 
     def _block_at(self, tag: str, head: Block) -> Block | None:
         match tag:
@@ -376,7 +404,7 @@ class _Connection(asyncio.Protocol):
         methods = ",".join(call["method"] for call in asked) if isinstance(asked, list) else asked["method"]
         fault = upstream.draw_fault()
         if fault:
-            upstream.history.fault(upstream.name, f"reply {fault}", methods)
+            upstream.failed(f"reply {fault}", methods)
         if fault in ("hang", "hang_up", "http_500", "http_429", "overloaded"):
             self._fail(fault, asked)
             return

@@ -21,7 +21,7 @@ from tests.simulation.history import History
 from tests.simulation.memory_network import CALM, Address, ListeningSocket, MemoryNetwork
 from tests.simulation.oracle import CALL_TIMEOUT_S, Account, Oracle
 from tests.simulation.outcome import Outcome
-from tests.simulation.scenario import MANY, ONE, ClientPlan, Scenario, UpstreamPlan, rng_of
+from tests.simulation.scenario import KINDS, MANY, ONE, ClientPlan, Scenario, UpstreamPlan, rng_of
 from tests.simulation.seams import Seams
 from tests.simulation.sim_clients import SimClient, Terms
 from tests.simulation.sim_upstream import SimUpstream
@@ -30,6 +30,7 @@ from tests.web.worker import PEPPER, Worker
 
 GATEWAY: Address = ("10.0.0.1", 8545)
 # The accounts: their requests and units per second.
+LIMITED = 2
 ACCOUNTS = (("large", 100_000, 10_000_000), ("second", 100_000, 10_000_000), ("limited", 20, 100))
 # After the faults have ended, for how long the service may recover, and how many calls must then succeed.
 RECOVERS_S = 25.0
@@ -49,6 +50,7 @@ class World:
         self.oracle = Oracle(self.history, is_calm=scenario.is_calm, stalls=stalls)
         self._trees = {name: BlockTree(name, self.history, self._rng(f"chain {name}")) for name in (MANY, ONE)}
         self._upstreams = [self._upstream(place, plan) for place, plan in enumerate(scenario.upstreams, 1)]
+        self.oracle.upstreams.extend(self._upstreams)
 
     def __repr__(self) -> str:
         return f"<World of seed {self.scenario.seed}>"
@@ -120,18 +122,26 @@ class World:
         keys = [gateway.add_account(self.oracle, name, *limits) for name, *limits in ACCOUNTS]
         await gateway.listen()
         until_s = self._loop.time() + self.scenario.lasts_s
-        terms = Terms(GATEWAY, self.oracle, until_s, may_leave=not self.scenario.is_calm, quorum_on=MANY)
+        terms = Terms(
+            GATEWAY,
+            self.oracle,
+            until_s,
+            may_leave=not self.scenario.is_calm,
+            listens_until_s=until_s + RECOVERS_S + SETTLES_S,
+            quorum_on=MANY,
+        )
         async with asyncio.TaskGroup() as group:
             for plan in self.scenario.clients:
                 group.create_task(self._client(plan, terms).run())
-        await self._recover(spells)
+            await asyncio.sleep(self.scenario.lasts_s)
+            await self._recover(spells)
         await asyncio.sleep(SETTLES_S)
         self._check_end(gateway, keys)
         await gateway.stop()
 
     def _client(self, plan: ClientPlan, terms: Terms) -> SimClient:
-        kind: type[SimClient] = getattr(sim_clients, plan.kind)
-        account = self.oracle.accounts[2 if plan.kind == "Flooder" else plan.account % 2]
+        kind: type[SimClient] = next(each for each in KINDS if each.__name__ == plan.kind)
+        account = self.oracle.accounts[LIMITED if plan.kind == "Flooder" else plan.account]
         return kind(plan.name, account, self._trees[plan.network], terms, self._rng(plan.name))
 
     async def _recover(self, spells: list[asyncio.Task[None]]) -> None:

@@ -1,0 +1,155 @@
+"""Planted bugs. The simulator must find each of them: they are its own test.
+
+Some were real and are fixed; others are mistakes that someone could make. A mutant changes one place of one module while it is
+imported, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    module: str
+    old: str
+    new: str
+
+
+_RPC, _CORE, _FRONT, _WIRE, _FEED = (
+    "proxy.services.rpc",
+    "proxy.core",
+    "proxy.web.front",
+    "proxy.wire",
+    "proxy.services.feed",
+)
+
+MUTANTS = {
+    mutant.name: mutant
+    for mutant in (
+        # Real ones, found by the simulator.
+        Mutant("min-block-keeps-cache", f"{_RPC}.dispatcher", "directives.min_block > self.state.tip:", "False:"),
+        Mutant(
+            "min-block-from-liar",
+            f"{_RPC}.dispatcher",
+            "< directives.min_block or health.ahead)",
+            "< directives.min_block)",
+        ),
+        # Consistency
+        Mutant(
+            "cache-survives-head",
+            f"{_RPC}.network_state",
+            "        self.replies.head_moved(time.monotonic())\n        self.flights.clear()\n        mark =",
+            "        mark =",
+        ),
+        Mutant("tip-not-raised", f"{_CORE}.heads", "self.tip = max(self.tip, number)", "pass"),
+        Mutant(
+            "any-head-plausible",
+            f"{_CORE}.heads",
+            "return not self.agreed or number <= self._furthest(now)",
+            "return True",
+        ),
+        Mutant(
+            "other-chain-accepted",
+            f"{_RPC}.tracker",
+            "result is None or self._state.head_reader",
+            "True or self._state.head_reader",
+        ),
+        Mutant("key-without-params", f"{_CORE}.caching", "    text = method + params\n", "    text = method\n"),
+        Mutant(
+            "key-cut-short", f"{_CORE}.caching", "    text = method + params\n", "    text = (method + params)[:60]\n"
+        ),
+        Mutant("quorum-of-one", f"{_CORE}.verification", "return len(agreed) >= self.needed", "return True"),
+        # Replies
+        Mutant(
+            "foreign-reply-accepted",
+            f"{_CORE}.jsonrpc",
+            "if bytes(reply.id) != id and not is_anonymous_error(reply):",
+            "if False:",
+        ),
+        Mutant(
+            "reading-never-resumed",
+            f"{_WIRE}.http_connection",
+            "            if not self._reads_soon:\n                self.transport.resume_reading()",
+            "            pass",
+        ),
+        Mutant(
+            "writes-reversed",
+            f"{_WIRE}.write_buffer",
+            "for owner, data in queue:",
+            "for owner, data in reversed(queue):",
+        ),
+        Mutant("timeout-ignored", f"{_RPC}.dispatcher", "if not flight.done and not flight.streaming:", "if False:"),
+        Mutant(
+            "no-call-timeout", f"{_RPC}.dispatcher", "elif now - flight.began > self.call_timeout_s:", "elif False:"
+        ),
+        # Writes
+        Mutant(
+            "write-repeated",
+            f"{_RPC}.method_policy",
+            'self.may_repeat = method.kind == "read"',
+            "self.may_repeat = True",
+        ),
+        # Limits and charges
+        Mutant("bucket-of-three-seconds", f"{_CORE}.limits", "    full = now - 1.0\n", "    full = now - 3.0\n"),
+        Mutant(
+            "bucket-charged-twice", f"{_CORE}.limits", "    requests += request_s\n", "    requests += 2 * request_s\n"
+        ),
+        Mutant("failure-charged", f"{_RPC}.rpc_service", "        return fault.take_kept()", "        return units"),
+        # Memory
+        Mutant("reply-memory-kept", f"{_RPC}.reply_share", "self._replies.give_back(self._account, counted)", "pass"),
+        Mutant(
+            "flight-not-unregistered",
+            f"{_RPC}.dispatcher",
+            "        flight.end()\n        self.state.unregister(flight)",
+            "        flight.end()",
+        ),
+        # Events
+        Mutant("removed-logs-not-sent", f"{_FEED}.dispatch", "            self._publish_removal(queued.block)\n", ""),
+        Mutant("gap-not-filled", f"{_CORE}.head_chain", "        return first.parent\n", "        return None\n"),
+        Mutant("removed-oldest-first", f"{_CORE}.head_chain", "            removed.append(gone)", "            pass"),
+    )
+}
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, mutant: Mutant) -> None:
+        self._mutant = mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._mutant.module:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        assert spec is not None
+        assert spec.origin is not None
+        spec.loader = _Loader(fullname, spec.origin, self._mutant)
+        return spec
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, fullname: str, path: str, mutant: Mutant) -> None:
+        super().__init__(fullname, path)
+        self._mutant = mutant
+
+    def get_code(self, fullname: str) -> Any:
+        return self.source_to_code(mutated(self._mutant, self.get_data(self.path).decode()), self.path)
+
+
+def mutated(mutant: Mutant, source: str) -> str:
+    count = source.count(mutant.old)
+    assert count == 1, f"{mutant.name}: its place occurs {count} times in {mutant.module}; adapt the mutant"
+    return source.replace(mutant.old, mutant.new)
+
+
+def plant(name: str) -> None:
+    """Import the program with this bug from now on."""
+    sys.meta_path.insert(0, _Finder(MUTANTS[name]))
