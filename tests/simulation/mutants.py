@@ -39,8 +39,14 @@ MUTANTS = {
         Mutant(
             "min-block-from-liar",
             f"{_RPC}.dispatcher",
-            "< directives.min_block or health.ahead)",
-            "< directives.min_block)",
+            "return health.head >= block and state.heads.is_plausible(health.head, now)",
+            "return health.head >= block",
+        ),
+        Mutant(
+            "liar-until-next-poll",
+            f"{_RPC}.dispatcher",
+            "health.head >= block and state.heads.is_plausible(health.head, now)",
+            "health.head >= block and not health.ahead",
         ),
         # Consistency
         Mutant(

@@ -90,7 +90,7 @@ class BlockWaits:
 
     def _release(self, dispatcher: Dispatcher, now: float) -> None:
         """Send the calls whose block is there, and end those that have waited for too long."""
-        newest = max(_credible_heads(dispatcher), default=0)
+        newest = max(_credible_heads(dispatcher, now), default=0)
         for flight, (deadline, client) in [*self._deadlines.items()]:
             has_left = flight.done
             assert flight.call.directives is not None
@@ -106,15 +106,16 @@ class BlockWaits:
                 _give_up(dispatcher, flight)
 
 
-def _credible_heads(dispatcher: Dispatcher) -> list[int]:
+def _credible_heads(dispatcher: Dispatcher, now: float) -> list[int]:
     """The heads that upstreams report, without those that cannot be true."""
-    return [member.head for member in dispatcher.state.group.members if not member.ahead]
+    heads = [member.head for member in dispatcher.state.group.members]
+    return [head for head in heads if dispatcher.state.heads.is_plausible(head, now)]
 
 
 def _give_up(dispatcher: Dispatcher, flight: Flight) -> None:
     assert flight.call.directives is not None
     state = dispatcher.state
-    newest = max([state.heads.tip, *_credible_heads(dispatcher)])
+    newest = max([state.heads.tip, *_credible_heads(dispatcher, time.monotonic())])
     dispatcher.complete_with_fault(flight, BehindBlock(state.network_id, flight.call.directives.min_block, newest))
 
 

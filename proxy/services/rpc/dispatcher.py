@@ -23,6 +23,7 @@ from proxy.core.jsonrpc import UpstreamReply
 from proxy.core.retry_budget import RetryBudget
 from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.core.upstream_errors import UpstreamError
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import DeadlinePassed, Fault, InternalError, Unavailable, UpstreamTimeout
 from proxy.services.rpc.flights import MAX_TRIES, Call, Flight, FlightHandler, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
@@ -536,7 +537,7 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
     """The best upstream, if there is one. `tried`: those to leave out, as a bit set of their indexes."""
     name = call.policy.method.name
     if call.directives is not None:
-        tried |= _left_out(state, call.directives)
+        tried |= _left_out(state, call.directives, now)
     if (only := state.only) is not None:
         health = only.health
         takes_calls = health.takes_calls(now) or health.allows_fallback(now)
@@ -549,16 +550,21 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
     return None if found is None else state.upstreams[found.index]
 
 
-def _left_out(state: NetworkState, directives: Directives) -> int:
+def _left_out(state: NetworkState, directives: Directives, now: float) -> int:
     """A bit set of the upstreams to exclude: all but the named one, and those that have not reached the block or report a head
     that cannot be true."""
     found = 0
     for upstream in state.upstreams:
         health = upstream.health
         is_other = directives.upstream not in ("", upstream.label)
-        if is_other or (directives.min_block and (health.head < directives.min_block or health.ahead)):
+        if is_other or (directives.min_block and not _has_block(state, health, directives.min_block, now)):
             found |= 1 << health.index
     return found
+
+
+def _has_block(state: NetworkState, health: UpstreamHealth, block: int, now: float) -> bool:
+    """The head may have been reported a moment ago, so it is checked here and not in the next round of polls."""
+    return health.head >= block and state.heads.is_plausible(health.head, now)
 
 
 def needs_block(flight: Flight) -> bool:
