@@ -32,7 +32,7 @@ CHART := deploy/helm/penstock
 RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace penstock
 IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
-.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth compile compiled bench fleet wheel wheel-test image image-test compose-test chart k8s-test lock clean
+.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth compile compiled bench fleet simulate wheel wheel-test image image-test compose-test chart k8s-test lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -48,6 +48,7 @@ help:
 	@echo "make image    build the container image without a registry (needs mmdebstrap and buildah); make image-test runs it"
 	@echo "make chart    render the Helm chart for its tests; make k8s-test applies it to a real kube-apiserver (needs Go, etcd)"
 	@echo "make fleet    run a whole fleet on this machine (make fleet ARGS='--chaos 300' breaks parts of it)"
+	@echo "make simulate  run the data plane in virtual time from many seeds (make simulate SEEDS=10000, or HOURS=8)"
 	@echo "make lock     update the pinned requirements from setup.cfg"
 	@echo "make clean    remove everything the other targets installed"
 
@@ -95,6 +96,12 @@ compile: .venv/.test
 bench: .venv/.test $(CHAIN) $(LIBRARIES)
 	@$(PY) -m proxy compile || true
 	$(PY) -m bench $(if $(PEERS),--peers) $(ARGS)
+
+# Each seed is one history with faults, checked by an oracle: docs/internals/simulation.md.
+SEEDS ?= 40
+HOURS ?= 0
+simulate: .venv/.test
+	@$(PY) -m tests.simulation --seeds $(SEEDS) --hours $(HOURS) $(ARGS)
 
 .venv/.made:
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or newer with venv, and none was found on PATH (on Debian: apt-get install python3-venv)"; exit 1; }

@@ -18,7 +18,8 @@ def test_every_room_is_in_the_map() -> None:
 
 def test_every_file_that_is_named_is_there() -> None:
     """By its path, or inside its own part by its name."""
-    paths = (*PACKAGE.rglob("*.*"), *(ROOT / "config").glob("*.toml"), *(ROOT / "tests" / "house").glob("*.py"))
+    tests = [path for room in ("house", "simulation") for path in (ROOT / "tests" / room).glob("*.py")]
+    paths = (*PACKAGE.rglob("*.*"), *(ROOT / "config").glob("*.toml"), *tests)
     there = [f"/{path.relative_to(ROOT)}" for path in paths]
     pages = [page.read_text("utf-8") for page in sorted((ROOT / "docs" / "internals").glob("*.md"))]
     named = re.findall(r"`([\w/]+\.(?:py|js|toml))`", "".join((TEXT, *pages)))
