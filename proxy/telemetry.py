@@ -109,6 +109,11 @@ followed_blocks_total = Counter("penstock_followed_blocks_total", "Blocks indexe
 undone_blocks_total = Counter("penstock_undone_blocks_total", "Indexed blocks removed by reorganisations", ["network"])
 reorgs_total = Counter("penstock_reorgs_total", "Reorganisations", ["network"])
 events_total = Counter("penstock_events_total", "Webhook events created", ["network", "type"])
+events_dropped_total = Counter(
+    "penstock_events_dropped_total",
+    "Webhook events above the account's daily limit, which were not stored",
+    ["network"],
+)
 delivery_attempts_total = Counter(
     "penstock_delivery_attempts_total", "Webhook delivery attempts, by outcome", ["outcome"]
 )

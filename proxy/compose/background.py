@@ -118,7 +118,13 @@ class Background:
         """The webhook events of one network."""
         data = self.data
         return EventFeature(
-            route, self.pool, self.notifications, self.internal_calls, tokens=data.contracts, nfts=data.nft_metadata
+            route,
+            self.pool,
+            self.notifications,
+            self.internal_calls,
+            tokens=data.contracts,
+            nfts=data.nft_metadata,
+            plans=self.tables.plans,
         )
 
     def follower_specs(self, route: Route, events: FollowerSink) -> list[FollowerSpec]:

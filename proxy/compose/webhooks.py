@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from proxy.memory_budget import BudgetLine
 from proxy.services.alerting import AlertSettingsService
@@ -22,7 +22,7 @@ from proxy.services.rpc.networks import Route
 from proxy.services.rpc.traces import TraceReader
 from proxy.services.webhooks.backtest import Backtest
 from proxy.services.webhooks.webhooks import WebhookService
-from proxy.settings import Settings, Tables
+from proxy.settings import Plan, Settings, Tables
 from proxy.store.postgres.alerts import AlertStore
 from proxy.store.postgres.deliveries import DeliveryStore
 from proxy.store.postgres.pool import Pool
@@ -60,7 +60,7 @@ class WebhookFeature:
             values_per_day={name: plan.webhook_values_per_day for name, plan in tables.plans.items()},
             follows=settings.follower.follows,
         )
-        history = DeliveryHistory(DeliveryStore(pool))
+        history = DeliveryHistory(DeliveryStore(pool), events_per_day(tables.plans))
         backtest = Backtest(internal_calls, turns, memory)
         self.web = WebhookHandlers(self.webhooks, history, backtest, price_of=tables.price_of)
         self.deliveries = DeliveryHandlers(history, self.web.own)
@@ -75,6 +75,11 @@ class WebhookFeature:
         return {**self.web.handlers(), **self.deliveries.handlers(), **self.alerts.handlers()}
 
 
+def events_per_day(plans: Mapping[str, Plan]) -> dict[str, int]:
+    """The events that an account may store per day, by plan. 0 means no limit."""
+    return {name: plan.webhook_events_per_day for name, plan in plans.items()}
+
+
 class EventFeature:
     """Creates the events of one network in the follower process. `sink` is one of the follower's sinks."""
 
@@ -87,12 +92,13 @@ class EventFeature:
         *,
         tokens: TokenSource,
         nfts: NftSource,
+        plans: Mapping[str, Plan],
     ) -> None:
         network = route.network
         self._pool = pool
         self._notifications = notifications
         self.watch = WebhookWatch(network)
-        self.drafter = EventDrafter(network)
+        self.drafter = EventDrafter(network, events_per_day(plans))
         self.sink = EventSink(self.watch, self.drafter)
         self.enricher = EventEnricher(self.drafter, pool, internal_calls, tokens)
         self.metadata = MetadataLanes(

@@ -33,6 +33,7 @@ class Plan:
     requests_per_day: int
     units_per_second: int
     webhook_deliveries_per_day: int
+    webhook_events_per_day: int
     sockets: int
     subscriptions: int
     subscriptions_per_account: int

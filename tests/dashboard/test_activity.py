@@ -90,6 +90,7 @@ async def test_used_counts_what_the_plan_limits(service: DashboardService) -> No
         "policies": 1,
         "wallets": 0,
         "webhook_deliveries_per_day": 0,
+        "webhook_events_per_day": 0,
         "sponsored_usd_per_day": 0,
     }
     assert [plan["name"] for plan in overview["plans"]] == ["free", "growth", "enterprise"]

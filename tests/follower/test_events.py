@@ -408,7 +408,7 @@ async def test_slow_metadata_of_one_account_does_not_delay_events_of_another(
     running = harness.inner.running
     events = EventFeature(
         harness.inner.route, running.pool, running.notifications, running.internal_calls,
-        tokens=harness.inner.running.data.contracts, nfts=HangingNfts(),
+        tokens=harness.inner.running.data.contracts, nfts=HangingNfts(), plans=running.tables.plans,
     )  # fmt: skip
     await harness.step()
     await harness.webhook("NFT_ACTIVITY", account="slow", contracts=["0x" + ART.hex()])

@@ -182,13 +182,18 @@ async def test_rows_are_in_the_table_of_their_day(desk: Desk) -> None:
     assert (await desk.tables("deliveries", "event_id"))["evt_1"] == "deliveries_open"
 
 
-async def test_old_days_are_dropped_except_for_what_is_still_to_be_sent(desk: Desk) -> None:
+async def test_old_days_are_dropped_except_for_what_is_due(desk: Desk) -> None:
     old, boundary = days_ago(40), days_ago(35)
     for day in (old, boundary):
         await desk.execute("select add_event_day(parent, $1) from unnest(array['events', 'deliveries']) parent", day)
     await desk.deliver("evt_done", day=old)
-    await desk.add("evt_due", "evt_parked", day=old)
-    await desk.execute("update deliveries set state = 'parked' where event_id = 'evt_parked'")
+    await desk.add("evt_due", "evt_parked", "evt_held", day=old)
+    await desk.add("evt_other", day=days_ago(400))
+    for state in ("parked", "held"):
+        await desk.execute(
+            "update deliveries set state = $2 where event_id = $1", f"evt_{state}", state.replace("held", "over_quota")
+        )
+    await desk.execute("update deliveries set state = 'over_quota' where event_id = 'evt_other'")
     await desk.execute("update events set created_at = now() - interval '39 days'")
     await desk.execute(
         "update deliveries set created_at = now() - interval '39 days', due_at = now() + interval '1 hour'"

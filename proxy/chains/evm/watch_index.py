@@ -77,12 +77,22 @@ class WatchFilter:
 class Watcher:
     """The parts of a webhook that matching uses. `listed`: whether its filter has a list of addresses, even an empty one."""
 
-    __slots__ = ("event_type", "filter", "gone", "id", "is_active", "is_narrow", "kind", "listed", "logs", "watched")
+    __slots__ = (
+        "account", "event_type", "filter", "gone", "id", "is_active", "is_narrow", "kind", "listed", "logs", "watched",
+    )  # fmt: skip
 
     def __init__(
-        self, webhook_id: str, event_type: str, wanted: WatchFilter, *, listed: bool, is_active: bool = True
+        self,
+        webhook_id: str,
+        event_type: str,
+        wanted: WatchFilter,
+        *,
+        listed: bool,
+        is_active: bool = True,
+        account: str = "",
     ) -> None:
         self.id = webhook_id
+        self.account = account
         self.event_type = event_type
         self.kind = KINDS[event_type]
         self.filter = wanted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from proxy.chains.evm import samples
 from proxy.chains.registry import Network
@@ -12,7 +12,7 @@ from proxy.core import webhook_bodies
 from proxy.core.iso_time import iso_millis
 from proxy.core.paging import Page
 from proxy.core.webhook_bodies import BodyChain
-from proxy.errors import InvalidRequest, NotFound
+from proxy.errors import InvalidRequest, NotFound, RateLimited
 from proxy.store.postgres.deliveries import Attempt, Delivery, DeliveryStore, WebhookHealth
 from proxy.store.postgres.webhooks import Webhook
 
@@ -28,14 +28,24 @@ STATES = {
     "taken_back": "dropped",
 }
 
+_DAY_S = 86_400
+
 
 def _present() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
 class DeliveryHistory:
-    def __init__(self, store: DeliveryStore, *, now: Callable[[], datetime.datetime] = _present) -> None:
+    def __init__(
+        self,
+        store: DeliveryStore,
+        day_limits: Mapping[str, int],
+        *,
+        now: Callable[[], datetime.datetime] = _present,
+    ) -> None:
+        """`day_limits`: the events that an account may store per day, by plan; 0 means no limit."""
         self._store = store
+        self._day_limits = day_limits
         self._now = now
 
     def __repr__(self) -> str:
@@ -73,7 +83,14 @@ class DeliveryHistory:
         if webhook.status != "active":
             raise InvalidRequest(f"the webhook is {webhook.status}: resume it to send test events")
         event_id = "evt_test_" + secrets.token_hex(14)
-        await self._store.add_test(webhook, event_id, kind, self._body(webhook, network, event_id, kind))
+        body = self._body(webhook, network, event_id, kind)
+        if not await self._store.add_test(webhook, event_id, kind, body, day_limits=self._day_limits):
+            now = self._now()
+            raise RateLimited(
+                "the account has as many webhook events as its plan allows per day: wait until 00:00 UTC",
+                retry_after_s=_DAY_S - int(now.timestamp()) % _DAY_S,
+                details={"reason": "daily_quota"},
+            )
         return event_id
 
     def _body(self, webhook: Webhook, network: Network, event_id: str, kind: str) -> bytes:

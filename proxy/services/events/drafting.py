@@ -1,9 +1,15 @@
-"""Turn matches into stored events: ids, bodies, and the block that each event waits for. Every event is stored once."""
+"""Turn matches into stored events: ids, bodies, and the block that each event waits for. Every event is stored once.
+
+Events wait in the database until their account has deliveries left, so the number that an account stores per day is limited by
+its plan. Further events are dropped and counted. Corrections of delivered events are always stored.
+"""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from proxy import telemetry
@@ -19,8 +25,10 @@ from proxy.core.lru_cache import LruCache
 from proxy.core.webhook_bodies import BodyChain
 from proxy.store.postgres import events as store
 from proxy.store.postgres.bad_rows import BadRows
-from proxy.store.postgres.events import NewEvent, WithdrawnEvent
+from proxy.store.postgres.events import EventDay, NewEvent, WithdrawnEvent
 from proxy.store.postgres.pool import DatabaseConnection
+
+log = logging.getLogger("penstock.events")
 
 # Tokens cached by contract. Events of a cached token need no enrichment.
 CACHED_TOKENS = 20_000
@@ -29,9 +37,11 @@ CACHED_TOKENS = 20_000
 class EventDrafter:
     """Drafts the events of one network."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, day_limits: Mapping[str, int]) -> None:
+        """`day_limits`: the events that an account may store per day, by plan; 0 means no limit."""
         assert network.facts.chain_id is not None
         self.network = network
+        self._day_limits = day_limits
         self.chain = BodyChain(network.word(live=True), network.facts.chain_id)
         self.tokens: LruCache[bytes, EventToken] = LruCache(CACHED_TOKENS)
         self._bad = BadRows("event")
@@ -82,26 +92,51 @@ class EventDrafter:
             after_block=None if place.block is None else _after(watcher.filter, place.block),
             finality=None if place.block is None or watcher.filter.finality == "included" else watcher.filter.finality,
             day=_day(watcher.filter, header),
+            account=watcher.account,
         )
 
     async def add(self, connection: DatabaseConnection, new: Sequence[NewEvent]) -> None:
         """Store each event once. An event that was withdrawn before gets a new id, so that it is delivered again."""
-        await self._bad.write(new, lambda part: self._add(connection, part))
+        if not new:
+            return
+        days = await store.read_days(connection, {event.account for event in new}, self._day_limits)
+        kept, dropped = _within(new, days)
+        stored = Counter[str]()
 
-    async def _add(self, connection: DatabaseConnection, new: Sequence[NewEvent]) -> None:
-        """Store all of the events or none, in a part of the caller's transaction."""
+        async def add(part: Sequence[NewEvent]) -> None:
+            stored.update(await self._add(connection, part))
+
+        await self._bad.write(kept, add)
+        limited = {account: count for account, count in stored.items() if account in days}
+        await store.count_events(connection, self.network.id, stored=limited, dropped=dropped)
+        self._report(dropped, days)
+
+    def _report(self, dropped: Mapping[str, int], days: Mapping[str, EventDay]) -> None:
+        for account, count in dropped.items():
+            telemetry.events_dropped_total.labels(self.network.id).inc(count)
+            if not days[account].dropped:
+                log.warning(
+                    "daily limit of webhook events reached: further events are dropped until 00:00 UTC",
+                    extra={"account": account},
+                )
+
+    async def _add(self, connection: DatabaseConnection, new: Sequence[NewEvent]) -> Counter[str]:
+        """Store all of the events or none, in a part of the caller's transaction. Returns how many were new, by account."""
         time = 0
         remaining = new
+        stored = Counter[str]()
         async with connection.transaction():
             while remaining:
                 added = await store.add(connection, self.network.id, remaining)
                 for event in remaining:
                     if event.id in added:
                         telemetry.events_total.labels(self.network.id, event.type).inc()
+                        stored[event.account] += 1
                 known = [event for event in remaining if event.id not in added]
                 withdrawn = await store.withdrawn(connection, [event.id for event in known]) if known else set()
                 time += 1
                 remaining = [self._repeated(event, time) for event in known if event.id in withdrawn]
+        return stored
 
     async def correct(self, connection: DatabaseConnection, withdrawn: Sequence[WithdrawnEvent]) -> None:
         """Store the events that correct those of removed blocks."""
@@ -128,6 +163,21 @@ class EventDrafter:
                 body = webhook_bodies.body_of(name, kind, event.webhook, chain=self.chain, at=at, data=data)
                 found.append(NewEvent(id=name, webhook=event.webhook, type=kind, body=body, takes_back=event.id))
         return found
+
+
+def _within(new: Sequence[NewEvent], days: Mapping[str, EventDay]) -> tuple[list[NewEvent], Counter[str]]:
+    """The events that their accounts may store today, and the number of others by account."""
+    room = {account: day.room for account, day in days.items()}
+    kept, dropped = list[NewEvent](), Counter[str]()
+    for event in new:
+        left = room.get(event.account)
+        if left == 0:
+            dropped[event.account] += 1
+            continue
+        if left is not None:
+            room[event.account] = left - 1
+        kept.append(event)
+    return kept, dropped
 
 
 def _day(watch_filter: WatchFilter, header: Header | None) -> datetime.date | None:

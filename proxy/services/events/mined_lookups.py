@@ -100,13 +100,18 @@ class MinedLookups:
         ended = []
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await self._watch.hold(connection)
-            for each, result in zip(found, results, strict=True):
+            # By account, because the accounts' counts are locked in this order.
+            for each, result in sorted(zip(found, results, strict=True), key=lambda pair: self._account_of(pair[0])):
                 if await self._ends(connection, each, result):
                     ended.append(each)
             await store.end_lookups(connection, ended)
         for each in ended:
             self._asked_at.pop((each.webhook, each.transaction), None)
         return len(ended)
+
+    def _account_of(self, lookup: MinedLookup) -> str:
+        watcher = self._watch.index.find(lookup.webhook)
+        return "" if watcher is None else watcher.account
 
     async def _ends(self, connection: DatabaseConnection, lookup: MinedLookup, result: object) -> bool:
         """Write the event of a lookup, if any. One that fails because of its values has ended."""

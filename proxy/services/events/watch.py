@@ -101,7 +101,9 @@ class WebhookWatch:
             watch_filter = webhook_filters.parse(
                 row["event_type"], {**config, "addresses": ["0x"]} if listed else config
             )
-            self.index.put(Watcher(row["id"], row["event_type"], watch_filter, listed=listed))
+            self.index.put(
+                Watcher(row["id"], row["event_type"], watch_filter, listed=listed, account=row["account_id"])
+            )
             return True
         return False
 

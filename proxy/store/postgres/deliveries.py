@@ -316,13 +316,23 @@ class DeliveryStore:
             total += row["changed"]
             since, last = row["created_at"], row["event_id"]
 
-    async def add_test(self, webhook: Webhook, event_id: str, kind: str, body: bytes) -> None:
-        """Add a test event with a delivery that is due immediately."""
+    async def add_test(
+        self, webhook: Webhook, event_id: str, kind: str, body: bytes, *, day_limits: Mapping[str, int]
+    ) -> bool:
+        """Add a test event with a delivery that is due immediately. Returns False if the account has as many events today as
+        its plan allows."""
         async with self._pool.connection() as connection, connection.transaction():
+            day = (await events.read_days(connection, [webhook.account], day_limits)).get(webhook.account)
+            if day is not None and day.room == 0:
+                return False
+            if day is not None:
+                # Not on the webhook's network, where its follower holds the count while it writes a block.
+                await events.count_events(connection, NO_NETWORK, stored={webhook.account: 1}, dropped={})
             await events.add_test(
                 connection, event_id=event_id, webhook=webhook.id, network=webhook.network, named=kind, body=body
             )
             await notify(connection)
+        return True
 
     # Retention
 
@@ -338,6 +348,7 @@ class DeliveryStore:
                 (at_once, await connection.execute(sql.deliveries.purge_webhooks, at_once)),
             ]
             await connection.execute(sql.deliveries.purge_days, keep_days)
+            await connection.execute(sql.deliveries.purge_event_days, keep_days)
             await connection.execute(sql.mails.purge, keep_days)
         # In this order: deliveries are dropped after their events.
         for what, add, drop in _DAY_TABLES:

@@ -11,7 +11,7 @@ without such a day is stored under the present day, after a look into all tables
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ FinalityTag = Literal["safe", "finalized"]
 class NewEvent:
     """`lacks`: data to look up before the event is sent. `after_block`: the event waits until this block is written or, with
     `finality`, until the chain reports it as safe or finalized. `takes_back`: the event that this one corrects. `day`: that
-    of its block, if every process that may add the event knows it."""
+    of its block, if every process that may add the event knows it. `account`: the webhook's owner."""
 
     id: str
     webhook: str
@@ -45,6 +45,7 @@ class NewEvent:
     finality: FinalityTag | None = None
     takes_back: str | None = None
     day: datetime.date | None = None
+    account: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,37 @@ async def add(connection: DatabaseConnection, network: str, new: Sequence[NewEve
     if not all(row["ready"] for row in rows):
         await notify(connection, network)
     return {row["id"] for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class EventDay:
+    """How many events an account may still store today, and how many were dropped."""
+
+    room: int
+    dropped: int
+
+
+async def read_days(
+    connection: DatabaseConnection, accounts: Iterable[str], limits: Mapping[str, int]
+) -> dict[str, EventDay]:
+    """Return today's events of the accounts whose plans limit them. `limits` is by plan; 0 means no limit."""
+    rows = await connection.fetch(sql.events.read_stored, [*accounts])
+    return {
+        row["id"]: EventDay(max(0, limit - row["stored"]), row["dropped"])
+        for row in rows
+        if (limit := limits.get(row["plan"], 0))
+    }
+
+
+async def count_events(
+    connection: DatabaseConnection, network: str, *, stored: Mapping[str, int], dropped: Mapping[str, int]
+) -> None:
+    """Count today's events by account. The accounts' counts on the network stay locked until the transaction ends."""
+    if accounts := sorted({*stored, *dropped}):
+        await connection.execute(
+            sql.events.count_events, network, accounts, [stored.get(each, 0) for each in accounts],
+            [dropped.get(each, 0) for each in accounts],
+        )  # fmt: skip
 
 
 async def _without_known(connection: DatabaseConnection, new: Sequence[NewEvent]) -> Sequence[NewEvent]:

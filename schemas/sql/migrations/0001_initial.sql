@@ -958,7 +958,8 @@ language sql stable as $$
 $$;
 
 -- Drop the events of days that ended before this time and return how many days. A day stays while one of its events is newer.
--- Events that are still to be sent move to those of other days; other deliveries that refer to the day are deleted.
+-- Events that are still to be sent move to those of other days; other deliveries that refer to the day are deleted, also those
+-- that have waited for the account's quota since then.
 create function events_remove_days(before timestamptz) returns integer
 language plpgsql security definer set search_path from current as $$
 declare
@@ -972,7 +973,7 @@ begin
         -- From here on no delivery of these events is added, redelivered or claimed.
         lock table events in access exclusive mode;
         delete from deliveries_of_other_days d where d.day = old.day;
-        delete from deliveries d where table_day = 'infinity' and d.day = old.day and state not in ('due', 'over_quota');
+        delete from deliveries d where table_day = 'infinity' and d.day = old.day and state <> 'due';
         execute format('alter table events detach partition %I', old.name);
         execute format(
             'insert into events select * from %I where id in (
@@ -1066,6 +1067,17 @@ create table delivery_days (
     -- Addresses and other filter values that were written into webhooks.
     filter_values bigint not null default 0,
     primary key (account_id, day)
+);
+
+-- Events of webhooks per account and UTC day: those stored, and those dropped above the plan's limit. A row for each network, so
+-- that followers of different networks do not wait for each other.
+create table event_days (
+    account_id text not null references accounts (id),
+    day date not null,
+    network text not null,
+    stored bigint not null default 0,
+    dropped bigint not null default 0,
+    primary key (account_id, day, network)
 );
 
 -- Take up to the wanted number of deliveries from an account's day. `tell` is true if the log does not report yet that

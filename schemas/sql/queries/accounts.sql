@@ -148,5 +148,7 @@ select
     (select count(*) from gas_policies where account_id = $1 and status <> 'deleted') as policies,
     (select coalesce(sum(wallets), 0)::bigint from wallet_counts where account_id = $1) as wallets,
     (select coalesce(sum(used), 0)::bigint from delivery_days where account_id = $1 and day = $2) as webhook_deliveries_per_day,
+    -- With those above the limit, which were dropped.
+    (select coalesce(sum(stored + dropped), 0)::bigint from event_days where account_id = $1 and day = $2) as webhook_events_per_day,
     -- Kept in picodollars.
     (select coalesce(sum(used), 0)::float8 / 1e12 from gas_account_days where account_id = $1 and day = $2) as sponsored_usd_per_day;

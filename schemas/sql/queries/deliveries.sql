@@ -252,7 +252,7 @@ select pg_notify('penstock_deliveries', '');
 with old as materialized (
     select id, day from events_of_other_days
     where created_at < now() - make_interval(days => $1::integer) and not exists (
-        select from open_deliveries d where d.event_id = id and state in ('due', 'over_quota')
+        select from open_deliveries d where d.event_id = id and state = 'due'
     )
     order by created_at limit $2
 ), purged_deliveries as (
@@ -309,3 +309,6 @@ select deliveries_remove_days(now() - make_interval(days => $1::integer));
 
 -- purge_days
 delete from delivery_days where day < current_date - $1::integer;
+
+-- purge_event_days
+delete from event_days where day < current_date - $1::integer;

@@ -21,6 +21,20 @@ with given as (
 )
 select id, ready from made;
 
+-- read_stored
+-- The plans of these accounts, and how many of their events were stored and dropped today.
+select id, plan, coalesce(sum(stored), 0)::bigint as stored, coalesce(sum(dropped), 0)::bigint as dropped
+from accounts left join event_days on account_id = id and day = (now() at time zone 'utc')::date
+where id = any($1::text[]) group by id;
+
+-- count_events
+-- Count events that were stored and dropped today, always in the same order to avoid deadlocks.
+insert into event_days as d (account_id, day, network, stored, dropped)
+select account, (now() at time zone 'utc')::date, $1, stored, dropped
+from unnest($2::text[], $3::bigint[], $4::bigint[]) as t (account, stored, dropped) order by account
+on conflict (account_id, day, network) do update set
+    stored = d.stored + excluded.stored, dropped = d.dropped + excluded.dropped;
+
 -- known
 -- Those of the given events that are stored, under whichever day.
 select id from events where id = any($1::text[]);

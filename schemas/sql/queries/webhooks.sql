@@ -145,7 +145,7 @@ select version from webhook_versions where network = $1 for share;
 
 -- changed_since
 -- Webhooks of the network changed after this version, including deleted ones.
-select number, id, event_type, config, addresses, status, version, addresses_version
+select number, id, account_id, event_type, config, addresses, status, version, addresses_version
 from webhooks where network = $1 and version > $2 and ($2 > 0 or status in ('active', 'paused'));
 
 -- addresses_of
