@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import assert_never
 
+from proxy.chains.evm import head_reader
 from proxy.chains.registry import Network
-from proxy.core import upstream_errors
+from proxy.core import jsonrpc, upstream_errors
 from proxy.errors import Fault, Unavailable
 from proxy.services.events.enrichment import CHANNEL
 from proxy.services.events.notifications import Notifications
@@ -62,29 +63,42 @@ class FinalityGate:
             await until_set(wake, within_s=wait_s)
 
     async def release(self) -> None:
-        """Release the waiting events whose block has become safe or finalized since the last head."""
+        """Release the waiting events whose block has become safe or finalized since the last head. One tag that fails does not
+        hold up the other."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             waiting, head = await store.waiting(connection, self._network.id)
+        failure: Fault | None = None
         for tag in waiting:
             if self._checked_at.get(tag) == head:
                 continue
-            block = await self._block(tag, head)
-            async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
-                await connection.fetchval(sql.webhooks.version_of, self._network.id)
-                await store.release_final(connection, self._network.id, tag, block)
+            try:
+                await self._release(tag, await self._block(tag, head))
+            except Fault as exc:
+                failure = exc
+                continue
             self._checked_at[tag] = head
+        if failure is not None:
+            raise failure
+
+    async def _release(self, tag: FinalityTag, block: int) -> None:
+        async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
+            await connection.fetchval(sql.webhooks.version_of, self._network.id)
+            await store.release_final(connection, self._network.id, tag, block)
 
     async def _block(self, tag: FinalityTag, head: int) -> int:
         """The number of the last block with this tag."""
         try:
-            found = await self._internal_calls.call(self._network, "eth_getBlockByNumber", tag, False, fresh=True)
+            found = await self._internal_calls.raw(self._network, "eth_getBlockByNumber", tag, False, fresh=True)
         except RpcError as exc:
             if upstream_errors.classify(exc.error).blame:
                 raise Unavailable(f"no upstream returned the {tag} block") from exc
-            found = None
-        if isinstance(found, Mapping) and isinstance(number := found.get("number"), str):
-            return int(number, 16)
-        return head - self._depth(tag)
+            found = jsonrpc.NULL
+        if found == jsonrpc.NULL:
+            return head - self._depth(tag)
+        number = head_reader.read_number(found)
+        if number is None:
+            raise Unavailable(f"the {tag} block that an upstream returned has no valid number")
+        return number
 
     def _depth(self, tag: FinalityTag) -> int:
         final = self._network.facts.finality_blocks

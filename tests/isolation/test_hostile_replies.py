@@ -1,0 +1,96 @@
+"""Hostile replies of upstreams for each background loop that reads a chain: it goes on, and handles what is good.
+
+The values and the long form are those of `test_hostile_rows.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import orjson
+import pytest
+from prometheus_client import REGISTRY
+
+from proxy.errors import Fault
+from tests.chain_upstream import erc721
+from tests.follower.conftest import harness as events
+from tests.follower.event_harness import ART, A, B, EventHarness
+from tests.isolation.test_hostile_rows import NUMBERS, ROWS, TEXTS, WITHIN_S, chance
+from tests.service import until
+from tests.store.test_ledger import account
+
+__all__ = ("account", "chance", "events")
+
+pytestmark = pytest.mark.timeout(120.0 + ROWS / 10)
+
+
+def _as_json(value: Any) -> Any:
+    """The value as an upstream can send it."""
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return orjson.Fragment(str(value) if isinstance(value, int) else orjson.dumps(ascii(value)))
+    return value
+
+
+PARTS: tuple[Any, ...] = (
+    *map(_as_json, (*TEXTS, *NUMBERS)), None, [], {}, True, [None], {"a": [[]]}, hex(2**64), hex(10**400), "0x-1", "0x_1",
+    orjson.Fragment("1e400"), orjson.Fragment('"\\ud800"'), orjson.Fragment("[" * 500 + "]" * 500),
+)  # fmt: skip
+
+
+# Without those that make a whole reply unreadable.
+PLAIN = tuple(each for each in PARTS if not isinstance(each, orjson.Fragment))
+
+
+def spoiled(chance: random.Random, value: Any, parts: Sequence[Any] = PARTS) -> Any:
+    """The value with a hostile part, or a hostile value instead."""
+    if isinstance(value, dict) and value and chance.random() < 0.8:
+        name = chance.choice([*value])
+        return {**value, name: spoiled(chance, value[name], parts)}
+    if isinstance(value, list) and value and chance.random() < 0.8:
+        place = chance.randrange(len(value))
+        return [*value[:place], spoiled(chance, value[place], parts), *value[place + 1 :]]
+    return chance.choice(parts)
+
+
+def failures_of(loop: str) -> float:
+    return REGISTRY.get_sample_value("penstock_loop_failures_total", {"loop": loop}) or 0.0
+
+
+async def test_finality(events: EventHarness, chance: random.Random) -> None:
+    """Hostile blocks instead of the safe one: its events wait, and those for the finalized one do not."""
+    await events.step()
+    for tag in ("safe", "finalized"):
+        await events.webhook("nft_transfer", contracts=["0x" + ART.hex()], finality=tag)
+    await events.mine([erc721(ART, B, A, 1)])
+    gate, upstream = events.events.finality, events.inner.upstream
+    is_good, sent = False, 0
+
+    def block(params: list[Any]) -> Any:
+        nonlocal sent
+        if params[0] not in ("safe", "finalized"):
+            return upstream._eth_getBlockByNumber(params)
+        found = upstream._eth_getBlockByNumber(["0x1"])
+        if is_good or params[0] == "finalized":
+            return found
+        sent += 1
+        return {**(found or {}), "number": chance.choice(PARTS)}
+
+    upstream.answers["eth_getBlockByNumber"] = block
+    while sent < ROWS:
+        with suppress(Fault):
+            await gate.release()
+        gate._checked_at.clear()
+    assert len(await events.bodies()) == 1
+    is_good = True
+
+    async def is_released() -> bool:
+        with suppress(Fault):
+            await gate.release()
+        return len(await events.bodies()) == 2
+
+    await until(is_released, within_s=WITHIN_S)
