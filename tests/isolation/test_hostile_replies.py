@@ -15,10 +15,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 from proxy.errors import Fault
+from proxy.services.events import internal_transfers
 from tests.chain_upstream import erc721
 from tests.follower.conftest import harness as events
 from tests.follower.event_harness import ART, A, B, EventHarness
-from tests.isolation.test_hostile_rows import NUMBERS, ROWS, TEXTS, WITHIN_S, chance
+from tests.follower.harness import NETWORK
+from tests.isolation.test_hostile_rows import GOOD, NUMBERS, ROWS, TEXTS, WITHIN_S, chance
 from tests.service import until
 from tests.store.test_ledger import account
 
@@ -94,3 +96,43 @@ async def test_finality(events: EventHarness, chance: random.Random) -> None:
         return len(await events.bodies()) == 2
 
     await until(is_released, within_s=WITHIN_S)
+
+
+async def test_traces(events: EventHarness, chance: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(internal_transfers, "TRIES", 0)
+    await events.step()
+    await events.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
+    await events.mine([])
+    pool = events.inner.running.pool
+    async with pool.connection(within_s=10.0) as connection:
+        await connection.execute(
+            "insert into trace_jobs (network, block, block_hash)"
+            " select $1, n, decode(lpad(to_hex(n), 64, '0'), 'hex') from generate_series(2, $2::bigint) as n",
+            NETWORK,
+            ROWS,
+        )
+    call = {"type": "CALL", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x5"}
+    good = [{"txHash": "0x" + "79" * 32, "result": {**call, "calls": [call]}}]
+
+    def trace(params: list[Any]) -> Any:
+        return spoiled(chance, good) if int(params[0][-8:], 16) % GOOD else good
+
+    events.inner.upstream.answers["debug_traceBlockByHash"] = trace
+    while not await events.events.internal_transfers.trace():
+        pass
+    (jobs,) = await events.rows("select count(*) from trace_jobs")
+    (found,) = await events.rows(f"select count(distinct block) from events where block % {GOOD} = 0")
+    assert (jobs["count"], found["count"]) == (0, ROWS // GOOD)
+
+
+async def test_one_bad_trace_does_not_hold_up_other_blocks(events: EventHarness) -> None:
+    await events.step()
+    await events.webhook("INTERNAL_TRANSFER", addresses=["0x" + B.hex()])
+    await events.mine([], [])
+    bad = events.inner.chain.blocks[1].hash
+    call = {"type": "CALL", "from": "0x" + A.hex(), "to": "0x" + B.hex(), "value": "0x5"}
+    good = [{"txHash": "0x" + "79" * 32, "result": {**call, "calls": [call]}}]
+    events.inner.upstream.answers["debug_traceBlockByHash"] = lambda params: 5 if params[0] == bad else good
+    assert not await events.events.internal_transfers.trace()
+    assert [each["data"]["blockNumber"] for each in await events.bodies()] == [2]
+    assert await events.rows("select block, tries from trace_jobs") == [{"block": 1, "tries": 1}]

@@ -29,7 +29,7 @@ from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.events")
 
-# Jobs fetched together.
+# Jobs fetched together, and the most that may fail in one pass: upstreams that cannot trace are not asked for every block.
 BATCH = 8
 CHECK_S, RETRY_S = 20.0, 2.0
 # Attempts at a block whose traces upstreams do not have, or that cannot be parsed. Then the job is dropped and logged.
@@ -61,11 +61,15 @@ class InternalTransfers:
                 await asyncio.sleep(RETRY_S)
 
     async def trace(self) -> bool:
-        """Process all trace jobs and return whether all succeeded."""
+        """Process all trace jobs and return whether all succeeded. Blocks that cannot be traced come last, so that they do not
+        hold up the others."""
+        failed = set[int]()
         while True:
             async with self._pool.connection(within_s=PATIENT_S) as connection:
                 jobs = await store.jobs(connection, self._network.id, limit=BATCH)
             for job in jobs:
+                if job.block in failed:
+                    return False
                 try:
                     await self._write(job, await self._traces.calls(job.block, job.hash))
                 except Exception as exc:
@@ -73,10 +77,13 @@ class InternalTransfers:
                         self._bad.set_aside(exc, block=job.block)
                     elif not isinstance(exc, Fault | RpcError | MalformedTrace):
                         raise
-                    await self._fail(job, str(exc), counts=is_bad or not _is_temporary(exc))
-                    return False
+                    counts = is_bad or not _is_temporary(exc)
+                    await self._fail(job, str(exc), counts=counts)
+                    failed.add(job.block)
+                    if not counts or len(failed) == BATCH:
+                        return False
             if len(jobs) < BATCH:
-                return True
+                return not failed
 
     async def _write(self, job: TraceJob, calls: list[InternalTransfer]) -> None:
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():

@@ -181,7 +181,8 @@ select $1, block, hash from unnest($2::bigint[], $3::bytea[]) as t (block, hash)
 on conflict do nothing;
 
 -- list_jobs
-select block, block_hash, tries from trace_jobs where network = $1 order by block limit $2;
+-- Blocks that could not be traced come after the others.
+select block, block_hash, tries from trace_jobs where network = $1 order by tries, block limit $2;
 
 -- end_job
 -- Returns no row if the block was removed.
