@@ -5,6 +5,7 @@ The values and the long form are those of `test_hostile_rows.py`.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,10 +17,12 @@ from prometheus_client import REGISTRY
 
 from proxy.errors import Fault
 from proxy.services.events import internal_transfers
+from proxy.services.rpc.calls import RpcError
 from tests.chain_upstream import erc721
 from tests.follower.conftest import harness as events
-from tests.follower.event_harness import ART, A, B, EventHarness
+from tests.follower.event_harness import ART, A, B, EventHarness, transaction
 from tests.follower.harness import NETWORK
+from tests.follower.test_mempool import mempool, watching
 from tests.isolation.test_hostile_rows import GOOD, NUMBERS, ROWS, TEXTS, WITHIN_S, chance
 from tests.service import until
 from tests.store.test_ledger import account
@@ -136,3 +139,34 @@ async def test_one_bad_trace_does_not_hold_up_other_blocks(events: EventHarness)
     assert not await events.events.internal_transfers.trace()
     assert [each["data"]["blockNumber"] for each in await events.bodies()] == [2]
     assert await events.rows("select block, tries from trace_jobs") == [{"block": 1, "tries": 1}]
+
+
+async def test_mempool(events: EventHarness, chance: random.Random) -> None:
+    new = mempool(events)
+    await watching(events)
+    good = list[str]()
+
+    def read(params: list[Any]) -> Any:
+        found = transaction(params[0], A, B, 5)
+        return found if params[0] in good else spoiled(chance, found)
+
+    events.inner.upstream.answers["eth_getTransactionByHash"] = read
+    for first in range(0, ROWS, 50):
+        named: list[Any] = []
+        for number in range(first, first + 50):
+            named.append("0x" + f"{number:064x}")
+            if number % GOOD == 0:
+                good.append(named[-1])
+            elif chance.random() < 0.2:
+                named[-1] = chance.choice(PLAIN)
+        new += named
+        with suppress(Fault, RpcError, ValueError):
+            await events.events.mempool.poll()
+
+    async def are_sent() -> bool:
+        with suppress(Fault, RpcError, ValueError):
+            await events.events.mempool.poll()
+        rows = await events.rows("select body from events")
+        return {*good} <= {json.loads(row["body"])["data"]["transactionHash"] for row in rows}
+
+    await until(are_sent, within_s=WITHIN_S)

@@ -11,11 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from proxy.chains.evm import activity, matching
 from proxy.chains.evm.matching import MatchTransaction
+from proxy.core import jsonrpc
 from proxy.errors import Fault, Unavailable
 from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.pending_filters import PendingFilters
@@ -35,6 +39,7 @@ IDLE_S, RETRY_S = 0.2, 0.5
 TRIES = 3
 # Transactions fetched in one batch, and the most that wait; further ones are left out.
 BATCH, MAX_WAITING = 100, 5_000
+_HASH = re.compile("0x[0-9a-fA-F]{64}")
 
 
 class MempoolWatcher:
@@ -96,7 +101,7 @@ class MempoolWatcher:
     async def _changes(self) -> list[str]:
         """The new transactions. A filter is given up if the upstream does not have it, or fails several times."""
         try:
-            found = [each for each in await self._filters.changes(self._filter) if isinstance(each, str)]
+            found = [each for each in await self._filters.changes(self._filter) if _is_hash(each)]
         except (Fault, RpcError, ValueError) as exc:
             self._failures += 1
             if self._failures >= TRIES or not isinstance(exc, Fault):
@@ -134,8 +139,12 @@ class MempoolWatcher:
             self._recorded, self._recorded_at = version, now
 
     async def _read(self, hashes: Sequence[str]) -> list[MatchTransaction]:
-        found = await self._filters.transactions(self._filter, hashes)
-        return activity.read_transactions([each for each in found if isinstance(each, dict)])
+        read = list[MatchTransaction]()
+        for each in await self._filters.transactions(self._filter, hashes):
+            if each != jsonrpc.NULL:
+                with self._bad.skipped():
+                    read += activity.decoded_transactions([msgspec.Raw(each)])
+        return read
 
     async def _write(self, transactions: Sequence[MatchTransaction]) -> None:
         if not matching.matched_pending(self._watch.index.tables, transactions):
@@ -144,3 +153,7 @@ class MempoolWatcher:
             await self._watch.hold(connection)
             matches = matching.matched_pending(self._watch.index.tables, transactions)
             await self._drafter.add(connection, self._drafter.events(matches))
+
+
+def _is_hash(given: object) -> bool:
+    return isinstance(given, str) and _HASH.fullmatch(given) is not None

@@ -31,15 +31,16 @@ class PendingFilters:
     async def changes(self, name: str) -> list[Any]:
         """Return the hashes of the transactions since the last call. Raises RpcError if the filter has expired."""
         own_name = name.partition(" ")[2]
-        found = await self._call(name, "eth_getFilterChanges", own_name)
+        found = orjson.loads(await self._call(name, "eth_getFilterChanges", own_name))
         return found if isinstance(found, list) else []
 
-    async def transactions(self, name: str, hashes: Sequence[str]) -> list[Any]:
-        """Return the transactions, as the filter's upstream has them: others may not know them yet. Gone ones are None."""
+    async def transactions(self, name: str, hashes: Sequence[str]) -> list[bytes]:
+        """Return the JSON of each transaction, as the filter's upstream has it: others may not know it yet. Gone
+        ones are null."""
         return [*await asyncio.gather(*(self._call(name, "eth_getTransactionByHash", each) for each in hashes))]
 
-    async def _call(self, name: str, method: str, param: str) -> Any:
+    async def _call(self, name: str, method: str, param: str) -> bytes:
         upstream = self._route.upstreams[int(name.partition(" ")[0])]
         policy = self._route.policies[method]
         pending = call_upstream(self._route.dispatcher, policy, orjson.dumps([param]), upstream=upstream)
-        return orjson.loads(await pending.result())
+        return await pending.result()
