@@ -63,8 +63,8 @@ REST_S = 5.0
 COUNTED_FROM = 4096
 NO_MEMORY = "the program has too many accounts for the memory of this account: use filters, or end other subscriptions"
 
-# Replies of another type than the method returns.
-_UNREADABLE = (ValueError, msgspec.DecodeError, RecursionError)
+# Replies of another type than the method returns, or with numbers that cannot be encoded again.
+_UNREADABLE = (ValueError, TypeError, OverflowError, msgspec.DecodeError, RecursionError)
 _slot = msgspec.json.Decoder(int).decode
 
 
