@@ -10,7 +10,21 @@ A `StartError` is for the operator. It is fatal and lists all faults at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal, get_args
+
+# Why a request failed, for programs: narrower than the six codes. The list is closed and part of the API spec. Each reason is
+# an anchor of the guide's page of errors.
+Reason = Literal[
+    "request", "parameter", "body", "state", "http_method", "media_type", "size", "timeout",
+    "key", "session",
+    "scope", "mode", "ip", "origin", "disabled", "directive", "policy", "plan", "role",
+    "path", "network", "resource",
+    "rate", "quota", "concurrency",
+    "internal", "unavailable", "upstream", "block", "verification", "deadline",
+]  # fmt: skip
+REASONS: Final[tuple[Reason, ...]] = get_args(Reason)
+# The page of errors in the guide, on this installation.
+ERRORS_PAGE: Final = "/docs/guide/errors/"
 
 
 class Fault(Exception):
@@ -18,13 +32,20 @@ class Fault(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
+    # The reason of a fault that is given none.
+    usual_reason: ClassVar[Reason] = "internal"
     # Units of upstream calls that were made before the failure, and that are not refunded.
     _kept_units = 0
 
-    def __init__(self, message: str, *, details: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, message: str, *, details: dict[str, Any] | None = None, param: str = "", reason: Reason | None = None
+    ) -> None:
+        """`param`: the parameter, member or header at fault, as the caller named it."""
         super().__init__(message)
         self.message = message
         self.details = details
+        self.param = param
+        self.reason: Reason = reason or ("parameter" if param else self.usual_reason)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -39,8 +60,13 @@ class Fault(Exception):
         kept, self._kept_units = self._kept_units, 0
         return kept
 
-    def body(self) -> dict[str, Any]:
+    def body(self, site: str = "") -> dict[str, Any]:
+        """`site`: the public URL of this installation, if it is known."""
         error: dict[str, Any] = {"code": self.code, "message": self.message, "status": self.status}
+        if self.param:
+            error["param"] = self.param
+        error["reason"] = self.reason
+        error["docs"] = f"{site}{ERRORS_PAGE}#{self.reason}"
         if self.details:
             error["details"] = self.details
         return {"error": error}
@@ -48,6 +74,12 @@ class Fault(Exception):
 
 class InvalidRequest(Fault):
     status, code = 400, "invalid_request"
+    usual_reason: ClassVar[Reason] = "request"
+
+    @classmethod
+    def naming(cls, text: str) -> InvalidRequest:
+        """For a text of the form `member: why`."""
+        return cls(text, param=text.partition(":")[0])
 
 
 class BadValue(InvalidRequest):
@@ -56,18 +88,22 @@ class BadValue(InvalidRequest):
 
 class Unauthorized(Fault):
     status, code = 401, "unauthorized"
+    usual_reason = "key"
 
 
 class Forbidden(Fault):
     status, code = 403, "forbidden"
+    usual_reason = "role"
 
 
 class NotFound(Fault):
     status, code = 404, "not_found"
+    usual_reason = "resource"
 
 
 class MethodNotAllowed(InvalidRequest):
     status = 405
+    usual_reason = "http_method"
 
     def __init__(self, message: str, *, allowed: Sequence[str]) -> None:
         super().__init__(message)
@@ -80,18 +116,22 @@ class MethodNotAllowed(InvalidRequest):
 
 class RequestTimeout(InvalidRequest):
     status = 408
+    usual_reason = "timeout"
 
 
 class TooLarge(InvalidRequest):
     status = 413
+    usual_reason = "size"
 
 
 class TargetTooLong(InvalidRequest):
     status = 414
+    usual_reason = "size"
 
 
 class UnsupportedMedia(InvalidRequest):
     status = 415
+    usual_reason = "media_type"
 
 
 class ExpectationFailed(InvalidRequest):
@@ -108,16 +148,24 @@ class UpgradeRequired(InvalidRequest):
 
 class HeadTooLarge(InvalidRequest):
     status = 431
+    usual_reason = "size"
 
 
 class RateLimited(Fault):
     status, code = 429, "rate_limited"
+    usual_reason = "concurrency"
 
     def __init__(
-        self, message: str, *, retry_after_s: int, details: dict[str, Any] | None = None, wait_s: float | None = None
+        self,
+        message: str,
+        *,
+        retry_after_s: int,
+        details: dict[str, Any] | None = None,
+        wait_s: float | None = None,
+        reason: Reason | None = None,
     ) -> None:
         """`wait_s`: the exact time, if it is known; `Retry-After` has whole seconds."""
-        super().__init__(message, details=details)
+        super().__init__(message, details=details, reason=reason)
         self.retry_after_s = max(1, retry_after_s)
         self.wait_s = float(retry_after_s) if wait_s is None else wait_s
 
@@ -142,6 +190,7 @@ class Unavailable(InternalError):
     """A part that the service needs is away for a moment."""
 
     status = 503
+    usual_reason = "unavailable"
     retry_after_s: ClassVar[int] = 1
 
     @property
@@ -150,9 +199,11 @@ class Unavailable(InternalError):
 
 
 class BehindBlock(Fault):
-    """A request needs a block that has not been reached. Paid for: upstreams were polled, or the index was read, for it."""
+    """A request needs a block that has not been reached: it is not there yet, which is no fault of the service, and worth a
+    retry. Paid for: upstreams were polled, or the index was read, for it."""
 
-    status = 503
+    status, code = 503, "not_found"
+    usual_reason = "block"
     retry_after_s: ClassVar[int] = 1
 
     def __init__(self, what: str, min_block: int, block: int) -> None:
@@ -167,18 +218,21 @@ class BehindBlock(Fault):
 
 class UpstreamTimeout(InternalError):
     status = 504
+    usual_reason = "upstream"
 
 
 class DeadlinePassed(Fault):
     """The caller's own deadline has passed. Upstreams were asked, so it is paid for: it is no fault of the service."""
 
     status = 504
+    usual_reason = "deadline"
 
 
 class NotVerified(Fault):
     """Upstreams were asked, and their replies could not be verified. Paid for, like any call that they answered."""
 
     status = 503
+    usual_reason = "verification"
     retry_after_s: ClassVar[int] = 1
 
     @property

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from proxy.errors import ERRORS_PAGE, REASONS
 from tests.service import Service, owner_of, until
 
 REPLY_S = 30.0
@@ -44,9 +45,12 @@ class Reply:
         body = self.json
         assert list(body) == ["error"]
         error: dict[str, Any] = body["error"]
-        assert set(error) <= {"code", "message", "status", "details"}
+        assert set(error) <= {"code", "message", "status", "param", "reason", "docs", "details"}
+        assert error["reason"] in REASONS
+        assert error["docs"].endswith(f"{ERRORS_PAGE}#{error['reason']}")
         assert error["status"] == status
-        assert error["code"] == CODE_OF.get(status, "internal_error" if status >= 500 else "invalid_request")
+        usual = CODE_OF.get(status, "internal_error" if status >= 500 else "invalid_request")
+        assert error["code"] == ("not_found" if error["reason"] == "block" else usual)
         assert error["message"]
         assert "Traceback" not in error["message"]
         assert "<html" not in error["message"].lower()

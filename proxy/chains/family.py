@@ -13,7 +13,7 @@ moving head, never final data. An empty result proves nothing and is never cache
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
@@ -277,6 +277,7 @@ class Family:
     `list_id(network name, chain id)`: the number by which token lists identify the network.
     `at_block(method, params, number)`: the params with this block in place of the head's tag.
     `prover`: proves replies by the chain's hashes, where they can.
+    `refused`: well-known methods that are left out on purpose, with the reason and what to call instead.
     """
 
     name: str
@@ -299,3 +300,4 @@ class Family:
     list_id: Callable[[str, int | None], int | None] = _chain_id
     at_block: Callable[[Method, bytes, int], bytes] | None = None
     prover: Prover | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)

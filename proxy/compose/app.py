@@ -22,6 +22,7 @@ from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import SmartWalletFeature
 from proxy.compose.webhooks import WebhookFeature
 from proxy.compose.worker_loops import sweep, update_date, write_counts
+from proxy.core.dashboard_links import site_of
 from proxy.errors import Unavailable
 from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.socket_caps import SocketCaps
@@ -114,7 +115,9 @@ class App:
         loop = asyncio.get_running_loop()
         self.turns = TurnQueue(loop)
         self.budget = MemoryBudget(settings.server.max_held_bytes)
-        self.limiter = ConnectionLimiter(settings.server, self.turns, self.budget.of("bodies"))
+        self.limiter = ConnectionLimiter(
+            settings.server, self.turns, self.budget.of("bodies"), site=site_of(settings.dashboard.url)
+        )
         self._tls = None if certificates is None else TlsListener(self.limiter, settings.server.tls, certificates)
         self.write_buffer = WriteBuffer(loop)
         self._copies = copies
@@ -258,6 +261,7 @@ class App:
             recorder=self.recorder,
             shows_upstream=self.settings.rpc.show_upstream,
             encoded_bytes=self.settings.cache.bytes // ENCODED_PART,
+            site=self.limiter.site,
         )
 
     def _handlers(self, gate: Gate, resolver: NetworkResolver) -> dict[str, Handler]:

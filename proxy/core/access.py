@@ -16,11 +16,18 @@ from zlib import crc32
 
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.limits import BucketRates
+from proxy.core.sessions import ADMIN_PREFIX
 from proxy.core.usage import KeyTallies
+from proxy.errors import Forbidden
 
 Mode = Literal["live", "test"]
 MODES: tuple[Mode, ...] = ("live", "test")
 KEY_PREFIXES = tuple(f"svc_{mode}_" for mode in MODES)
+
+BAD_KEY = "the API key is not valid"
+_KEYS = "API keys start with svc_live_ or svc_test_"
+_HOOK_PREFIX = "whsec_"
+_QUOTES = frozenset("\"'`“”‘’<>")
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _CHANCE, _CHECK = 30, 6
@@ -57,6 +64,28 @@ def mint(mode: Mode, entropy: bytes) -> str:
 
 def is_well_formed(key: str) -> bool:
     return _FORM.fullmatch(key) is not None and _check(key[:-_CHECK]) == key[-_CHECK:]
+
+
+def has_key(text: str) -> bool:
+    """Whether an API key may be part of the text."""
+    return any(prefix in text for prefix in KEY_PREFIXES)
+
+
+def wrong_key_words(text: str) -> str:
+    """Why a text that is no known key is refused. It is not repeated."""
+    if text.startswith(ADMIN_PREFIX):
+        return f"{BAD_KEY}: this is an operator's admin token, which opens /v1/admin only; {_KEYS}"
+    if text.startswith(_HOOK_PREFIX):
+        return f"{BAD_KEY}: this is the signing secret of a webhook; {_KEYS}"
+    if text[:1] in _QUOTES or text[-1:] in _QUOTES:
+        return f"{BAD_KEY}: send it without the quotes around it"
+    if text[:7].lower() == "bearer ":
+        return f"{BAD_KEY}: send it without Bearer in X-API-Key"
+    if not text:
+        return f"{BAD_KEY}: the request has two different ones, send one"
+    if not text.startswith(KEY_PREFIXES):
+        return f"{BAD_KEY}: {_KEYS}"
+    return BAD_KEY if is_well_formed(text) else f"{BAD_KEY}: it is mistyped or incomplete"
 
 
 def hint_of(key: str) -> str:
@@ -136,13 +165,13 @@ class KeyRestrictions:
     def __repr__(self) -> str:
         return f"<KeyRestrictions {', '.join((*self.blocks, *self.origins))}>"
 
-    def refusal(self, address: str, origin: str) -> str:
-        """Why a request from there is refused; empty if it is allowed."""
+    def refusal(self, address: str, origin: str) -> Forbidden | None:
+        """The error for a request from there, or None if it is allowed."""
         if self.blocks and not self._has_address(address):
-            return _wrong_address(address)
+            return Forbidden(_wrong_address(address), reason="ip")
         if self.origins and not self.has_origin(origin):
-            return _wrong_origin(origin)
-        return ""
+            return Forbidden(_wrong_origin(origin), reason="origin")
+        return None
 
     def _has_address(self, address: str) -> bool:
         if not self._networks:

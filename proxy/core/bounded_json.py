@@ -251,6 +251,8 @@ def parse_bounded(text: bytes) -> Any:
 
 
 def _parsed(text: bytes | bytearray) -> Any:
+    if not text:
+        raise RefusedJson("is empty: send JSON")
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as exc:

@@ -8,6 +8,11 @@ from typing import Literal
 LinkToken = Literal["token", "email", "invitation"]
 
 
+def site_of(address: str) -> str:
+    """The installation's public URL without a slash at its end; empty without an address."""
+    return address.rstrip("/").removesuffix("/dashboard")
+
+
 def page_link(address: str, page: str) -> str:
     """A link to a page of the dashboard, such as `#/alerts`; empty without an address."""
     return f"{address.rstrip('/')}/dashboard{page}" if address else ""

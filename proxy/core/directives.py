@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from proxy.core import verification
-from proxy.core.access import KEY_PREFIXES
+from proxy.core.access import has_key
 from proxy.core.fault_plans import FaultPlan, plan_of
 from proxy.core.verification import Verification
 from proxy.errors import Fault, Forbidden, InvalidRequest
@@ -217,17 +217,19 @@ def read(given: Iterable[tuple[Directive, str]], *, fresh: bool) -> Directives |
     found: dict[str, Any] = {"fresh": True} if fresh else {}
     for directive, text in given:
         if directive.name in found:
-            raise InvalidRequest(f"{directive.header} must be given once")
+            raise InvalidRequest(f"{directive.header} must be given once", param=directive.header)
         try:
             found[directive.name] = directive.read(text.strip())
         except ValueError:
-            raise InvalidRequest(f"{directive.header} must be {directive.values}{_echo(text)}") from None
+            raise InvalidRequest(
+                f"{directive.header} must be {directive.values}{_echo(text)}", param=directive.header
+            ) from None
     return Directives(**found) if found else None
 
 
 def _echo(text: str) -> str:
     """The invalid value, unless it may be a key sent in the wrong header."""
-    if any(prefix in text for prefix in KEY_PREFIXES):
+    if has_key(text):
         return ""
     return f", not {text[:MAX_ECHO]!r}{'…' if len(text) > MAX_ECHO else ''}"
 
@@ -237,7 +239,9 @@ def refusal(given: Iterable[tuple[Directive, str]], allowed: frozenset[str]) -> 
     for directive, _ in given:
         if directive.name not in allowed:
             return Forbidden(
-                f"this API key may not use {directive.header}: its settings do not list {directive.name!r}"
+                f"this API key may not use {directive.header}: its settings do not list {directive.name!r}",
+                param=directive.header,
+                reason="directive",
             )
     return None
 
@@ -246,7 +250,7 @@ def on_live_key(directives: Directives | None, *, live: bool) -> Fault | None:
     """The error if a live key wants a fault."""
     if directives is None or directives.fault is None or not live:
         return None
-    return InvalidRequest("X-Fault can be used only with test keys (svc_test_)")
+    return InvalidRequest("X-Fault can be used only with test keys (svc_test_)", param="X-Fault", reason="mode")
 
 
 def unknown_upstream(directives: Directives | None, labels: Collection[str] | None) -> Fault | None:
@@ -256,10 +260,13 @@ def unknown_upstream(directives: Directives | None, labels: Collection[str] | No
         return None
     if labels is None:
         named = [BY_NAME[name].header for name in ("upstream", "verify") if getattr(directives, name)]
-        return InvalidRequest(f"{named[0]} can be used only with JSON-RPC calls to a network") if named else None
+        words = "can be used only with JSON-RPC calls to a network"
+        return InvalidRequest(f"{named[0]} {words}", param=named[0]) if named else None
     if not directives.upstream or directives.upstream in labels:
         return None
-    return InvalidRequest(f"X-Upstream: the network has no upstream {directives.upstream[:MAX_ECHO]!r}")
+    return InvalidRequest(
+        f"X-Upstream: the network has no upstream {directives.upstream[:MAX_ECHO]!r}", param="X-Upstream"
+    )
 
 
 def allowed_to(names: Sequence[str] | None) -> frozenset[str]:

@@ -9,6 +9,7 @@ was sent); and the upstream's request is rebuilt from these parts.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias
 
@@ -49,6 +50,7 @@ class _Members(msgspec.Struct, gc=False):
     """The members of an object that is no call which its error reply needs. The decoder skips all others."""
 
     jsonrpc: msgspec.Raw = msgspec.Raw(NULL)
+    method: msgspec.Raw = msgspec.Raw()
     id: msgspec.Raw = msgspec.Raw(NULL)
 
 
@@ -67,6 +69,10 @@ _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _any = msgspec.json.Decoder(msgspec.Raw).decode
 _loose = msgspec.json.Decoder(_Members).decode
 _BAD = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+NOT_AN_OBJECT = 'a call must be an object such as {"jsonrpc": "2.0", "id": 1, "method": "…", "params": []}'
+# Messages of the decoder. A name is repeated only if it is shorter than an API key.
+_TRUNCATED = "Input data was truncated"
+_UNKNOWN = re.compile(r"Object contains unknown field `(\w{1,40})`", re.ASCII)
 TOO_DEEP = "parse error: nested too deeply, or too many values"
 _ARRAY = b"["
 _ID_STARTS = frozenset(b'"-0123456789')
@@ -178,17 +184,35 @@ def _malformed(body: bytes, exc: Exception) -> MalformedCall:
     try:
         body.decode()
         _any(body)
-    except _BAD:
-        return MalformedCall(PARSE_ERROR, f"parse error: {exc}")
+    except _BAD as fault:
+        return MalformedCall(PARSE_ERROR, f"parse error: {_json_fault(body, fault)}")
     try:
         members = _loose(body)
     except _BAD:
-        return MalformedCall(INVALID_REQUEST, f"invalid request: {exc}")
-    if bytes(members.jsonrpc) != b'"2.0"':
-        exc = ValueError('member "jsonrpc" must be "2.0"')
+        return MalformedCall(INVALID_REQUEST, f"invalid request: {NOT_AN_OBJECT}")
     raw = bytes(members.id)
     good = len(raw) <= MAX_ID_BYTES and (raw[0] in _ID_STARTS or raw == NULL)
-    return MalformedCall(INVALID_REQUEST, f"invalid request: {exc}", raw if good else NULL)
+    return MalformedCall(INVALID_REQUEST, f"invalid request: {_member_fault(members, exc)}", raw if good else NULL)
+
+
+def _json_fault(body: bytes, exc: Exception) -> str:
+    if not body[:MOST_SPACE].strip(_SPACES) and len(body) <= MOST_SPACE:
+        return "the body is empty: send a JSON-RPC call"
+    if isinstance(exc, UnicodeDecodeError):
+        return "the body is not UTF-8"
+    return "the JSON ends too early" if str(exc) == _TRUNCATED else str(exc)
+
+
+def _member_fault(members: _Members, exc: Exception) -> str:
+    """What is wrong with an object that is no call."""
+    if bytes(members.jsonrpc) != b'"2.0"':
+        return 'member "jsonrpc" must be "2.0"'
+    if not members.method:
+        return 'member "method" is missing'
+    if bytes(members.method)[:1] != b'"':
+        return 'member "method" must be the name of a method'
+    named = _UNKNOWN.fullmatch(str(exc))
+    return f"a call has the members jsonrpc, id, method and params only{', not ' + named[1] if named else ''}"
 
 
 # Writing

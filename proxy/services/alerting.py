@@ -105,11 +105,13 @@ class AlertSettingsService:
                 most=1,
             )
         except Forbidden:
-            raise InvalidRequest("webhook_url: was set by another request at the same time; read it again") from None
+            raise InvalidRequest(
+                "webhook_url: was set by another request at the same time; read it again", param="webhook_url"
+            ) from None
         return signatures.secret_of(secret)
 
     def _check_url(self, url: str) -> None:
         try:
             self._guard.check(url)
         except UrlRefused as exc:
-            raise InvalidRequest(f"webhook_url: {exc}") from None
+            raise InvalidRequest(f"webhook_url: {exc}", param="webhook_url") from None

@@ -29,10 +29,10 @@ class Announcements:
         """Without `starts`, it is shown at once."""
         shown = cleaned(text, MAX_TEXT)
         if not shown:
-            raise InvalidRequest("text: must not be empty")
+            raise InvalidRequest("text: must not be empty", param="text")
         now = datetime.datetime.now(datetime.UTC)
         if ends <= max(now, starts or now):
-            raise InvalidRequest("until: must be after now and after 'from'")
+            raise InvalidRequest("until: must be after now and after 'from'", param="until")
         return await self._store.add(level, shown, starts=starts, ends=ends, by=by)
 
     async def current(self) -> list[dict[str, Any]]:

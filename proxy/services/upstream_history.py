@@ -58,7 +58,7 @@ class UpstreamHistory:
         """The seconds between two points of a chart, and the points."""
         span_s = (last - first).total_seconds()
         if span_s <= 0:
-            raise InvalidRequest("parameter 'to': must be after 'from'")
+            raise InvalidRequest("parameter 'to': must be after 'from'", param="to")
         step_s = max(self._sample_s, span_s / MOST_POINTS)
         return step_s, await self._samples.read(upstream, first, last, step_s=step_s)
 

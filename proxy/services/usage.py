@@ -206,6 +206,6 @@ class UsageService:
 def _check(wanted: UsageQuery) -> None:
     size, most = STEPS[wanted.step]
     if wanted.last <= wanted.first:
-        raise InvalidRequest("parameter 'to': must be after 'from'")
+        raise InvalidRequest("parameter 'to': must be after 'from'", param="to")
     if (wanted.last - wanted.first).total_seconds() > size * most:
-        raise InvalidRequest(f"parameter 'step': a span may have at most {most} steps of a {wanted.step}")
+        raise InvalidRequest(f"parameter 'step': a span may have at most {most} steps of a {wanted.step}", param="step")

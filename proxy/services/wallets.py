@@ -79,7 +79,7 @@ class WalletService:
         try:
             number = factories.salt_of(salt)
         except ValueError as exc:
-            raise InvalidRequest(f"salt: {exc}") from None
+            raise InvalidRequest(f"salt: {exc}", param="salt") from None
         wallet = Wallet(
             network=network.id,
             address=factory.wallet(owner, number),
@@ -92,7 +92,7 @@ class WalletService:
         most = self._most[key.account.plan]
         outcome, found = await self._store.create(account=key.account.id, lineage=key.lineage, wallet=wallet, most=most)
         if outcome == "full" or found is None:
-            raise Forbidden(f"this account's plan allows {most} wallets, and all of them exist already")
+            raise Forbidden(f"this account's plan allows {most} wallets, and all of them exist already", reason="plan")
         (state,) = await self._states([found])
         return state, outcome == "new"
 
@@ -103,7 +103,9 @@ class WalletService:
         if version is None:
             return known.get(self._default) or known[max(known)]
         if version not in known:
-            raise InvalidRequest(f"version: {network.id} has factories for {', '.join(known)}, not for {version}")
+            raise InvalidRequest(
+                f"version: {network.id} has factories for {', '.join(known)}, not for {version}", param="version"
+            )
         return known[version]
 
     async def page(self, key: Key, page: Page, network: Network | None) -> tuple[list[WalletState], int]:

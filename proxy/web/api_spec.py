@@ -16,12 +16,13 @@ from typing import Any
 import jsonschema_rs
 import orjson
 
+from proxy.core.access import has_key
 from proxy.core.bounded_json import MAX_ECHO, JsonReader, LongList, RefusedJson
 from proxy.core.roles import PERMISSIONS, Permission
 from proxy.core.sessions import SessionKind
 from proxy.errors import InvalidRequest
 from proxy.web.body_sizes import BodySizes
-from proxy.web.refusal_words import RefusalWords
+from proxy.web.refusal_words import RefusalWords, member_of, unknown_name
 
 METHODS = ("get", "post", "patch", "delete", "put")
 # Paths that also exist under /account, for signed-in account holders.
@@ -41,6 +42,7 @@ class Parameter:
     required: bool
     kind: str
     default: Any
+    schema: Mapping[str, Any]
     validator: jsonschema_rs.Draft202012Validator
     words: RefusalWords
 
@@ -49,12 +51,13 @@ class Parameter:
         try:
             self.validator.validate(value)  # `iter_errors` finds the errors of all items first
         except jsonschema_rs.ValidationError as error:
-            raise InvalidRequest(f"parameter {self.name!r}: {self.words.of(error)}") from None
+            message = f"parameter {self.name!r}: {self.words.of(error, self.schema)}"
+            raise InvalidRequest(message, param=self.name) from None
         return value
 
     def absent(self) -> Any:
         if self.required:
-            raise InvalidRequest(f"parameter {self.name!r} is required")
+            raise InvalidRequest(f"parameter {self.name!r} is required", param=self.name)
         return self.default
 
 
@@ -73,6 +76,8 @@ class ApiOperation:
     large_body: bool
     path_parameters: Mapping[str, Parameter]
     query: Mapping[str, Parameter]
+    # The schema of the body with those that it refers to.
+    schema: Mapping[str, Any] | None
     body: jsonschema_rs.Draft202012Validator | None
     # The same without values in its messages, for bodies with long strings: a message would be as long as the string.
     masked_body: jsonschema_rs.Draft202012Validator | None
@@ -91,10 +96,10 @@ class ApiOperation:
         read: dict[str, Any] = {}
         for name, text in given.items():
             if name not in self.query:
-                known = ", ".join(self.query) or "none"
-                raise InvalidRequest(f"parameter {name[:MAX_ECHO]!r} is unknown; known: {known}")
+                shown = "…" if has_key(name) else name[:MAX_ECHO]
+                raise InvalidRequest(f"parameter {shown!r} {unknown_name(shown, self.query)}", param=shown)
             if name in read:
-                raise InvalidRequest(f"parameter {name!r} is given more than once")
+                raise InvalidRequest(f"parameter {name!r} is given more than once", param=name)
             read[name] = self.query[name].read(text)
         return {name: read[name] if name in read else parameter.absent() for name, parameter in self.query.items()}
 
@@ -117,7 +122,7 @@ class ApiOperation:
                 yield
             data = reader.value()
         except RefusedJson as exc:
-            raise InvalidRequest(f"the body {exc}") from None
+            raise InvalidRequest(f"the body {exc}", reason="body") from None
         for long in reader.long_lists:
             self._check_length(long)
             long.show(0, ITEMS_PER_STEP)
@@ -143,7 +148,7 @@ class ApiOperation:
         most = self.longest_lists.get(tuple(step for step in long.path if isinstance(step, str)))
         if most is not None and len(long.items) > most:
             path = ".".join(map(str, long.path))
-            raise InvalidRequest(f"{path}: has {len(long.items)} items, at most {most} are allowed")
+            raise InvalidRequest(f"{path}: has {len(long.items)} items, at most {most} are allowed", param=path)
 
     def _validate(
         self,
@@ -160,13 +165,15 @@ class ApiOperation:
         except jsonschema_rs.ValidationError as exc:
             error = exc
         except ValueError:  # the validator's depth limit is lower than the parser's
-            raise InvalidRequest("the body is nested too deeply") from None
+            raise InvalidRequest("the body is nested too deeply", reason="body") from None
         else:
             return
         path = list(error.instance_path)
         if part_of is not None and len(path) > len(part_of) and tuple(path[: len(part_of)]) == part_of:
             path[len(part_of)] = int(path[len(part_of)]) + first
-        raise InvalidRequest(f"{'.'.join(map(str, path)) or 'body'}: {self.words.of(error)}")
+        assert self.schema is not None
+        param = ".".join(filter(None, (*map(str, path), member_of(error))))[:MAX_ECHO]
+        raise InvalidRequest(f"{param or 'body'}: {self.words.of(error, self.schema)}", param=param or "body")
 
 
 class ApiSpec:
@@ -246,8 +253,9 @@ def _operations(document: dict[str, Any]) -> Iterator[ApiOperation]:
                 large_body=spec.get("x-large-body", False),
                 path_parameters={p["name"]: _parameter(document, p, words) for p in parameters if p["in"] == "path"},
                 query={p["name"]: _parameter(document, p, words) for p in parameters if p["in"] == "query"},
-                body=None if body is None else _validator(document, body),
-                masked_body=None if body is None else _validator(document, body, masks=True),
+                schema=body,
+                body=None if body is None else _validator(body),
+                masked_body=None if body is None else _validator(body, masks=True),
                 body_bytes=None if body is None else sizes.largest(body),
                 longest_lists={} if body is None else sizes.long_lists(body),
                 words=words,
@@ -265,13 +273,14 @@ def _permission(spec: Mapping[str, Any]) -> Permission | None:
 
 
 def _parameter(document: dict[str, Any], spec: dict[str, Any], words: RefusalWords) -> Parameter:
-    schema = _resolved(document, spec["schema"])
+    schema, whole = _resolved(document, spec["schema"]), _with_components(document, spec["schema"])
     return Parameter(
         spec["name"],
         spec.get("required", False),
         schema.get("type", "string"),
         schema.get("default"),
-        _validator(document, spec["schema"]),
+        whole,
+        _validator(whole),
         words,
     )
 
@@ -280,19 +289,20 @@ def _body_schema(document: dict[str, Any], spec: dict[str, Any]) -> dict[str, An
     if "requestBody" not in spec:
         return None
     schema: dict[str, Any] = _resolved(document, spec["requestBody"])["content"]["application/json"]["schema"]
-    return schema
+    return _with_components(document, schema)
 
 
-def _validator(
-    document: dict[str, Any], schema: dict[str, Any], *, masks: bool = False
-) -> jsonschema_rs.Draft202012Validator:
-    """Compile a schema with only the components that it refers to: each validator keeps its own copy of them."""
+def _with_components(document: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with only the components that it refers to: each validator keeps its own copy of them."""
     named: dict[str, Any] = {}
     _gather(schema, document["components"]["schemas"], named)
+    return {**schema, "components": {"schemas": named}}
+
+
+def _validator(schema: dict[str, Any], *, masks: bool = False) -> jsonschema_rs.Draft202012Validator:
     # An error may repeat the whole body, so in a schema with a secret no value is repeated.
-    mask = "the value" if masks or _has_secret([schema, named]) else None
-    whole = {**schema, "components": {"schemas": named}}
-    return jsonschema_rs.Draft202012Validator(whole, validate_formats=True, mask=mask)
+    mask = "the value" if masks or _has_secret(schema) else None
+    return jsonschema_rs.Draft202012Validator(schema, validate_formats=True, mask=mask)
 
 
 def _has_secret(node: Any) -> bool:

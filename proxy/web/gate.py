@@ -18,7 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy import telemetry
 from proxy.core import encodings
-from proxy.core.access import Key, place_of
+from proxy.core.access import Key, has_key, place_of
 from proxy.core.directives import Directives
 from proxy.core.sandbox_tokens import PREFIX as SANDBOX_PREFIX
 from proxy.core.verification import VERIFICATIONS
@@ -29,6 +29,7 @@ from proxy.errors import (
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
+    NotFound,
     RequestTimeout,
     TooLarge,
     UnsupportedMedia,
@@ -89,6 +90,7 @@ CONTINUE = "100-continue"
 # Bodies from this size on are compressed in a thread.
 COMPRESS_APART = 262_144
 _NO_SANDBOX = "sandbox tokens cannot open sockets: use the API key"
+KEY_IN_URL = "send it in the header X-API-Key, not in the URL, which ends up in logs"
 _WELL_FORMED = re.compile(telemetry.REQUEST_ID, re.ASCII)
 
 
@@ -170,15 +172,15 @@ class Gate:
             return self._cross_origin.preflight(request) or await handler(request)
         except Fault as fault:
             request[FAILURE] = fault.message
-            return fault_reply(fault)
+            return self.refuse(fault)
         except web.HTTPException as exc:
-            return fault_reply(_of_http(exc, request))
+            return self.refuse(_of_http(exc, request))
         except (asyncio.CancelledError, ConnectionError):
             raise
         except (web.RequestPayloadError, HttpProcessingError, ValueError) as exc:
             if isinstance(exc, ValueError) and not isinstance(exc, UnicodeError):
                 return self._bug(request)
-            return fault_reply(InvalidRequest("the request is malformed"))
+            return self.refuse(InvalidRequest("the request is malformed"))
         except Exception:
             return self._bug(request)
 
@@ -210,7 +212,7 @@ class Gate:
 
     def _bug(self, request: web.Request) -> web.Response:
         logging.getLogger("penstock").exception("unhandled", extra={"request_id": request[REQUEST_ID]})
-        return fault_reply(InternalError("internal error; give the request id to the operator"))
+        return self.refuse(InternalError("internal error; give the request id to the operator"))
 
     def _check_head(self, request: web.Request) -> None:
         check_strictly(request)
@@ -299,6 +301,9 @@ class Gate:
 
     # Called by handlers
 
+    def refuse(self, fault: Fault) -> web.Response:
+        return fault_reply(fault, self._limiter.site)
+
     def authenticate(self, request: web.Request, operation: str) -> Key:
         """The key of the request, from either header."""
         address = self.enter(request, operation)
@@ -316,6 +321,8 @@ class Gate:
         return self._admitted(request, self._who(request, presented, address))
 
     def _who(self, request: web.Request, presented: str | None, address: str) -> Key:
+        if presented is None and has_key(request.path_qs):
+            raise self._admission.unknown(address, time.monotonic(), f"an API key is required: {KEY_IN_URL}")
         return self._admission.who(presented, address, time.monotonic(), origin=request.headers.get("Origin", ""))
 
     def _admitted(self, request: web.Request, key: Key) -> Key:
@@ -423,6 +430,12 @@ def _is_sandbox_token(presented: str | None) -> TypeGuard[str]:
     return presented is not None and presented.startswith(SANDBOX_PREFIX)
 
 
+def _path_advice(request: web.Request) -> str:
+    if has_key(request.path_qs):
+        return f": {KEY_IN_URL}"
+    return ": paths have no slash at their end" if request.path.startswith("/v1/") and request.path[-1] == "/" else ""
+
+
 def _of_http(exc: web.HTTPException, request: web.Request) -> Fault:
     """The fault for an exception of aiohttp's router."""
     if isinstance(exc, web.HTTPMethodNotAllowed):
@@ -431,5 +444,5 @@ def _of_http(exc: web.HTTPException, request: web.Request) -> Fault:
             f"the method {request.method} is not allowed here; allowed: {', '.join(allowed)}", allowed=allowed
         )
     if exc.status == 404:
-        return of_status(404, "there is no such path; /docs lists all paths")
+        return NotFound(f"there is no such path{_path_advice(request)}; /docs lists all paths", reason="path")
     return of_status(exc.status, exc.reason)

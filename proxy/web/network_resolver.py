@@ -43,7 +43,9 @@ class NetworkResolver:
         network = self._known(key, scopes, network, name)
         route = self._networks.find(network)
         if route is None:
-            raise NotFound(f"the network {network.id} is known, but no {self._needs} is configured for it")
+            raise NotFound(
+                f"the network {network.id} is known, but no {self._needs} is configured for it", reason="network"
+            )
         return route
 
     def _known(self, key: Key, scopes: int, network: Network | None, name: str) -> Network:
@@ -56,9 +58,10 @@ class NetworkResolver:
     def _no_network(self, key: Key, name: str) -> NotFound:
         """Repeats only valid names: the path may contain an API key by mistake."""
         if not _NAME.fullmatch(name):
-            return NotFound(f"there is no such network; {_LIST}")
+            return NotFound(f"there is no such network; {_LIST}", reason="network")
         nearest = get_close_matches(name, self._names(key, name), n=1)
-        return NotFound(f"there is no network {name}; " + (f"did you mean {nearest[0]}?" if nearest else _LIST))
+        advice = f"did you mean {nearest[0]}?" if nearest else _LIST
+        return NotFound(f"there is no network {name}; {advice}", reason="network")
 
     def _names(self, key: Key, name: str) -> list[str]:
         """The names of the networks that the key can use, in the form of the given one."""

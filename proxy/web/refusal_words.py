@@ -1,4 +1,4 @@
-"""The words for a value that its schema refuses: which values are allowed, not the keyword that failed.
+"""The words for a value that its schema refuses: which values or members are allowed, not the keyword that failed.
 
 The validator's own messages quote regular expressions and leave out most values of a long enum. A schema with a pattern says
 in `x-form` what the pattern stands for ("an EVM address: 0x and 40 hex digits").
@@ -6,36 +6,77 @@ in `x-form` what the pattern stands for ("an EVM address: 0x and 40 hex digits")
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import jsonschema_rs
 import orjson
 
-from proxy.core.access import KEY_PREFIXES
+from proxy.core.access import has_key
 
 # The longest text with a value of the caller in it.
 MAX_WORDS = 250
 MAX_VALUE = 100
 _INVALID = "is not valid"
+# Names of the caller that may be repeated: shorter than an API key.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}", re.ASCII)
+_TYPES = {
+    "string": "a string", "integer": "an integer", "number": "a number", "boolean": "true or false", "array": "an array",
+    "object": "an object", "null": "null",
+}  # fmt: skip
 _Kinds = jsonschema_rs.ValidationErrorKind
 
 
 class RefusalWords:
     def __init__(self, document: dict[str, Any]) -> None:
+        """`document`: the parts of the API spec that have schemas."""
         self._forms = dict(_forms(document))
 
     def __repr__(self) -> str:
         return f"<RefusalWords {len(self._forms)} forms>"
 
-    def of(self, error: jsonschema_rs.ValidationError) -> str:
+    def of(self, error: jsonschema_rs.ValidationError, schema: Mapping[str, Any]) -> str:
+        """`schema`: the one that the error is from."""
         match error.kind:
             case _Kinds.Enum():
                 return f"must be {_choice(error.kind.options)}{_not(error)}"
             case _Kinds.Pattern() if form := self._forms.get(error.kind.pattern):
                 return f"must be {form}{_not(error)}"
+            case _Kinds.Type():
+                return f"must be {' or '.join(_TYPES[each] for each in error.kind.types)}{_not(error)}"
+            case _Kinds.Required():
+                return "is required"
+            case _Kinds.AdditionalProperties():
+                name = member_of(error)
+                return unknown_name(name, _members_beside(error, schema)) if name else "has a member that is unknown"
             case _:
                 return _safe(error.message)
+
+
+def member_of(error: jsonschema_rs.ValidationError) -> str:
+    """The member of the invalid object that is missing or unknown, if it is one of these and may be repeated."""
+    match error.kind:
+        case _Kinds.Required():
+            return str(error.kind.property)
+        case _Kinds.AdditionalProperties() if _NAME.fullmatch(name := error.kind.unexpected[0]):
+            return name
+        case _:
+            return ""
+
+
+def unknown_name(name: str, known: Collection[str]) -> str:
+    nearest = get_close_matches(name, known, n=1)
+    advice = f"did you mean {nearest[0]}? " if nearest else ""
+    return f"is unknown; {advice}known: {', '.join(known) or 'none'}"
+
+
+def _members_beside(error: jsonschema_rs.ValidationError, schema: Any) -> Collection[str]:
+    """The members of the object that has an unknown one."""
+    for step in error.schema_path[:-1]:
+        schema = schema[step]
+    return list(schema.get("properties", ()))
 
 
 def _forms(node: Any) -> Iterator[tuple[str, str]]:
@@ -57,13 +98,9 @@ def _choice(options: list[Any]) -> str:
 def _not(error: jsonschema_rs.ValidationError) -> str:
     """Repeat the value, unless it is long, may contain an API key, or the validator masks it."""
     given = orjson.dumps(error.instance).decode()
-    is_shown = len(given) <= MAX_VALUE and error.message.startswith(given) and not _has_key(given)
+    is_shown = len(given) <= MAX_VALUE and error.message.startswith(given) and not has_key(given)
     return f", not {given}" if is_shown else ""
 
 
 def _safe(message: str) -> str:
-    return message if len(message) < MAX_WORDS and not _has_key(message) else _INVALID
-
-
-def _has_key(text: str) -> bool:
-    return any(prefix in text for prefix in KEY_PREFIXES)
+    return message if len(message) < MAX_WORDS and not has_key(message) else _INVALID

@@ -71,13 +71,14 @@ def json_reply(data: Any, *, status: int = 200, headers: Mapping[str, str] | Non
     return web.Response(body=orjson.dumps(data), status=status, headers=headers, content_type=JSON)
 
 
-def fault_reply(fault: Fault) -> web.Response:
-    return json_reply(fault.body(), status=fault.status, headers=fault.headers)
+def fault_reply(fault: Fault, site: str) -> web.Response:
+    """`site`: see `Fault.body`."""
+    return json_reply(fault.body(site), status=fault.status, headers=fault.headers)
 
 
-def raw_fault(fault: Fault, headers: Mapping[str, str]) -> bytes:
+def raw_fault(fault: Fault, site: str, headers: Mapping[str, str]) -> bytes:
     """A complete HTTP reply for a connection without a parsed request. The connection is closed after it."""
-    body = orjson.dumps(fault.body())
+    body = orjson.dumps(fault.body(site))
     extra = "".join(f"{name}: {value}\r\n" for name, value in {**fault.headers, **headers}.items())
     head = (
         f"HTTP/1.1 {fault.status} {HTTPStatus(fault.status).phrase}\r\nContent-Type: {JSON}\r\n"

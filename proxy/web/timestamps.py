@@ -18,4 +18,4 @@ def moment_of(text: str, name: str) -> datetime.datetime:
         found = datetime.datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=datetime.UTC)).astimezone(datetime.UTC)
     except (ValueError, OverflowError):
-        raise InvalidRequest(f"parameter {name!r}: must be a time such as 2026-01-15T09:30:00Z") from None
+        raise InvalidRequest(f"parameter {name!r}: must be a time such as 2026-01-15T09:30:00Z", param=name) from None

@@ -89,7 +89,9 @@ def test_any_page_text_is_parsed_or_rejected(text: str) -> None:
 
 
 def test_unknown_parameter_is_rejected_with_the_known_ones() -> None:
-    assert query_refusal("list_webhooks", ("pgae", "1")) == "parameter 'pgae' is unknown; known: page, limit, status"
+    assert query_refusal("list_webhooks", ("pgae", "1")) == (
+        "parameter 'pgae' is unknown; did you mean page? known: page, limit, status"
+    )
     assert query_refusal("read_gas_prices", ("x", "")) == "parameter 'x' is unknown; known: none"
     assert len(query_refusal("list_webhooks", ("x" * 10_000, "1"))) < 300
 
@@ -177,13 +179,13 @@ def test_valid_body_is_returned(name: str, body: dict[str, Any]) -> None:
 def test_missing_member_is_named(name: str, body: dict[str, Any]) -> None:
     for member in body:
         rest = {key: value for key, value in body.items() if key != member}
-        assert body_refusal(name, rest) == f'body: "{member}" is a required property'
+        assert body_refusal(name, rest) == f"{member}: is required"
 
 
 @pytest.mark.parametrize(
     ("name", "body", "named"),
     [
-        ("create_wallet", {**WALLET, "Owner": OWNER}, "'Owner' was unexpected"),
+        ("create_wallet", {**WALLET, "Owner": OWNER}, "Owner: is unknown; did you mean owner?"),
         ("create_wallet", {**WALLET, "owner": 1}, "owner: "),
         ("create_wallet", {**WALLET, "owner": OWNER[:-1]}, "owner: "),
         ("create_wallet", {**WALLET, "owner": OWNER + "\n"}, "owner: "),
@@ -196,9 +198,9 @@ def test_missing_member_is_named(name: str, body: dict[str, Any]) -> None:
         ("create_webhook", {**WEBHOOK, "event_type": "address_Activity"}, "event_type: "),
         ("create_webhook", {**WEBHOOK, "config": []}, "config: "),
         ("update_webhook", {"status": "disabled"}, "status: "),
-        ("update_webhook", {"id": "wh_1"}, "'id' was unexpected"),
+        ("update_webhook", {"id": "wh_1"}, "id: is unknown; "),
         ("create_gas_policy", {**POLICY, "rules": {"max_gas_usd": 0.5}}, "rules.max_gas_usd: "),
-        ("create_gas_policy", {**POLICY, "rules": {"max_gas": "1"}}, "rules: "),
+        ("create_gas_policy", {**POLICY, "rules": {"max_gas": "1"}}, "rules.max_gas: is unknown"),
         ("create_gas_policy", {**POLICY, "rules": {"max_per_user_per_day": -1}}, "rules.max_per_user_per_day: "),
         ("create_gas_policy", {**POLICY, "rules": {"allowed_contracts": [OWNER, "0x"]}}, "rules.allowed_contracts.1: "),
     ],
@@ -217,7 +219,7 @@ def test_body_that_is_not_an_object_is_rejected(name: str, body: bytes) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"{}x", b"\xff\xfe", b"{'a': 1}", b'{"a": NaN}', b"\xef\xbb\xbf{}", b'{"a": "\xed\xa0\x80"}', b"[" * 200],
+    [b"{", b"{}x", b"\xff\xfe", b"{'a': 1}", b'{"a": NaN}', b"\xef\xbb\xbf{}", b'{"a": "\xed\xa0\x80"}', b"[" * 200],
 )  # fmt: skip
 def test_body_that_is_not_json_is_rejected(body: bytes) -> None:
     assert body_refusal("create_wallet", body).startswith("the body is not valid JSON")

@@ -76,11 +76,11 @@ def headers(failures: AuthFailures, now: float) -> tuple[int, int]:
 
 def test_rate_headers_of_an_address_show_the_failures_that_are_left() -> None:
     failures = AuthFailures(180, HostMemory(host_memory.create()).addresses)
-    assert headers(failures, 1000.0) == (3, 3)
+    assert headers(failures, 1000.0) == (180, 180)
     for _ in range(178):
         assert failures.count("192.0.2.1", 1000.0) == 0.0
-    assert headers(failures, 1000.0) == (3, 2)
+    assert headers(failures, 1000.0) == (180, 2)
     assert [failures.count("192.0.2.1", 1000.0) > 0 for _ in range(3)] == [False, False, True]
-    assert headers(failures, 1000.0) == (3, 0)
-    assert headers(failures, 1000.34) == (3, 1)
-    assert headers(failures, 1001.0) == (3, 3)
+    assert headers(failures, 1000.0) == (180, 0)
+    assert headers(failures, 1000.34) == (180, 1)
+    assert headers(failures, 1060.0) == (180, 180)

@@ -235,8 +235,23 @@ def at_block(method: Method, params: bytes, number: int) -> bytes:
     return msgspec.json.encode(items)
 
 
+# Methods by which a node would sign with its own keys.
+_NO_SIGNING = "the service holds no private keys: sign {what} in your wallet{then}"
+_SIGN_TRANSACTION = _NO_SIGNING.format(what="the transaction", then=" and send it with eth_sendRawTransaction")
+_SIGN_TEXT = _NO_SIGNING.format(what="the text", then="")
+REFUSED = {
+    "eth_sendTransaction": _SIGN_TRANSACTION,
+    "eth_signTransaction": _SIGN_TRANSACTION,
+    "personal_sendTransaction": _SIGN_TRANSACTION,
+    "eth_sign": _SIGN_TEXT,
+    "personal_sign": _SIGN_TEXT,
+    "eth_signTypedData": _SIGN_TEXT,
+    "eth_signTypedData_v4": _SIGN_TEXT,
+}
+
 EVM = Family(
     name="evm",
+    refused=REFUSED,
     block_ref=block_ref,
     lifetime=lifetime,
     is_archive=is_archive,

@@ -159,7 +159,7 @@ class AccountService:
         for name in ("requests_per_second", "units_per_second"):
             wanted, allowed = getattr(own, name), getattr(most, name)
             if wanted is not None and wanted > allowed:
-                raise InvalidRequest(f"{name}: must be at most {allowed}, the account's own limit")
+                raise InvalidRequest(f"{name}: must be at most {allowed}, the account's own limit", param=name)
 
     # For operators
 
@@ -194,7 +194,9 @@ def _check_grant(wanted: Sequence[str] | None, has: Sequence[str]) -> None:
     """Some directives are granted by operators only. A key that has one keeps it."""
     for name in wanted or ():
         if name in BY_NAME and name not in USUAL and name not in has:
-            raise Forbidden(f"directives: {name!r} can be granted only by an operator")
+            raise Forbidden(
+                f"directives: {name!r} can be granted only by an operator", param="directives", reason="directive"
+            )
 
 
 def directives_in(body: Mapping[str, Any]) -> Sequence[str] | None:

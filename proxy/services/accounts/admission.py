@@ -16,7 +16,7 @@ from functools import partial
 from proxy.chains.registry import Network
 from proxy.core import access, limits
 from proxy.core.access import Key
-from proxy.errors import Fault, Forbidden, InvalidRequest, LeasePending, RateLimited, Unauthorized
+from proxy.errors import Fault, Forbidden, InvalidRequest, LeasePending, RateLimited, Reason, Unauthorized
 from proxy.services.accounts.keyring import Keyring
 from proxy.services.accounts.quotas import Quotas
 from proxy.store.shared_memory.bucket_table import SharedBucketTable
@@ -29,8 +29,7 @@ _DAY_S = 86_400
 # How soon a caller that does not wait for a lease may try again.
 LEASE_PAUSE_S = 0.005
 
-_NO_KEY = "an API key is required: send it in the header X-API-Key or as Authorization: Bearer <API_KEY>"
-_BAD_KEY = "the API key is not valid"
+NO_KEY = "an API key is required: send it in the header X-API-Key or as Authorization: Bearer <API_KEY>"
 _TEST_KEY = "test keys (svc_test_) cannot be used on {network}, a live network: use a live key"
 
 
@@ -42,7 +41,7 @@ class AuthFailures:
         """`note` is called with each address or /64 whose failure was counted."""
         self._note = note
         self._cost_s = 60.0 / per_minute
-        self._per_second = max(1, per_minute // 60)
+        self._most = int(ALLOWANCE_S / self._cost_s + limits.TOLERANCE_S)
         self._buckets = buckets
 
     def count(self, address: str, now: float) -> float:
@@ -54,12 +53,12 @@ class AuthFailures:
         return wait
 
     def rate_headers(self, address: str, now: float) -> dict[str, str]:
-        """The `X-RateLimit-*` headers of a client without a valid key: the failures that it is still allowed in this second."""
+        """The `X-RateLimit-*` headers of a client without a valid key: the failures that it is allowed at once, and those
+        that are left."""
         tag = self._buckets.tag_of(access.place_of(address))
         edge = max(self._buckets.edge(tag), now - ALLOWANCE_S)
-        most = self._per_second
-        left = min(most, max(0, int((now - edge + limits.TOLERANCE_S) / self._cost_s)))
-        return _rate_headers(most, left, max(0.0, edge + most * self._cost_s - now))
+        left = min(self._most, max(0, int((now - edge + limits.TOLERANCE_S) / self._cost_s)))
+        return _rate_headers(self._most, left, max(0.0, edge + ALLOWANCE_S - now))
 
 
 class Admission:
@@ -91,7 +90,7 @@ class Admission:
             key = self._keyring.find(text, now)
             if key is not None:
                 return _allowed_from(key, address, origin)
-        raise self.unknown(address, now, _NO_KEY if text is None else _BAD_KEY)
+        raise self.unknown(address, now, NO_KEY if text is None else access.wrong_key_words(text))
 
     def who_by_id(self, key_id: str, account: str, address: str, now: float, *, origin: str, words: str) -> Key:
         """Like `who`, by the id of a key of the account. `words`: the refusal of an id that is empty or of no such key."""
@@ -100,20 +99,21 @@ class Admission:
             raise self.unknown(address, now, words)
         return _allowed_from(key, address, origin)
 
-    def unknown(self, address: str, now: float, words: str) -> Fault:
+    def unknown(self, address: str, now: float, words: str, *, reason: Reason = "key") -> Fault:
         """Count a failed authentication and return the error for the client."""
         if wait := self._failures.count(address, now):
-            return RateLimited("too many failed authentications from this address", retry_after_s=math.ceil(wait))
-        return Unauthorized(words)
+            message = "too many failed authentications from this address"
+            return RateLimited(message, retry_after_s=math.ceil(wait), reason="rate")
+        return Unauthorized(words, reason=reason)
 
     def may(self, key: Key, scopes: int, network: Network | None = None) -> Fault | None:
         """The error if the key lacks all of these scopes or may not use the network, otherwise None."""
         if key.disabled:
-            return Forbidden("this API key is disabled")
+            return Forbidden("this API key is disabled", reason="disabled")
         if not key.may(scopes):
-            return Forbidden(f"this API key lacks the scope {' or '.join(access.scope_names(scopes))}")
+            return missing_scope(scopes)
         if network is not None and network.is_live and not key.live:
-            return Forbidden(_TEST_KEY.format(network=network.id))
+            return Forbidden(_TEST_KEY.format(network=network.id), reason="mode")
         return None
 
     def charge(self, key: Key, requests: int, units: int, now: float) -> Fault | None:
@@ -141,7 +141,7 @@ class Admission:
             return refusal
         assert self._leases is not None
         self._leases.hint(*self._need(self._leases, key, requests, units))
-        return LeasePending(refusal.message, retry_after_s=1, wait_s=LEASE_PAUSE_S)
+        return LeasePending(refusal.message, retry_after_s=1, wait_s=LEASE_PAUSE_S, reason="rate")
 
     def _need(self, leases: LeaseKeeper, key: Key, requests: int, units: int) -> tuple[int, tuple[float, float]]:
         """The slot of the limit that a request has to wait for, and the tokens it needs."""
@@ -192,13 +192,21 @@ class Admission:
                 f"{requests} requests of {units} compute units can never fit the limit of "
                 f"{limit.requests_per_second} requests and {limit.units_per_second} units a second"
             )
-        return RateLimited(f"rate limit exceeded: {_rates_of(key)}", retry_after_s=math.ceil(wait), wait_s=wait)
+        message = f"rate limit exceeded: {_rates_of(key)}"
+        return RateLimited(message, retry_after_s=math.ceil(wait), wait_s=wait, reason="rate")
 
     def _day_is_over(self) -> Fault:
         left_s = _DAY_S - int(time.time()) % _DAY_S
         return RateLimited(
-            "daily quota exceeded: it resets at 00:00 UTC", retry_after_s=left_s, details={"reason": "daily_quota"}
+            "daily quota exceeded: it resets at 00:00 UTC",
+            retry_after_s=left_s,
+            details={"reason": "daily_quota"},
+            reason="quota",
         )
+
+
+def missing_scope(scopes: int) -> Forbidden:
+    return Forbidden(f"this API key lacks the scope {' or '.join(access.scope_names(scopes))}", reason="scope")
 
 
 def _wake(future: asyncio.Future[None]) -> None:
@@ -223,11 +231,12 @@ def _rates_of(key: Key) -> str:
 
 def _lease_pending() -> Fault:
     """Little of the daily quota is left, so this worker needs a new lease before it admits more."""
-    return RateLimited("the daily quota is almost used up and is being counted: retry in a second", retry_after_s=1)
+    message = "the daily quota is almost used up and is being counted: retry in a second"
+    return RateLimited(message, retry_after_s=1, reason="quota")
 
 
 def _allowed_from(key: Key, address: str, origin: str) -> Key:
     """The key. Raises if it is restricted to other addresses or origins."""
     if key.fence is not None and (refusal := key.fence.refusal(address, origin)):
-        raise Forbidden(refusal)
+        raise refusal
     return key

@@ -58,7 +58,7 @@ class EmailChange:
         await self._sign_in.count_link(at)
         found = await self._store.take_email_change(token) if sessions.is_token(token) else None
         if found is None:
-            raise Unauthorized(_WRONG_LINK)
+            raise Unauthorized(_WRONG_LINK, reason="session")
         await self._keys.change_email(found.person_id, found.email)
         await self._store.end_links(found.person_id)
         self._mails.send(

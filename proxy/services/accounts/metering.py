@@ -112,7 +112,7 @@ class Meter:
         missing = 0 if self._is_closed else self.used + units - self.paid
         if missing > 0:
             if not self.key.alive:
-                return Forbidden("this API key was changed or revoked")
+                return Forbidden("this API key was changed or revoked", reason="disabled")
             refusal = self._admission.charge(self.key, 0, missing, time.monotonic())
             if refusal is not None:
                 return refusal

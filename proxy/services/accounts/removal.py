@@ -34,6 +34,6 @@ class AccountRemoval:
         """Remove the account if its holder has typed its email address, and `prove` raises no error."""
         row = await self._keys.read_account(account)
         if row["email"].lower() != email.strip().lower():
-            raise InvalidRequest("email: must be the account's email address")
+            raise InvalidRequest("email: must be the account's email address", param="email")
         await prove()
         await self.remove(account)

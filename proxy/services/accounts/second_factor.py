@@ -56,7 +56,7 @@ class SecondFactor:
         step = one_time_codes.step_of(self._store.secret_of(account, found), _typed(code), time.time())
         recovery = [_recovery_code() for _ in range(RECOVERY_CODES)]
         if step is None or not await self._store.confirm(account, found, step, recovery):
-            raise InvalidRequest(f"code: {_WRONG}")
+            raise InvalidRequest(f"code: {_WRONG}", param="code")
         return recovery
 
     async def require(self, account: str, code: str | None) -> None:
@@ -65,16 +65,18 @@ class SecondFactor:
         if found is None or not found.is_on:
             return
         if not code:
-            raise Unauthorized("enter a code from your authenticator app", details={"second_factor": "required"})
+            raise Unauthorized(
+                "enter a code from your authenticator app", details={"second_factor": "required"}, reason="session"
+            )
         if not await self._accepts(account, found, _typed(code)):
-            raise Unauthorized(_WRONG, details={"second_factor": "wrong"})
+            raise Unauthorized(_WRONG, details={"second_factor": "wrong"}, reason="session")
 
     async def turn_off(self, account: str, code: str) -> None:
         found = await self._store.read(account)
         if found is None or not found.is_on:
             raise InvalidRequest("two-factor sign-in is not on")
         if not await self._accepts(account, found, _typed(code)):
-            raise InvalidRequest(f"code: {_WRONG}")
+            raise InvalidRequest(f"code: {_WRONG}", param="code")
         await self._store.remove(account)
 
     async def _accepts(self, account: str, factor: StoredFactor, code: str) -> bool:

@@ -69,7 +69,7 @@ _SIGNED_OUT = "you are not signed in, or your session has expired: sign in again
 
 def hash_password(password: str, *, email: str = "") -> str:
     if fault := sessions.password_fault(password, email=email):
-        raise InvalidRequest(f"password: {fault}")
+        raise InvalidRequest(f"password: {fault}", param="password")
     return _hasher.hash(password)
 
 
@@ -142,7 +142,7 @@ class SignIn:
         wanted = holder.hash if holder is not None and holder.hash else await self._dummy()
         is_right = await self._in_thread(lambda: verify_password(wanted, password), is_known=is_known)
         if holder is None or not holder.hash or not is_right:
-            raise Unauthorized(_WRONG)
+            raise Unauthorized(_WRONG, reason="session")
         await self._check_code(holder.id, holder.email, code, at)
         return await self._begin_holder(holder, at)
 
@@ -182,13 +182,13 @@ class SignIn:
         await self._count(at)
         holder = await self._store.link_holder(token) if sessions.is_token(token) else None
         if holder is None:
-            raise Unauthorized(_WRONG_LINK)
+            raise Unauthorized(_WRONG_LINK, reason="session")
         account, email = holder
         await self._count(SignInPlace(""), email, kind="code")
         await self._check_code(account, email, code, at)
         hashed = None if password is None else await self.hash(password, email=email)
         if await self._store.take_link(token) is None:
-            raise Unauthorized(_WRONG_LINK)
+            raise Unauthorized(_WRONG_LINK, reason="session")
         if hashed is not None:
             await self._store.set_password(account, hashed)
         return await self._begin_holder(await self._store.read_holder(account), at)
@@ -197,7 +197,7 @@ class SignIn:
         await self._count(at)
         operator = await self._store.find_token(token) if sessions.is_token(token) else None
         if operator is None:
-            raise Unauthorized(_NO_OPERATOR)
+            raise Unauthorized(_NO_OPERATOR, reason="session")
         return await self._begin(at, operator=operator[0])
 
     async def _begin_holder(self, holder: AccountHolder, at: SignInPlace) -> SignedIn:
@@ -236,7 +236,7 @@ class SignIn:
         )
         session = await self._store.read(token, idle_s=self._settings.idle_s)
         if session is None:
-            raise Unauthorized(_SIGNED_OUT)
+            raise Unauthorized(_SIGNED_OUT, reason="session")
         return SignedIn(token, session)
 
     # Being signed in
@@ -247,7 +247,7 @@ class SignIn:
         if session is not None and session.is_operator == is_operator:
             return session
         # A browser without a cookie has not failed to authenticate.
-        raise refuse(_SIGNED_OUT) if token else Unauthorized(_SIGNED_OUT)
+        raise refuse(_SIGNED_OUT) if token else Unauthorized(_SIGNED_OUT, reason="session")
 
     async def session_of(self, token: str) -> Session | None:
         return await self._store.read(token, idle_s=self._settings.idle_s) if sessions.is_token(token) else None
@@ -314,7 +314,7 @@ class SignIn:
         await self._codes.clear(by.session.person)
         session = await self._store.read(by.token, idle_s=self._settings.idle_s)
         if session is None:
-            raise Unauthorized(_SIGNED_OUT)
+            raise Unauthorized(_SIGNED_OUT, reason="session")
         return session
 
     async def prove(self, by: SignedIn, current: str | None) -> None:
@@ -325,7 +325,7 @@ class SignIn:
         if not holder.hash:
             return
         if not await self._in_thread(lambda: verify_password(holder.hash, current or ""), is_known=True):
-            raise InvalidRequest("current_password: is wrong")
+            raise InvalidRequest("current_password: is wrong", param="current_password")
 
     async def prove_wholly(self, by: SignedIn, current: str | None, code: str | None) -> None:
         """Raise InvalidRequest unless this is the person's password, if there is one, and a code of the second factor, if it is
@@ -335,7 +335,7 @@ class SignIn:
         try:
             await self._factor.require(by.session.person, code)
         except Unauthorized as exc:
-            raise InvalidRequest(f"code: {exc.message}", details=exc.details) from None
+            raise InvalidRequest(f"code: {exc.message}", param="code", details=exc.details) from None
 
     async def keep(self) -> None:
         """Supervised loop: delete expired sessions, links and attempts."""

@@ -113,7 +113,7 @@ class Team:
         await self._sign_in.count_link(at)
         found = await self._store.read_invitation(self._digests(token)) if sessions.is_token(token) else None
         if found is None:
-            raise Unauthorized(_WRONG_LINK)
+            raise Unauthorized(_WRONG_LINK, reason="session")
         return found
 
     async def accept(self, token: str, *, password: str, at: SignInPlace) -> SignedIn:
@@ -122,7 +122,7 @@ class Team:
         hashed = await self._sign_in.hash(password, email=found["email"])
         joined = await self._store.accept(self._digests(token), hashed)
         if joined is None:
-            raise Unauthorized(_WRONG_LINK)
+            raise Unauthorized(_WRONG_LINK, reason="session")
         if self._mails.is_configured:
             self._mails.send(
                 joined.first_owner,

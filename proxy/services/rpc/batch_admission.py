@@ -254,7 +254,7 @@ class BatchAdmission:
     def _take(self, admitted: list[PricedItem], now: float) -> Fault | None:
         """Charge the next items. Returns the refusal that applies to the first one left."""
         if not self._key.alive:
-            return Forbidden("this API key was changed or revoked")
+            return Forbidden("this API key was changed or revoked", reason="disabled")
         for _ in range(min(ITEMS_PER_STEP, len(self._waiting) + len(self._mistaken))):
             units = self._waiting[0][3] if self._waiting else UNITS_OF_AN_ERROR
             refusal = self._admission.charge(self._key, 1, units, now)

@@ -151,7 +151,8 @@ class Dispatcher(FlightHandler):
 
     def refuse(self, flight: Flight) -> None:
         self.complete_with_fault(
-            flight, Unavailable(f"no upstream of {self.state.network_id} accepts calls at the moment")
+            flight,
+            Unavailable(f"no upstream of {self.state.network_id} accepts calls at the moment", reason="upstream"),
         )
 
     def _waits_for_rest(self, flight: Flight, now: float) -> bool:
@@ -340,7 +341,9 @@ class Dispatcher(FlightHandler):
         if flight.joined_by:
             self._send_for_another(flight, now)
             return
-        self._give_up(flight, Unavailable(self._message("the upstreams are overloaded; try again shortly")))
+        self._give_up(
+            flight, Unavailable(self._message("the upstreams are overloaded; try again shortly"), reason="upstream")
+        )
 
     def _after_no_memory(self, flight: Flight) -> None:
         """The account that made the call holds too many large replies. This is no fault of the upstream."""
@@ -374,7 +377,9 @@ class Dispatcher(FlightHandler):
         was_refused = head.status == 429 and not flight.policy.method.private
         if (was_refused or flight.policy.may_repeat) and self._waits_for_rest(flight, now):
             return
-        reason = Unavailable(self._message("the upstreams limit the rate of calls; try again shortly"))
+        reason = Unavailable(
+            self._message("the upstreams limit the rate of calls; try again shortly"), reason="upstream"
+        )
         self._after_failure(flight, now, reason, sent=not was_refused)
 
     def _on_error(
@@ -441,7 +446,7 @@ class Dispatcher(FlightHandler):
                     return True
                 if not flight.is_under_way() and not self._send_another(flight, now):
                     reason = "no upstream has the newest block at the moment"
-                    self.complete_with_fault(flight, Unavailable(self._message(reason)))
+                    self.complete_with_fault(flight, Unavailable(self._message(reason), reason="upstream"))
                 return False
             case other:
                 assert_never(other)

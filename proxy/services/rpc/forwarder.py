@@ -147,7 +147,11 @@ class Forwarder:
     ) -> None:
         caller, policy, _ = call
         if not policy.may_repeat or self._verifier is None:
-            caller.on_fault(InvalidRequest(f"X-Verify: {policy.method.name} is not a read, so it cannot be verified"))
+            caller.on_fault(
+                InvalidRequest(
+                    f"X-Verify: {policy.method.name} is not a read, so it cannot be verified", param="X-Verify"
+                )
+            )
         elif directives is not None and directives.upstream:
             reason = f"X-Upstream: {policy.method.name} is verified, which takes more than one upstream"
             caller.on_fault(InvalidRequest(reason))

@@ -12,15 +12,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeAlias
 
-from proxy.core import access, jsonrpc
+from proxy.chains.families import family_of
+from proxy.core import jsonrpc
 from proxy.core.access import Key
 from proxy.core.batch_envelopes import parse_short_batch
 from proxy.core.batch_reader import BatchReader
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
-from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, RateLimited
+from proxy.core.near_names import near_names
+from proxy.errors import Fault, InternalError, InvalidRequest, RateLimited
 from proxy.memory_budget import MemoryBudget
-from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.admission import Admission, missing_scope
 from proxy.services.rpc.batch_admission import (
     BatchAdmission,
     BatchRoom,
@@ -129,9 +131,9 @@ class RpcService:
         """The policy of the call's method; or a JSON-RPC error or a fault if the key may not make this call."""
         policy = caller.policy = route.policies.get(call[0], route.unknown)
         if policy is route.unknown:
-            return _no_method(call[0])
+            return _no_method(route, call[0])
         if not key.scopes & policy.scope:
-            return Forbidden(f"this API key lacks the scope {' or '.join(access.scope_names(policy.scope))}")
+            return missing_scope(policy.scope)
         if policy.method.kind == "subscription" and subscriber is None:
             return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {call[0]} needs a WebSocket")
         if policy.is_checked and route.guard is not None:
@@ -334,10 +336,14 @@ class RpcService:
         return fault.take_kept()
 
 
-def _no_method(name: str) -> bytes:
-    return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {name} does not exist or is not available")
+def _no_method(route: Route, name: str) -> bytes:
+    if reason := family_of(route.network).refused.get(name):
+        return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {name} is not available: {reason}")
+    nearest = near_names(frozenset(route.policies)).nearest(name)
+    advice = f"; did you mean {nearest}?" if nearest else ""
+    return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {name} does not exist or is not available{advice}")
 
 
 def fault_of(why: Fault | MalformedCall) -> Fault:
     """The fault that an HTTP client receives for a refused request."""
-    return why if isinstance(why, Fault) else InvalidRequest(why.message, details={"rpc_code": why.code})
+    return why if isinstance(why, Fault) else InvalidRequest(why.message, details={"rpc_code": why.code}, reason="body")

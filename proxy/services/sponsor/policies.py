@@ -147,7 +147,7 @@ class PolicyService:
 
     async def _check_rules(self, given: Mapping[str, Any]) -> Rules:
         if sum(len(given.get(name) or ()) for name in policy.LISTS) > MOST_ENTRIES:
-            raise InvalidRequest(f"rules: the lists may have {MOST_ENTRIES} entries together")
+            raise InvalidRequest(f"rules: the lists may have {MOST_ENTRIES} entries together", param="rules")
         return await self._read_rules(given, EVM_FORMATS)
 
     async def _read_rules(self, given: Mapping[str, Any], forms: FamilyFormats) -> Rules:
@@ -161,7 +161,7 @@ class PolicyService:
                         await self._turns.wait(client)
                     found[name].update(policy.entries(name, texts[first : first + ENTRIES_PER_TURN], forms, first))
         except BadRule as exc:
-            raise InvalidRequest(str(exc)) from None
+            raise InvalidRequest.naming(str(exc)) from None
         return policy.with_lists(read_limits(given), found)
 
 
@@ -174,7 +174,7 @@ def read_rules(given: Mapping[str, Any]) -> Rules:
     try:
         return policy.parse(given, EVM_FORMATS)
     except BadRule as exc:
-        raise InvalidRequest(str(exc)) from None
+        raise InvalidRequest.naming(str(exc)) from None
 
 
 def _address(text: str) -> bytes:

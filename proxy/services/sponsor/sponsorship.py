@@ -133,7 +133,7 @@ class SponsorService:
         """Parse a request. Raises BadOperation, which names the invalid field; a draft may lack the gas fields. `completes`:
         adds the init code that a wallet created here still needs."""
         if "user_operations" not in family_of(network).features:
-            raise InvalidRequest(f"chain: {network.id} has no user operations to sponsor")
+            raise InvalidRequest(f"chain: {network.id} has no user operations to sponsor", param="chain")
         version = await self._versions.find(network, given, entry_point)
         payer = self._paymasters.find(network, version)
         for name in () if draft else _GAS:
@@ -228,7 +228,9 @@ class SponsorService:
     async def _refusal(self, request: SponsorRequest, effective: EffectivePolicy, worst: int | None) -> Refusal | None:
         found = effective.policy
         if found.network != request.network.id:
-            raise InvalidRequest(f"policy_id: the policy is for {found.network}, not for {request.network.id}")
+            raise InvalidRequest(
+                f"policy_id: the policy is for {found.network}, not for {request.network.id}", param="policy_id"
+            )
         if found.status != "active":
             return Refusal("status", f"the policy is {found.status}")
         operation, rules = request.operation, effective.rules
@@ -387,7 +389,8 @@ def _refused(request: SponsorRequest, rule: ReserveRefusal, left: int) -> Fault:
             return absent(request.policy_id)
         case "used":
             return InvalidRequest(
-                "user_operation.nonce: a sponsored operation of this sender with this nonce has already been included"
+                "user_operation.nonce: a sponsored operation of this sender with this nonce has already been included",
+                param="user_operation.nonce",
             )
         case "max_total_usd" | "max_per_user_usd":
             whose = "the policy" if rule == "max_total_usd" else "the sender"
@@ -403,6 +406,7 @@ def _refused(request: SponsorRequest, rule: ReserveRefusal, left: int) -> Fault:
             return Forbidden(
                 f"refused by the plan's limit {rule}: {reason}",
                 details={"rule": rule, "left": policy.usd(left)},
+                reason="plan",
             )
         case "max_per_user_per_day":
             return _forbidden(
@@ -418,4 +422,6 @@ def _refused(request: SponsorRequest, rule: ReserveRefusal, left: int) -> Fault:
 
 def _forbidden(refusal: Refusal, **more: Any) -> Forbidden:
     details = {"rule": refusal.rule, **({} if refusal.left is None else {"left": refusal.left}), **more}
-    return Forbidden(f"refused by the policy's rule {refusal.rule}: {refusal.message}", details=details)
+    return Forbidden(
+        f"refused by the policy's rule {refusal.rule}: {refusal.message}", details=details, reason="policy"
+    )

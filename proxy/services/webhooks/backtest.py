@@ -113,9 +113,9 @@ class Backtest:
         self, network: Network, event_type: str, config: Mapping[str, Any], *, first: int, last: int
     ) -> BacktestResult:
         if "webhooks" not in family_of(network).features:
-            raise InvalidRequest(f"chain: webhooks are not available on {network.id}")
+            raise InvalidRequest(f"chain: webhooks are not available on {network.id}", param="chain")
         if KINDS[event_type] == "pending":
-            raise InvalidRequest(f"event_type: {event_type} cannot be tested on past blocks")
+            raise InvalidRequest(f"event_type: {event_type} cannot be tested on past blocks", param="event_type")
         index = WatchIndex()
         addresses = await read_config(event_type, config)
         index.put(Watcher("", event_type, await read_filter(event_type, config), listed=addresses is not None))
@@ -134,7 +134,9 @@ class Backtest:
             uncertain = [_uncertain(each) for each in found]
             receipts += sum(map(len, uncertain))
             if receipts > MAX_RECEIPTS:
-                raise InvalidRequest(f"to_block: more than {MAX_RECEIPTS} transactions match, use fewer blocks")
+                raise InvalidRequest(
+                    f"to_block: more than {MAX_RECEIPTS} transactions match, use fewer blocks", param="to_block"
+                )
             counts += [
                 len(each) - await self._failed(network, names) for each, names in zip(found, uncertain, strict=True)
             ]
@@ -153,12 +155,14 @@ class Backtest:
 
     async def _check(self, network: Network, first: int, last: int, *, most: int) -> None:
         if last < first:
-            raise InvalidRequest("to_block: must not be before from_block")
+            raise InvalidRequest("to_block: must not be before from_block", param="to_block")
         if last - first >= most:
-            raise InvalidRequest(f"to_block: this config can be tested on at most {most} blocks at once")
+            raise InvalidRequest(
+                f"to_block: this config can be tested on at most {most} blocks at once", param="to_block"
+            )
         head = int(await self._call(network, "eth_blockNumber"), 16)
         if last > head:
-            raise InvalidRequest(f"to_block: the newest block is {head}")
+            raise InvalidRequest(f"to_block: the newest block is {head}", param="to_block")
 
     async def _matches(self, network: Network, index: WatchIndex, first: int, last: int) -> AsyncIterator[list[Match]]:
         """The matches of each block."""

@@ -132,7 +132,7 @@ class WebhookService:
     ) -> CreatedWebhook:
         """Without a `fault`, the webhook of a test key has the parts of the key's plan that are for webhooks."""
         if "webhooks" not in family_of(network).features or not self._follows(network.id):
-            raise InvalidRequest(f"chain: webhooks are not available on {network.id}")
+            raise InvalidRequest(f"chain: webhooks are not available on {network.id}", param="chain")
         self._check_url(url)
         _check_fault(fault, test_key=not key.live)
         addresses = await read_config(event_type, config)
@@ -177,7 +177,9 @@ class WebhookService:
         if change.url is not None:
             self._check_url(change.url)
         if (change.add or change.remove) and change.config is not None:
-            raise InvalidRequest("config: send either a new config, or add_addresses and remove_addresses")
+            raise InvalidRequest(
+                "config: send either a new config, or add_addresses and remove_addresses", param="config"
+            )
         _check_fault(change.fault, test_key=before.test_key)
         addresses = None
         if change.config is not None:
@@ -224,7 +226,9 @@ class WebhookService:
         if not change.add and not change.remove:
             return None
         if not webhook_filters.takes_addresses(before.event_type):
-            raise InvalidRequest(f"add_addresses: {before.event_type} webhooks have no addresses")
+            raise InvalidRequest(
+                f"add_addresses: {before.event_type} webhooks have no addresses", param="add_addresses"
+            )
         added = await _addresses(change.add, "add_addresses")
         removed = await _addresses(change.remove, "remove_addresses", but=await _set_of(added))
         return AddressChange(
@@ -256,19 +260,20 @@ class WebhookService:
         try:
             self._guard.check(url)
         except UrlRefused as exc:
-            raise InvalidRequest(f"url: {exc}") from None
+            raise InvalidRequest(f"url: {exc}", param="url") from None
 
 
 def _check_fault(fault: str | None, *, test_key: bool) -> None:
     if not fault:
         return
     if not test_key:
-        raise InvalidRequest("fault: only webhooks that were created with a test key can have one")
+        raise InvalidRequest("fault: only webhooks that were created with a test key can have one", param="fault")
     try:
         fault_plans.plan_for(fault, "webhooks")
     except ValueError as exc:
         raise InvalidRequest(
-            f"fault: {str(exc)[:60]!r} is not valid for a webhook; write parts such as delay=2s, duplicate=1, correction"
+            f"fault: {str(exc)[:60]!r} is not valid for a webhook; write parts such as delay=2s, duplicate=1, correction",
+            param="fault",
         ) from None
 
 
@@ -300,7 +305,7 @@ async def read_filter(event_type: str, config: Mapping[str, Any]) -> WatchFilter
             return webhook_filters.parse(event_type, config)
         return await request_threads.run(lambda: webhook_filters.parse(event_type, config))
     except BadConfig as exc:
-        raise InvalidRequest(f"config.{exc}") from None
+        raise InvalidRequest.naming(f"config.{exc}") from None
 
 
 def _values_in(config: Mapping[str, Any]) -> int:
@@ -319,7 +324,7 @@ async def _addresses(given: Sequence[Any], name: str, *, but: Container[bytes] =
             found += [each for each in known.added(part) if each not in but]
             await next_turn()
     except BadConfig as exc:
-        raise InvalidRequest(str(exc)) from None
+        raise InvalidRequest.naming(str(exc)) from None
     if len(found) > HASHED_PER_TURN:
         await known.clear()
     return found

@@ -43,7 +43,9 @@ class LimitChange:
         for name, (least, most) in bounds.items():
             value = getattr(self, name)
             if value is not None and value != -1 and not least <= value <= most:
-                raise InvalidRequest(f"{name} must be between {least} and {most}, or -1 to inherit the default")
+                raise InvalidRequest(
+                    f"{name} must be between {least} and {most}, or -1 to inherit the default", param=name
+                )
 
 
 NO_LIMITS = LimitChange()
@@ -192,7 +194,7 @@ class KeyStore:
         async with self._pool.connection() as connection, connection.transaction():
             most, lasting, _ = await self._count_keys(connection, account_id)
             if lasting >= most:
-                raise Forbidden(f"the account's plan allows {most} API keys: revoke one first")
+                raise Forbidden(f"the account's plan allows {most} API keys: revoke one first", reason="plan")
             row = await connection.fetchrow(sql.keys.create_key, *values)
         assert row is not None
         return _shown(row), key
@@ -215,20 +217,22 @@ class KeyStore:
         An account may have as many keys that end as keys that last, also if it has more than its plan allows today.
         """
         if not 0 <= overlap_s <= 366 * 86400:
-            raise InvalidRequest("overlap_s must be between 0 and 31622400 seconds")
+            raise InvalidRequest("overlap_s must be between 0 and 31622400 seconds", param="overlap_s")
         old = await self.read_key(key_id)
         key = access.mint(old["mode"], secrets.token_bytes(32))
         async with self._pool.connection() as connection, connection.transaction():
             most, lasting, ending = await self._count_keys(connection, old["account_id"])
             if ending >= max(most, lasting):
-                raise Forbidden(f"{ending} rotated keys of this account have not expired: revoke one first")
+                raise Forbidden(
+                    f"{ending} rotated keys of this account have not expired: revoke one first", reason="plan"
+                )
             row = await connection.fetchrow(
                 sql.keys.rotate_key, key_id, new_id("key"), access.digest(self._pepper, key), access.hint_of(key),
                 self._previous_digest(key), self._check_value,
             )  # fmt: skip
             if row is None:
                 state = "expired" if old["status"] == "active" else old["status"]
-                raise InvalidRequest(f"key {key_id} is {state}: only an active key can be rotated")
+                raise InvalidRequest(f"key {key_id} is {state}: only an active key can be rotated", reason="state")
             await connection.execute(sql.keys.expire_key, key_id, float(overlap_s))
         return _shown(row), key
 
@@ -296,7 +300,7 @@ class KeyStore:
 
     def _check_plan(self, plan: str) -> None:
         if plan not in self._plans:
-            raise InvalidRequest(f"plan must be one of {', '.join(self._plans)}, not {plan!r}")
+            raise InvalidRequest(f"plan must be one of {', '.join(self._plans)}, not {plan!r}", param="plan")
 
     async def _rows(self, query: str, *values: Any) -> list[KeyRow]:
         async with self._pool.connection() as connection:
@@ -313,7 +317,9 @@ async def claim_email(connection: DatabaseConnection, email: str, person: str | 
     """Reserve an email address until the end of the transaction. It signs in to one account, so it must be unique."""
     await connection.execute(sql.accounts.lock_emails)
     if await connection.fetchval(sql.accounts.is_email_taken, email, person):
-        raise InvalidRequest(f"email: {email} already signs in to another account: use a different address")
+        raise InvalidRequest(
+            f"email: {email} already signs in to another account: use a different address", param="email"
+        )
 
 
 async def _claim_for_account(connection: DatabaseConnection, email: str, account_id: str | None = None) -> None:
@@ -323,7 +329,8 @@ async def _claim_for_account(connection: DatabaseConnection, email: str, account
     if member := await connection.fetchrow(sql.accounts.find_member_by_email, email):
         raise InvalidRequest(
             f"email: {email} already signs in to account {member['account_id']} as its member {member['id']}: "
-            f"to release it, run `penstock accounts remove-member {member['account_id']} {member['id']}`"
+            f"to release it, run `penstock accounts remove-member {member['account_id']} {member['id']}`",
+            param="email",
         )
     await claim_email(connection, email, account_id)
 
@@ -335,7 +342,7 @@ def _shown(row: asyncpg.Record) -> KeyRow:
 def _text(value: str, name: str) -> str:
     value = value.strip()
     if not value or len(value) > 200 or not value.isprintable():
-        raise InvalidRequest(f"{name} must be 1 to 200 printable characters")
+        raise InvalidRequest(f"{name} must be 1 to 200 printable characters", param=name)
     return value
 
 
@@ -343,7 +350,7 @@ def email_address(value: str) -> str:
     value = _text(value, "email")
     local, _, host = value.partition("@")
     if not local or not host or " " in value:
-        raise InvalidRequest(f"email {value!r} is not an email address")
+        raise InvalidRequest(f"email {value!r} is not an email address", param="email")
     return value
 
 
@@ -354,19 +361,19 @@ def _each(values: Sequence[str] | None, name: str, canonical: Callable[[str], st
     try:
         return list(dict.fromkeys(canonical(value) for value in values))
     except ValueError as exc:
-        raise InvalidRequest(f"{name}: {exc}") from None
+        raise InvalidRequest(f"{name}: {exc}", param=name) from None
 
 
 def _check_fault(fault: str | None, mode: str) -> None:
     if not fault:
         return
     if mode != "test":
-        raise InvalidRequest("fault: only test keys can have one")
+        raise InvalidRequest("fault: only test keys can have one", param="fault")
     try:
         plan_of(fault)
     except ValueError as exc:
         raise InvalidRequest(
-            f"fault: {str(exc)[:60]!r} is not valid; write parts such as latency=800ms, p=0.2"
+            f"fault: {str(exc)[:60]!r} is not valid; write parts such as latency=800ms, p=0.2", param="fault"
         ) from None
 
 
@@ -375,11 +382,15 @@ def _directives(names: Sequence[str] | None) -> list[str] | None:
         return None if names is None else [*names]
     for name in names:
         if name not in directives.BY_NAME:
-            raise InvalidRequest(f"directive {name!r} is unknown; the directives are {', '.join(directives.BY_NAME)}")
+            raise InvalidRequest(
+                f"directive {name!r} is unknown; the directives are {', '.join(directives.BY_NAME)}", param="directives"
+            )
     return list(dict.fromkeys(names))
 
 
 def _check_scopes(scopes: Sequence[str]) -> None:
     for scope in scopes:
         if scope not in access.SCOPE_BIT:
-            raise InvalidRequest(f"scope {scope!r} is unknown; the scopes are {', '.join(access.SCOPES)}")
+            raise InvalidRequest(
+                f"scope {scope!r} is unknown; the scopes are {', '.join(access.SCOPES)}", param="scopes"
+            )

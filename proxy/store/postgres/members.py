@@ -50,9 +50,9 @@ class MemberStore:
         address = email_address(email)
         async with self._team(account, by) as connection:
             if await connection.fetchval(sql.members.is_in_account, account, address):
-                raise InvalidRequest(f"email: {address} is already a member of this account")
+                raise InvalidRequest(f"email: {address} is already a member of this account", param="email")
             if await connection.fetchval(sql.members.count_team, account, address) >= most:
-                raise Forbidden(f"an account can have {most} members and invitations: remove one first")
+                raise Forbidden(f"an account can have {most} members and invitations: remove one first", reason="plan")
             row = await connection.fetchrow(
                 sql.members.invite, new_id("inv"), account, by, address, role, digest, lasts_s
             )

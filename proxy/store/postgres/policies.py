@@ -63,7 +63,7 @@ class PolicyStore:
                 most,
             )
         if row is None:
-            raise Forbidden(f"the account's plan allows {most} gas policies: delete one first")
+            raise Forbidden(f"the account's plan allows {most} gas policies: delete one first", reason="plan")
         return _policy(row)
 
     async def read(self, policy_id: str, *, account: str | None) -> Policy:

@@ -70,7 +70,9 @@ class RequestStore:
                 same = await connection.fetchrow(sql.requests.count_same, record.client_id, account, key)
                 assert same is not None
                 if same["accounts"] > 1 and request_id != record.id:
-                    raise InvalidRequest("account: clients of several accounts chose this id: name the account too")
+                    raise InvalidRequest(
+                        "account: clients of several accounts chose this id: name the account too", param="account"
+                    )
                 record.others = same["records"] - 1
         return record
 

@@ -244,7 +244,7 @@ class SessionStore:
 
     async def add_token(self, name: str, token: str) -> SessionRow:
         if not name.strip() or len(name) > 200 or not name.isprintable():
-            raise InvalidRequest("name must be 1 to 200 printable characters")
+            raise InvalidRequest("name must be 1 to 200 printable characters", param="name")
         hint = f"{token[:8]}…{token[-4:]}"
         digest, *previous = self.digests("admin", token)
         row = await self._row(

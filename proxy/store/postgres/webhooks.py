@@ -268,7 +268,7 @@ async def set_status(connection: DatabaseConnection, webhook_id: str, cause: Web
 
 async def _check_count(connection: DatabaseConnection, new: NewWebhook, most: int) -> None:
     if await connection.fetchval(sql.webhooks.count_of_account, new.account, new.network) >= most:
-        raise Forbidden(f"the account's plan allows {most} webhooks: delete one first")
+        raise Forbidden(f"the account's plan allows {most} webhooks: delete one first", reason="plan")
 
 
 def _values_of(config: str, addresses: Sequence[bytes] | None) -> int:
@@ -284,6 +284,7 @@ async def _take_values(connection: DatabaseConnection, account: str, count: int,
         f"the account's plan allows {limit} addresses and other filter values per day in webhooks: wait until 00:00 UTC",
         retry_after_s=_DAY_S - int(time.time()) % _DAY_S,
         details={"reason": "daily_quota"},
+        reason="quota",
     )
 
 
@@ -293,7 +294,7 @@ async def _move(connection: DatabaseConnection, before: Webhook, cause: WebhookT
         raise absent(before.id)
     after = lifecycle.after(row["status"], cause)
     if after is None or (cause == "resume" and row["reason"] == "operator"):
-        raise InvalidRequest(f"status: not possible for a webhook that is {row['status']}")
+        raise InvalidRequest(f"status: not possible for a webhook that is {row['status']}", param="status")
     reason = row["reason"] if after == row["status"] else _REASONS.get(cause)
     row = await connection.fetchrow(sql.webhooks.set_status, before.id, _STORED[after], reason)
     return _webhook(row)
@@ -326,7 +327,10 @@ async def _note_addresses(
     row = await connection.fetchrow(sql.webhooks.count_addresses, found.id, len(new) - len(gone))
     after = _webhook(row, found.id)
     if (after.addresses or 0) > most:
-        raise InvalidRequest(f"add_addresses: the webhook would have {after.addresses} addresses; the limit is {most}")
+        raise InvalidRequest(
+            f"add_addresses: the webhook would have {after.addresses} addresses; the limit is {most}",
+            param="add_addresses",
+        )
     return after
 
 

@@ -45,7 +45,7 @@ def _day_before(moment: datetime.datetime) -> datetime.datetime:
     try:
         return moment - DAY
     except OverflowError:
-        raise InvalidRequest("parameter 'to': must be after 0001-01-02T00:00:00Z") from None
+        raise InvalidRequest("parameter 'to': must be after 0001-01-02T00:00:00Z", param="to") from None
 
 
 def _step_start(moment: datetime.datetime, step: UsageStep) -> datetime.datetime:

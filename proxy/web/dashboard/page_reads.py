@@ -77,7 +77,7 @@ class PageReads:
         for reader in self._readers:
             if matched := reader.pattern.fullmatch(path):
                 return reader, {name: unquote(value) for name, value in matched.groupdict().items()}
-        raise NotFound(f"there is nothing to read at {path[:MAX_ECHO]}")
+        raise NotFound(f"there is nothing to read at {path[:MAX_ECHO]}", reason="path")
 
 
 def _failed(fault: Fault) -> dict[str, Any]:

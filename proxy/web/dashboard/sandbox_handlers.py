@@ -23,6 +23,6 @@ class SandboxHandlers:
     async def create(self, request: SessionRequest) -> dict[str, Any]:
         key = await self._accounts.key(request.who.id, request.path["id"])
         if key["status"] != "active":
-            raise Forbidden(f"the key is {key['status']}")
+            raise Forbidden(f"the key is {key['status']}", reason="disabled")
         token, until = self._sandbox.token_for(request.token, key["id"])
         return {"token": token, "expires_at": time_of(datetime.datetime.fromtimestamp(until, datetime.UTC))}

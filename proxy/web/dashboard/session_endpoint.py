@@ -32,7 +32,7 @@ from proxy.settings import DashboardSettings
 from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
-from proxy.web.reply import encoded_reply, fault_reply
+from proxy.web.reply import encoded_reply
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 from proxy.web.session_cookies import cookie_name
 
@@ -158,7 +158,7 @@ class SessionEndpoints:
                 if given.session is not None and is_change(operation.id, operation.method):
                     await self._record(operation, given, found)
             except Fault as fault:
-                reply: web.StreamResponse = fault_reply(fault)
+                reply: web.StreamResponse = self._gate.refuse(fault)
             else:
                 reply = found if isinstance(found, web.StreamResponse) else await _reply(found)
             reply.headers.update(_PRIVATE)
@@ -196,7 +196,7 @@ class SessionEndpoints:
             self._gate.serve_as(request, session.id)
             # Browsers send cookies by themselves, but never a bearer token: only a cookie needs the CSRF token.
             if changes and not bearer and not sessions.is_csrf(token, request.headers.get(CSRF, "")):
-                raise Forbidden(f"the header {CSRF} must be the session's csrf_token")
+                raise Forbidden(f"the header {CSRF} must be the session's csrf_token", param=CSRF, reason="session")
             check_role(session, operation)
         path = operation.check_path(request.match_info)
         query = operation.check_query(request.query)
@@ -211,11 +211,11 @@ class SessionEndpoints:
         fetch_site, origin = request.headers.get("Sec-Fetch-Site", ""), request.headers.get("Origin", "")
         hosts = (request.host.lower(), self._host)
         if sessions.is_foreign(fetch_site=fetch_site, origin=origin, hosts=hosts, secure=secure):
-            raise Forbidden("requests from pages of another origin are not allowed")
+            raise Forbidden("requests from pages of another origin are not allowed", reason="origin")
 
     async def _session(self, operation: ApiOperation, token: str, bearer: str, address: str) -> Session:
         def refuse(words: str) -> Fault:
-            return self._admission.unknown(address, time.monotonic(), words)
+            return self._admission.unknown(address, time.monotonic(), words, reason="session")
 
         if bearer:
             return await self._sign_in.operator(bearer, refuse=refuse)

@@ -65,8 +65,10 @@ class LimitedConnection(Protocol):
 class ConnectionLimiter:
     """All connections of one worker."""
 
-    def __init__(self, limits: ServerSettings, turns: TurnQueue, bodies: BudgetLine) -> None:
-        """`bodies`: memory for those that are still arriving. A body that arrives whole takes none."""
+    def __init__(self, limits: ServerSettings, turns: TurnQueue, bodies: BudgetLine, *, site: str = "") -> None:
+        """`bodies`: memory for those that are still arriving. A body that arrives whole takes none. `site`: the public URL of
+        this installation, if it is known, for links in errors."""
+        self.site = site
         self.limits = limits
         self.turns = turns
         self._bodies = bodies
@@ -173,7 +175,7 @@ class ConnectionLimiter:
     def _end_with(self, connection: LimitedConnection, fault: Fault) -> None:
         if connection.transport is not None:
             peer = connection.transport.get_extra_info("peername")
-            connection.transport.write(raw_fault(fault, self.headers_for(peer[0] if peer else "")))
+            connection.transport.write(raw_fault(fault, self.site, self.headers_for(peer[0] if peer else "")))
         connection.force_close()
 
     def headers_for(self, address: str) -> dict[str, str]:

@@ -19,9 +19,10 @@ from proxy.core import jsonrpc, outline
 from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MalformedCall
-from proxy.errors import Fault, InvalidRequest, RequestTimeout
+from proxy.errors import Fault, RequestTimeout
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
+from proxy.services.rpc.rpc_service import fault_of
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.front_context import FrontContext
 from proxy.web.front.handler_connection import hand_over
@@ -324,7 +325,7 @@ class FrontConnection(asyncio.Protocol):
                 replies.notes.params = call[1] if key.records_params else b""
                 self._context.rpc.call(replies, route, key, call, now, directives=head.directives)
         except MalformedCall as exc:
-            replies.on_fault(InvalidRequest(exc.message, details={"rpc_code": exc.code}))
+            replies.on_fault(fault_of(exc))
 
     def _serve_batch(self, head: RequestHead, body: bytes, now: float) -> None:
         replies = self._replies

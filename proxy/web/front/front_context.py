@@ -50,8 +50,10 @@ class FrontContext:
         recorder: RequestRecorder,
         shows_upstream: bool = False,
         encoded_bytes: int = 0,
+        site: str = "",
     ) -> None:
-        """`encoded_bytes`: memory for cached results in compressed form."""
+        """`encoded_bytes`: memory for cached results in compressed form. `site`: see `ConnectionLimiter`."""
+        self.site = site
         # The size from which replies are compressed for clients that accept it.
         self.compress_from = server.compress_from or NEVER
         self.encoded = EncodedResults(encoded_bytes)

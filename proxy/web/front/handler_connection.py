@@ -273,11 +273,10 @@ class HandlerConnection(web.RequestHandler):
             # A client that leaves in the middle of its request is not an error.
             if not isinstance(exc, ConnectionError):
                 log.error("unhandled", exc_info=exc)
-            reply = fault_reply(of_status(status, "internal error"))
+            reply = fault_reply(of_status(status, "internal error"), self._limiter.site)
         else:
-            reply = fault_reply(
-                _parse_fault(exc) if status == 400 else of_status(status, "the request is not valid HTTP")
-            )
+            fault = _parse_fault(exc) if status == 400 else of_status(status, "the request is not valid HTTP")
+            reply = fault_reply(fault, self._limiter.site)
         reply.headers.update(self._limiter.headers_for(self._address))
         # aiohttp takes a request that it could not parse for one of HTTP/1.0.
         request._version = HttpVersion11

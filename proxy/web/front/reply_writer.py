@@ -420,7 +420,7 @@ class ReplyWriter:
         return b"".join((b"HTTP/1.1 204 No Content", *lines, b"\r\n"))
 
     def _fault(self, fault: Fault) -> bytes:
-        body = orjson.dumps(fault.body())
+        body = orjson.dumps(fault.body(self._context.site))
         self.notes.size = len(body)
         return fault_bytes(fault, body, self._context.stamp, self._common_lines(fault.status))
 

@@ -51,7 +51,7 @@ class AlertHandlers:
 
 def _refuse_test_key(request: RestRequest) -> None:
     if not request.key.live:
-        raise Forbidden("alerts belong to the whole account: use a live key, or the dashboard")
+        raise Forbidden("alerts belong to the whole account: use a live key, or the dashboard", reason="mode")
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -120,4 +120,4 @@ def _moment(text: str) -> datetime.datetime:
     try:
         return datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
     except (ValueError, OverflowError):
-        raise InvalidRequest(f"since: {text[:40]} is not a valid time") from None
+        raise InvalidRequest(f"since: {text[:40]} is not a valid time", param="since") from None

@@ -66,7 +66,7 @@ class GasHandlers:
         body = request.body
         network = request.network(body["chain"])
         if "user_operations" not in family_of(network).features:
-            raise InvalidRequest(f"chain: {network.id} has no user operations to sponsor")
+            raise InvalidRequest(f"chain: {network.id} has no user operations to sponsor", param="chain")
         made = await self._policies.create(request.key, network, name=_name(body["name"]), given=body["rules"])
         return RestReply(_shown(request, made), status=201)
 
@@ -129,7 +129,7 @@ class GasHandlers:
                 completes=True,
             )
         except BadOperation as exc:
-            raise InvalidRequest(_named(exc)) from None
+            raise InvalidRequest.naming(_named(exc)) from None
         found = await self._sponsor.sponsor(parsed)
         return {
             **fields_of(found),
@@ -188,7 +188,9 @@ def _named(fault: BadOperation) -> str:
 def _name(text: str) -> str:
     name = text.strip()
     if not name or not name.isprintable():
-        raise InvalidRequest("name: must contain only printable characters, and at least one that is not a space")
+        raise InvalidRequest(
+            "name: must contain only printable characters, and at least one that is not a space", param="name"
+        )
     return name
 
 

@@ -63,5 +63,5 @@ def _token_id(request: RestRequest) -> int:
     text = request.path["token_id"]
     found = int(text, 16 if text.startswith("0x") else 10)
     if found > _LARGEST_ID:
-        raise InvalidRequest("parameter 'token_id': must be at most 256 bits")
+        raise InvalidRequest("parameter 'token_id': must be at most 256 bits", param="token_id")
     return found

@@ -34,9 +34,13 @@ class PathAddresses:
         try:
             resolved = await self._names.resolve(network, text)
         except ValueError as exc:
-            raise InvalidRequest(f"parameter {parameter!r}: {exc}") from None
+            raise InvalidRequest(f"parameter {parameter!r}: {exc}", param=parameter) from None
         if resolved is None:
-            raise NotFound(f"parameter {parameter!r}: the name does not resolve to an address on {network.id}")
+            raise NotFound(
+                f"parameter {parameter!r}: the name does not resolve to an address on {network.id}",
+                param=parameter,
+                reason="resource",
+            )
         return resolved
 
     async def contract(self, request: RestRequest, network: Network) -> bytes:
@@ -45,4 +49,6 @@ class PathAddresses:
 
 def not_an_address(network: Network, parameter: str) -> InvalidRequest:
     form = family_of(network).addresses.description
-    return InvalidRequest(f"parameter {parameter!r}: is not an address of {network.id}, which is {form}")
+    return InvalidRequest(
+        f"parameter {parameter!r}: is not an address of {network.id}, which is {form}", param=parameter
+    )

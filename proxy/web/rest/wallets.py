@@ -88,7 +88,9 @@ def _shown(request: RestRequest, state: WalletState) -> dict[str, Any]:
 def _address(text: str, name: str) -> bytes:
     found = address.parse(text)
     if found is None:
-        raise InvalidRequest(f"{name}: must be an address: 0x and 40 hex digits")
+        raise InvalidRequest(f"{name}: must be an address: 0x and 40 hex digits", param=name)
     if address.is_mistyped(text):
-        raise InvalidRequest(f"{name}: the checksum of {text} is wrong; check the address for typing errors")
+        raise InvalidRequest(
+            f"{name}: the checksum of {text} is wrong; check the address for typing errors", param=name
+        )
     return found

@@ -26,6 +26,7 @@ from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.metering import Meters, meter_of_task
 from proxy.services.rpc.rpc_errors import rpc_error_of
+from proxy.services.rpc.rpc_service import fault_of
 from proxy.services.sponsor.sponsorship import SponsorRequest, SponsorService, Sponsorship
 from proxy.web.fault_injection import plan_for
 from proxy.web.gate import DIRECTIVES, FAILURE, NETWORK, UNITS, Gate
@@ -83,7 +84,7 @@ class PaymasterHandler:
             else:
                 reply = await self._item(request, key, route.network, jsonrpc.parse(body), alone=True)
         except MalformedCall as exc:
-            raise InvalidRequest(exc.message, details={"rpc_code": exc.code}) from None
+            raise fault_of(exc) from None
         if not reply:
             return web.Response(status=204)
         if plan is not None:
@@ -134,7 +135,7 @@ class PaymasterHandler:
         try:
             request = await self._read(key, network, params, draft=method == STUB)
         except BadOperation as exc:
-            raise InvalidRequest(str(exc)) from None
+            raise InvalidRequest.naming(str(exc)) from None
         if method == STUB:
             return {**_of_version(await self._sponsoring.stub(request)), "isFinal": False}
         return _of_version(await self._sponsoring.sponsor(request))

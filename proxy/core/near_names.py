@@ -1,0 +1,49 @@
+"""Finds the name that a mistyped one most likely stands for, in a few microseconds: anyone may send such names by the thousand.
+
+Names count as near if they differ only in letter case and underscores, or then by one edit: a letter that is missing, added,
+changed or swapped with its neighbour. Two texts are one edit apart if they are equal after a letter is deleted from either or
+both (SymSpell), so all deletions of the known names are kept in a table. Longer texts are near to no name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Final
+
+# The longest method of a node has 47 characters.
+MOST_CHARACTERS: Final = 48
+
+
+class NearNames:
+    def __init__(self, names: Iterable[str]) -> None:
+        self._exact = {_folded(name): name for name in names}
+        self._by_deletion = {part: name for text, name in self._exact.items() for part in _deletions(text)}
+
+    def __repr__(self) -> str:
+        return f"<NearNames of {len(self._exact)}>"
+
+    def nearest(self, text: str) -> str:
+        """The name that the text is near to, or an empty string."""
+        if len(text) > MOST_CHARACTERS:
+            return ""
+        folded = _folded(text)
+        found = self._exact.get(folded) or self._by_deletion.get(folded)
+        if found:
+            return found
+        parts = (self._exact.get(part) or self._by_deletion.get(part) for part in _deletions(folded))
+        return next(filter(None, parts), "")
+
+
+@lru_cache(maxsize=8)
+def near_names(names: frozenset[str]) -> NearNames:
+    """The same table for all networks with these names, built when a name is first mistyped."""
+    return NearNames(sorted(names))
+
+
+def _folded(text: str) -> str:
+    return text.lower().replace("_", "")
+
+
+def _deletions(text: str) -> Iterator[str]:
+    return (text[:place] + text[place + 1 :] for place in range(len(text)))
