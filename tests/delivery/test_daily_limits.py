@@ -94,6 +94,8 @@ async def test_retries_do_not_count_towards_the_daily_limit_and_redeliveries_do(
         await until(lambda: len(harness.inbox.posts) == 4)
         await until(lambda: harness.are_all(hook, "delivered"))
         assert await used() == [2]
+    numbers = await harness.rows("select number from attempts order by number")
+    assert [row["number"] for row in numbers] == [1, 2, 3, 4]
 
 
 async def test_held_deliveries_are_sent_when_the_limit_is_raised(harness: DeliveryHarness) -> None:

@@ -142,7 +142,8 @@ async def test_deliveries_are_redelivered_one_by_one_and_since_a_time(service: S
         for body in ({"since": before, "status": "failed"}, {"since": "2100-01-01T00:00:00+14:00"}):
             assert (await service.send("POST", f"{path}/redeliver", body))[1]["redelivering"] == 0
         seen = {each["event_id"]: each for each in (await deliveries(service, made))["deliveries"]}
-        assert [attempt["status_code"] for attempt in seen[names[0]]["attempts"]] == [200, 200, 200]
+        attempts = seen[names[0]]["attempts"]
+        assert [(attempt["number"], attempt["status_code"]) for attempt in attempts] == [(1, 200), (2, 200), (3, 200)]
 
 
 async def test_list_has_filters_and_pages(service: Service, box: Inbox) -> None:

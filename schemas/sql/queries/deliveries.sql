@@ -208,14 +208,16 @@ select wanted.webhook_id, recent.* from unnest($1::text[]) as wanted (webhook_id
 ) recent order by wanted.webhook_id, recent.began_at;
 
 -- redeliver
--- Restart the retry schedule. An attempt in progress no longer counts, and deliveries of an inactive webhook wait.
+-- Restart the retry schedule. An attempt in progress no longer counts, and deliveries of an inactive webhook wait. A finished
+-- delivery has none in progress, so it keeps its claim: claims are the numbers of attempts, and none is skipped.
 -- Events removed by a reorganisation are not sent again.
 with whose as materialized (
     select id, status from webhooks where id = $1 and status <> 'deleted' for share
 )
 update deliveries set
     state = case when whose.status = 'active' then 'due' else 'parked' end,
-    table_day = delivery_table(day, 'due'), due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
+    table_day = delivery_table(day, 'due'), due_at = now(), tries = 0,
+    claim = claim + (state not in ('delivered', 'failed'))::integer, counted = false, finished_at = null
 from whose
 where webhook_id = whose.id and event_id = $2 and state <> 'dropped'
     and not exists (select from events where events.day = deliveries.day and id = $2 and taken_back)
@@ -235,7 +237,8 @@ with whose as materialized (
 ), changed as (
     update deliveries set
         state = case when whose.status = 'active' then 'due' else 'parked' end,
-        table_day = delivery_table(day, 'due'), due_at = now(), claim = claim + 1, tries = 0, counted = false, finished_at = null
+        table_day = delivery_table(day, 'due'), due_at = now(), tries = 0,
+        claim = claim + (state not in ('delivered', 'failed'))::integer, counted = false, finished_at = null
     from picked, whose
     where deliveries.event_id = picked.event_id and deliveries.table_day = picked.table_day
         and deliveries.webhook_id = whose.id
