@@ -84,4 +84,7 @@ async def _used(usage: UsageStore, by: str) -> list[dict[str, Any]]:
     last = datetime.datetime.now(datetime.UTC)
     first = last - datetime.timedelta(minutes=2)
     lines = await usage.chart(UsageQuery(step="minute", first=first, last=last, account=None, by=by))
-    return [{by: line.name or "other", **{name: getattr(line.total, name) for name in USED_COLUMNS}} for line in lines]
+    # Unknown methods are counted as "other".
+    return [
+        {by: line.name or "all others", **{name: getattr(line.total, name) for name in USED_COLUMNS}} for line in lines
+    ]
