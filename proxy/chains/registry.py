@@ -7,8 +7,9 @@ outright). Aliases and chain ids are accepted wherever names are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Literal
 
 import msgspec
@@ -177,3 +178,13 @@ class Registry:
 
     def __repr__(self) -> str:
         return f"<Registry {len(self.chains)} chains, {sum(len(c.networks) for c in self.chains.values())} networks>"
+
+
+def nearest_network(name: str, names: Sequence[str]) -> str:
+    """The name that is nearest to this one, or an empty string. The chain decides: many networks are called mainnet."""
+    chain, slash, _ = name.partition("/")
+    near = get_close_matches(chain, {each.partition("/")[0] for each in names}, n=1)
+    if not near or not slash:
+        return near[0] if near else ""
+    of_chain = [each for each in names if each.startswith(f"{near[0]}/")]
+    return get_close_matches(name, of_chain, n=1, cutoff=0.0)[0]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from proxy.chains.families import family_of
+from proxy.chains.registry import nearest_network
 from proxy.settings.sections import (
     BundlerSettings,
     FixedPrice,
@@ -140,10 +140,8 @@ def _is_unknown(network: Any, tables: Tables) -> bool:
 
 def no_network(name: str, tables: Tables) -> str:
     """The error for a network that no chain file defines."""
-    near = get_close_matches(name, [network.id for network in tables.chains.networks()], n=1)
-    return f"there is no network {name}; " + (
-        f"did you mean {near[0]}?" if near else "`penstock chains list` shows all"
-    )
+    near = nearest_network(name, [network.id for network in tables.chains.networks()])
+    return f"there is no network {name}; " + (f"did you mean {near}?" if near else "`penstock chains list` shows all")
 
 
 def _at(tree: Mapping[str, Any], name: str) -> Any:

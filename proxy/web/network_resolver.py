@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 
-from proxy.chains.registry import Network, Registry
+from proxy.chains.registry import Network, Registry, nearest_network
 from proxy.core.access import Key
 from proxy.errors import NotFound
 from proxy.services.accounts.admission import Admission
@@ -59,8 +58,8 @@ class NetworkResolver:
         """Repeats only valid names: the path may contain an API key by mistake."""
         if not _NAME.fullmatch(name):
             return NotFound(f"there is no such network; {_LIST}", reason="network")
-        nearest = get_close_matches(name, self._names(key, name), n=1)
-        advice = f"did you mean {nearest[0]}?" if nearest else _LIST
+        nearest = nearest_network(name, self._names(key, name))
+        advice = f"did you mean {nearest}?" if nearest else _LIST
         return NotFound(f"there is no network {name}; {advice}", reason="network")
 
     def _names(self, key: Key, name: str) -> list[str]:
