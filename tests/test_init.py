@@ -22,6 +22,7 @@ def test_file_is_complete_private_and_has_fresh_secrets(tmp_path: Path) -> None:
         words = ("--database", DATABASE, "--upstream", 'ethereum/mainnet=https://node.example/"key"')
         done = command_here("init", str(file), *words)
         assert (done.returncode, done.stderr) == (0, "")
+        assert "database.url" not in done.stdout
         assert f"then python -m proxy check --config {file} --connect" in done.stdout
         assert f"python -m proxy serve --config {file}\n" in file.read_text()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -36,6 +37,7 @@ def test_file_without_upstreams_says_how_to_add_them(tmp_path: Path) -> None:
     done = command_here("init", str(file))
     assert done.returncode == 0
     assert "it has no upstreams yet" in done.stdout
+    assert f"set database.url in {file} to the address of yours" in done.stdout
     settings.load(file, environ={})
     assert "# [[upstreams]]" in file.read_text()
 

@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     text = settings_text(args.program, args.file, database, blocks)
     write_private(args.file, text.encode())
     print(f"wrote {args.file}, readable only by you")
+    if database == DATABASE:
+        print(f"its database is an example: set database.url in {args.file} to the address of yours")
     if not upstreams:
         print("it has no upstreams yet: add [[upstreams]] blocks, as described at its end")
     print(
