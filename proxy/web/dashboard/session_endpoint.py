@@ -136,7 +136,9 @@ class SessionEndpoints:
 
                 async def call(request: SessionRequest, handler: RestHandler = handler) -> Any:
                     if request.who.is_operator:
-                        raise Unauthorized("an operator's session has no account: sign in to an account")
+                        raise Unauthorized(
+                            "an operator's session has no account: sign in to an account", reason="session"
+                        )
                     key = await keyring.session_key(request.who.id)
                     meter = meters.open(key)
                     meter_of_task.set(meter)
