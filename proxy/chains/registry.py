@@ -182,9 +182,10 @@ class Registry:
 
 def nearest_network(name: str, names: Sequence[str]) -> str:
     """The name that is nearest to this one, or an empty string. The chain decides: many networks are called mainnet."""
-    chain, slash, _ = name.partition("/")
+    chain, slash, network = name.partition("/")
     near = get_close_matches(chain, {each.partition("/")[0] for each in names}, n=1)
     if not near or not slash:
         return near[0] if near else ""
-    of_chain = [each for each in names if each.startswith(f"{near[0]}/")]
-    return get_close_matches(name, of_chain, n=1, cutoff=0.0)[0]
+    of_chain = [each.partition("/")[2] for each in names if each.startswith(f"{near[0]}/")]
+    found = get_close_matches(network, of_chain, n=1)
+    return f"{near[0]}/{found[0]}" if found else ""

@@ -73,10 +73,10 @@ async def test_encoded_path_finds_the_same_network(service: Service, key: str) -
     [
         ("POST", "/v1/rpc/ethereum/sepola", "there is no network ethereum/sepola; did you mean ethereum/sepolia?"),
         ("POST", "/v1/rpc/def/mainnet", "there is no network def/mainnet; did you mean dev/mainnet?"),
-        ("POST", "/v1/rpc/etherium/mainnet", "there is no network etherium/mainnet; did you mean ethereum/sepolia?"),
+        ("POST", "/v1/rpc/etherium/sepolia", "there is no network etherium/sepolia; did you mean ethereum/sepolia?"),
         (
-            *("POST", "/v1/rpc/polygone/mainnet"),
-            "there is no network polygone/mainnet; GET /v1/chains lists those that this key can use",
+            *("POST", "/v1/rpc/etherium/mainnet"),
+            "there is no network etherium/mainnet; GET /v1/chains lists those that this key can use",
         ),
         (
             "GET",
