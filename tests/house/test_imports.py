@@ -83,7 +83,19 @@ PAST_SERVICES: dict[tuple[str, str], str] = {
 # Foreign modules that core and chains may import: no clock, no randomness, no I/O, no logging. Check a module for these
 # before adding it.
 PURE = {
-    *("__future__", "abc", "base64", "bisect", "collections", "dataclasses", "datetime", "decimal", "email", "enum"),
+    *(
+        "__future__",
+        "abc",
+        "base64",
+        "bisect",
+        "collections",
+        "dataclasses",
+        "datetime",
+        "decimal",
+        "difflib",
+        "email",
+        "enum",
+    ),
     *("fractions", "functools", "hashlib", "heapq", "hmac", "ipaddress", "itertools", "json", "math", "operator", "re"),
     *("string", "struct", "types", "typing", "zlib", "msgspec", "orjson", "sha3", "ens_normalize", "isal", "zstandard"),
     *("brotli", "coincurve", "rlp", "trie"),
