@@ -198,6 +198,7 @@ REASONS = {
     "core/encodings:EncodedResults": "compressed forms of cached replies; compressing one again takes less than a call",
     "core/lanes:receiver_of": "10,000 URLs; parsing one takes microseconds",
     "core/lru_cache:LruCache": "bounded by its limit; each use is listed by itself",
+    "core/near_names:near_names": "one table for each set of methods in the settings; clients cannot add any",
     "core/signatures:key_of": "10,000 secrets; decoding one takes a microsecond",
     "core/webhook_faults:_plan_of": "1,000 plans; parsing one takes microseconds",
     "services/bundler/lookup:OperationLookup._misses": "10,000 operations; without it a search covers more blocks",
