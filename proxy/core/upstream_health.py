@@ -173,6 +173,28 @@ class UpstreamHealth:
 
     # Events
 
+    def ended(self) -> None:
+        """A call that `begin` counted is over, however it ended."""
+        self.inflight -= 1
+
+    def answered(self, took_s: float) -> None:
+        """A call of the short path is over and had a good reply. One in eight is enough for the averages."""
+        self.inflight -= 1
+        if (self.good + 1) & 7 and not self.failures_in_a_row and not self.pause_s:
+            self.good += 1
+        else:
+            self.succeeded(took_s)
+
+    def batch_answered(self, calls: int, took_s: float) -> None:
+        """A batch that was counted as one call is over, and had a good reply to each of its calls."""
+        self.inflight -= 1
+        self.succeeded(took_s)
+        self.good += calls - 1
+
+    def batch_split(self, calls: int) -> None:
+        """A batch under way that was counted as one call is from now on counted by its calls."""
+        self.inflight += calls - 1
+
     def succeeded(self, took_s: float) -> None:
         self.good += 1
         self.calls += 1

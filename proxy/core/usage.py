@@ -62,6 +62,17 @@ class Tally:
         self.seconds += seconds
         self.buckets[bucket_of(seconds)] += 1
 
+    def count_hit(self, units: int) -> None:
+        """Count a call that was answered from the cache at once."""
+        self.results += 1
+        self.hits += 1
+        self.units += units
+        self.buckets[0] += 1
+
+    def add_units(self, units: int) -> None:
+        """Count the price of further work for a call that is counted elsewhere."""
+        self.units += units
+
     def count_results(self, calls: int, units: int, seconds: float) -> None:
         """Count calls that took as long as each other and had results; `units` is the price of one."""
         self.results += calls

@@ -85,6 +85,7 @@ class HttpConnection(UpstreamConnection):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
+        self.idle_since = self.upstream.now
 
     def data_received(self, data: bytes) -> None:
         # The usual case, kept short: the same head as last time, a whole body, and one call in flight.
@@ -96,8 +97,8 @@ class HttpConnection(UpstreamConnection):
         ):
             sink = self.sinks.popleft()
             upstream = self.upstream
+            self.idle_since = upstream.now
             if upstream.rests:
-                self.idle_since = upstream.now
                 upstream.idle.append(self)
             else:
                 upstream.release(self, sink)
@@ -296,6 +297,7 @@ class HttpConnection(UpstreamConnection):
 
     def _after_reply(self, head: ReplyHead, sink: ReplySink) -> None:
         """Return the connection to the pool before its sink is notified, which may send the next call on it."""
+        self.idle_since = self.upstream.now
         if head.close:
             self.upstream.retire(self)
         else:

@@ -107,8 +107,7 @@ class HttpUpstream(Upstream):
                 if found is None:
                     return 0
             connection = found
-        connection.sinks.append(sink)
-        connection.id_index = id_index = (connection.id_index + 1) & 255
+        id_index = connection.take_call(sink)
         size = len(tail) + len(params)
         parts = (self.head, _LENGTHS[size] if size < 1024 else _length(size), _IDS[id_index], tail, params, b"}")
         if self.depth == 1:
@@ -322,7 +321,6 @@ class HttpUpstream(Upstream):
             self._fail_waiting("connection lost")
             return
         self._open.add(connection)
-        connection.idle_since = self.now
         self.release(connection, None)
 
     def _log_failure(self, detail: str) -> None:
@@ -343,7 +341,6 @@ class HttpUpstream(Upstream):
             call.sink.on_fail(self, reason, sent=False)
 
     def release(self, connection: UpstreamConnection, ended: ReplySink | None) -> None:
-        connection.idle_since = self.now
         if self._queue:
             self._release_to_queue(connection, ended)
         elif not connection.sinks and self.depth == 1:
@@ -383,10 +380,11 @@ class HttpUpstream(Upstream):
         stalled = [each for each in self._open if each.on_stalled is not None and each.stalled_s(now) > after_s]
         stalled.sort(key=lambda each: -each.stalled_s(now))
         for connection in stalled[: len(self._queue)]:
-            on_stalled, connection.on_stalled = connection.on_stalled, None
-            if on_stalled is not None:
+            if (
+                connection.on_stalled is not None
+            ):  # The reader that was evicted before it may have ended this one's reply.
                 self._queue.evicted(connection.sinks[0].client, now)
-                on_stalled()
+                connection.evict_reader()
 
     def abandoned(self, sink: ReplySink) -> None:
         self._queue.abandoned(sink.client, self.now)

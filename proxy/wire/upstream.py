@@ -68,7 +68,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.sinks: deque[ReplySink] = deque()
         # When data last arrived: between calls, or in the middle of a streamed reply.
         self.idle_since = 0.0
-        # Called if the reader of a streamed reply keeps the connection from others for too long.
+        # See `when_stalled`.
         self.on_stalled: Callable[[], None] | None = None
         # The last id that the short path used here.
         self.id_index = 0
@@ -84,6 +84,22 @@ class UpstreamConnection(asyncio.Protocol):
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         """Deliver the sink's reply to its successor."""
         raise NotImplementedError
+
+    def take_call(self, sink: ReplySink) -> int:
+        """A call of the short path is sent here for this sink. Returns the index of its id."""
+        self.sinks.append(sink)
+        self.id_index = id_index = (self.id_index + 1) & 255
+        return id_index
+
+    def when_stalled(self, on_stalled: Callable[[], None] | None) -> None:
+        """Set what is called if the reader of a streamed reply keeps the connection from others for too long."""
+        self.on_stalled = on_stalled
+
+    def evict_reader(self) -> None:
+        """The reader of a streamed reply has kept the connection from others for too long."""
+        on_stalled, self.on_stalled = self.on_stalled, None
+        if on_stalled is not None:
+            on_stalled()
 
     def pause(self) -> None:
         """Stop reading until `resume`."""

@@ -166,7 +166,7 @@ class BatchItem:
         if not batch.sends_parts:
             return NO_ROOM
         self.is_waiting = True
-        connection.on_stalled = self._on_stalled
+        connection.when_stalled(self._on_stalled)
         connection.pause()
         batch.share.wait(self._take_room)
         return None
@@ -188,7 +188,7 @@ class BatchItem:
     def _read_on(self) -> None:
         self.is_waiting = False
         if self.connection is not None:
-            self.connection.on_stalled = None
+            self.connection.when_stalled(None)
             self.connection.resume()
 
     def _on_stalled(self) -> None:

@@ -258,7 +258,7 @@ class Flight:
 
     def ended(self, upstream: Upstream) -> float:
         """An attempt is over. Returns when it began."""
-        upstream.health.inflight -= 1
+        upstream.health.ended()
         if self.call.directives is not None and self.call.directives.trace is not None:
             self.call.directives.trace.ended(self.id, upstream.label)
         if upstream is self.first:
@@ -437,7 +437,7 @@ class Flight:
         for waiter in self.waiters:
             if waiter.on_charged(units):
                 return
-        key.sheet[self.policy.tally].units += units
+        key.sheet[self.policy.tally].add_units(units)
 
     def _log_exception(self) -> None:
         log.exception("a reply was not delivered", extra={"method": self.policy.method.name})

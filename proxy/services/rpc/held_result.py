@@ -89,7 +89,7 @@ class HeldResultWaiter:
         """Leave the rest at the upstream until there is room, or until others need the connection."""
         assert self.held is not None
         self.left, self.waiting = left, connection
-        connection.on_stalled = self._give_up
+        connection.when_stalled(self._give_up)
         connection.pause()
         self.held.share.wait(self._take_room)
 
@@ -99,7 +99,8 @@ class HeldResultWaiter:
         assert connection is not None
         if not self.held.reserve(self.left, has_waited=True):
             return False
-        self.waiting = connection.on_stalled = None
+        self.waiting = None
+        connection.when_stalled(None)
         connection.resume()
         return True
 

@@ -89,7 +89,7 @@ class ShortBatch:
             parts += (_NEXT, start, _PLACES[place], policy.request_tail, call[1])
         parts[0] = _FIRST
         parts.append(_LAST)
-        upstream.health.inflight += 1
+        upstream.health.begin(now)
         upstream.submit(self, b"".join(parts))
 
     # A sink of its connection
@@ -101,10 +101,7 @@ class ShortBatch:
             return
         now = time.monotonic()
         took = now - self.began
-        health = connection.upstream.health
-        health.inflight -= 1
-        health.succeeded(took)
-        health.good += len(results) - 1
+        connection.upstream.health.batch_answered(len(results), took)
         self._upstream = None
         parts: list[bytes] = []
         counted, same = self._calls[0][0], 0
@@ -184,7 +181,7 @@ class ShortBatch:
                 block=self.reached,
             )
             flights.append(item.flight)
-        upstream.health.inflight += len(flights) - 1
+        upstream.health.batch_split(len(flights))
         return UpstreamBatch(dispatcher, flights, began=self.began)
 
     def policies(self) -> list[MethodPolicy]:
@@ -211,5 +208,5 @@ class ShortBatch:
             self._became.leave()
         elif self._upstream is not None:
             upstream, self._upstream = self._upstream, None
-            upstream.health.inflight -= 1
+            upstream.health.ended()
             upstream.leave(self)

@@ -84,7 +84,7 @@ class ReplyStream:
         """The pieces come from this upstream connection from now on; None if they are in memory."""
         self._source = source
         if source is not None:
-            source.on_stalled = self._on_stalled
+            source.when_stalled(self._on_stalled)
             if self.stalled_since and not self._holds:
                 source.pause()
 

@@ -11,7 +11,6 @@ import time
 from typing import Final, final
 
 from proxy.core import jsonrpc
-from proxy.core.latency_histogram import bucket_of
 from proxy.services.rpc.flights import Flight, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.web.front.reply_writer import ReplyWriter
@@ -53,14 +52,14 @@ class ShortCall:
         self._params = params
         self._wire_id = sent
         self._upstream = upstream
-        upstream.health.inflight += 1
+        upstream.health.begin(self._replies.began)
         return True
 
     def leave(self) -> None:
         """The client is gone: give up the call under way, if there is one."""
         if self._upstream is not None:
             upstream, self._upstream = self._upstream, None
-            upstream.health.inflight -= 1
+            upstream.health.ended()
             upstream.leave(self)
 
     # Called by the upstream connection
@@ -89,18 +88,8 @@ class ShortCall:
         now = _monotonic()
         took = now - replies.began
         self._upstream = None
-        health = upstream.health
-        health.inflight -= 1
-        health.good += 1
-        # One call in eight is enough for the averages.
-        if not health.good & 7 or health.failures_in_a_row or health.pause_s:
-            health.succeeded(took)
-            health.good -= 1
-        tally = client.key.sheet[policy.tally]
-        tally.results += 1
-        tally.units += replies.units
-        tally.seconds += took
-        tally.buckets[bucket_of(took)] += 1
+        upstream.health.answered(took)
+        client.key.sheet[policy.tally].count_results(1, replies.units, took)
         replies.cache = ""
         replies.write_result(result, now)
 
@@ -126,7 +115,7 @@ class ShortCall:
     def on_end(self, connection: UpstreamConnection) -> None:
         self._upstream = None
         health = connection.upstream.health
-        health.inflight -= 1
+        health.ended()
         health.succeeded(_monotonic() - self._replies.began)
         self._replies.on_stream_end()
 
