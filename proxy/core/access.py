@@ -42,6 +42,8 @@ SCOPE_BIT = {name: 1 << place for place, name in enumerate(SCOPES)}
 ALL_SCOPES = (1 << len(SCOPES)) - 1
 # One in this many good requests of an account is recorded, unless its plan says otherwise.
 USUAL_SAMPLE = 100
+# The number of requests until the next one is sampled, for accounts without a sample.
+NEVER_SAMPLED = 1 << 60
 
 
 def _base62(number: int, width: int) -> str:
@@ -248,6 +250,18 @@ class Account:
         self.sample_every = sample_every
         self.unsampled = sample_every
         self.records_params = False
+
+    def passed_over(self) -> None:
+        """A good request was not sampled."""
+        self.unsampled -= 1
+
+    def is_sampled(self) -> bool:
+        """Whether the request that has just ended is a sample."""
+        self.unsampled -= 1
+        if self.unsampled > 0:
+            return False
+        self.unsampled = self.sample_every or NEVER_SAMPLED
+        return self.sample_every > 0
 
     def __repr__(self) -> str:
         state = "exhausted" if self.exhausted else f"{self.left} leased"

@@ -48,8 +48,6 @@ BARE_RECORD: Final = 200
 RECORD_OBJECT: Final = 800
 # Items of one batch: more of them would delay other clients by milliseconds.
 MOST_OF_BATCH: Final = 64
-# The number of requests until the next one is sampled, for accounts without a sample.
-NEVER_SAMPLED: Final = 1 << 60
 
 
 class RequestRecorder:
@@ -85,10 +83,7 @@ class RequestRecorder:
         self, account: Account, took_s: float, directives: Directives | None, *, failed: bool
     ) -> RecordReason | None:
         """Why a request is recorded; None if it is not."""
-        account.unsampled -= 1
-        is_sampled = account.unsampled <= 0
-        if is_sampled:
-            account.unsampled = account.sample_every or NEVER_SAMPLED
+        is_sampled = account.is_sampled()
         if not self._is_on:
             return None
         if failed:
@@ -97,7 +92,7 @@ class RequestRecorder:
             return "slow"
         if directives is not None and directives.explain:
             return "asked"
-        return "sampled" if is_sampled and account.sample_every else None
+        return "sampled" if is_sampled else None
 
     def note(
         self, request_id: str, key: Key, reason: RecordReason, *, surface: Surface, network: str, method: str, status: int,

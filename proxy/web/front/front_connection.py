@@ -16,12 +16,9 @@ import time
 from typing import Final, final
 
 from proxy.core import jsonrpc, outline
-from proxy.core.access import Key
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MalformedCall
 from proxy.errors import Fault, RequestTimeout
-from proxy.services.rpc.method_policy import MethodPolicy
-from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import fault_of
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.front_context import FrontContext
@@ -93,8 +90,6 @@ class FrontConnection(asyncio.Protocol):
         if not replies.busy and not reader.ahead and data.startswith(reader.known_bytes):
             head: RequestHead = reader.known  # type: ignore[assignment]
             if len(data) == head.total and head.key.alive:
-                replies.busy = True
-                replies.head = head
                 self._serve_call(head, data[head.size :])
                 return
         self._read(data)
@@ -130,7 +125,7 @@ class FrontConnection(asyncio.Protocol):
         is_free = not replies.busy and not replies.is_stalled
         message = reader.take(data, is_free=is_free)
         if reader.bytes_ahead > MAX_AHEAD:
-            self._pause_reading()
+            replies.pause_reading()
         if reader.is_in_body or self._arriving:
             self._count_body()
         if message is None:
@@ -163,7 +158,7 @@ class FrontConnection(asyncio.Protocol):
     def _serve_message(self, message: RequestMessage) -> None:
         if message.head is not None:
             if message.head.closes:
-                self._replies.left = 1
+                self._replies.expect_last()
             self._serve(message.head, message.data, message.start)
         else:
             self._hand_over(message.data + self._reader.take_rest())
@@ -171,10 +166,10 @@ class FrontConnection(asyncio.Protocol):
     def _serve_in_turn(self, message: RequestMessage) -> None:
         """Refused calls cost their client nothing, and a change of the protocol takes long: they share a place with others."""
         self._next = message
-        self._replies.busy = True
+        self._replies.await_turn()
         client = self._replies.client or self._address
         if message.head is None:
-            self._pause_reading()
+            self._replies.pause_reading()
             client = self._limiter.client_of_head(self._address, message.data) or client
         self._limiter.turns.add(client, self._serve_next)
 
@@ -183,7 +178,7 @@ class FrontConnection(asyncio.Protocol):
         replies = self._replies
         if message is None or replies.transport is None:
             return False
-        replies.busy = replies.was_refused = False
+        replies.turn_came()
         self._serve_message(message)
         return False
 
@@ -193,26 +188,13 @@ class FrontConnection(asyncio.Protocol):
             self._since = _monotonic()
             self._limiter.timed.add(self)
 
-    def _pause_reading(self) -> None:
-        replies = self._replies
-        if not replies.paused_reading and replies.transport is not None:
-            replies.paused_reading = True
-            replies.transport.pause_reading()
-
     def _go_on(self) -> None:
         """Serve the requests that the client has sent ahead, in the next turn of the loop."""
-        replies = self._replies
-        if replies.paused_reading and self._reader.bytes_ahead <= MAX_AHEAD // 2:
-            self._resume_reading()
+        if self._reader.bytes_ahead <= MAX_AHEAD // 2:
+            self._replies.resume_reading()
         if self._reader.ahead and not self._reads_soon:
             self._reads_soon = True
             self._limiter.turns.add(self._replies.client or self._address, self._read_ahead)
-
-    def _resume_reading(self) -> None:
-        replies = self._replies
-        if replies.paused_reading and replies.transport is not None:
-            replies.paused_reading = False
-            replies.transport.resume_reading()
 
     def _read_ahead(self) -> bool:
         self._reads_soon = False
@@ -223,7 +205,7 @@ class FrontConnection(asyncio.Protocol):
         if message is not None:
             self._serve_message(message)
             return False
-        self._resume_reading()
+        replies.resume_reading()
         self._run_clock(is_new=True)
         return False
 
@@ -232,15 +214,13 @@ class FrontConnection(asyncio.Protocol):
         transport = self._replies.transport
         assert transport is not None
         self._context.write_buffer.flush()
-        self._resume_reading()
+        self._replies.resume_reading()
         hand_over(self, self._limiter, transport, self._address, data)
         self._replies.close()
 
     # Serving
 
     def _serve(self, head: RequestHead, data: bytes, start: int) -> None:
-        self._replies.busy = True
-        self._replies.head = head
         if head.length < LARGE_BODY:
             self._serve_call(head, data[start:])
         else:
@@ -259,43 +239,29 @@ class FrontConnection(asyncio.Protocol):
             self._serve_in_full(head, body, envelope)
             return
         key, context, replies = head.key, self._context, self._replies
-        units = policy.units
-        replies.began = now = _monotonic()
         rate = key.rate
-        if context.windows.take(rate.slot, now, rate.request_s, units * rate.unit_s):
+        now = _monotonic()
+        if context.windows.take(rate.slot, now, rate.request_s, policy.units * rate.unit_s):
             self._serve_in_full(head, body, envelope)
             return
-        replies.policy = policy
-        replies.id = call_id
-        replies.units = units
         route = head.route
-        replies.block = route.state.tip
-        if policy.shared:
-            self._serve_shared(route, key, policy, params, now)
-            return
-        upstream: Upstream = route.only  # type: ignore[assignment]
-        if not self._short.send(upstream, policy, params):
-            replies.cache = ""
-            context.forwarder.forward((replies, policy, params), route, key, now)
-
-    def _serve_shared(self, route: Route, key: Key, policy: MethodPolicy, params: bytes, now: float) -> None:
-        """Serve a call whose result may be cached. A hit is answered here, in one piece: hits are the most frequent calls."""
-        replies = self._replies
         state = route.state
-        state.stay_current()
-        slot = key_of(policy.request_tail, params)
-        known = state.replies.get(slot) if state.caches else None
-        if known is not None:
-            replies.cache = "hit"
-            replies.block = state.tip
-            tally = key.sheet[policy.tally]
-            tally.results += 1
-            tally.hits += 1
-            tally.units += replies.units
-            tally.buckets[0] += 1
-            replies.write_result(known, now)
-            return
-        self._context.forwarder.forward((replies, policy, params), route, key, now)
+        if policy.shared:
+            # A hit is answered here, in one piece: hits are the most frequent calls.
+            state.stay_current()
+            known = state.replies.get(key_of(policy.request_tail, params)) if state.caches else None
+            if known is not None:
+                replies.begin_call(head, policy, call_id, now, state.tip, "hit")
+                key.sheet[policy.tally].count_hit(policy.units)
+                replies.write_result(known, now)
+                return
+            replies.begin_call(head, policy, call_id, now, state.tip, "")
+        else:
+            replies.begin_call(head, policy, call_id, now, state.tip, "")
+            upstream: Upstream = route.only  # type: ignore[assignment]
+            if self._short.send(upstream, policy, params):
+                return
+        context.forwarder.forward((replies, policy, params), route, key, now)
 
     def _serve_large(self, head: RequestHead, data: bytes, start: int) -> None:
         """Skip the short path: it would save less than another copy of a large body costs."""
@@ -307,12 +273,8 @@ class FrontConnection(asyncio.Protocol):
     ) -> None:
         """Serve any request, with all checks. `envelope` or `call` is given if it was read already."""
         replies, key, route = self._replies, head.key, head.route
-        replies.began = now = _monotonic()
-        replies.policy = None
-        replies.units = 0
-        replies.cache = ""
-        replies.block = 0
-        replies.notes.params = b""
+        now = _monotonic()
+        replies.begin(head, now)
         if key.disabled or key.dies_at <= now or not key.scopes & route.any_scope or (route.is_live and not key.live):
             replies.on_fault(self._context.refusal(head, now))
             return
@@ -321,8 +283,7 @@ class FrontConnection(asyncio.Protocol):
                 self._serve_batch(head, body, now)
             else:
                 call = call or jsonrpc.parse(body, envelope)
-                replies.id = call[2]
-                replies.notes.params = call[1] if key.records_params else b""
+                replies.on_parsed(call)
                 self._context.rpc.call(replies, route, key, call, now, directives=head.directives)
         except MalformedCall as exc:
             replies.on_fault(fault_of(exc))
@@ -339,8 +300,7 @@ class FrontConnection(asyncio.Protocol):
             directives=head.directives,
             sink=replies,
         )
-        if replies.busy:
-            replies.batch = batch
+        replies.await_batch(batch)
 
     # Called by the connection limiter
 
@@ -349,7 +309,8 @@ class FrontConnection(asyncio.Protocol):
         limiter, reader, replies = self._limiter, self._reader, self._replies
         limits, stream = limiter.limits, replies.stream
         if stream.stalled_since:
-            stream.stalled_since, self._unsent = limiter.watch_reader(self, now, stream.stalled_since, self._unsent)
+            since, self._unsent = limiter.watch_reader(self, now, stream.stalled_since, self._unsent)
+            stream.stalled(since)
         elif replies.busy or reader.is_empty:
             limiter.timed.discard(self)
         elif now - self._since > (limits.body_timeout_s if reader.is_in_body else limits.head_timeout_s):

@@ -34,7 +34,7 @@ class ReplySlices:
 
     def resume(self) -> None:
         """The client reads again."""
-        self._stream.stalled_since = 0.0
+        self._stream.stalled(0.0)
         self._turns.add(self._client, self.send_next)
 
     def send_next(self) -> bool:

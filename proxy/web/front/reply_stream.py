@@ -59,6 +59,9 @@ class ReplyStream:
     def encoding(self) -> int:
         return self._form.encoding
 
+    def open(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+
     def begin(self, account: str, encoding: int, *, chunked: bool) -> None:
         self._account = account
         self._form.begin(encoding, chunked=chunked)
@@ -113,6 +116,10 @@ class ReplyStream:
         self.stalled_since = now
         if self._source is not None and not self._holds:
             self._source.pause()
+
+    def stalled(self, since: float) -> None:
+        """The time for which the client may read nothing starts again at this moment; 0.0: it reads."""
+        self.stalled_since = since
 
     def read_again(self) -> None:
         """The client reads again, so all that was held has been sent."""

@@ -17,7 +17,7 @@ import orjson
 
 from proxy.core import encodings, jsonrpc
 from proxy.core.encodings import MAX_PREFIX
-from proxy.core.jsonrpc import MalformedCall
+from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
@@ -107,7 +107,80 @@ class ReplyWriter:
         return bool(self.id)
 
     def open(self, transport: asyncio.Transport) -> None:
-        self.transport = self.stream.transport = transport
+        self.transport = transport
+        self.stream.open(transport)
+
+    def pause_reading(self) -> None:
+        """The client has sent too much ahead."""
+        if not self.paused_reading and self.transport is not None:
+            self.paused_reading = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.paused_reading and self.transport is not None:
+            self.paused_reading = False
+            self.transport.resume_reading()
+
+    def expect_last(self) -> None:
+        """The client has announced its last request."""
+        self.left = 1
+
+    # The request under way, until its outcome
+
+    def await_turn(self) -> None:
+        """A request was read that waits for the connection's turn."""
+        self.busy = True
+
+    def turn_came(self) -> None:
+        self.busy = self.was_refused = False
+
+    def begin_call(
+        self, head: RequestHead, policy: MethodPolicy, id_: bytes, now: float, block: int, cache: str
+    ) -> None:
+        """A call was admitted on the short path. In one step, because this is a part of almost every request."""
+        self.busy = True
+        self.head = head
+        self.policy = policy
+        self.id = id_
+        self.began = now
+        self.block = block
+        self.cache = cache
+        self.units = policy.units
+
+    def begin(self, head: RequestHead, now: float) -> None:
+        """A request begins of which nothing else is known yet."""
+        self.busy = True
+        self.head = head
+        self.policy = None
+        self.began = now
+        self.block = 0
+        self.cache = ""
+        self.units = 0
+        self.notes.begin(b"")
+
+    def on_parsed(self, call: RawCall) -> None:
+        """The request is a single call."""
+        assert self.head is not None
+        self.id = call[2]
+        if self.head.key.records_params:
+            self.notes.begin(call[1])
+
+    def await_batch(self, batch: BatchUnderWay | None) -> None:
+        """The request is this batch, unless it was answered already."""
+        if self.busy:
+            self.batch = batch
+
+    def on_checked(self, policy: MethodPolicy) -> None:
+        self.policy = policy
+
+    def on_admitted(self, units: int) -> None:
+        self.units = units
+
+    def on_source(self, cache: str, block: int) -> None:
+        self.cache, self.block = cache, block
+
+    def on_flight(self, flight: Flight) -> None:
+        self.flight = flight
 
     # Outcomes
 
@@ -153,10 +226,9 @@ class ReplyWriter:
             context.log_call(head, self, 200, request_id, now - self.began)
         account = head.key.account
         if account.unsampled <= 1 or now - self.began > context.slow_s or head.directives is not None:
-            self.notes.size = size
-            self.notes.record(head, self, 200, request_id, now - self.began)
+            self.notes.record(head, self, 200, request_id, now - self.began, size=size)
         else:
-            account.unsampled -= 1
+            account.passed_over()
         self._finish(b"".join(reply))
 
     def _write_whole(self, result: bytes | msgspec.Raw) -> None:
@@ -173,7 +245,7 @@ class ReplyWriter:
         if not self.id:
             self._finish(self._no_content())
             return
-        self.notes.failure = error.decode("utf-8", "replace")
+        self.notes.failed(error.decode("utf-8", "replace"))
         self._finish_body(jsonrpc.error_reply(self.id, error))
 
     def _write_encoded(self, encoding: int, result: bytes | msgspec.Raw) -> None:
@@ -201,7 +273,7 @@ class ReplyWriter:
         else:
             # Its parts are known only now, and the call itself is over. A reply that has become small is sent like a large one,
             # because memory may be held for it.
-            head = self._ok_lines(encoding)
+            head = self._ok_lines(0, encoding)
             self.flight = None
             self._context.compress_apart(
                 self.client, encoding, body, lambda packed: self._finish_large(head + length_line(len(packed)) + packed)
@@ -214,7 +286,7 @@ class ReplyWriter:
         self._refund(fault)
         self.was_refused = True
         self._reader.forget_known()
-        self.notes.failure = fault.message
+        self.notes.failed(fault.message)
         self._finish(self._fault(fault))
 
     def on_charged(self, units: int) -> bool:
@@ -234,7 +306,7 @@ class ReplyWriter:
         self.units = self._context.rpc.settle_batch(self.head.key, batch)
         self.block = batch.reached
         body = batch.body()
-        self.notes.batch = batch
+        self.notes.batch_answered(batch)
         if body:
             self._finish_body(body)
         else:
@@ -251,7 +323,8 @@ class ReplyWriter:
         self._context.write_buffer.flush()
         self._streamed = batch
         self.units = batch.units
-        self.block, self.notes.awaits_end = 0, True
+        self.block = 0
+        self.notes.await_end()
         self.stream.begin(self.client, self._encoding_for(NEVER), chunked=True)
         self._write(self._ok(None, self.stream.encoding))
 
@@ -397,17 +470,17 @@ class ReplyWriter:
 
     def _ok(self, size: int | None, encoding: int = 0) -> bytes:
         """The head of a 200 with a body of this size; None means a chunked body."""
-        self.notes.size = size or 0
-        return self._ok_lines(encoding) + (b"Transfer-Encoding: chunked\r\n\r\n" if size is None else length_line(size))
+        framing = b"Transfer-Encoding: chunked\r\n\r\n" if size is None else length_line(size)
+        return self._ok_lines(size or 0, encoding) + framing
 
-    def _ok_lines(self, encoding: int) -> bytes:
+    def _ok_lines(self, size: int, encoding: int) -> bytes:
         assert self.head is not None
         block = self.block if self.flight is None else self.flight.block
         return b"".join(
             (
                 b"HTTP/1.1 200 OK\r\nContent-Type: application/json",
                 self._context.stamp,
-                self._common_lines(200),
+                self._common_lines(200, size),
                 units_line(self.units),
                 found_lines(self.head.route.state, self.cache, block),
                 self._upstream_line() if self._context.shows_upstream else b"",
@@ -416,22 +489,22 @@ class ReplyWriter:
         )
 
     def _no_content(self) -> bytes:
-        lines = (self._context.stamp, self._common_lines(204), units_line(self.units), CACHE[self.cache])
+        lines = (self._context.stamp, self._common_lines(204, 0), units_line(self.units), CACHE[self.cache])
         return b"".join((b"HTTP/1.1 204 No Content", *lines, b"\r\n"))
 
     def _fault(self, fault: Fault) -> bytes:
         body = orjson.dumps(fault.body(self._context.site))
-        self.notes.size = len(body)
-        return fault_bytes(fault, body, self._context.stamp, self._common_lines(fault.status))
+        return fault_bytes(fault, body, self._context.stamp, self._common_lines(fault.status, len(body)))
 
-    def _common_lines(self, status: int) -> bytes:
-        """The request id, the three rate headers, and `Connection: close` on the last reply."""
+    def _common_lines(self, status: int, size: int) -> bytes:
+        """The request id, the three rate headers, and `Connection: close` on the last reply. `size`: the body's bytes, for the
+        record of the request."""
         head = self.head
         assert head is not None
         request_id = head.request_id or self._context.request_id()
         now = _monotonic()
         self._context.log_call(head, self, status, request_id, now - self.began)
-        self.notes.record(head, self, status, request_id, now - self.began)
+        self.notes.record(head, self, status, request_id, now - self.began, size=size)
         # The rates of an expired key are not shown, like those of an unknown one.
         if now < head.key.dies_at:
             rates = b"".join(self._context.rate_lines(head.key, now))

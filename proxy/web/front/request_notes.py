@@ -20,37 +20,52 @@ from proxy.web.front.request_heads import RequestHead
 class RequestNotes:
     """One client connection's notes. One request is served at a time, so they are reused for all of them."""
 
-    __slots__ = ("_recorder", "_request_id", "_slow_s", "awaits_end", "batch", "failure", "params", "size")
+    __slots__ = ("_awaits_end", "_batch", "_failure", "_params", "_recorder", "_request_id", "_slow_s")
 
     def __init__(self, recorder: RequestRecorder) -> None:
         self._recorder = recorder
         self._slow_s = recorder.slow_s
         # The params, if they are recorded.
-        self.params = b""
+        self._params = b""
         # The message of the error, if the call failed.
-        self.failure = ""
+        self._failure = ""
         # The batch that was answered, if it was one.
-        self.batch: CallBatch | ShortBatch | None = None
-        # Bytes of the reply's body.
-        self.size = 0
+        self._batch: CallBatch | ShortBatch | None = None
         # Whether the outcome is known only at the end of a reply that is sent in parts, and the id of the request.
-        self.awaits_end = False
+        self._awaits_end = False
         self._request_id = b""
 
     def __repr__(self) -> str:
-        return f"<RequestNotes {self.failure or 'no failure'}, {self.size} bytes>"
+        return f"<RequestNotes {self._failure or 'no failure'}>"
 
-    def record(self, head: RequestHead, caller: Caller, status: int, request_id: bytes, took_s: float) -> None:
-        """Record what happened to the request, if it is to be recorded. Only the params stay until the next request."""
+    def begin(self, params: bytes) -> None:
+        """A request begins. `params`: empty if they are not recorded."""
+        self._params = params
+
+    def failed(self, message: str) -> None:
+        self._failure = message
+
+    def batch_answered(self, batch: CallBatch | ShortBatch) -> None:
+        self._batch = batch
+
+    def await_end(self) -> None:
+        """The reply is sent in parts, so its outcome is known only at its end: see `record_end`."""
+        self._awaits_end = True
+
+    def record(
+        self, head: RequestHead, caller: Caller, status: int, request_id: bytes, took_s: float, *, size: int
+    ) -> None:
+        """Record what happened to the request, if it is to be recorded. `size`: the bytes of the reply's body. Only the params
+        stay until the next request."""
         self._request_id = request_id
-        if self.awaits_end:
+        if self._awaits_end:
             return
-        failure, batch, size = self.failure, self.batch, self.size
-        self.failure, self.batch, self.size = "", None, 0
+        failure, batch = self._failure, self._batch
+        self._failure, self._batch = "", None
         key, network, directives = head.key, head.route.network.id, head.directives
         account = key.account
         if type(batch) is ShortBatch and account.unsampled > 1 and took_s <= self._slow_s and directives is None:
-            account.unsampled -= 1  # the usual batch: all its items were answered, and it is not recorded
+            account.passed_over()  # the usual batch: all its items were answered, and it is not recorded
             return
         recorder, name = self._recorder, request_id.decode()
         if batch is not None:
@@ -72,7 +87,7 @@ class RequestNotes:
             status=status,
             took_s=took_s,
             flight=flight,
-            params=self.params,
+            params=self._params,
             error=failure,
             units=caller.units,
             cache=caller.cache,
@@ -85,11 +100,11 @@ class RequestNotes:
         self, head: RequestHead | None, caller: Caller, began: float, *, batch: CallBatch | None = None
     ) -> None:
         """Record a request at the end of its reply, or without `batch` where the reply broke off."""
-        self.awaits_end = False
-        self.batch = batch
-        self.failure = "" if batch is not None else BROKEN_REPLY
+        self._awaits_end = False
+        self._batch = batch
+        self._failure = "" if batch is not None else BROKEN_REPLY
         if head is not None:
-            self.record(head, caller, 200, self._request_id, time.monotonic() - began)
+            self.record(head, caller, 200, self._request_id, time.monotonic() - began, size=0)
 
 
 def _short_attempt(head: RequestHead, caller: Caller, took_s: float) -> Sequence[RecordedAttempt]:

@@ -90,7 +90,6 @@ class ShortCall:
         self._upstream = None
         upstream.health.answered(took)
         client.key.sheet[policy.tally].count_results(1, replies.units, took)
-        replies.cache = ""
         replies.write_result(result, now)
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
@@ -105,7 +104,6 @@ class ShortCall:
             flight = self._to_flight(connection.upstream)
             connection.replace(self, flight)
             return flight.on_large(connection, head, beginning)
-        replies.cache = ""
         replies.on_stream(memoryview(beginning)[start:], head.length - start, connection)
         return True
 
@@ -132,8 +130,7 @@ class ShortCall:
         assert replies.head is not None
         assert replies.policy is not None
         self._upstream = None
-        replies.cache = ""
-        replies.flight = flight = replies.head.route.dispatcher.take_over(
+        flight = replies.head.route.dispatcher.take_over(
             replies.policy,
             self._params,
             replies,
@@ -143,4 +140,5 @@ class ShortCall:
             client=replies.client,
             block=replies.block,
         )
+        replies.on_flight(flight)
         return flight
