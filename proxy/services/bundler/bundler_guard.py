@@ -104,7 +104,8 @@ class BundlerGuard:
         given = self.read(policy, params)
         if policy.method.name != SEND:
             call = Call(policy, given.params(), client=key.account.id, directives=directives)
-            caller.flight = flight = self._dispatcher.new_flight(call, caller, now)
+            flight = self._dispatcher.new_flight(call, caller, now)
+            caller.on_flight(flight)
             return flight
         self._tasks.start_once("send", lambda: self._send(caller, key, policy, given), of=next(_serial))
         return None

@@ -100,6 +100,10 @@ class BatchRoom:
         self.counts = self.counts or (self.take() and self.others.count(self))
         return self.counts
 
+    def belongs_to(self, give_up: Callable[[], None]) -> None:
+        """This is called from now on if another account needs the room."""
+        self.give_up = give_up
+
     def give_back(self) -> None:
         # Its owner refers to it as well: the cycle would keep the batch in memory.
         self.give_up = _ignore
@@ -186,7 +190,7 @@ class BatchAdmission:
         # Why the items that are left are refused.
         self._refusal: Fault | None = None
         self._room = room
-        room.give_up = self._give_up
+        room.belongs_to(self._give_up)
         self._key = key
         self._admission = admission
         self._send = send
@@ -267,7 +271,7 @@ class BatchAdmission:
                 admitted.append(self._waiting.popleft())
             else:  # It costs more than the buckets ever hold.
                 self._waiting.popleft()[0].decline(refusal)
-            self._batch.units += 0 if refusal else units
+            self._batch.on_charged(0 if refusal else units)
         return None
 
     def _refuse(self, refusal: Fault) -> None:

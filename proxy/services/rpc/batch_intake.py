@@ -48,7 +48,7 @@ class BatchIntake:
         self._turns = turns
         self._client = room.account
         self._room = room
-        room.give_up = self._give_up
+        room.belongs_to(self._give_up)
         self._wait_s = wait_s
         self._timer: asyncio.TimerHandle | None = None
         self._admission: BatchAdmission | None = None

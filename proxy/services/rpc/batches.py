@@ -90,6 +90,18 @@ class BatchItem:
         """A block that the state behind the result has reached; 0 if it is unknown."""
         return self.block if self.flight is None else self.flight.block
 
+    def on_checked(self, policy: MethodPolicy) -> None:
+        self.policy = policy
+
+    def on_admitted(self, units: int) -> None:
+        self.units = units
+
+    def on_source(self, cache: str, block: int) -> None:
+        self.cache, self.block = cache, block
+
+    def on_flight(self, flight: Flight) -> None:
+        self.flight = flight
+
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         if self.id:
             size = len(result)
@@ -112,7 +124,7 @@ class BatchItem:
 
     def on_charged(self, units: int) -> bool:
         self.units += units
-        self.batch.units += units
+        self.batch.on_charged(units)
         return True
 
     def refuse(self, fault: Fault, error: bytes) -> None:
@@ -124,7 +136,7 @@ class BatchItem:
         """The item failed through our fault, and costs only the further upstream calls that were made for it."""
         self.units = units
         if units and self.policy is not None:
-            self.batch.sheet[self.policy.tally].units += units
+            self.batch.sheet[self.policy.tally].add_units(units)
 
     def decline(self, why: bytes | Fault) -> None:
         """Answer the item without calling an upstream. A refusal is free."""
@@ -252,6 +264,17 @@ class BatchItem:
     def pieces(self) -> list[Piece]:
         return [self.reply] if self.reply else list(self.parts or ())
 
+    def held_parts(self) -> deque[Piece] | None:
+        """The parts that wait, to be taken from the left. A whole reply is cut into slices."""
+        if self.reply:
+            self.parts = deque(slices(self.reply))
+            self.reply = b""
+        return self.parts
+
+    def begin_sending(self) -> None:
+        """A part of the reply is sent, so the rest of it must follow."""
+        self.is_begun = True
+
     def _settle(self, outcome: str) -> None:
         if self.settled:
             return
@@ -310,6 +333,10 @@ class CallBatch:
         self._open = count
         if count == 0:
             self._done(self)
+
+    def on_charged(self, units: int) -> None:
+        """Items were charged this much, or further upstream calls for them."""
+        self.units += units
 
     def settled(self) -> None:
         if self._open > 0:
@@ -408,14 +435,13 @@ class CallBatch:
 
     def _send_held(self, item: BatchItem, sink: BatchSink) -> bool:
         """Send the pieces of the item that are held. Returns whether the client takes more."""
-        if item.reply:
-            item.parts = deque(slices(item.reply))
-            item.reply = b""
-        while item.parts and not sink.is_stalled:
+        parts = item.held_parts()
+        while parts and not sink.is_stalled:
             if not item.is_begun:
                 sink.on_batch_part(b"," if self._has_begun else b"[")
-                self._has_begun = item.is_begun = True
-            part = item.parts.popleft()
+                self._has_begun = True
+                item.begin_sending()
+            part = parts.popleft()
             sink.on_batch_part(part)
             self.share.give(len(part))
         return not sink.is_stalled

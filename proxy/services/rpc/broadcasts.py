@@ -44,13 +44,14 @@ class Broadcast(WholeResultWaiter):
             chosen.append(upstream)
         if not chosen:
             self._open = 1
-            self._caller.flight = flight = dispatcher.new_flight(call, self, now)
+            flight = dispatcher.new_flight(call, self, now)
+            self._caller.on_flight(flight)
             dispatcher.launch(flight, now)  # It fails: no upstream is available.
             return
         # A retry must not go to an upstream that has another of these flights.
         call = Call(policy, params, client=client, directives=self._directives, excluded=tried)
         flights = [dispatcher.new_flight(call, self, now) for _ in chosen]
-        self._caller.flight = flights[0]
+        self._caller.on_flight(flights[0])
         self._open = len(chosen)
         for flight, upstream in zip(flights, chosen, strict=True):
             dispatcher.send(flight, upstream, now)

@@ -1,4 +1,4 @@
-"""Calls that a coroutine awaits."""
+"""What a caller keeps for its reply, and calls that a coroutine awaits."""
 
 from __future__ import annotations
 
@@ -26,18 +26,48 @@ class RpcError(Exception):
         self.error = error
 
 
-class PendingReply(WholeResultWaiter):
-    """A waiter that a coroutine awaits."""
+class CallerState:
+    """What a `Caller` keeps for its reply."""
 
-    __slots__ = ("block", "cache", "flight", "future", "policy", "units")
+    __slots__ = ("block", "cache", "flight", "policy", "units")
 
     def __init__(self) -> None:
-        self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self.policy: MethodPolicy | None = None
         self.flight: Flight | None = None
         self.units = 0
         self.cache = ""
         self.block = 0
+
+    @property
+    def reached(self) -> int:
+        """A block that the state behind the result has reached; 0 if it is unknown."""
+        return self.block if self.flight is None else self.flight.block
+
+    def on_checked(self, policy: MethodPolicy) -> None:
+        self.policy = policy
+
+    def on_admitted(self, units: int) -> None:
+        self.units = units
+
+    def on_source(self, cache: str, block: int) -> None:
+        self.cache, self.block = cache, block
+
+    def on_flight(self, flight: Flight) -> None:
+        self.flight = flight
+
+    def on_charged(self, units: int) -> bool:
+        self.units += units
+        return True
+
+
+class PendingReply(CallerState, WholeResultWaiter):
+    """A waiter that a coroutine awaits."""
+
+    __slots__ = ("future",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         if not self.future.done():
@@ -51,10 +81,6 @@ class PendingReply(WholeResultWaiter):
         if not self.future.done():
             self.future.set_exception(fault)
 
-    def on_charged(self, units: int) -> bool:
-        self.units += units
-        return True
-
     def count(self, sheet: KeyTallies, outcome: str, seconds: float) -> None:
         if self.policy is not None:
             sheet[self.policy.tally].count(outcome, self.cache, self.units, seconds)
@@ -63,11 +89,6 @@ class PendingReply(WholeResultWaiter):
     def answered_by(self) -> Upstream | None:
         """The upstream whose reply arrived last."""
         return None if self.flight is None else self.flight.answered_by
-
-    @property
-    def reached(self) -> int:
-        """A block that the state behind the result has reached; 0 if it is unknown."""
-        return self.block if self.flight is None else self.flight.block
 
     def forget_flight(self) -> None:
         """Let the flight be freed now. It refers to this waiter, so both would wait for the garbage collector, with params that
@@ -117,7 +138,8 @@ def call_upstream(
         excluded=0 if upstream is None else all_but(upstream),
     )
     pending, now = PendingReply(), time.monotonic()
-    pending.flight = flight = dispatcher.new_flight(call, pending, now)
+    flight = dispatcher.new_flight(call, pending, now)
+    pending.on_flight(flight)
     if upstream is None:
         dispatcher.launch(flight, now)
     else:

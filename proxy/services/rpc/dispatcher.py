@@ -355,8 +355,9 @@ class Dispatcher(FlightHandler):
         a call must not fail because others make it too."""
         self.state.unregister(flight)  # No other caller joins it.
         for caller, client in flight.take_joined():
-            caller.cache = "miss"
-            caller.flight = alone = self.new_flight(flight.call.alone(client), caller, flight.began)
+            alone = self.new_flight(flight.call.alone(client), caller, flight.began)
+            caller.on_source("miss", alone.block)
+            caller.on_flight(alone)
             self.launch(alone, now)
         if flight.waiters[0] is ABSENT_WAITER:
             self._close(flight)

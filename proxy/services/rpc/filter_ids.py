@@ -59,7 +59,8 @@ class FilterIds:
         dispatcher = route.dispatcher
         if policy.method.creates_filter:
             call = Call(policy, params, client=key.account.id, directives=directives)
-            caller.flight = flight = dispatcher.new_flight(call, _TagWriter(self, caller, key, params), now)
+            flight = dispatcher.new_flight(call, _TagWriter(self, caller, key, params), now)
+            caller.on_flight(flight)
             dispatcher.launch(flight, now)
             return
         found = self._read(params, route, key)
@@ -79,7 +80,8 @@ class FilterIds:
             # No other upstream has the filter, even if this one cannot be reached.
             excluded=all_but(upstream),
         )
-        caller.flight = flight = dispatcher.new_flight(call, waiter, now)
+        flight = dispatcher.new_flight(call, waiter, now)
+        caller.on_flight(flight)
         dispatcher.send(flight, upstream, now)
 
     def tagged(self, result: bytes, key: Key, upstream: Upstream, params: bytes) -> bytes:
@@ -205,5 +207,6 @@ class _LogsPoll(WholeResultWaiter):
             payer=self._payer,
             least_head=min(tip, self._same.last_block(self._params, tip)),
         )
-        self._caller.flight = flight = dispatcher.new_flight(call, self._caller, now)
+        flight = dispatcher.new_flight(call, self._caller, now)
+        self._caller.on_flight(flight)
         dispatcher.launch(flight, now)

@@ -495,13 +495,31 @@ class Flight:
 
 
 class Caller(Waiter, Protocol):
-    """A waiter that stores what its reply needs."""
+    """A waiter that keeps what its reply needs. It learns that by events, in this order as far as the call gets."""
 
-    policy: MethodPolicy | None
-    flight: Flight | None
-    units: int
-    cache: str
-    block: int
+    @property
+    def policy(self) -> MethodPolicy | None: ...
+    @property
+    def flight(self) -> Flight | None: ...
+    @property
+    def units(self) -> int: ...
+    @property
+    def cache(self) -> str: ...
+    @property
+    def block(self) -> int: ...
+
+    def on_checked(self, policy: MethodPolicy) -> None:
+        """The policy of its method is known."""
+
+    def on_admitted(self, units: int) -> None:
+        """The call was charged this price."""
+
+    def on_source(self, cache: str, block: int) -> None:
+        """It is known how the result is found: `cache` is the value of the header. The state behind the result has reached
+        this block, unless there is a flight, which has its own; 0 if it is unknown."""
+
+    def on_flight(self, flight: Flight) -> None:
+        """The call waits for this flight, from now on or instead of an earlier one."""
 
 
 def result_at(policy: MethodPolicy, id_: bytes, head: ReplyHead, beginning: Piece) -> int:

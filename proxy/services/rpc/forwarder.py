@@ -109,7 +109,7 @@ class Forwarder:
         """A flight to launch; None if the call needs none."""
         caller, policy, params = call
         route.state.stay_current()
-        caller.block = route.state.tip
+        caller.on_source("", route.state.tip)
         if key is not None:
             client = key.account.id
             how = policy.verify if directives is None or directives.verify is None else directives.verify
@@ -125,7 +125,7 @@ class Forwarder:
         if slot is not None:
             if _may_read_cache(route, directives) and _is_known(caller, route, slot, client, now, directives):
                 return None
-            caller.cache = "miss"
+            caller.on_source("miss", route.state.tip)
         elif policy.is_checked and route.guard is not None:
             assert key is not None  # Services make no calls that a guard checks.
             return route.guard.flight(caller, key, policy, params, now, directives)
@@ -137,7 +137,8 @@ class Forwarder:
             return None
         payer = (meter if key is None else key) if policy.by_range or policy.looks_up_null else None
         made = _call(policy, params, route, client=client, payer=payer, directives=directives, cache_key=slot)
-        caller.flight = flight = route.dispatcher.new_flight(made, caller, now)
+        flight = route.dispatcher.new_flight(made, caller, now)
+        caller.on_flight(flight)
         if made.cache_key is not None and route.coalesces and (directives is None or directives.may_join):
             route.state.register(flight)
         return flight
@@ -183,7 +184,7 @@ def _is_known(
     state = route.state
     result = state.replies.get(slot) if state.caches else None
     if result is not None:
-        caller.cache = "hit"
+        caller.on_source("hit", state.tip)
         caller.on_result(result)
         return True
     if directives is not None:
@@ -202,8 +203,8 @@ def _is_known(
     # A call that may be split is not shared with other accounts: its pieces are paid for by one.
     if len(flight.waiters) >= MOST_JOINED or (flight.policy.by_range and flight.client != client):
         return False
-    caller.cache = "join"
-    caller.flight = flight
+    caller.on_source("join", flight.block)
+    caller.on_flight(flight)
     flight.join(caller, client)
     return True
 
@@ -213,8 +214,7 @@ def _is_stale_known(caller: Caller, route: Route, slot: bytes, max_stale_s: int)
     result = route.state.replies.stale(slot, time.monotonic() - max_stale_s) if route.state.caches else None
     if result is None:
         return False
-    caller.cache = "stale"
-    caller.block = 0
+    caller.on_source("stale", 0)
     caller.on_result(result)
     return True
 

@@ -105,7 +105,7 @@ class RpcService:
             else:
                 caller.on_fault(refusal)
             return
-        caller.units = units
+        caller.on_admitted(units)
         if subscriber is not None and policy.method.kind == "subscription":
             subscriber.subscribe(caller, policy, call[1])
             return
@@ -122,14 +122,15 @@ class RpcService:
             caller.on_fault(refusal)
             return
         assert isinstance(why, bytes)
-        caller.units = UNITS_OF_AN_ERROR
+        caller.on_admitted(UNITS_OF_AN_ERROR)
         caller.on_error(why)
 
     def check(
         self, caller: Caller, route: Route, key: Key, call: RawCall, subscriber: SubscriptionCalls | None = None
     ) -> MethodPolicy | bytes | Fault:
         """The policy of the call's method; or a JSON-RPC error or a fault if the key may not make this call."""
-        policy = caller.policy = route.policies.get(call[0], route.unknown)
+        policy = route.policies.get(call[0], route.unknown)
+        caller.on_checked(policy)
         if policy is route.unknown:
             return _no_method(route, call[0])
         if not key.scopes & policy.scope:
@@ -172,14 +173,17 @@ class RpcService:
         if directives is None:
             short, units = self._short_calls(calls, route, key)
             if short and self._admission.charge(key, len(short), units, now) is None:
-                return self._send_short(ShortBatch(short, route, done, key, share, sink), route, units, now)
+                assert route.only is not None
+                short_batch = ShortBatch(short, route, done, key, share, sink, units=units)
+                short_batch.send(route.only, now)
+                return short_batch
         batch = CallBatch((), done, now, key.sheet, share, sink)
         checked = CheckedItems()
         self._check_items(batch, checked, route, key, subscriber, factor, calls)
         if self._admission.charge(key, len(calls), checked.units, now) is not None:
             room = self.waiting_batches.room(key.account.id, len(body), len(calls))
             return self._admit_by_item(batch, key, checked, send, refuse, room)
-        batch.units = checked.units
+        batch.on_charged(checked.units)
         for item, why in checked.declined:
             item.decline(why)
         batch.expect(len(checked.accepted))
@@ -227,7 +231,7 @@ class RpcService:
         for call in calls:
             item = batch.add(call)
             if isinstance(call, MalformedCall):
-                item.policy = route.unknown
+                item.on_checked(route.unknown)
                 checked.decline(item, jsonrpc.error(call.code, call.message))
                 continue
             policy = self.check(item, route, key, call, subscriber)
@@ -279,7 +283,7 @@ class RpcService:
     ) -> None:
         forwarded = []
         for item, policy, call, price in items:
-            item.units = price
+            item.on_admitted(price)
             if subscriber is not None and policy.method.kind == "subscription":
                 subscriber.subscribe(item, policy, call[1])
             else:
@@ -309,12 +313,6 @@ class RpcService:
                 return [], 0
             found.append((policy, call))
         return found, units
-
-    def _send_short(self, batch: ShortBatch, route: Route, units: int, now: float) -> ShortBatch:
-        assert route.only is not None
-        batch.units = units
-        batch.send(route.only, now)
-        return batch
 
     # Refunds
 

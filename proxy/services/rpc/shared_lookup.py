@@ -69,5 +69,5 @@ class SharedLookup:
         for waiter in flight.waiters:
             if getattr(waiter, "cache", "") == "miss":
                 caller: Caller = waiter  # type: ignore[assignment]
-                caller.cache = "hit"
+                caller.on_source("hit", flight.block)
         self._dispatcher.complete_cached(flight, result)

@@ -50,6 +50,8 @@ class ShortBatch:
         key: Key,
         share: ReplyShare,
         sink: BatchSink | None = None,
+        *,
+        units: int,
     ) -> None:
         self._calls = calls
         self._route = route
@@ -64,7 +66,7 @@ class ShortBatch:
         self._sink = sink
         self.share = share
         self.began = 0.0
-        self.units = 0
+        self.units = units
         # A block that the state behind all results has reached.
         self.reached = 0
 
@@ -164,13 +166,14 @@ class ShortBatch:
         self._upstream = None
         calls = [call for _, call in self._calls]
         self._became = batch = CallBatch(calls, self._done, self.began, self._sheet, self.share, self._sink)
-        batch.units = self.units
+        batch.on_charged(self.units)
         batch.expect(len(calls))
         dispatcher = self._route.dispatcher
         flights = []
         for index, (item, (policy, call)) in enumerate(zip(batch.items, self._calls, strict=True)):
-            item.policy, item.units = policy, policy.units
-            item.flight = dispatcher.take_over(
+            item.on_checked(policy)
+            item.on_admitted(policy.units)
+            flight = dispatcher.take_over(
                 policy,
                 call[1],
                 item,
@@ -180,7 +183,8 @@ class ShortBatch:
                 client=self._client,
                 block=self.reached,
             )
-            flights.append(item.flight)
+            item.on_flight(flight)
+            flights.append(flight)
         upstream.health.batch_split(len(flights))
         return UpstreamBatch(dispatcher, flights, began=self.began)
 

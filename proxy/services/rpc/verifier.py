@@ -110,13 +110,13 @@ class VerifiedAnswer:
 
     def result(self, result: bytes) -> None:
         if self._is_first("verified"):
-            self._caller.cache = str(self._how)
+            self._caller.on_source(str(self._how), 0)
             self._caller.on_charged(self._further())
             self._caller.on_result(result)
 
     def error(self, error: bytes) -> None:
         if self._is_first("verified"):
-            self._caller.cache = str(self._how)
+            self._caller.on_source(str(self._how), 0)
             self._caller.on_charged(self._further())
             self._caller.on_error(error)
 
@@ -163,9 +163,8 @@ class Verifier:
         meter = self._meters.open(key, prepaid=caller.units, within_s=PAYING_S)
         answer = VerifiedAnswer(caller, how, meter)
         # It is never sent: it lists the attempts for the record of the request, and has the block of the reply.
-        caller.flight = flight = route.dispatcher.new_flight(
-            Call(policy, params, client=client), caller, time.monotonic()
-        )
+        flight = route.dispatcher.new_flight(Call(policy, params, client=client), caller, time.monotonic())
+        caller.on_flight(flight)
         verified = VerifiedCall(route, flight, how, meter, directives, self._on_contradiction)
         if self._known[client] >= MOST_KNOWN_OF_ACCOUNT:
             answer.fault(RateLimited("this account verifies too many calls: make fewer at a time", retry_after_s=1))

@@ -19,9 +19,9 @@ from proxy.core.jsonrpc import MalformedCall
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
-from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.calls import CallerState
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
-from proxy.services.rpc.method_policy import MethodPolicy, method_of
+from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.reply_share import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.services.rpc.rpc_service import BatchUnderWay
@@ -217,25 +217,20 @@ class SocketCalls:
             call.leave()
 
 
-class SocketCall(HeldResultWaiter):
+class SocketCall(CallerState, HeldResultWaiter):
     """A single call, and the waiter of its outcome. A large result is held until it is a whole message."""
 
     __slots__ = (
-        "_began", "_failure", "_number", "_owner", "_params", "_plan", "_size", "_status", "block", "cache", "flight", "held",
-        "id", "policy", "units",
+        "_began", "_failure", "_number", "_owner", "_params", "_plan", "_size", "_status", "held", "id",
     )  # fmt: skip
 
     def __init__(self, owner: SocketCalls, now: float, number: int, plan: FaultPlan | None) -> None:
+        super().__init__()
         self._owner = owner
         self._began = now
         self._number = number
         self._plan = plan
         self.id = b""
-        self.policy: MethodPolicy | None = None
-        self.flight: Flight | None = None
-        self.units = 0
-        self.cache = ""
-        self.block = 0
         self.held: HeldResult | None = None
         # For the record of the call.
         self._params = b""
@@ -261,11 +256,6 @@ class SocketCall(HeldResultWaiter):
             directives=owner.directives,
             subscriber=owner.subscriptions,
         )
-
-    @property
-    def reached(self) -> int:
-        """A block that the state behind the result has reached; 0 if it is unknown."""
-        return self.block if self.flight is None else self.flight.block
 
     def leave(self) -> None:
         if self.flight is not None:
@@ -329,10 +319,6 @@ class SocketCall(HeldResultWaiter):
         if self.id:
             owner.output.send(owner.output.message(jsonrpc.error_reply(self._reply_id(), rpc_error_of(fault))))
         self._end("faults")
-
-    def on_charged(self, units: int) -> bool:
-        self.units += units
-        return True
 
     def _end(self, outcome: str) -> None:
         owner, policy = self._owner, self.policy
