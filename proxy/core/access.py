@@ -336,6 +336,10 @@ class Key:
         # Its usage counts. The keyring replaces this by tallies that are gathered.
         self.sheet = KeyTallies(account.id, id)
 
+    def invalidate(self) -> None:
+        """The key was changed, was revoked, or has expired: holders of this record must look for another."""
+        self.alive = False
+
     def may(self, scopes: int) -> bool:
         """Whether the key has at least one of these scopes."""
         return self.scopes & scopes != 0

@@ -242,7 +242,7 @@ class CallQueue:
 
     def _refuse(self, call: WaitingCall) -> None:
         """Report it in the next turn of the loop: the sink may send the call elsewhere at once, or here."""
-        self._upstream.shed += 1
+        self._upstream.count_shed()
         self._loop.call_soon(self._report_refusal, call)
 
     def _report_refusal(self, call: WaitingCall) -> None:

@@ -38,9 +38,18 @@ class ReplyHead:
 
     __slots__ = ("close", "decoded", "length", "plain", "retry_after", "status")
 
-    def __init__(self, status: int, length: int, *, close: bool, plain: bool, retry_after: bytes = b"") -> None:
+    def __init__(
+        self,
+        status: int,
+        length: int,
+        *,
+        close: bool,
+        plain: bool,
+        retry_after: bytes = b"",
+        decoded: ReplyHead | None = None,
+    ) -> None:
         # The head that this one means once its gzip body is read. None if the body is not in gzip format.
-        self.decoded: ReplyHead | None = None
+        self.decoded = decoded
         self.status = status
         self.length = length
         self.close = close
@@ -88,10 +97,11 @@ def read_head(head: bytes) -> ReplyHead:
     encoding = found.get(b"content-encoding", b"identity").lower()
     retry_after = found.get(b"retry-after", b"")
     close = close or length == UNTIL_CLOSE
-    reply = ReplyHead(code, length, close=close, plain=encoding == b"identity", retry_after=retry_after)
+    decoded = None
     if encoding == b"gzip" and length:
-        reply.decoded = ReplyHead(code, CHUNKED, close=close, plain=True, retry_after=retry_after)
-    return reply
+        decoded = ReplyHead(code, CHUNKED, close=close, plain=True, retry_after=retry_after)
+    is_plain = encoding == b"identity"
+    return ReplyHead(code, length, close=close, plain=is_plain, retry_after=retry_after, decoded=decoded)
 
 
 # For many connections to servers that send the same heads.

@@ -169,6 +169,8 @@ class ReceiverConnection(asyncio.Protocol):
         if head.close or has_more:
             self.abort()
         else:
+            self.is_used = True
+            self.idle_since = time.monotonic()
             self._pool.on_idle(self)
 
     def _resolve_success(self) -> None:
@@ -297,8 +299,6 @@ class ReceiverConnections:
         ]
 
     def on_idle(self, connection: ReceiverConnection) -> None:
-        connection.is_used = True
-        connection.idle_since = time.monotonic()
         self._idle.setdefault((connection.client, connection.origin), []).append(connection)
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(KEEPALIVE_S, self._sweep_idle)

@@ -35,8 +35,14 @@ class TlsClient:
             else:
                 done.set_exception(exc if isinstance(exc, OSError) else ConnectionError(str(exc)))
 
-        tls = TlsTransport(self.context, protocol, on_handshake, hostname=self.name, session=self._session)
-        tls.on_session = self._keep
+        tls = TlsTransport(
+            self.context,
+            protocol,
+            on_handshake,
+            hostname=self.name,
+            session=self._session,
+            on_session=self._keep,
+        )
         try:
             await connect(tls)  # type: ignore[arg-type]
             await done

@@ -30,8 +30,16 @@ class TlsTransport(asyncio.Transport):
     """`on_handshake` is called once, with the error of a handshake that failed. After a good one, it connects `protocol`."""
 
     __slots__ = (
-        "_closing", "_incoming", "_lower", "_object", "_on_handshake", "_outgoing", "_protocol", "is_open", "on_session",
-        "take_turn",
+        "_closing",
+        "_incoming",
+        "_lower",
+        "_object",
+        "_on_handshake",
+        "_on_session",
+        "_outgoing",
+        "_protocol",
+        "_take_turn",
+        "is_open",
     )  # fmt: skip
 
     def __init__(
@@ -42,8 +50,12 @@ class TlsTransport(asyncio.Transport):
         *,
         hostname: str | None = None,
         session: ssl.SSLSession | None = None,
+        on_session: Callable[[ssl.SSLSession], None] | None = None,
+        take_turn: Callable[[Callable[[], bool]], None] | None = None,
     ) -> None:
-        """Without a `hostname`, this is the server's side. `session`: of an earlier connection to the same server."""
+        """Without a `hostname`, this is the server's side. `session`: of an earlier connection to the same server.
+        `on_session`: called once, with a session that a later connection may resume. `take_turn`: queues each step of the
+        handshake, if it has to wait for its turn."""
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._object = context.wrap_bio(
@@ -59,10 +71,8 @@ class TlsTransport(asyncio.Transport):
         self._closing = False
         # Whether the handshake has ended well.
         self.is_open = False
-        # Called once, with a session that a later connection may resume.
-        self.on_session: Callable[[ssl.SSLSession], None] | None = None
-        # Queues each step of the handshake, if it has to wait for its turn.
-        self.take_turn: Callable[[Callable[[], bool]], None] | None = None
+        self._on_session = on_session
+        self._take_turn = take_turn
 
     def __repr__(self) -> str:
         state = "closing" if self._closing else "open" if self.is_open else "handshake"
@@ -79,11 +89,11 @@ class TlsTransport(asyncio.Transport):
         if self.is_open:
             self._read()
         elif not self._closing:
-            if self.take_turn is None:
+            if self._take_turn is None:
                 self._shake_hands()
             elif self._lower is not None:
                 self._lower.pause_reading()
-                self.take_turn(self._shake_hands_in_turn)
+                self._take_turn(self._shake_hands_in_turn)
 
     def eof_received(self) -> bool:
         """The peer has closed without the alert that ends a TLS stream: what it sent may be cut off (RFC 8446, 6.1)."""
@@ -161,7 +171,7 @@ class TlsTransport(asyncio.Transport):
         if self._outgoing.pending:
             self._send()
         if pieces:
-            if self.on_session is not None:
+            if self._on_session is not None:
                 self._keep_session()
             self._protocol.data_received(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         if is_ended and not self._closing:
@@ -171,9 +181,9 @@ class TlsTransport(asyncio.Transport):
     def _keep_session(self) -> None:
         """With TLS 1.3 the server sends the session after the handshake, so it is there with the first data."""
         session = self._object.session
-        if session is not None and session.has_ticket and self.on_session is not None:
-            self.on_session(session)
-        self.on_session = None
+        if session is not None and session.has_ticket and self._on_session is not None:
+            self._on_session(session)
+        self._on_session = None
 
     def _send(self) -> None:
         if self._lower is not None and self._outgoing.pending:

@@ -155,6 +155,10 @@ class Upstream:
         # The time of the last sweep: precise enough to measure how long a connection was idle.
         self.now = time.monotonic()
 
+    def count_shed(self) -> None:
+        """A call was refused because all connections were busy for too long."""
+        self.shed += 1
+
     def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> int:
         """Send a call on the short path. Returns its id, a number, or 0 if no connection can take it at once."""
         raise NotImplementedError

@@ -59,10 +59,12 @@ _read = msgspec.json.Decoder(_Message).decode
 class UpstreamStream:
     """`on_lost` is called once, when an open stream ends without `close`."""
 
-    def __init__(self, link: WebSocketLink, label: str, on_lost: Callable[[], None]) -> None:
+    def __init__(
+        self, link: WebSocketLink, label: str, on_lost: Callable[[], None], private_words: tuple[str, ...] = ()
+    ) -> None:
         self.label = label
         # See `Upstream.private_words`.
-        self.private_words: tuple[str, ...] = ()
+        self.private_words = private_words
         self._link = link
         self._on_lost = on_lost
         self._ids = itertools.count(1)

@@ -49,6 +49,9 @@ class WaitingCall:
     once: bool
     fresh: bool
 
+    def pass_to(self, successor: ReplySink) -> None:
+        self.sink = successor
+
     def is_too_old(self, now: float, patience_s: float) -> bool:
         return now - self.since > (patience_s if self.client else OWN_PATIENCE_S)
 
@@ -147,5 +150,5 @@ class WaitingCalls:
         """Let another sink take over a call that waits. It keeps its place."""
         call = self._by_sink.pop(sink, None)
         if call is not None:
-            call.sink = successor
+            call.pass_to(successor)
             self._by_sink[successor] = call

@@ -105,9 +105,7 @@ class WebSocketUpstream(Upstream):
 
     def stream(self, on_lost: Callable[[], None]) -> UpstreamStream:
         """A separate connection for subscriptions, not open yet."""
-        stream = UpstreamStream(self._link, self.label, on_lost)
-        stream.private_words = self.private_words
-        return stream
+        return UpstreamStream(self._link, self.label, on_lost, self.private_words)
 
     def leave(self, sink: ReplySink) -> None:
         """Discard the sink's reply. A call that was not sent yet is dropped; the upstream works on one that was."""

@@ -262,7 +262,7 @@ class Keyring:
 
     def remove(self, key: Key) -> None:
         """Invalidate a key. Holders of the old record see `alive` turn false."""
-        key.alive = False
+        key.invalidate()
         del self._by_id[key.id]
         for each in self._digests.pop(key.id, ()):
             self._by_digest.pop(each, None)

@@ -288,8 +288,12 @@ class Dispatcher(FlightHandler):
             flight.note(upstream, flight.last_began, now, "empty, and the upstream is behind")
             if flight.is_under_way() or self._send_another(flight, now):
                 return
-        if flight.call.reports_head and not self._agrees_with_head(flight, reply, upstream, now):
-            return
+        result: bytes | msgspec.Raw = reply.result
+        if flight.call.reports_head:
+            current = self._with_current_head(flight, reply.result, upstream, now)
+            if current is None:
+                return
+            result = current
         logs, nulls = self.takeovers.logs, self.takeovers.nulls
         if policy.by_range and logs is not None and may_lack_blocks(self.state, flight, upstream, now, reply.result):
             logs.complete(self, flight, bytes(reply.result), upstream)
@@ -298,7 +302,7 @@ class Dispatcher(FlightHandler):
         if policy.looks_up_null and self.state.is_null(reply.result) and nulls is not None and nulls.take(self, flight):
             flight.hand_over()
             return
-        self.complete(flight, reply.result)
+        self.complete(flight, result)
 
     def on_fail(self, flight: Flight, upstream: Upstream, reason: str, *, sent: bool, blame: bool) -> None:
         """`blame`: whether the failure counts against the upstream. It does not where the same failure was counted already."""
@@ -431,24 +435,26 @@ class Dispatcher(FlightHandler):
         logs = self.takeovers.logs
         return not flight.call.is_piece and logs is not None and logs.split(self, flight, error)
 
-    def _agrees_with_head(self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float) -> bool:
-        """Whether a result that contains the head may be passed on: the head must neither go back nor be implausibly high."""
-        match self.state.compare_head(bytes(reply.result), upstream.health, now):
+    def _with_current_head(
+        self, flight: Flight, result: msgspec.Raw, upstream: Upstream, now: float
+    ) -> bytes | msgspec.Raw | None:
+        """The result that may be passed on, of one that contains the head: the head must neither go back nor be implausibly
+        high. None if another upstream is tried, or none is left."""
+        match self.state.compare_head(bytes(result), upstream.health, now):
             case "current":
-                return True
+                return result
             case "future":
                 upstream.health.failed(now, by_call=True)
                 self._after_failure(flight, now, "an upstream reported an impossible block", sent=True)
-                return False
+                return None
             case "behind":
                 flight.note(upstream, flight.last_began, now, "behind the newest block")
                 if flight.policy.is_head_number:
-                    reply.result = msgspec.Raw(self.state.head_number())
-                    return True
+                    return self.state.head_number()
                 if not flight.is_under_way() and not self._send_another(flight, now):
                     reason = "no upstream has the newest block at the moment"
                     self.complete_with_fault(flight, Unavailable(self._message(reason), reason="upstream"))
-                return False
+                return None
             case other:
                 assert_never(other)
 

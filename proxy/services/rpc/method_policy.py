@@ -80,7 +80,7 @@ class MethodPolicy:
         self.opens, self.separator, self.latest = _latest_shape(method, family.latest.encode())
         # The ends of params that name the latest block last, or no block; empty if the family has no such tag.
         self.ends_latest = (b'"%b"]' % family.latest.encode(), b"[]") if family.latest else ()
-        # Whether replies are cached or shared on this route, and whether calls may take the short path. Set by the route.
+        # Whether replies are cached or shared on this route, and whether calls may take the short path. See `adapt`.
         self.shared = False
         self.short = False
         # Whether calls about any block may: all have the same price, and the cache is asked before an upstream is chosen.
@@ -104,6 +104,14 @@ class MethodPolicy:
 
     def __repr__(self) -> str:
         return f"<MethodPolicy {self.method.name} {self.units} units>"
+
+    def adapt(self, *, shares: bool, is_served: bool) -> None:
+        """Decide whether replies are shared, and whether calls may take the short path. `shares`: whether the route shares
+        replies at all. `is_served`: whether the route has one upstream alone, which serves the method."""
+        self.shared = self.cacheable and shares
+        is_simple = self.may_repeat and not (self.by_range or self.is_checked or self.answer or self.verify)
+        self.short = is_simple and (self.shared or is_served)
+        self.any_block = self.shared and self.method.history
 
     def is_short_call(self, envelope: Envelope, params: bytes, call_id: bytes, body: bytes) -> bool:
         """Whether a call may take the short path: it is certainly valid, and about the newest block, unless its block makes no

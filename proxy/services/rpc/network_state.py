@@ -316,7 +316,7 @@ class NetworkState:
             self.replies.clear()
             self._branch.clear()
             if self.shared_cache is not None:
-                self.shared_cache.chain = ""
+                self.shared_cache.identified("")
         is_replaced = self._note_blocks(now)
         self.reorgs += is_replaced or change == "lowered" or change == "reset"
         is_other = self._mark_tip()

@@ -98,19 +98,13 @@ class Route:
         self.is_live = state.network.is_live
         self._short: dict[int, Mapping[str, MethodPolicy]] = {}
         for policy in policies.values():
-            self._adapt(policy)
+            policy.adapt(shares=state.caches or coalesces, is_served=self._only_serves(policy))
 
     def __repr__(self) -> str:
         return f"<Route {self.state!r}>"
 
-    def _adapt(self, policy: MethodPolicy) -> None:
-        """Decide whether replies of this method are shared here, and whether its calls may take the short path."""
-        policy.shared = policy.cacheable and (self.state.caches or self.coalesces)
-        is_simple = policy.may_repeat and not (policy.by_range or policy.is_checked or policy.answer or policy.verify)
-        policy.short = is_simple and (policy.shared or self._only_serves(policy))
-        policy.any_block = policy.shared and policy.method.history
-
     def _only_serves(self, policy: MethodPolicy) -> bool:
+        """Whether there is one upstream alone, and it serves the method."""
         return self.only is not None and self.only.health.may_serve(policy.method.name)
 
     def short_policies(self, key: Key) -> Mapping[str, MethodPolicy]:

@@ -27,6 +27,10 @@ class SharedCache:
     def __repr__(self) -> str:
         return f"<SharedCache {self._network_id} {self.chain or 'unknown'}>"
 
+    def identified(self, chain: str) -> None:
+        """The replies are from now on those of this chain; empty if it is unknown."""
+        self.chain = chain
+
     def is_available(self, now: float) -> bool:
         return bool(self.chain) and self._store.is_available(now)
 

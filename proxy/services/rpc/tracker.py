@@ -333,7 +333,7 @@ class Tracker:
         reader = self._state.head_reader
         first = await Probe(upstream, *reader.genesis_call).send()
         if first is not None and first != jsonrpc.NULL:
-            cache.chain = blake2b(reader.read_genesis(first), digest_size=8).hexdigest()
+            cache.identified(blake2b(reader.read_genesis(first), digest_size=8).hexdigest())
 
     def _is_at_the_tip(self, upstream: Upstream) -> bool:
         health = upstream.health

@@ -52,7 +52,7 @@ from proxy.services.rpc.flights import Call, Caller, Flight, next_id
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.tasks import Tasks
-from proxy.tracing import CallTrace, below, current_span
+from proxy.tracing import CallTrace, Span, below, current_span
 from proxy.wire.upstream import Upstream
 
 log = logging.getLogger("penstock.verifier")
@@ -180,7 +180,8 @@ class Verifier:
         turn = self._turns.setdefault(client, asyncio.Semaphore(MOST_OF_ACCOUNT))
         try:
             with below(current_span.get(), "verification") as span:
-                call.trace = None if span is None else CallTrace(span)
+                if span is not None:
+                    call.trace_below(span)
                 await _answer(answer, call, turn)
                 if span is not None:
                     span.set({"penstock.verify": str(call.how), "penstock.outcome": answer.outcome})
@@ -236,11 +237,15 @@ class VerifiedCall:
         self._method = flight.policy.method.name
         # Calls to upstreams.
         self._under_way: dict[PendingReply, Upstream] = {}
-        # Set for sampled requests.
-        self.trace: CallTrace | None = None
+        # For sampled requests.
+        self._trace: CallTrace | None = None
 
     def __repr__(self) -> str:
         return f"<VerifiedCall {self._method}>"
+
+    def trace_below(self, span: Span) -> None:
+        """The request is sampled: trace its calls to upstreams below this span."""
+        self._trace = CallTrace(span)
 
     def refuse_if_in_vain(self) -> None:
         reason = why_never(self._route, self._policy, self._params, self.how)
@@ -531,7 +536,7 @@ class VerifiedCall:
     async def _ask(self, upstream: Upstream, policy: MethodPolicy, params: bytes) -> bytes:
         to = self._route.dispatcher
         asked = call_upstream(
-            to, policy, params, upstream=upstream, client=self._client, payer=self._meter, trace=self.trace
+            to, policy, params, upstream=upstream, client=self._client, payer=self._meter, trace=self._trace
         )
         self._under_way[asked] = upstream
         outcome = "given up"

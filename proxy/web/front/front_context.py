@@ -160,7 +160,7 @@ class FrontContext:
         """Why the key may not call this route: disabled, expired, no matching scope, or a test key on a live network."""
         key = head.key
         if key.dies_at <= now:
-            key.alive = False
+            key.invalidate()
             return Unauthorized("the API key is not valid")
         refusal = self._admission.may(key, head.route.any_scope, head.route.network)
         return refusal or Unauthorized("the API key is not valid")

@@ -82,9 +82,9 @@ class PendingHandshake(asyncio.Protocol):
         self._address = peer[0] if isinstance(peer, tuple) else ""
         self._since = self._limiter.now()
         self._front = self._limiter()
-        self._tls = TlsTransport(self._context, self._front, self._on_handshake)
         # A handshake costs as much as many calls: those of one address take turns with everything else.
-        self._tls.take_turn = partial(self._limiter.turns.add, self._address)
+        take_turn = partial(self._limiter.turns.add, self._address)
+        self._tls = TlsTransport(self._context, self._front, self._on_handshake, take_turn=take_turn)
         transport.set_protocol(self._tls)  # type: ignore[arg-type]
         self._limiter.timed.add(self)
         self._limiter.add(self, self._address)
