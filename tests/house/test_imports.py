@@ -52,6 +52,7 @@ TOGETHER: dict[tuple[str, str], str] = {
     ("request_log", "request_recorder"): "the log writes what was recorded",
     ("readiness", "accounts"): "a worker is ready when its keys are loaded",
     ("bundler", "accounts"): "a search for an operation is charged call by call",
+    ("webhooks", "accounts"): "a back-test is charged for what it reads",
     ("bundler", "rpc"): "bundler calls run on the data plane, behind a guard that checks their params",
     ("wallets", "rpc"): "only the chain can say whether a wallet is deployed",
     ("follower", "rpc"): "blocks are read like any call: healthy upstreams that are far enough, and retries",

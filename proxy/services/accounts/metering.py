@@ -63,7 +63,7 @@ class Meters:
 class Meter:
     """What one request has paid, and what its calls have used of it."""
 
-    __slots__ = ("_admission", "_deadline", "_is_closed", "_turns", "key", "paid", "used")
+    __slots__ = ("_admission", "_deadline", "_is_closed", "_turns", "key", "paid", "pays_for_hits", "used")
 
     def __init__(self, admission: Admission, key: Key, turns: _AccountTurns, *, prepaid: int, deadline: float) -> None:
         self._admission = admission
@@ -73,6 +73,7 @@ class Meter:
         self.key = key
         self.paid = prepaid
         self.used = 0
+        self.pays_for_hits = False
 
     def __repr__(self) -> str:
         return f"<Meter {self.key.id}: {self.used} of {self.paid} units used>"
@@ -123,6 +124,16 @@ class Meter:
     def unused(self, units: int) -> None:
         """A call that was paid for took no upstream call. Its units pay for the next one."""
         self.used -= units
+
+    def pay_for_hits(self) -> None:
+        """From now on the request also pays for calls that the cache answers: it may read thousands, and each takes our time
+        wherever it comes from."""
+        self.pays_for_hits = True
+
+    def answered_here(self, units: int) -> None:
+        """A call that was paid for was answered from the cache, or with another's call."""
+        if not self.pays_for_hits:
+            self.unused(units)
 
     def settle(self, least: int) -> int:
         """The request is over. Refund what its calls have not used, and return its cost, which is `least` or more. Work that

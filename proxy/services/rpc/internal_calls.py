@@ -81,7 +81,7 @@ class InternalCalls:
             return await pending.result()
         finally:
             if meter is not None and not _reached_upstream(pending):
-                meter.unused(price)
+                meter.answered_here(price)
 
     async def call_many(
         self, network: Network, calls: Sequence[tuple[str, Sequence[Any]]], *, fresh: bool = False
@@ -118,7 +118,7 @@ class InternalCalls:
         )
         results = await asyncio.gather(*(pending.result() for pending, _, _ in made), return_exceptions=True)
         if meter is not None:
-            meter.unused(
+            meter.answered_here(
                 sum(route.state.price(policy, raw) for each, policy, raw in made if not _reached_upstream(each))
             )
         return [_raised(result) for result in results]

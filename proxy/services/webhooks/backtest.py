@@ -27,6 +27,7 @@ from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.errors import InvalidRequest, RateLimited, Unavailable
 from proxy.memory_budget import BudgetLine
+from proxy.services.accounts.metering import meter_of_task
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.traces import MalformedTrace, TraceReader
@@ -87,6 +88,8 @@ class Backtest:
         if self._running[client] >= MOST_OF_ACCOUNT:
             raise RateLimited(f"this account runs {MOST_OF_ACCOUNT} back-tests already: wait for one", retry_after_s=1)
         self._running[client] += 1
+        if (meter := meter_of_task.get()) is not None:
+            meter.pay_for_hits()
         try:
             return await self._run(network, event_type, config, first=first, last=last)
         finally:
