@@ -105,19 +105,20 @@ def blocks_back(count: int) -> dict[str, str]:
     return {"fromBlock": hex(DEEP_HEAD - count), "toBlock": hex(DEEP_HEAD - 1)}
 
 
-def webhook(event_type: str, config: dict[str, object], **more: object) -> bytes:
-    chain = DEEP.split("/")[0]
+def webhook(event_type: str, config: dict[str, object], *, chain: str = "dev", **more: object) -> bytes:
+    """For a chain that is followed, or a back-test of any other."""
     return json.dumps({"chain": chain, "event_type": event_type, "config": config, **more}).encode()
 
 
 def back_test(event_type: str, config: dict[str, object], blocks: int) -> bytes:
-    return webhook(event_type, config, from_block=DEEP_HEAD - blocks, to_block=DEEP_HEAD - 1)
+    chain = DEEP.split("/")[0]
+    return webhook(event_type, config, chain=chain, from_block=DEEP_HEAD - blocks, to_block=DEEP_HEAD - 1)
 
 
 # Requests of an operation: path and body.
 Input = tuple[str, bytes]
 WATCHED = {"addresses": [address(number) for number in range(1000)]}
-RECEIVER = "https://hooks.example.com/penstock"
+RECEIVER = "http://127.0.0.1:9/"
 
 
 @cache
