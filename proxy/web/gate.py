@@ -83,6 +83,11 @@ PARAMS = web.RequestKey("params", bytes)
 # The key of a sandbox token that was checked.
 _VOUCHED = web.RequestKey("vouched", VouchedKey)
 _OPERATION: web.RequestKey[str] = web.RequestKey("operation", str)
+# Who sent a large body, and the memory that it takes.
+_HELD: web.RequestKey[tuple[str, int]] = web.RequestKey("held", tuple)
+# Bodies from this size on are counted until the request ends, with what is parsed from them: an object of Python for each value
+# beside the text.
+_LARGE_BODY, _PARSED = 65_536, 3
 
 _OCTETS = "application/octet-stream"
 # The only expectation that is defined (RFC 9110, 10.1.1).
@@ -164,6 +169,8 @@ class Gate:
         finally:
             if isinstance(connection, HandlerConnection):
                 connection.end_request()
+            if (held := request.get(_HELD)) is not None:
+                self._limiter.give_back_body(*held)
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
@@ -354,13 +361,24 @@ class Gate:
 
     async def read_checked(self, request: web.Request, operation: ApiOperation, *, larger: int = 0) -> Any:
         """The body of an operation, validated. Between the steps that a large one takes, other clients have their turns."""
-        steps = operation.body_steps(await self._receive(request, most=operation.body_bytes, larger=larger))
+        body = await self._receive(request, most=operation.body_bytes, larger=larger)
+        self._hold(request, len(body))
+        steps = operation.body_steps(body)
         while True:
             try:
                 next(steps)
             except StopIteration as end:
                 return end.value
             await self._limiter.turns.wait(client_of_task.get())
+
+    def _hold(self, request: web.Request, size: int) -> None:
+        """Count a large body, which is about to be parsed, as memory of its sender until the request ends."""
+        if size < _LARGE_BODY:
+            return
+        held = (_sender(request), size * _PARSED)
+        if refusal := self._limiter.take_body(*held):
+            raise refusal
+        request[_HELD] = held
 
     async def read_body(self, request: web.Request, *, most: int | None = None) -> bytes:
         """The body, within its deadline and the general size limit, or a lower one."""
@@ -381,7 +399,7 @@ class Gate:
         too_large = TooLarge(f"the body is larger than {most} bytes")
         if (request.content_length or 0) > most:
             raise too_large
-        sender = request.protocol.client if isinstance(request.protocol, HandlerConnection) else ""
+        sender = _sender(request)
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 # A chunked body has no length up front.
@@ -397,6 +415,10 @@ class Gate:
             if body:
                 self._limiter.give_back_body(sender, len(body))
         return body
+
+
+def _sender(request: web.Request) -> str:
+    return request.protocol.client if isinstance(request.protocol, HandlerConnection) else ""
 
 
 def _without_flight(request: web.Request, took_s: float) -> dict[str, Any]:

@@ -143,3 +143,22 @@ def test_backtest_takes_short_steps(event_type: str) -> None:
             assert min(measured) < LONGEST_STEP_S
 
     run()
+
+
+@on_uvloop
+async def test_large_body_counts_as_memory_until_the_request_ends() -> None:
+    async with rpc_harness(1) as harness:
+        serve_blocks(harness)
+        upstream = harness.upstreams[0]
+        upstream.held = {"eth_getLogs"}
+        text = orjson.loads(body("ADDRESS_ACTIVITY", 951, 952))
+        text["config"]["addresses"] = [f"0x{number:040x}" for number in range(5000)]
+        sent = orjson.dumps(text)
+        raw = request("POST", "/v1/webhooks/backtest", sent, key=harness.worker.keys["main"])
+        async with await harness.worker.connect() as client:
+            asking = asyncio.get_running_loop().create_task(client.send(raw))
+            await until(lambda: "1 running" in repr(harness.worker.app.webhooks.web))
+            assert harness.worker.held_bytes >= 3 * len(sent)
+            upstream.gate.set()
+            assert (await asking).status == 200
+        assert harness.worker.held_bytes == 0
