@@ -288,7 +288,7 @@ class Dispatcher(FlightHandler):
             flight.note(upstream, flight.last_began, now, "empty, and the upstream is behind")
             if flight.is_under_way() or self._send_another(flight, now):
                 return
-        result: bytes | msgspec.Raw = reply.result
+        result = reply.result
         if flight.call.reports_head:
             current = self._with_current_head(flight, reply.result, upstream, now)
             if current is None:
@@ -437,7 +437,7 @@ class Dispatcher(FlightHandler):
 
     def _with_current_head(
         self, flight: Flight, result: msgspec.Raw, upstream: Upstream, now: float
-    ) -> bytes | msgspec.Raw | None:
+    ) -> msgspec.Raw | None:
         """The result that may be passed on, of one that contains the head: the head must neither go back nor be implausibly
         high. None if another upstream is tried, or none is left."""
         match self.state.compare_head(bytes(result), upstream.health, now):
@@ -450,7 +450,7 @@ class Dispatcher(FlightHandler):
             case "behind":
                 flight.note(upstream, flight.last_began, now, "behind the newest block")
                 if flight.policy.is_head_number:
-                    return self.state.head_number()
+                    return msgspec.Raw(self.state.head_number())
                 if not flight.is_under_way() and not self._send_another(flight, now):
                     reason = "no upstream has the newest block at the moment"
                     self.complete_with_fault(flight, Unavailable(self._message(reason), reason="upstream"))
