@@ -9,6 +9,7 @@ from typing import Any
 
 from proxy.compose.accounts import AccountsFeature
 from proxy.compose.sign_in_feature import SignInFeature
+from proxy.core.dashboard_links import site_of
 from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.admission import Admission
@@ -133,7 +134,7 @@ class DashboardFeature:
             **endpoints.wrapped(operator),
             **endpoints.mirrored(rest, resolver, keyring=self._keyring, meters=meters),
         }
-        return handlers | endpoints.wrapped(PageReads(spec, endpoints.readers).handlers())
+        return handlers | endpoints.wrapped(PageReads(spec, endpoints.readers, site=site_of(dashboard.url)).handlers())
 
     def start(self, notices: Notices) -> None:
         """Start the loops that use the database."""

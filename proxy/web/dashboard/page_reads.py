@@ -35,9 +35,10 @@ class _PartReader(NamedTuple):
 
 
 class PageReads:
-    def __init__(self, spec: ApiSpec, handlers: Mapping[str, SessionHandler]) -> None:
+    def __init__(self, spec: ApiSpec, handlers: Mapping[str, SessionHandler], *, site: str) -> None:
         """`handlers`: those of all operations that can be a part, by operation id. The operations here are not among them, so
-        that a request cannot multiply."""
+        that a request cannot multiply. `site`: the public URL of this installation, if it is known."""
+        self._site = site
         operations = [operation for operation in spec.operations.values() if operation.id in handlers]
         # A fixed segment counts before a parameter.
         operations.sort(key=lambda operation: operation.path.count("{"))
@@ -58,10 +59,13 @@ class PageReads:
         try:
             return {"status": 200, "body": await self._data(request, path)}
         except Fault as fault:
-            return _failed(fault)
+            return self._failed(fault)
         except Exception:
             log.exception("unhandled", extra={"path": path.partition("?")[0]})
-            return _failed(InternalError("internal error; give the request id to the operator"))
+            return self._failed(InternalError("internal error; give the request id to the operator"))
+
+    def _failed(self, fault: Fault) -> dict[str, Any]:
+        return {"status": fault.status, "body": fault.body(self._site)}
 
     async def _data(self, request: SessionRequest, text: str) -> Any:
         path, _, query = text.partition("?")
@@ -78,10 +82,6 @@ class PageReads:
             if matched := reader.pattern.fullmatch(path):
                 return reader, {name: unquote(value) for name, value in matched.groupdict().items()}
         raise NotFound(f"there is nothing to read at {path[:MAX_ECHO]}", reason="path")
-
-
-def _failed(fault: Fault) -> dict[str, Any]:
-    return {"status": fault.status, "body": fault.body()}
 
 
 def _pattern(template: str) -> re.Pattern[str]:
