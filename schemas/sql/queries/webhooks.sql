@@ -33,7 +33,8 @@ insert into webhooks (
     fault
 )
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $11, $12, $13)
-returning *;
+returning number, id, account_id, network, url, event_type, config, addresses, status, reason, secret, old_secret_until, version,
+    created_at, updated_at, test_key, fault;
 
 -- read_webhook
 select * from webhooks where id = $1 and account_id = $2 and status <> 'deleted' and network <> '-';
@@ -61,7 +62,8 @@ update webhooks set
     fault = nullif(coalesce($7, fault), ''),
     updated_at = now()
 where id = $1 and account_id = $2 and status <> 'deleted'
-returning *;
+returning number, id, account_id, network, url, event_type, config, addresses, status, reason, secret, old_secret_until, version,
+    created_at, updated_at, test_key, fault;
 
 -- count_addresses
 -- Adjust the number of addresses by the difference. A filter without an address list gets one when the first address
@@ -70,7 +72,8 @@ update webhooks set
     addresses = case when addresses is null and $2::integer = 0 then null else coalesce(addresses, 0) + $2 end,
     addresses_version = case when addresses is null and $2 <> 0 then version else addresses_version end
 where id = $1
-returning *;
+returning number, id, account_id, network, url, event_type, config, addresses, status, reason, secret, old_secret_until, version,
+    created_at, updated_at, test_key, fault;
 
 -- status_of
 -- Locked, so a decision based on it holds until the end of the transaction.
@@ -84,7 +87,8 @@ update webhooks set
     version = (select v.version from webhook_versions v where v.network = webhooks.network),
     updated_at = now()
 where id = $1
-returning *;
+returning number, id, account_id, network, url, event_type, config, addresses, status, reason, secret, old_secret_until, version,
+    created_at, updated_at, test_key, fault;
 
 -- unpark
 -- Make up to this many parked deliveries due again; returns their number.
@@ -118,7 +122,8 @@ update webhooks set
     secret = $3,
     updated_at = now()
 where id = $1 and account_id = $2 and status <> 'deleted'
-returning *;
+returning number, id, account_id, network, url, event_type, config, addresses, status, reason, secret, old_secret_until, version,
+    created_at, updated_at, test_key, fault;
 
 -- clear_addresses
 delete from watched_addresses where webhook = $1;
