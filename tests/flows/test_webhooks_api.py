@@ -274,7 +274,7 @@ async def test_paused_webhook_is_resumed(service: Service, webhook: Any) -> None
         ({"config": {"addresses": []}}, "config.addresses"),
         ({"config": {"addresses": ["0x12"]}}, "config.addresses.0"),
         ({"config": {"addresses": [ADDRESS, ADDRESS.replace("a", "A", 1)]}}, "config.addresses.1"),
-        ({"config": {"addresses": [ADDRESS], "nothing": 1}}, "'nothing'"),
+        ({"config": {"addresses": [ADDRESS], "nothing": 1}}, "config.nothing"),
         ({"config": {"addresses": [ADDRESS], "direction": "up"}}, "config.direction"),
         ({"config": {"addresses": [ADDRESS], "min_value": 5}}, "config.min_value"),
         ({"config": {"addresses": [ADDRESS], "finality": "soon"}}, "config.finality"),
