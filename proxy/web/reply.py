@@ -35,20 +35,22 @@ def header_lines(headers: Mapping[str, str]) -> bytes:
 class SlicedBody(Payload):
     """A large body. It is written in slices, in turn with other clients: the kernel may take megabytes at once."""
 
-    _value: bytes
-
     def __init__(self, body: bytes) -> None:
         super().__init__(body)
-        self._size = len(body)
+        self._body = body
 
     def __repr__(self) -> str:
-        return f"<SlicedBody of {self._size} bytes>"
+        return f"<SlicedBody of {self.size} bytes>"
+
+    @property
+    def size(self) -> int:
+        return len(self._body)
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return self._value.decode(encoding, errors)
+        return self._body.decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        for piece in slices(self._value):
+        for piece in slices(self._body):
             await writer.write(piece)
             await next_turn()
 

@@ -7,6 +7,7 @@ import re
 from aiohttp import HttpVersion10, HttpVersion11, web
 
 from proxy.errors import InternalError, InvalidRequest
+from proxy.web.aiohttp_internals import reply_in_version, version_of
 
 # RFC 3986, 3.2.2 and 3.2.3: a host is a name, an IPv4 address or a bracketed literal; a port may follow. No user info.
 _HOST = re.compile(r"(?:\[[0-9A-Fa-fv:.]+\]|(?:[A-Za-z0-9\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?")
@@ -22,11 +23,10 @@ class NotImplementedHere(InternalError):
 
 def check_strictly(request: web.BaseRequest) -> None:
     """Raise the fault of a request that aiohttp accepts and HTTP does not."""
-    if not HttpVersion10 <= request._version <= HttpVersion11:
-        is_later = request._version > HttpVersion11
-        # aiohttp replies in the version of the request, and caches it at the first look at `version`.
-        request._version = HttpVersion11
-        if is_later:
+    version = version_of(request)
+    if not HttpVersion10 <= version <= HttpVersion11:
+        reply_in_version(request, HttpVersion11)
+        if version > HttpVersion11:
             raise VersionNotSupported("only HTTP/1.0 and HTTP/1.1 are supported")
         raise InvalidRequest("the request line must end in HTTP/1.1")
     # RFC 9112, 6.1: "A server that receives a request message with a transfer coding it does not understand SHOULD respond

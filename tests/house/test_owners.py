@@ -14,9 +14,7 @@ from tests.house.source import modules
 DATA_PLANE = ("proxy.services.rpc", "proxy.web.front", "proxy.wire")
 # Assignments to attributes of other objects, by module and target. This list may only get shorter.
 ALLOWED = {
-    # Settings of aiohttp and of the ssl module, which have no other way to be made.
-    "proxy.web.front.handler_connection: web_protocol.MAX_MSG_QUEUE_SIZE": 1,
-    "proxy.web.front.handler_connection: request._version": 1,
+    # Settings of the ssl module, which have no other way to be made.
     "proxy.web.front.tls_listener: self._base.sni_callback": 1,
     "proxy.web.front.tls_listener: connection.context": 1,
 }

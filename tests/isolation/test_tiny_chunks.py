@@ -152,9 +152,9 @@ async def test_one_turn_parses_few_chunks() -> None:
         await until(lambda: isinstance(worker.only_connection, HandlerConnection))
         connection = worker.only_connection
         assert isinstance(connection, HandlerConnection)
-        await until(lambda: connection._current_request is not None)
-        assert connection._current_request is not None
-        body = connection._current_request.content
+        await until(lambda: connection.body_being_read is not None)
+        body = connection.body_being_read
+        assert body is not None
         chunks = MAX_CHUNK_OVERHEAD // len(CHUNK) // 2
         connection.data_received(CHUNK * chunks)
         parsed = [body.total_bytes]

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Literal
 
-from aiohttp import HttpVersion11, StreamReader, http_parser, web, web_protocol
+from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
 from proxy.errors import Fault, HeadTooLarge, InvalidRequest, StartError, TargetTooLong, of_status
+from proxy.web.aiohttp_internals import AiohttpConnection, RequestServer, has_c_parser, reply_in_version
 from proxy.web.front.connection_limiter import ConnectionLimiter, LimitedConnection
 from proxy.web.reply import fault_reply
 
 log = logging.getLogger("penstock.front")
-
-# aiohttp's parser stops after each request until that one is taken up. If it read on, an error in what follows would replace
-# the requests that it has read.
-web_protocol.MAX_MSG_QUEUE_SIZE = 1
 
 # Headers in one request. With MAX_LINE_BYTES this bounds the parser's memory for a head that never ends.
 MAX_HEADERS = 100
@@ -41,11 +38,11 @@ MAX_CHUNK_OVERHEAD = 16_384
 
 def require_c_parser() -> None:
     """Refuse to start on aiohttp's Python parser, which accepts more malformed requests than its C parser."""
-    if http_parser.HttpRequestParser is http_parser.HttpRequestParserPy:
+    if not has_c_parser():
         raise StartError(["aiohttp has no C parser: unset AIOHTTP_NO_EXTENSIONS, or install a wheel with extensions"])
 
 
-class HandlerConnection(web.RequestHandler):
+class HandlerConnection(AiohttpConnection):
     """A connection served by aiohttp: *idle* until a byte comes, *reading* until the head is complete, then *busy*."""
 
     __slots__ = (
@@ -92,14 +89,12 @@ class HandlerConnection(web.RequestHandler):
         self._limiter.remove(self, self._address)
         if self.on_lost is not None:
             self.on_lost()
-        if self._messages and self._current_request is None and self._task_handler is not None:
-            # A request was parsed in this turn. aiohttp would serve it with what `connection_lost` takes away.
-            self._task_handler.cancel()
+        self.drop_unserved_request()
         super().connection_lost(exc)
 
     async def start(self) -> None:
         """Do nothing if the client has left before this task's first turn: aiohttp asserts that it has not."""
-        if self._manager is not None:
+        if self.is_open:
             await super().start()
 
     def data_received(self, data: bytes) -> None:
@@ -116,7 +111,7 @@ class HandlerConnection(web.RequestHandler):
         self._unparsed = self._bytes_left() + data
         self._parsed = 0
         if len(self._unparsed) > PARSE_BYTES:
-            self._pause_transport_reading()
+            self.pause_input()
         self._parse_soon()
 
     def _bytes_left(self) -> bytes:
@@ -133,15 +128,15 @@ class HandlerConnection(web.RequestHandler):
     def _parse_next(self) -> bool:
         """Parse a share, which wakes the task that waits for it."""
         self._parses_soon = False
-        if not self._unparsed or self._is_held() or self.transport is None:
+        if not self._unparsed or self.is_held or self.transport is None:
             return False
         data = self._next_share()
         self._parsed += len(data)
         if self._parsed == len(self._unparsed):
             self._drop_unparsed()
         self._parse(data)
-        if not self._is_held():
-            self._resume_transport_reading()
+        if not self.is_held:
+            self.resume_input()
         return True
 
     def _next_share(self) -> bytes:
@@ -149,10 +144,6 @@ class HandlerConnection(web.RequestHandler):
         while size > PARSE_LINES and self._unparsed.count(b"\n", self._parsed, self._parsed + size) > PARSE_LINES:
             size //= 2
         return self._unparsed[self._parsed : self._parsed + size]
-
-    def _is_held(self) -> bool:
-        """Whether aiohttp wants no more bytes at the moment."""
-        return self._reading_paused or self._buffer_paused
 
     def _parse(self, data: bytes) -> None:
         if self._unwanted is not None:
@@ -166,9 +157,9 @@ class HandlerConnection(web.RequestHandler):
                 return
         super().data_received(data)
         self._body_bytes += len(data)
-        request = self._current_request
-        if request is not None and self._has_tiny_chunks(request.content):
-            self._stop_reading(request.content, ConnectionResetError("the chunks of the body are too small"))
+        body = self.body_being_read
+        if body is not None and self._has_tiny_chunks(body):
+            self._stop_reading(body, ConnectionResetError("the chunks of the body are too small"))
             self._limiter.close_tiny_chunks(self)
 
     def _has_tiny_chunks(self, body: StreamReader) -> bool:
@@ -180,12 +171,12 @@ class HandlerConnection(web.RequestHandler):
         self._drop_unparsed()
         body.set_exception(reason)
 
-    def _resume_transport_reading(self) -> None:
-        """Called by aiohttp too, when a body has been read. Bytes that were deferred come first."""
+    def resume_input(self) -> None:
+        """Parse bytes that were deferred before more are read."""
         if self._unparsed:
             self._parse_soon()
         else:
-            super()._resume_transport_reading()
+            super().resume_input()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -202,10 +193,10 @@ class HandlerConnection(web.RequestHandler):
 
         aiohttp sees a client that has left. The transport is None if the client really has.
         """
-        transport, ahead = self.transport, self._message_tail + self._bytes_left()
+        transport, ahead = self.transport, self.bytes_behind_request + self._bytes_left()
         if self._unparsed:
             self._drop_unparsed()
-            self._resume_transport_reading()
+            self.resume_input()
         self.transport = None
         if transport is not None:
             web.RequestHandler.connection_lost(self, None)
@@ -239,20 +230,11 @@ class HandlerConnection(web.RequestHandler):
         if self._phase == "idle" and now - self._since >= quiet_s:
             self.force_close()
 
-    async def _handle_request(
-        self,
-        request: web.BaseRequest,
-        start_time: float | None,
-        request_handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
-    ) -> tuple[web.StreamResponse, bool]:
+    async def serve(self, request: web.BaseRequest, handler: RequestServer) -> web.StreamResponse:
         """Start handlers in turn: none is short, and many connections may send their requests at the same moment."""
-
-        async def handle(request: web.BaseRequest) -> web.StreamResponse:
-            await self._limiter.turns.wait(self.client)
-            return await request_handler(request)
-
         self._body_bytes = 0
-        return await super()._handle_request(request, start_time, handle)
+        await self._limiter.turns.wait(self.client)
+        return await handler(request)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -279,7 +261,7 @@ class HandlerConnection(web.RequestHandler):
             reply = fault_reply(fault, self._limiter.site)
         reply.headers.update(self._limiter.headers_for(self._address))
         # aiohttp takes a request that it could not parse for one of HTTP/1.0.
-        request._version = HttpVersion11
+        reply_in_version(request, HttpVersion11)
         reply.force_close()
         return reply
 

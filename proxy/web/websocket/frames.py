@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from aiohttp._websocket.helpers import websocket_mask
-
 from proxy.core.encodings import MessageInflater, TooMuchData, deflate_message
+from proxy.web.aiohttp_internals import websocket_mask
 
 CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0, 1, 2, 8, 9, 10
 

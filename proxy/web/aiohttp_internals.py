@@ -1,0 +1,87 @@
+"""The only module that uses what aiohttp does not document.
+
+setup.cfg pins aiohttp's minor version, and `tests/web/test_aiohttp_internals.py` names each of these members, so that a new
+version fails there first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from aiohttp import HttpVersion, StreamReader, http_parser, web, web_protocol
+from aiohttp._websocket.helpers import websocket_mask
+
+__all__ = ["AiohttpConnection", "RequestServer", "has_c_parser", "reply_in_version", "version_of", "websocket_mask"]
+
+RequestServer: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+# aiohttp's parser stops after each request until that one is taken up. If it read on, an error in what follows would replace
+# the requests that it has read.
+web_protocol.MAX_MSG_QUEUE_SIZE = 1
+
+
+def has_c_parser() -> bool:
+    return http_parser.HttpRequestParser is not http_parser.HttpRequestParserPy
+
+
+def version_of(request: web.BaseRequest) -> HttpVersion:
+    """The version in the request line. `request.version` would cache it, so that it could not be replaced."""
+    return request._version
+
+
+def reply_in_version(request: web.BaseRequest, version: HttpVersion) -> None:
+    """Reply in this version. aiohttp replies in the version of the request, and caches it at the first look at `version`."""
+    request._version = version
+
+
+class AiohttpConnection(web.RequestHandler):
+    """aiohttp's handler of a connection, with names for the state that it keeps to itself."""
+
+    __slots__ = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether `connection_made` was called, and not yet `connection_lost`."""
+        return self._manager is not None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether aiohttp wants no more bytes at the moment."""
+        return self._reading_paused or self._buffer_paused
+
+    @property
+    def body_being_read(self) -> StreamReader | None:
+        """The body of the request that a handler serves."""
+        return None if self._current_request is None else self._current_request.content
+
+    @property
+    def bytes_behind_request(self) -> bytes:
+        return self._message_tail
+
+    def drop_unserved_request(self) -> None:
+        """Do not serve a request that was parsed in this turn. aiohttp would use what `connection_lost` takes away."""
+        if self._messages and self._current_request is None and self._task_handler is not None:
+            self._task_handler.cancel()
+
+    def pause_input(self) -> None:
+        self._pause_transport_reading()
+
+    def resume_input(self) -> None:
+        """Called by aiohttp too, when a body has been read."""
+        super()._resume_transport_reading()
+
+    def _resume_transport_reading(self) -> None:
+        self.resume_input()
+
+    async def serve(self, request: web.BaseRequest, handler: RequestServer) -> web.StreamResponse:
+        """Run the handler of a request whose head is complete."""
+        return await handler(request)
+
+    async def _handle_request(
+        self, request: web.BaseRequest, start_time: float | None, request_handler: RequestServer
+    ) -> tuple[web.StreamResponse, bool]:
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            return await self.serve(request, request_handler)
+
+        return await super()._handle_request(request, start_time, handle)
