@@ -25,6 +25,8 @@ MethodKind = Literal["read", "write", "filter", "subscription"]
 CacheRule = Literal["never", "static", "hash", "block", "head"]
 # `number`: the result is the head's number. `block`: the result is the head block if the call is about the latest block.
 HeadResult = Literal["none", "number", "block"]
+# What the first param of a read names, if an upstream may know of it before the others do.
+WriteSubject = Literal["none", "transaction", "sender"]
 # A method and its params, for calls that the proxy makes itself.
 UpstreamCall = tuple[str, bytes]
 # The number, the hash and the parent hash of a block. The parent hash is empty if it is not known.
@@ -60,6 +62,7 @@ class Method:
     `private`: the call is meant for one upstream: no other may see it, even if that one refuses it.
     `same_as`: the read that returns the same as this poll of a filter, given the filter's own params.
     `identified`: the params of a write identify it, so that sending it twice is the same as once: see `Family.sent_id`.
+    `about`: the first param names a transaction or its sender. The upstream that has received a write knows of both first.
     `answer`: the result as JSON, the same for all callers. Such a call is never sent to an upstream.
     `sample`: params of a call to try, as JSON. The dashboard suggests methods that have them.
     """
@@ -83,6 +86,7 @@ class Method:
     same_as: str = ""
     identified: bool = False
     private: bool = False
+    about: WriteSubject = "none"
     answer: str = ""
     sample: str = ""
 
@@ -254,6 +258,14 @@ def _no_id(params: bytes) -> bytes | None:
     return None
 
 
+def _no_subjects(params: bytes) -> tuple[str, ...]:
+    return ()
+
+
+def _no_subject(method: Method, params: bytes) -> str:
+    return ""
+
+
 def _chain_id(network: str, chain_id: int | None) -> int | None:
     return chain_id
 
@@ -268,6 +280,8 @@ class Family:
     `is_empty(method, result)`: whether an upstream that is behind would return the same.
     `verdicts`: codes of errors that are final, whichever upstream returns them and whatever their text.
     `sent_id(params)`: derives the result of a repeated write that is `identified`; None if it cannot.
+    `sent_subjects(params)`: the names under which reads may ask for a write: those of the transaction and of its sender.
+    `subject(method, params)`: the name of that kind in a read with an `about`; empty if it is none, or the block is fixed.
     `last_block(params, head)`: the last block of a method that `splits`.
     `within_head(params, head)`: params of such a method, or of a new filter, that end near the head.
     `latest`: the tag of the head block; empty if the family has none.
@@ -289,6 +303,8 @@ class Family:
     addresses: AddressFormat
     verdicts: frozenset[int] = frozenset()
     sent_id: Callable[[bytes], bytes | None] = _no_id
+    sent_subjects: Callable[[bytes], tuple[str, ...]] = _no_subjects
+    subject: Callable[[Method, bytes], str] = _no_subject
     last_block: Callable[[bytes, int], int] | None = None
     within_head: Callable[[bytes, int], bytes] | None = None
     latest: str = ""

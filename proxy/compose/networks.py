@@ -20,6 +20,7 @@ from proxy.services.rpc.dispatcher import Dispatcher, Takeovers
 from proxy.services.rpc.method_policy import policies_of, unknown_of
 from proxy.services.rpc.network_state import HEAD_NUMBERS, FleetHeads, NetworkState, SharedHead
 from proxy.services.rpc.networks import CallGuard, Networks, Route
+from proxy.services.rpc.recent_writes import RecentWrites
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
 from proxy.store.shared_memory.bucket_table import SharedRate
@@ -84,9 +85,10 @@ class NetworkBuilder:
         for name, upstreams in by_network.items():
             index, network = known[name]
             calls, streams = _by_use(network, upstreams)
+            takers = self._upstreams(network, calls)
             found[name] = NetworkState(
                 network,
-                self._upstreams(network, calls),
+                takers,
                 self._heads(network),
                 family_of(network).head,
                 ReplyCache(share),
@@ -96,8 +98,15 @@ class NetworkBuilder:
                 streams=self._upstreams(network, streams),
                 shared_cache=None if shared is None else SharedCache(name, shared),
                 exchange=self._exchange,
+                writes=self._writes(network, takers),
             )
         return found
+
+    def _writes(self, network: Network, upstreams: Sequence[Upstream]) -> RecentWrites | None:
+        """Which of several upstreams has received a write matters only to clients."""
+        if self._heads_memory is None or len(upstreams) < 2:
+            return None
+        return RecentWrites(network.id, upstreams, self._heads_memory.writes)
 
     def networks(
         self, states: Mapping[str, NetworkState], takeovers: Mapping[str, Takeovers] | None = None

@@ -63,6 +63,8 @@ def _method_faults(method: Method) -> Iterator[str]:
         yield 'same_as needs kind = "filter"'
     if method.identified and method.kind != "write":
         yield 'identified needs kind = "write"'
+    if method.about != "none" and not is_read:
+        yield 'about needs kind = "read"'
     if method.answer and _parsed(method.answer) is msgspec.UNSET:
         yield "answer must be JSON"
 

@@ -20,7 +20,7 @@ from proxy.chains.evm.address import FORMAT
 from proxy.chains.evm.head_reader import HEAD
 from proxy.chains.evm.log_range import quantity
 from proxy.chains.evm.prover import EvmProver
-from proxy.chains.evm.transactions import hash_of_sent
+from proxy.chains.evm.transactions import hash_of_sent, subjects_of_sent
 from proxy.chains.family import HASH, NONE, BlockRef, Family, Method, SubscriptionRules
 from proxy.core.caching import Lifetime
 
@@ -236,6 +236,15 @@ def at_block(method: Method, params: bytes, number: int) -> bytes:
 
 
 # Methods by which a node would sign with its own keys.
+def subject(method: Method, params: bytes) -> str:
+    """The transaction, or the sender at the pending block, that the call is about. Only pending state differs between upstreams
+    of one height: it depends on the transactions that each has received."""
+    if method.about == "sender" and method.block_at is not None and b'"pending"' not in params:
+        return ""
+    item = _item(params, 0)
+    return item[1:-1].decode().lower() if item[:3].lower() == b'"0x' and item.isascii() else ""
+
+
 _NO_SIGNING = "the service holds no private keys: sign {what} in your wallet{then}"
 _SIGN_TRANSACTION = _NO_SIGNING.format(what="the transaction", then=" and send it with eth_sendRawTransaction")
 _SIGN_TEXT = _NO_SIGNING.format(what="the text", then="")
@@ -257,6 +266,8 @@ EVM = Family(
     is_archive=is_archive,
     is_empty=is_empty,
     sent_id=hash_of_sent,
+    sent_subjects=subjects_of_sent,
+    subject=subject,
     last_block=last_block,
     within_head=log_range.within_head,
     latest=LATEST.tag,

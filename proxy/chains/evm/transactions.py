@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import coincurve
 import msgspec
 import sha3
 
 _params = msgspec.json.Decoder(list[str]).decode
+_any_params = msgspec.json.Decoder(list[Any]).decode
 # EIP-4844: a blob transaction is sent with its blobs beside it, in one list, and its hash does not cover them.
 _BLOB = 0x03
+_SHORT_TEXT, _LONG_TEXT = 0x80, 0xB7
 _SHORT_LIST, _LONG_LIST = 0xC0, 0xF7
+# The longest head of an RLP item: its first byte, and a length of eight.
+_MOST_HEAD = 9
+_SIGNATURE_ITEMS = 3
+# No type has as many fields. Reading 100,000 would take long.
+_MOST_FIELDS = 32
+# Types whose last three fields are the signature's parity, r and s (EIP-2930, EIP-1559, EIP-4844, EIP-7702).
+_SIGNED_LAST = (0x01, 0x02, _BLOB, 0x04)
+# EIP-155: a signature that covers the chain id has v = 35 + 2 * chain id + parity; any other has v = 27 + parity.
+_EIP_155, _BEFORE_155 = 35, 27
 # Nodes accept no larger transaction, apart from its blobs (geth: 128 KiB). Hashing a megabyte takes milliseconds.
 _MOST_DIGITS = 2 * 131_072
 
@@ -16,13 +30,89 @@ _MOST_DIGITS = 2 * 131_072
 def hash_of_sent(params: bytes) -> bytes | None:
     """The hash, as JSON, of the transaction in the params of eth_sendRawTransaction; None if it cannot be determined."""
     try:
-        text = _params(params)[0].removeprefix("0x")
-        raw = bytes.fromhex(text) if len(text) <= _MOST_DIGITS or text.startswith(f"{_BLOB:02x}") else b""
+        raw = _raw(_params(params)[0])
     except (msgspec.DecodeError, ValueError, IndexError):
         return None
+    return b'"%b"' % _hash(raw).encode() if len(raw) > 1 else None
+
+
+def subjects_of_sent(params: bytes) -> tuple[str, ...]:
+    """The hash and the sender of the transaction in the params of any method that sends one, as far as they can be determined.
+    It is the first param, or the member `tx` of that (`eth_sendPrivateTransaction`)."""
+    try:
+        given = _any_params(params)[0]
+        raw = _raw(given["tx"] if isinstance(given, dict) else given)
+    except (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError):
+        return ()
+    if len(raw) < 2:
+        return ()
+    sender = _sender(raw)
+    return (_hash(raw), sender) if sender else (_hash(raw),)
+
+
+def _raw(given: str) -> bytes:
+    """The transaction without its blobs; empty if it is too large. Raises ValueError if it is not hex."""
+    text = given.removeprefix("0x")
+    raw = bytes.fromhex(text) if len(text) <= _MOST_DIGITS or text.startswith(f"{_BLOB:02x}") else b""
     if raw and raw[0] == _BLOB:
         raw = raw[:1] + _without_blobs(raw[1:])
-    return b'"0x%b"' % sha3.keccak_256(raw).hexdigest().encode() if len(raw) > 1 else None
+    return raw
+
+
+def _hash(raw: bytes) -> str:
+    return f"0x{sha3.keccak_256(raw).hexdigest()}"
+
+
+def _sender(raw: bytes) -> str:
+    """The address that has signed the transaction; empty if it cannot be determined."""
+    is_typed = raw[0] in _SIGNED_LAST
+    if not is_typed and raw[0] < _SHORT_LIST:
+        return ""
+    try:
+        fields, parity, r, s = _signature(raw[1:] if is_typed else raw)
+        if not is_typed:
+            fields, parity = _of_legacy(fields, parity)
+        signed = raw[: int(is_typed)] + _list(fields)
+        signature = r.to_bytes(32, "big") + s.to_bytes(32, "big") + bytes([parity])
+        key = coincurve.PublicKey.from_signature_and_message(signature, sha3.keccak_256(signed).digest(), hasher=None)
+    except (ValueError, OverflowError):
+        return ""
+    return f"0x{sha3.keccak_256(key.format(compressed=False)[1:]).hexdigest()[24:]}"
+
+
+def _signature(rlp: bytes) -> tuple[bytes, int, int, int]:
+    """The encoded fields of a transaction without its signature, and the numbers of the signature: the last three items."""
+    head, length = _list_sizes(rlp)
+    starts, at = list[int](), head
+    while 0 < head <= at < len(rlp) and len(starts) < _MOST_FIELDS:
+        starts.append(at)
+        item = rlp[at : at + _MOST_HEAD]
+        at += sum(_list_sizes(item) if item[0] >= _SHORT_LIST else _text_sizes(item))
+    if len(starts) < _SIGNATURE_ITEMS or at != len(rlp) or head + length != at:
+        raise ValueError("not a transaction")
+    parity, r, s = (
+        int.from_bytes(rlp[start + _text_sizes(rlp[start : start + _MOST_HEAD])[0] : end], "big")
+        for start, end in zip(starts[-3:], [*starts[-2:], at], strict=True)
+    )
+    return rlp[head : starts[-3]], parity, r, s
+
+
+def _of_legacy(fields: bytes, v: int) -> tuple[bytes, int]:
+    """The fields that the signature of a transaction without a type covers, and its parity."""
+    if v < _EIP_155:
+        return fields, v - _BEFORE_155
+    chain_id, parity = divmod(v - _EIP_155, 2)
+    number = chain_id.to_bytes((chain_id.bit_length() + 7) // 8, "big")
+    encoded = number if 0 < chain_id < _SHORT_TEXT else bytes([_SHORT_TEXT + len(number)]) + number
+    return fields + encoded + bytes([_SHORT_TEXT, _SHORT_TEXT]), parity
+
+
+def _list(content: bytes) -> bytes:
+    """An RLP list of this content."""
+    if len(content) <= _LONG_LIST - _SHORT_LIST:
+        return bytes([_SHORT_LIST + len(content)]) + content
+    size = len(content).to_bytes((len(content).bit_length() + 7) // 8, "big")
+    return bytes([_LONG_LIST + len(size)]) + size + content
 
 
 def _without_blobs(rlp: bytes) -> bytes:
@@ -45,4 +135,14 @@ def _list_sizes(rlp: bytes) -> tuple[int, int]:
     if rlp[0] <= _LONG_LIST:
         return 1, rlp[0] - _SHORT_LIST
     size = rlp[0] - _LONG_LIST
+    return 1 + size, int.from_bytes(rlp[1 : 1 + size], "big")
+
+
+def _text_sizes(rlp: bytes) -> tuple[int, int]:
+    """The length of an RLP string's head and of its content. A byte below 0x80 is its own content."""
+    if rlp[0] < _SHORT_TEXT:
+        return 0, 1
+    if rlp[0] <= _LONG_TEXT:
+        return 1, rlp[0] - _SHORT_TEXT
+    size = rlp[0] - _LONG_TEXT
     return 1 + size, int.from_bytes(rlp[1 : 1 + size], "big")

@@ -512,9 +512,9 @@ class Dispatcher(FlightHandler):
     def complete(self, flight: Flight, result: bytes | msgspec.Raw) -> None:
         self._close(flight)
         self.state.keep(flight, result)
-        exchange = self.state.exchange
-        if exchange is not None and flight.policy.method.kind == "write":
-            exchange.wrote(self.state.network_id, partial(flight.deliver, result))
+        note = self.state.note_write(flight) if flight.policy.method.kind == "write" else ""
+        if note and self.state.exchange is not None:
+            self.state.exchange.wrote(self.state.network_id, note, partial(flight.deliver, result))
         else:
             flight.deliver(result)
 
@@ -554,12 +554,21 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
         health = only.health
         takes_calls = health.takes_calls(now) or health.allows_fallback(now)
         return only if takes_calls and not tried >> health.index & 1 and health.may_serve(name) else None
+    if call.holder is not None and _holder_takes(call.holder.health, name, now, tried):
+        return call.holder
     if not call.policy.may_repeat and (doubtful := state.group.doubtful_for_writes(now) & ~tried):
         found = state.group.choose(now, name, tried=tried | doubtful)
         if found is not None:
             return state.upstreams[found.index]
     found = state.group.choose(now, name, tried=tried, head=call.least_head, archive=call.archive)
     return None if found is None else state.upstreams[found.index]
+
+
+def _holder_takes(health: UpstreamHealth, method: str, now: float, tried: int) -> bool:
+    """Whether the upstream that has received the write that a call is about can be asked. One that lags behind would describe
+    an older block than the others have."""
+    is_left = not tried >> health.index & 1 and health.may_serve(method) and not health.lacks(method, now)
+    return is_left and not health.lagging and health.takes_calls(now)
 
 
 def _left_out(state: NetworkState, directives: Directives, now: float) -> int:

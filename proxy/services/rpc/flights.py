@@ -63,6 +63,7 @@ class Call:
         "client",
         "directives",
         "excluded",
+        "holder",
         "is_piece",
         "least_head",
         "params",
@@ -85,6 +86,7 @@ class Call:
         archive: bool = False,
         is_piece: bool = False,
         excluded: int = 0,
+        holder: Upstream | None = None,
     ) -> None:
         self.policy: Final = policy
         self.params: Final = params
@@ -105,6 +107,8 @@ class Call:
         self.is_piece: Final = is_piece
         # Upstreams that must not receive the call, as a bit set of their indexes.
         self.excluded: Final = excluded
+        # The upstream to ask first: it has received the write that the call is about.
+        self.holder: Final = holder
 
     def __repr__(self) -> str:
         return f"<Call {self.policy.method.name} of {self.client or 'our own'}>"

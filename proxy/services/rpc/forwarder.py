@@ -19,6 +19,7 @@ from proxy.services.rpc.flights import Call, Caller, Flight
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.upstream_batch import launch_all
+from proxy.wire.upstream import Upstream
 
 # A filter of 1,000 addresses and 4,000 topics, which nodes accept at most, takes 320,000 bytes.
 MOST_FILTER_BYTES: Final = 393_216
@@ -121,7 +122,11 @@ class Forwarder:
                 caller.on_error(FILTER_TOO_LARGE)
                 return None
             params = policy.within_head(params, route.heads.tip)
-        slot = key_of(policy.request_tail, params) if policy.shared else None
+        holder = _holder(policy, params, route, client, now) if policy.about_write else None
+        if holder is not None:
+            # Pending state of this upstream is neither cached nor shared: others may get the state of another one.
+            caller.on_source("miss", route.state.tip)
+        slot = key_of(policy.request_tail, params) if policy.shared and holder is None else None
         if slot is not None:
             if _may_read_cache(route, directives) and _is_known(caller, route, slot, client, now, directives):
                 return None
@@ -136,7 +141,9 @@ class Forwarder:
         elif _needs_no_flight((caller, policy, params), route, now, directives, client):
             return None
         payer = (meter if key is None else key) if policy.by_range or policy.looks_up_null else None
-        made = _call(policy, params, route, client=client, payer=payer, directives=directives, cache_key=slot)
+        made = _call(
+            policy, params, route, client=client, payer=payer, directives=directives, cache_key=slot, holder=holder
+        )
         flight = route.dispatcher.new_flight(made, caller, now)
         caller.on_flight(flight)
         if made.cache_key is not None and route.coalesces and (directives is None or directives.may_join):
@@ -158,6 +165,12 @@ class Forwarder:
             caller.on_fault(InvalidRequest(reason))
         else:
             self._verifier.start(call, route, how, key=key, directives=directives or NO_DIRECTIVES)
+
+
+def _holder(policy: MethodPolicy, params: bytes, route: Route, client: str, now: float) -> Upstream | None:
+    """The upstream that has received the write of this client that the call is about, if there is one."""
+    writes = route.state.writes
+    return None if writes is None else writes.holder(policy, params, client, now)
 
 
 def _needs_no_flight(call: AdmittedCall, route: Route, now: float, directives: Directives | None, client: str) -> bool:
@@ -228,6 +241,7 @@ def _call(
     payer: Key | Meter | None,
     directives: Directives | None,
     cache_key: bytes | None,
+    holder: Upstream | None,
 ) -> Call:
     """The call, with what its block requires of its upstream."""
     if directives is not None and directives.upstream:
@@ -259,4 +273,5 @@ def _call(
         least_head=least_head,
         reports_head=reports_head,
         archive=archive,
+        holder=holder,
     )

@@ -54,8 +54,8 @@ class HeadExchange:
         message = f"{self._host} {LOWERED if is_lower else MOVED} {network} {tip} {mark}"
         self._link.send(("FCALL", HEAD, "1", _key(network), CHANNEL, message, str(KEPT_MS)), _ignore)
 
-    def wrote(self, network: str, then: Callable[[], None]) -> None:
-        """Publish that a write was sent, and call `then` when other hosts have got the message, or after a moment.
+    def wrote(self, network: str, note: str, then: Callable[[], None]) -> None:
+        """Publish a write with its note, and call `then` when other hosts have got the message, or after a moment.
 
         Valkey answers the publisher before it sends the message to the others: only the answer to a command that follows shows
         that all were sent."""
@@ -69,7 +69,7 @@ class HeadExchange:
             if waiting and not self._link.send(("PING",), go_on):
                 go_on()
 
-        if self._link.send(("PUBLISH", CHANNEL, f"{self._host} {WROTE} {network} 0 0"), published):
+        if self._link.send(("PUBLISH", CHANNEL, f"{self._host} {WROTE} {network} {note}"), published):
             self._loop.call_later(WRITE_S, lambda: self._loop.call_later(MOMENT_S, go_on))
         else:
             go_on()
@@ -77,13 +77,14 @@ class HeadExchange:
     # News of other hosts
 
     def _on_message(self, message: bytes) -> None:
-        host, kind, network, tip, mark = message.decode().split(" ")
+        host, kind, network, rest = message.decode().split(" ", 3)
         state = self._states.get(network)
         if state is None or host == self._host:
             return
         if kind == WROTE:
-            state.discard_recent()
+            state.follow_write(rest)
         else:
+            tip, mark = rest.split(" ")
             state.follow(int(tip), int(mark), is_lower=kind == LOWERED)
 
     def _on_change(self) -> None:

@@ -58,7 +58,7 @@ class MethodPolicy:
     """One method on one network."""
 
     __slots__ = (
-        "answer", "any_block", "by_range", "cacheable", "ends_latest", "family", "has_block", "is_checked",
+        "about_write", "answer", "any_block", "by_range", "cacheable", "ends_latest", "family", "has_block", "is_checked",
         "is_head_number", "is_plain", "latest", "looks_up_null", "may_repeat", "may_show_head", "method", "normalises", "opens",
         "reports_block", "request_tail", "scope", "separator", "shared", "short", "shows_block", "tally", "units", "verify",
     )  # fmt: skip
@@ -96,6 +96,8 @@ class MethodPolicy:
         # large it is. Results that only `shows_block` covers are read if they are cached.
         self.reports_block = method.names_block
         self.shows_block = method.names_block or method.splits or method.head == "block"
+        # Whether the upstream that has received a write of the caller is asked first. See `RecentWrites`.
+        self.about_write = method.about != "none"
         # Whether the route's guard checks the params, and whether a null result is looked up elsewhere.
         self.is_checked = False
         self.looks_up_null = False

@@ -22,6 +22,7 @@ from proxy.core.routing import UpstreamGroup
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.recent_writes import NO_NOTE, RecentWrites
 from proxy.services.rpc.shared_cache import SharedCache
 from proxy.wire.upstream import Upstream
 
@@ -78,7 +79,7 @@ class FleetHeads(Protocol):
     """Shares what this host learns with other hosts."""
 
     def moved(self, network: str, tip: int, mark: int, *, is_lower: bool) -> None: ...
-    def wrote(self, network: str, then: Callable[[], None]) -> None: ...
+    def wrote(self, network: str, note: str, then: Callable[[], None]) -> None: ...
 
 
 class NetworkState:
@@ -110,6 +111,7 @@ class NetworkState:
         "tip",
         "tip_lines",
         "upstreams",
+        "writes",
     )
 
     def __init__(
@@ -126,11 +128,13 @@ class NetworkState:
         streams: Sequence[Upstream] = (),
         shared_cache: SharedCache | None = None,
         exchange: FleetHeads | None = None,
+        writes: RecentWrites | None = None,
         chain: NetworkState | None = None,
     ) -> None:
         """`archive_minimum`: the lowest price of a read of old state. `streams`: upstreams that carry subscriptions and no
         calls. `shared_cache`: replies that other workers and hosts have cached. `exchange`: shares heads and writes with other
-        hosts. `chain`: for bundlers, the state of the chain that they serve."""
+        hosts. `writes`: which upstream has received them, if there are several. `chain`: for bundlers, the state of the chain
+        that they serve."""
         self.network = network
         self.network_id = network.id
         self.upstreams = tuple(upstreams)
@@ -145,6 +149,7 @@ class NetworkState:
         self.seen_moves = 0
         self.shared_cache = shared_cache
         self.exchange = exchange
+        self.writes = writes
         self.chain = chain
         # Flights that the same call may join, by cache key.
         self.flights: dict[bytes, Flight] = {}
@@ -215,6 +220,18 @@ class NetworkState:
             self.replies.put(key, raw, lifetime, flight.client)
             if lifetime == "forever" and self.shared_cache is not None:
                 self.shared_cache.put(key, raw)
+
+    def note_write(self, flight: Flight) -> str:
+        """Note which upstream has received a write. Returns the note for other hosts."""
+        if self.writes is None or flight.answered_by is None:
+            return NO_NOTE
+        return self.writes.took(flight.answered_by, flight.policy, flight.params, flight.client)
+
+    def follow_write(self, note: str) -> None:
+        """Another host has sent a write."""
+        if self.writes is not None and note != NO_NOTE:
+            self.writes.heard(note)
+        self.discard_recent()
 
     def _is_current(self, flight: Flight, ref: BlockRef) -> bool:
         """Whether a result was read at our head. A call that names no block is answered at the head of its upstream."""

@@ -13,14 +13,14 @@ from functools import partial
 
 from proxy.core import jsonrpc, upstream_errors
 from proxy.services.rpc.dispatcher import Dispatcher
-from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.flights import Call, Flight
 from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import OUT_OF_STEP, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
 
 def launch_all(dispatcher: Dispatcher, flights: Sequence[Flight], now: float) -> None:
     """Send the calls of one batch, in few requests if the upstream accepts batches."""
-    together = [flight for flight in flights if flight.policy.may_repeat and not flight.call.archive]
+    together = [flight for flight in flights if may_go_together(flight.call)]
     upstream = dispatcher.choose(together[0].call, now, 0) if len(together) > 1 else None
     size = upstream.batches.of(together[0].client) if upstream is not None else 1
     if upstream is None or size < 2:
@@ -38,6 +38,11 @@ def launch_all(dispatcher: Dispatcher, flights: Sequence[Flight], now: float) ->
         UpstreamBatch(dispatcher, together[start : start + size]).send(upstream, now)
     for _ in together:
         dispatcher.budget.earn()
+
+
+def may_go_together(call: Call) -> bool:
+    """Whether the call can be sent with others to an upstream that was chosen for one of them."""
+    return call.policy.may_repeat and not call.archive and call.holder is None
 
 
 # A larger reply is not read: its calls are sent one by one, so that their results can be streamed.

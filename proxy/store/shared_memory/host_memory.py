@@ -3,7 +3,8 @@
 It is an anonymous file that the supervisor creates and every process maps: mutexes, the owners of the regions in
 `AccountCounts`, the buckets of upstreams and of client addresses (`SharedBucketTable`), those regions, and last the leases
 (leased_windows), which grow with the number of accounts and keys. Far beyond those are the leases of upstreams
-(upstream_windows), their polls (poll_table) and the heads of networks. The file is sparse: only pages that are used exist.
+(upstream_windows), their polls (poll_table), the heads of networks, and their recent writes (write_table). The file is sparse:
+only pages that are used exist.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from proxy.store.shared_memory.account_counts import AccountCounts
 from proxy.store.shared_memory.bucket_table import SharedBucketTable
 from proxy.store.shared_memory.growing_file import map_part
 from proxy.store.shared_memory.poll_table import PollTable
+from proxy.store.shared_memory.write_table import WriteTable
 
 # In the environment of a host's processes: what identifies the host among those that share a Valkey.
 HOST = "PENSTOCK_HOST"
@@ -40,6 +42,7 @@ UPSTREAM_LEASES_AT = LEASES_AT + (1 << 38)
 UPSTREAMS = UPSTREAM_SETS * name_table.WAYS
 _POLLS_AT = UPSTREAM_LEASES_AT + (1 << 30)
 _HEADS_AT = _POLLS_AT + (1 << 30)
+_WRITES_AT = _HEADS_AT + (1 << 30)
 
 
 def create() -> int:
@@ -65,6 +68,7 @@ class HostMemory:
         self.hosts = view[_HOSTS_AT : _HOSTS_AT + 8].cast("q")
         self.counts = AccountCounts(fd, _REGIONS_AT, view[_OWNERS_AT:_UPSTREAMS_AT], mutexes)
         self.polls = PollTable(fd, _POLLS_AT)
+        self.writes = WriteTable(fd, _WRITES_AT)
 
     def __repr__(self) -> str:
         return f"<HostMemory {self.counts!r}>"

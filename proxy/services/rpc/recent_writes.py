@@ -1,0 +1,57 @@
+"""Which upstream of a network has received the recent writes of an account.
+
+Upstreams that are not peers of each other, or exchange transactions slowly, know of a transaction only after it is in a block.
+So reads about a transaction that an account has sent within the last minute, or about the pending state of its sender, go to
+the upstream that has received it. All workers of a host note writes in one table (`WriteTable`), and hosts send each other what
+they note (`HeadExchange`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.store.shared_memory.write_table import WriteTable
+from proxy.wire.upstream import Upstream
+
+# What other hosts receive of a write that needs no note: it has no sender and no hash, or one upstream alone takes all writes.
+NO_NOTE = "0 0"
+
+
+class RecentWrites:
+    def __init__(self, network_id: str, upstreams: Sequence[Upstream], table: WriteTable) -> None:
+        self._network_id = network_id
+        self._table = table
+        self._by_mark = {int(upstream.health.mark, 16): upstream for upstream in upstreams}
+
+    def __repr__(self) -> str:
+        return f"<RecentWrites of {self._network_id}, {len(self._by_mark)} upstreams>"
+
+    def took(self, upstream: Upstream, policy: MethodPolicy, params: bytes, client: str) -> str:
+        """Note that the upstream has received a write of the client. Returns the note for other hosts: two words."""
+        names = policy.family.sent_subjects(params) if client else ()
+        tags = [self._tag(client, name) for name in names]
+        if not tags:
+            return NO_NOTE
+        self._note(int(upstream.health.mark, 16), tags)
+        return f"{upstream.health.mark} {','.join(map(str, tags))}"
+
+    def heard(self, note: str) -> None:
+        """Another host has sent this note."""
+        mark, tags = note.split(" ")
+        if int(mark, 16) in self._by_mark:
+            self._note(int(mark, 16), [int(tag) for tag in tags.split(",")])
+
+    def holder(self, policy: MethodPolicy, params: bytes, client: str, now: float) -> Upstream | None:
+        """The upstream to ask, if the call is about a recent write of the client."""
+        name = policy.family.subject(policy.method, params) if client else ""
+        return self._by_mark.get(self._table.find(self._tag(client, name), now)) if name else None
+
+    def _note(self, mark: int, tags: Sequence[int]) -> None:
+        now = time.monotonic()
+        for tag in tags:
+            self._table.note(tag, mark, now)
+
+    def _tag(self, client: str, name: str) -> int:
+        return self._table.tag_of(f"{self._network_id} {client} {name}")
