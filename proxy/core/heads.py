@@ -33,6 +33,9 @@ HIGHEST = (1 << 63) - 1
 REMEMBERED_BLOCKS = 256
 # Blocks of several upstreams, which may be on several branches.
 REMEMBERED_HASHES = 1024
+# How soon a doubt about the head is checked after the last one, if that was right; and at most, if many in a row were wrong.
+SOON_S = 0.1
+LATEST_CHECK_S = 30.0
 # A mark must fit into the shared memory too.
 MARK_BYTES = 7
 
@@ -114,6 +117,31 @@ class NetworkHead:
 
     def _furthest(self, now: float) -> float:
         return self.agreed + self.behind_blocks + LEAP * (now - self._agreed_at) / self.block_time_s
+
+
+class HeadDoubts:
+    """When to check a head that may have gone back, because an upstream sent an older one than it had before.
+
+    It is checked at once, so that a shorter branch is believed as quickly as a longer one. Behind some addresses are several
+    nodes of different height, which always look as if they went back: after a doubt that was wrong, the next one waits for
+    twice as long.
+    """
+
+    __slots__ = ("_checked_at", "_pause_s")
+
+    def __init__(self) -> None:
+        self._checked_at = -LATEST_CHECK_S
+        self._pause_s = SOON_S
+
+    def __repr__(self) -> str:
+        return f"<HeadDoubts checked every {self._pause_s:g} s>"
+
+    def may_check(self, now: float) -> bool:
+        return now - self._checked_at >= self._pause_s
+
+    def checked(self, now: float, *, is_right: bool) -> None:
+        self._checked_at = now
+        self._pause_s = SOON_S if is_right else min(2 * self._pause_s, LATEST_CHECK_S)
 
 
 class Branch:

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from proxy.core.heads import (
     REMEMBERED_BLOCKS,
+    SOON_S,
     STALE_S,
     Branch,
+    HeadDoubts,
     NetworkHead,
     mark_of,
     most_voted,
@@ -316,3 +318,17 @@ def test_tip_never_goes_back_and_stays_with_the_honest_whatever_one_says(
         assert tip <= chain.heads.tip <= max(honest) + 1
         tip = chain.heads.tip
         assert not chain.lagging & {1, 2, 3}
+
+
+def test_doubts_that_were_wrong_are_checked_ever_more_rarely() -> None:
+    doubts, now, checks = HeadDoubts(), 1000.0, 0
+    for _ in range(6000):
+        now += 0.01
+        if doubts.may_check(now):
+            checks += 1
+            doubts.checked(now, is_right=False)
+    # At 0, 0.2, 0.6, 1.4 … seconds of a minute.
+    assert checks == 9
+    doubts.checked(now, is_right=True)
+    assert not doubts.may_check(now)
+    assert doubts.may_check(now + SOON_S)

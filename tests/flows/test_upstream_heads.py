@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -254,6 +255,48 @@ async def test_silent_upstream_does_not_delay_the_heads_of_the_others() -> None:
             await until(lambda: harness.route.heads.tip == harness.chain.head)
             assert not looking.done()
             looking.cancel()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("method", ["eth_blockNumber", "eth_getBlockByNumber"])
+def test_shorter_branch_is_believed_without_waiting_for_the_next_poll(count: int, method: str) -> None:
+    @on_uvloop
+    async def run() -> None:
+        async with rpc_harness(count) as harness:
+            await watch_without_polls(harness)
+            for upstream in harness.upstreams:
+                upstream.behind = 2
+            params = ["latest", False] if method == "eth_getBlockByNumber" else []
+
+            async def is_lower() -> bool:
+                await harness.call(method, params, Cache_Control="no-cache")
+                return harness.route.heads.tip == harness.chain.head - 2
+
+            await until(is_lower)
+
+    run()
+
+
+@on_uvloop
+async def test_upstream_of_nodes_at_different_heights_is_not_polled_for_each_reply() -> None:
+    async with rpc_harness(3, cache=NO_CACHE) as harness:
+        await watch_without_polls(harness)
+        before = [each.count("eth_getBlockByNumber") for each in harness.upstreams]
+        harness.upstreams[0].answers["eth_blockNumber"] = lambda _: hex(harness.chain.head - 1)
+        for _ in range(60):
+            assert int(await harness.result("eth_blockNumber"), 16) == harness.chain.head
+        await asyncio.sleep(0)
+        after = [each.count("eth_getBlockByNumber") for each in harness.upstreams]
+        assert [now - then for now, then in zip(after, before, strict=True)] <= [1, 1, 1]
+
+
+async def watch_without_polls(harness: RpcHarness) -> None:
+    """Follow the heads with a clock that stands still, so that no poll is due."""
+    at = time.monotonic()
+    tracker = Tracker(harness.route.state, lambda: at)
+    await tracker.look()
+    harness.worker.app.tasks.start("heads", tracker.run)
+    await until(tracker.is_ready.is_set)
 
 
 @asynccontextmanager

@@ -115,6 +115,7 @@ REASONS = {
     "services/multicall:Multicall": "one entry for each network",
     "services/prices:PriceService._warned_at": "one entry for each source",
     "services/readiness:Readiness": "one entry for each database",
+    "services/rpc/network_state:NetworkState.on_doubt": "the tracker of the network",
     "services/rpc/network_state:NetworkState.tip_lines": "one line for each word that names the network",
     "services/rpc/networks:Route": "one entry for each set of scopes that keys have, 2^scopes at most",
     "services/rpc/stream_checks:StreamChecks": "one entry for each upstream",

@@ -101,6 +101,7 @@ class NetworkState:
         "heads",
         "network",
         "network_id",
+        "on_doubt",
         "only",
         "reorgs",
         "replies",
@@ -159,6 +160,8 @@ class NetworkState:
         self.tip = 0
         # Header lines of replies whose state has reached the tip, by how they were found. The front prepares them.
         self.tip_lines: dict[str, bytes] = {}
+        # Called when an upstream sends an older head than it had: the chain may have gone back.
+        self.on_doubt: list[Callable[[], None]] = []
         self._branch = Branch()
         # The blocks that upstreams have reported lately.
         self.hashes = RecentHashes()
@@ -346,6 +349,8 @@ class NetworkState:
         number, block_hash, parent_hash = block
         if not self.heads.agreed or not 0 < number <= HIGHEST or not self.heads.is_plausible(number, now):
             return
+        if number < health.head:
+            self._doubt()
         health.saw_head(number, now, block_hash, parent_hash)
         is_newer = health.standing == "good" and number > self.heads.tip
         if is_newer:
@@ -411,10 +416,14 @@ class NetworkState:
                 health.saw_head(number, now)
                 self.heads.raise_to(number)
                 self.forget_recent()
+            elif number < self.heads.tip:
+                self._doubt()
             return "current"
         if not self.heads.is_plausible(number, now):
             return "future"
         if number < self.heads.tip:
+            if number < health.head:
+                self._doubt()
             return "behind"
         if number > health.head:
             health.saw_head(number, now)
@@ -422,6 +431,10 @@ class NetworkState:
             self.heads.raise_to(number)
             self.forget_recent()
         return "current"
+
+    def _doubt(self) -> None:
+        for on_doubt in self.on_doubt:
+            on_doubt()
 
     def head_number(self) -> bytes:
         return self.head_reader.write_number(self.heads.tip)

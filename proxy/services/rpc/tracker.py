@@ -21,7 +21,7 @@ from hashlib import blake2b
 
 from proxy.chains.family import ReportedBlock
 from proxy.core import jsonrpc
-from proxy.core.heads import HIGHEST, heard_of
+from proxy.core.heads import HIGHEST, HeadDoubts, heard_of
 from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.errors import Unavailable
 from proxy.services.rpc.fork_search import ForkSearch
@@ -95,6 +95,8 @@ class Tracker:
         self._adopted_at: dict[int, float] = {}
         self._uses = 0
         self._used_at = -math.inf
+        self._doubts = HeadDoubts()
+        self._is_doubted = False
         self._wake = asyncio.Event()
         self._woken_at = -math.inf
         self.is_ready = asyncio.Event()
@@ -110,11 +112,21 @@ class Tracker:
 
     async def run(self) -> None:
         """A supervised loop."""
+        self._state.on_doubt.append(self.doubt)
+        try:
+            await self._run()
+        finally:
+            self._state.on_doubt.remove(self.doubt)
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
             while True:
                 began = self._clock()
                 self._begin_with_news(began)
-                await self._look(group, self._due(began))
+                if self._is_doubted:
+                    await self._check_doubt(group)
+                else:
+                    await self._look(group, self._due(began))
                 self.is_ready.set()
                 if self._state.streams:
                     group.create_task(self._check_streams())
@@ -146,6 +158,18 @@ class Tracker:
         """Poll again soon: an upstream has announced a new block, which the others may have too."""
         self._wake.set()
 
+    def doubt(self) -> None:
+        """Poll all upstreams at once: the chain may have gone back to a shorter branch."""
+        if not self._is_doubted and self._doubts.may_check(self._clock()):
+            self._is_doubted = True
+            self._wake.set()
+
+    async def _check_doubt(self, group: asyncio.TaskGroup) -> None:
+        before = self._state.heads.tip
+        await self._look(group, [each for each in self._state.upstreams if each.health.index not in self._polled])
+        self._is_doubted = False
+        self._doubts.checked(self._clock(), is_right=self._state.heads.tip < before)
+
     # Intervals
 
     def _every_s(self, now: float) -> float:
@@ -175,7 +199,7 @@ class Tracker:
 
     async def _rest(self, began: float) -> None:
         """Wait for the next round. A network that comes into use meanwhile is polled earlier."""
-        while (left_s := self._next_round_at(began, now := self._clock()) - now) > 0:
+        while not self._is_doubted and (left_s := self._next_round_at(began, now := self._clock()) - now) > 0:
             if await until_set(self._wake, within_s=min(left_s, IN_USE_S)):
                 self._wake.clear()
                 self._woken_at = self._clock()
