@@ -76,7 +76,7 @@ def seen(health: UpstreamHealth, now: float) -> dict[str, Any]:
         "failed": health.bad,
         "contradicted": health.contradicted_replies,
         "contradiction": health.last_contradiction,
-        "took": health.latencies.counts,
+        "took": health.latencies.recent(now),
     }
 
 

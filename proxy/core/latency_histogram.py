@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from typing import Final
 
 # Upper edges of the buckets, in seconds; one more bucket holds the rest.
@@ -27,39 +28,57 @@ _SECOND: Final[float] = EDGES_S[1]
 _THIRD: Final[float] = EDGES_S[2]
 # Samples below which a quantile says nothing.
 ENOUGH_SAMPLES = 20
-# The histogram forgets half of itself when it holds this many: it speaks of the recent past.
+# Quantiles forget half of the calls when they are of this many: they follow a change of the upstream within as many calls.
 FORGET_AT = 2048
+# Operators see the calls of this time: an hour of old ones would hide that an upstream is quick again. It moves on in steps.
+WINDOW_S: Final = 300.0
+STEP_S: Final = 15.0
 
 
 class LatencyHistogram:
-    """`counts` is how many calls each bucket holds, `samples` how many all of them do."""
+    """How many calls each bucket holds: `totals` of all time, from which those are subtracted that are forgotten or outside of
+    the window. So a call is counted in one place. `samples` is how many calls quantiles are of."""
 
-    __slots__ = ("counts", "samples")
+    __slots__ = ("_forgotten", "_steps", "samples", "totals")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(EDGES_S) + 1)
+        self.totals = [0] * (len(EDGES_S) + 1)
         self.samples = 0
+        self._forgotten = [0] * len(self.totals)
+        # When a step of the window began, and the totals at that time.
+        self._steps: deque[tuple[float, list[int]]] = deque()
 
     def __repr__(self) -> str:
         return f"<LatencyHistogram of {self.samples}>"
 
     def add(self, took_s: float) -> None:
-        self.counts[bucket_of(took_s)] += 1
+        self.totals[bucket_of(took_s)] += 1
         self.samples += 1
         if self.samples >= FORGET_AT:
-            self.counts = [count // 2 for count in self.counts]
-            self.samples = sum(self.counts)
+            self._forgotten = [
+                total - (total - old) // 2 for total, old in zip(self.totals, self._forgotten, strict=True)
+            ]
+            self.samples = sum(self.totals) - sum(self._forgotten)
 
     def quantile_s(self, share: float) -> float | None:
         """The upper edge of the bucket that holds this quantile; None while too few calls were seen."""
         if self.samples < ENOUGH_SAMPLES:
             return None
         wanted = share * self.samples
-        for place, count in enumerate(self.counts):
-            wanted -= count
+        for place, total in enumerate(self.totals):
+            wanted -= total - self._forgotten[place]
             if wanted <= 0:
                 return EDGES_S[place] if place < len(EDGES_S) else EDGES_S[-1]
         return EDGES_S[-1]
+
+    def recent(self, now: float) -> list[int]:
+        """The calls in the window. It is asked for all the time: the first answer has all calls."""
+        steps = self._steps
+        if not steps or now - steps[-1][0] >= STEP_S:
+            steps.append((now, list(self.totals) if steps else [0] * len(self.totals)))
+        while now - steps[0][0] > WINDOW_S and len(steps) > 1:
+            steps.popleft()
+        return [total - old for total, old in zip(self.totals, steps[0][1], strict=True)]
 
 
 def bucket_of(seconds: float) -> int:
