@@ -42,6 +42,12 @@ def _gauge(combined: Combined, name: str, about: str, *labels: str) -> Gauge:
 
 requests_total = Counter("penstock_requests_total", "Answered requests", ["operation", "status"])
 request_seconds = Histogram("penstock_request_seconds", "Time to answer", ["operation"], buckets=LATENCY_S)
+rate_wait_seconds = Histogram(
+    "penstock_rate_wait_seconds",
+    "Time that items of batches, and parts of larger work, waited for their own account's rate limit",
+    ["kind"],
+    buckets=LATENCY_S,
+)
 connections_open = _gauge("livesum", "penstock_connections_open", "Open client connections")
 connections_refused_total = Counter(
     "penstock_connections_refused_total", "Connections refused by the connection limiter", ["reason"]

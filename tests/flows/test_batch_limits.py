@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import pytest
 
+from proxy import telemetry
 from proxy.core.access import Limits
 from proxy.services.rpc.batch_admission import MOST_OF_ACCOUNT
 from tests.rpc_harness import RpcHarness, rpc_harness
@@ -56,6 +58,31 @@ async def test_items_beyond_the_bound_are_refused_with_a_time_to_retry() -> None
         assert reply.headers["x-compute-units"] == str(3 * admitted)
         counted = key.sheet[harness.route.policies["eth_call"].tally]
         assert (counted.results, counted.faults, counted.units) == (admitted, 60 - admitted, 3 * admitted)
+
+
+def waits() -> tuple[float, float]:
+    """How many items have waited for a rate, and for how long together."""
+    (family,) = telemetry.rate_wait_seconds.collect()
+    found = {each.name: each.value for each in family.samples if each.labels["kind"] == "batch"}
+    return found.get("penstock_rate_wait_seconds_count", 0.0), found.get("penstock_rate_wait_seconds_sum", 0.0)
+
+
+@on_uvloop
+async def test_wait_for_the_own_rate_is_not_a_part_of_the_calls_time() -> None:
+    async with rpc_harness(1, rpc={"batch_wait_s": 1.0}, **NO_CACHE) as harness:
+        key = harness.worker.add_key("small", limits=Limits(10, 10_000, 0))
+        (items, waited_s), began = waits(), time.monotonic()
+        reply = await harness.batch(*reads(60), key="small")
+        took_s = time.monotonic() - began
+        admitted = len([item for item in reply.json if "result" in item])
+        assert 10 < admitted < 60
+        # Those that were admitted later or refused have waited, and the others have not.
+        assert waits()[0] - items >= 60 - 11
+        waited_s = waits()[1] - waited_s
+        assert (60 - admitted) * 0.5 < waited_s <= 60 * took_s
+        counted = key.sheet[harness.route.policies["eth_call"].tally]
+        assert counted.seconds + waited_s <= 60 * took_s
+        assert counted.seconds < 0.5 * waited_s
 
 
 @on_uvloop

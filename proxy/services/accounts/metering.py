@@ -22,6 +22,7 @@ import time
 from contextvars import ContextVar
 from weakref import WeakValueDictionary
 
+from proxy import telemetry
 from proxy.core.access import Key
 from proxy.errors import Fault, Forbidden, RateLimited
 from proxy.services.accounts.admission import Admission
@@ -98,6 +99,7 @@ class Meter:
         """Pay for a call that is about to be made. Raises RateLimited if the account has no units for it in time."""
         if not self._turns.line.locked() and self.pay_now(units) is None:
             return
+        began = time.monotonic()
         try:
             async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())), self._turns.line:
                 while (refusal := self.pay_now(units)) is not None:
@@ -107,6 +109,8 @@ class Meter:
         except TimeoutError:
             message = f"the account's compute units ran out: the request has used {self.used} of them and needs more"
             raise RateLimited(message, retry_after_s=1) from None
+        finally:
+            telemetry.rate_wait_seconds.labels("work").observe(time.monotonic() - began)
 
     def pay_now(self, units: int) -> Fault | None:
         """Like `pay`, without waiting: returns the refusal."""

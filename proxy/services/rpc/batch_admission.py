@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from proxy import telemetry
 from proxy.core.access import Key
 from proxy.core.jsonrpc import RawCall
 from proxy.errors import Fault, Forbidden, LeasePending, RateLimited
@@ -169,8 +170,8 @@ def _ignore() -> None: ...
 
 class BatchAdmission:
     __slots__ = (
-        "_admission", "_batch", "_deadline", "_has_left", "_key", "_loop", "_mistaken", "_refusal", "_room", "_send", "_timer",
-        "_turns", "_waiting",
+        "_admission", "_batch", "_deadline", "_has_left", "_key", "_loop", "_mistaken", "_paused_at", "_refusal", "_room",
+        "_send", "_timer", "_turns", "_waited_s", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -196,6 +197,9 @@ class BatchAdmission:
         self._send = send
         self._deadline = deadline
         self._loop = asyncio.get_running_loop()
+        # Since when the items wait for the rate, or 0, and for how long they did before.
+        self._paused_at = 0.0
+        self._waited_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: deque[PricedItem] = deque()
         self._mistaken: deque[MistakenItem] = deque()
@@ -220,13 +224,17 @@ class BatchAdmission:
         """Admit as many items as the buckets allow, and return later for the rest."""
         self._timer = None
         now = time.monotonic()
+        self._end_pause(now)
         admitted: list[PricedItem] = []
         refusal = self._take(admitted, now)
+        for each in admitted:
+            self._count_wait(each[0])
         if admitted:
             self._send(admitted, now)
         if isinstance(refusal, RateLimited) and self._may_wait(now + refusal.wait_s):
             pause_s = refusal.wait_s if isinstance(refusal, LeasePending) else max(LEAST_PAUSE_S, refusal.wait_s)
             self._timer = self._loop.call_later(pause_s, self._admit)
+            self._paused_at = 0.0 if isinstance(refusal, LeasePending) else now
             return
         self._refusal = refusal
         if self._waiting or self._mistaken:
@@ -239,6 +247,7 @@ class BatchAdmission:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+            self._end_pause(time.monotonic())
             self._turns.add(self._key.account.id, self._go_on)
         self._refusal = RateLimited(NO_ROOM, retry_after_s=1)
         self._room.give_back()
@@ -274,11 +283,23 @@ class BatchAdmission:
             self._batch.on_charged(0 if refusal else units)
         return None
 
+    def _end_pause(self, now: float) -> None:
+        if self._paused_at:
+            self._waited_s += now - self._paused_at
+            self._paused_at = 0.0
+
+    def _count_wait(self, item: BatchItem) -> None:
+        """The client's own rate is the cause, so the wait is counted apart from the time that the call took."""
+        if self._waited_s:
+            item.on_waited(self._waited_s)
+            telemetry.rate_wait_seconds.labels("batch").observe(self._waited_s)
+
     def _refuse(self, refusal: Fault) -> None:
         """Answer some of the items that are left, and come back for the others."""
         error = rpc_error_of(refusal)
         for _ in range(min(REFUSED_PER_STEP, len(self._waiting) + len(self._mistaken))):
             item = self._waiting.popleft()[0] if self._waiting else self._mistaken.popleft()[0]
+            self._count_wait(item)
             item.refuse(refusal, error)
         if self._waiting or self._mistaken:
             self._turns.add(self._key.account.id, self._go_on)

@@ -52,7 +52,7 @@ class BatchItem:
 
     __slots__ = (
         "batch", "block", "cache", "connection", "counted", "failure", "fault", "flight", "has_length", "id", "is_begun",
-        "is_waiting", "parts", "policy", "reply", "reserved", "settled", "took_s", "units",
+        "is_waiting", "parts", "policy", "reply", "reserved", "settled", "took_s", "units", "waited_s",
     )  # fmt: skip
 
     def __init__(self, batch: CallBatch, id_: bytes | None) -> None:
@@ -68,6 +68,8 @@ class BatchItem:
         # The text of the error or the fault, and how long the item took.
         self.failure = ""
         self.took_s = 0.0
+        # The part of it that the item waited for its account's rate limit.
+        self.waited_s = 0.0
         self.settled = False
         # A large result: the upstream connection that it comes on, whether its length was known and how much of it is counted,
         # the parts that wait, and whether some were sent already.
@@ -95,6 +97,10 @@ class BatchItem:
 
     def on_admitted(self, units: int) -> None:
         self.units = units
+
+    def on_waited(self, waited_s: float) -> None:
+        """The item was admitted or refused after waiting for its account's rate limit."""
+        self.waited_s = waited_s
 
     def on_source(self, cache: str, block: int) -> None:
         self.cache, self.block = cache, block
@@ -282,7 +288,7 @@ class BatchItem:
         self.took_s = time.monotonic() - self.batch.began
         if self.policy is not None:
             units = self.units if self.fault is None else 0
-            self.batch.sheet[self.policy.tally].count(outcome, self.cache, units, self.took_s)
+            self.batch.sheet[self.policy.tally].count(outcome, self.cache, units, self.took_s - self.waited_s)
         self.batch.settled()
 
 
