@@ -63,8 +63,8 @@ def _admit(admission: Admission, texts: list[str]) -> float:
     began = time.process_time()
     for text in texts:
         now = time.monotonic()
-        key = admission.who(text, "127.0.0.1", now)
-        admission.may(key, scope)
+        key = admission.authenticate(text, "127.0.0.1", now)
+        admission.authorize(key, scope)
         admission.charge(key, 1, 2, now)
         admission.headers(key, now)
     return (time.process_time() - began) / len(texts) * 1e6
@@ -82,7 +82,7 @@ def _compare(
     plain: Admission, leased: Admission, windows: LeasedWindows, texts: list[str], count: int
 ) -> dict[str, dict[str, list[float]]]:
     """The costs of each round, by figure and kind of limit. Both kinds take turns."""
-    keys = [plain.who(text, "127.0.0.1", time.monotonic()) for text in texts]
+    keys = [plain.authenticate(text, "127.0.0.1", time.monotonic()) for text in texts]
     for key in keys:
         key.account.left = key.account.day_limit
         windows.reserve_rates(key.rate, None)

@@ -51,6 +51,7 @@ from proxy.telemetry import AccessLines, Tallies
 from proxy.tracing import tracer_of
 from proxy.turn_queue import TurnQueue
 from proxy.web import api_spec, routes
+from proxy.web.api_middleware import ApiMiddleware, Handler
 from proxy.web.cross_origin import CrossOrigin
 from proxy.web.dashboard.contradictions import ContradictionHandlers
 from proxy.web.dashboard.static_files import shipped_files
@@ -62,7 +63,6 @@ from proxy.web.front.front_context import FrontContext
 from proxy.web.front.handler_connection import require_c_parser
 from proxy.web.front.request_heads import RequestHeadReader
 from proxy.web.front.tls_listener import TlsListener
-from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestEndpoints, RestHandler
 from proxy.web.rest.requests import RequestRecordHandlers
@@ -226,7 +226,7 @@ class App:
         server = self.settings.server
         self.api_spec = api_spec.load(SCHEMAS)
         cross_origin = CrossOrigin(routes.roots_for_keys(self.api_spec), server.cors_origins)
-        self.gate = gate = Gate(
+        self.api = api = ApiMiddleware(
             self.admission,
             self.limiter,
             server,
@@ -237,15 +237,15 @@ class App:
             sandbox=self.dashboard.sandbox,
         )
         largest = max(server.max_body_bytes, self.settings.webhooks.max_body_bytes)
-        self.web = web.Application(middlewares=[gate.middleware], client_max_size=largest)
+        self.web = web.Application(middlewares=[api.middleware], client_max_size=largest)
         self.sockets = self._sockets()
         resolver = NetworkResolver(self._tables.chains, self.networks, self.admission)
         served = [route.network for route in self.networks.routes.values()]
         published = PublishedSpec(self.api_spec, self._tables, served)
         pages = Pages(published, self.readiness, sends_mail=bool(self.settings.mail.host))
         self.web.add_routes(pages.routes())
-        self.web.add_routes(routes.of_spec(self.api_spec, self._handlers(gate, resolver)))
-        self.web.add_routes([web.get(SOCKET_PATH, Handshake(gate, resolver, self.sockets).answer, allow_head=False)])
+        self.web.add_routes(routes.of_spec(self.api_spec, self._handlers(api, resolver)))
+        self.web.add_routes([web.get(SOCKET_PATH, Handshake(api, resolver, self.sockets).answer, allow_head=False)])
 
     def _build_front(self) -> None:
         """The state that all connections of the hot path share."""
@@ -264,16 +264,16 @@ class App:
             site=self.limiter.site,
         )
 
-    def _handlers(self, gate: Gate, resolver: NetworkResolver) -> dict[str, Handler]:
+    def _handlers(self, api: ApiMiddleware, resolver: NetworkResolver) -> dict[str, Handler]:
         """The handler of every operation in the API spec, by its id."""
         records = RequestRecordHandlers(
             self.requests, shows_upstream=self.settings.rpc.show_upstream, price_of=self._tables.price_of
         )
         rest = {**records.handlers(), **self._rest_handlers()}
         return {
-            **self._rpc_handlers(gate, resolver),
+            **self._rpc_handlers(api, resolver),
             **RestEndpoints(
-                gate,
+                api,
                 self.admission,
                 self.plane.meters,
                 self.api_spec,
@@ -284,7 +284,7 @@ class App:
                 large_body=self.settings.webhooks.max_body_bytes,
             ).wrapped(rest),
             **self.dashboard.handlers(
-                gate,
+                api,
                 self.admission,
                 self.api_spec,
                 resolver,
@@ -309,12 +309,12 @@ class App:
             ).handlers(),
         }
 
-    def _rpc_handlers(self, gate: Gate, resolver: NetworkResolver) -> dict[str, Handler]:
+    def _rpc_handlers(self, api: ApiMiddleware, resolver: NetworkResolver) -> dict[str, Handler]:
         shown = self.settings.rpc.show_upstream
         return {
-            "rpc_call": RpcHandler(gate, resolver, self.rpc, shows_upstream=shown).answer,
+            "rpc_call": RpcHandler(api, resolver, self.rpc, shows_upstream=shown).answer,
             "bundler_call": RpcHandler(
-                gate,
+                api,
                 NetworkResolver(self._tables.chains, self.smart_wallets.bundlers, self.admission, needs="bundler"),
                 self.rpc,
                 operation="bundler_call",
@@ -322,7 +322,7 @@ class App:
                 shows_upstream=shown,
             ).answer,
             "paymaster_call": PaymasterHandler(
-                gate,
+                api,
                 resolver,
                 self.admission,
                 self.plane.meters,

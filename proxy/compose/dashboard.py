@@ -33,6 +33,7 @@ from proxy.store.postgres.upstream_samples import UpstreamSamples
 from proxy.store.postgres.webhooks import WebhookStore
 from proxy.store.shared_memory.bucket_table import SharedBucketTable
 from proxy.tasks import Tasks
+from proxy.web.api_middleware import ApiMiddleware, Handler
 from proxy.web.api_spec import ApiSpec
 from proxy.web.dashboard.account import AccountHandlers
 from proxy.web.dashboard.admin import AdminHandlers
@@ -44,7 +45,6 @@ from proxy.web.dashboard.sandbox_handlers import SandboxHandlers
 from proxy.web.dashboard.session_endpoint import SessionEndpoints, SessionHandler
 from proxy.web.dashboard.sign_in import SignInHandlers
 from proxy.web.dashboard.upstream_charts import UpstreamChartHandlers
-from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestHandler
 from proxy.web.sandbox import Sandbox
@@ -100,7 +100,7 @@ class DashboardFeature:
 
     def handlers(
         self,
-        gate: Gate,
+        api: ApiMiddleware,
         admission: Admission,
         spec: ApiSpec,
         resolver: NetworkResolver,
@@ -112,7 +112,7 @@ class DashboardFeature:
         """The handlers, by operation id. `rest`: the handlers for keys, some of which are mirrored under /account. `operator`:
         further handlers of operators. `meters`: charge accounts for upstream calls."""
         dashboard = self._settings.dashboard
-        endpoints = SessionEndpoints(gate, admission, spec, self.sign_in, self.actions, dashboard, self.rates)
+        endpoints = SessionEndpoints(api, admission, spec, self.sign_in, self.actions, dashboard, self.rates)
         plans = self._tables.plans
         networks = network_list(self._networks, self._tables.methods, self._settings.follower.follows)
         session_s = self._settings.dashboard.session_s

@@ -49,7 +49,7 @@ class CrossOrigin:
         }
         return web.Response(status=204, headers=headers)
 
-    def sign(self, request: web.Request, reply: web.StreamResponse, key: Key | None) -> None:
+    def add_headers(self, request: web.Request, reply: web.StreamResponse, key: Key | None) -> None:
         """Let the page read the reply, if it may."""
         if not self._takes_part(request):
             return

@@ -50,7 +50,7 @@ class NetworkResolver:
     def _known(self, key: Key, scopes: int, network: Network | None, name: str) -> Network:
         if network is None:
             raise self._no_network(key, name)
-        if refusal := self._admission.may(key, scopes, network):
+        if refusal := self._admission.authorize(key, scopes, network):
             raise refusal
         return network
 

@@ -1,4 +1,4 @@
-"""Builds replies: JSON by orjson, and errors with the API's error body."""
+"""Builds replies: JSON by orjson, errors with the API's error body, and large bodies compressed and in slices."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 from aiohttp.payload import Payload
 
+from proxy.core import encodings
 from proxy.errors import Fault
+from proxy.request_threads import request_threads
 from proxy.services.rpc.batches import slices
 from proxy.settings import TlsSettings
 from proxy.turn_queue import next_turn
 
 # A larger body is written in slices.
 WRITTEN_AT_ONCE = 262_144
+# Bodies from this size on are compressed in a thread.
+COMPRESS_APART = 262_144
 JSON = "application/json"
 SERVER = "Penstock"
 
@@ -59,6 +63,27 @@ def slice_body(reply: web.StreamResponse) -> None:
     """Let the body be written in slices if it is large."""
     if type(reply) is web.Response and isinstance(reply.body, bytes) and len(reply.body) > WRITTEN_AT_ONCE:
         reply.body = SlicedBody(reply.body)
+
+
+async def compress(request: web.Request, reply: web.StreamResponse, *, least: int) -> None:
+    """Compress a reply of `least` bytes or more if the client accepts that; 0 compresses none. Replies to a session are left as
+    they are: from the sizes of many compressed ones, an attacker could learn a secret in them (BREACH)."""
+    body = reply.body if isinstance(reply, web.Response) else None
+    is_small = not isinstance(body, bytes) or not 0 < least <= len(body)
+    if is_small or "Content-Encoding" in reply.headers or "Cookie" in request.headers:
+        return
+    assert isinstance(reply, web.Response)
+    assert isinstance(body, bytes)
+    encoding = encodings.accepted(",".join(request.headers.getall("Accept-Encoding", ())))
+    # A cache between the client and us may keep the reply to a GET, in either form.
+    if encoding or request.method == "GET":
+        reply.headers.add("Vary", "Accept-Encoding")
+    if encoding:
+        if len(body) < COMPRESS_APART:
+            reply.body = encodings.compress(encoding, body)
+        else:
+            reply.body = await request_threads.run(lambda: encodings.compress_apart(encoding, body))
+        reply.headers["Content-Encoding"] = encodings.NAMES[encoding]
 
 
 async def encoded_reply(data: Any, *, status: int, headers: Mapping[str, str] | None) -> web.Response:

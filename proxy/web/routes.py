@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from aiohttp import HttpVersion11, web
 
+from proxy.web.api_middleware import CONTINUE, Handler
 from proxy.web.api_spec import ApiSpec
-from proxy.web.gate import CONTINUE, Handler
 
 BASE = "/v1"
 
@@ -30,7 +30,7 @@ def roots_for_keys(spec: ApiSpec) -> set[str]:
 
 
 async def expect(request: web.Request) -> None:
-    """Answer `Expect: 100-continue`. The gate refuses any other expectation."""
+    """Answer `Expect: 100-continue`. The middleware refuses any other expectation."""
     if request.headers["Expect"].lower() == CONTINUE and request.version == HttpVersion11:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         # The interim reply does not count as part of the final one.

@@ -55,7 +55,7 @@ class Sandbox:
     def key(self, request: web.Request, vouched: VouchedKey, address: str) -> Key:
         """The key that a token stands for. Raises if the token was not vouched for."""
         origin = request.headers.get("Origin", "")
-        return self._admission.who_by_id(*vouched, address, time.monotonic(), origin=origin, words=_WORDS)
+        return self._admission.authenticate_by_id(*vouched, address, time.monotonic(), origin=origin, words=_WORDS)
 
     def _signed(self, request: web.Request, text: str) -> tuple[str, str]:
         """The cookie with which the token was signed, and the id of its key; both empty if there is none."""

@@ -32,7 +32,7 @@ def test_account_has_few_delayed_requests_at_a_time(plan: str) -> None:
         async with rpc_harness(1, network=TEST) as harness, AsyncExitStack() as stack:
             for name in ("attacker", "good"):
                 harness.worker.add_key(name, live=False)
-            faults, held = harness.worker.app.gate.faults, AsyncExitStack()
+            faults, held = harness.worker.app.api.faults, AsyncExitStack()
             for count in range(1, MOST + 1):
                 await sent(harness, held, plan, body, "attacker")
                 await until(lambda count=count: repr(faults).startswith(f"<FaultInjection {count} delayed"))
@@ -59,7 +59,7 @@ async def test_bodies_of_delayed_requests_are_bounded() -> None:
     server = {"max_held_bytes": 8 * len(body)}
     async with rpc_harness(1, network=TEST, server=server) as harness, AsyncExitStack() as stack:
         harness.worker.add_key("attacker", live=False)
-        faults = harness.worker.app.gate.faults
+        faults = harness.worker.app.api.faults
         for count in (1, 2):
             await sent(harness, stack, "latency=30s", body, "attacker")
             await until(lambda count=count: repr(faults).startswith(f"<FaultInjection {count} delayed"))

@@ -20,6 +20,8 @@ from aiohttp.http_writer import HttpVersion11
 from proxy.core import directives
 from proxy.core.access import Key
 from proxy.core.directives import BY_HEADER
+from proxy.web.api_middleware import _WELL_FORMED
+from proxy.web.authentication import _presented
 from proxy.web.front.handler_connection import MAX_HEADERS, MAX_LINE_BYTES, MAX_TARGET_BYTES
 from proxy.web.front.request_heads import (
     LONGEST_REMEMBERED,
@@ -28,7 +30,7 @@ from proxy.web.front.request_heads import (
     RequestHead,
     RequestHeadReader,
 )
-from proxy.web.gate import _WELL_FORMED, _is_json, _presented
+from proxy.web.request_bodies import _is_json
 from tests.http_client import rpc
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import Scripted

@@ -84,7 +84,7 @@ class Admission:
         """The key's record, or None. Does not count a failure."""
         return self._keyring.find(text, now) if text else None
 
-    def who(self, text: str | None, address: str, now: float, *, origin: str = "") -> Key:
+    def authenticate(self, text: str | None, address: str, now: float, *, origin: str = "") -> Key:
         """Authenticate a request. Raises if the key is unknown or restricted to other addresses or origins."""
         if text:
             key = self._keyring.find(text, now)
@@ -92,8 +92,11 @@ class Admission:
                 return _allowed_from(key, address, origin)
         raise self.unknown(address, now, NO_KEY if text is None else access.wrong_key_words(text))
 
-    def who_by_id(self, key_id: str, account: str, address: str, now: float, *, origin: str, words: str) -> Key:
-        """Like `who`, by the id of a key of the account. `words`: the refusal of an id that is empty or of no such key."""
+    def authenticate_by_id(
+        self, key_id: str, account: str, address: str, now: float, *, origin: str, words: str
+    ) -> Key:
+        """Like `authenticate`, by the id of a key of the account. `words`: the refusal of an id that is empty or of no such
+        key."""
         key = self._keyring.by_id(key_id, now)
         if key is None or key.account.id != account:
             raise self.unknown(address, now, words)
@@ -106,7 +109,7 @@ class Admission:
             return RateLimited(message, retry_after_s=math.ceil(wait), reason="rate")
         return Unauthorized(words, reason=reason)
 
-    def may(self, key: Key, scopes: int, network: Network | None = None) -> Fault | None:
+    def authorize(self, key: Key, scopes: int, network: Network | None = None) -> Fault | None:
         """The error if the key lacks all of these scopes or may not use the network, otherwise None."""
         if key.disabled:
             return Forbidden("this API key is disabled", reason="disabled")

@@ -29,8 +29,8 @@ from proxy.services.accounts.metering import Meters, meter_of_task
 from proxy.services.accounts.session_rates import SessionRates
 from proxy.services.accounts.sign_in import Session, SignedIn, SignIn, SignInPlace
 from proxy.settings import DashboardSettings
+from proxy.web.api_middleware import ApiMiddleware, Handler
 from proxy.web.api_spec import ApiOperation, ApiSpec
-from proxy.web.gate import Gate, Handler
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import encoded_reply
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
@@ -101,7 +101,7 @@ def set_cookie(kind: str, token: str, *, secure: bool, lasts_s: float) -> dict[s
 class SessionEndpoints:
     def __init__(
         self,
-        gate: Gate,
+        api: ApiMiddleware,
         admission: Admission,
         spec: ApiSpec,
         sign_in: SignIn,
@@ -109,7 +109,7 @@ class SessionEndpoints:
         settings: DashboardSettings,
         rates: SessionRates,
     ) -> None:
-        self._gate = gate
+        self._api = api
         self._rates = rates
         self._admission = admission
         self._spec = spec
@@ -160,7 +160,7 @@ class SessionEndpoints:
                 if given.session is not None and is_change(operation.id, operation.method):
                     await self._record(operation, given, found)
             except Fault as fault:
-                reply: web.StreamResponse = self._gate.refuse(fault)
+                reply: web.StreamResponse = self._api.refuse(fault)
             else:
                 reply = found if isinstance(found, web.StreamResponse) else await _reply(found)
             reply.headers.update(_PRIVATE)
@@ -183,8 +183,8 @@ class SessionEndpoints:
             await self._actions.record(account, actor, operation.id, subject=subject, address=request.address)
 
     async def _read(self, request: web.Request, operation: ApiOperation) -> SessionRequest:
-        address = self._gate.enter(request, operation.id)
-        secure = self._settings.secure or self._gate.is_secure(request)
+        address = self._api.authentication.enter(request, operation.id)
+        secure = self._settings.secure or self._api.authentication.is_secure(request)
         changes = request.method not in sessions.SAFE
         if changes:
             self._refuse_foreign(request, secure=secure)
@@ -195,7 +195,7 @@ class SessionEndpoints:
         if operation.session != "none":
             bearer = _bearer(request) if operation.session == "admin" else ""
             session = await self._session(operation, token, bearer, address)
-            self._gate.serve_as(request, session.id)
+            self._api.authentication.serve_as(request, session.id)
             # Browsers send cookies by themselves, but never a bearer token: only a cookie needs the CSRF token.
             if changes and not bearer and not sessions.is_csrf(token, request.headers.get(CSRF, "")):
                 raise Forbidden(f"the header {CSRF} must be the session's csrf_token", param=CSRF, reason="session")
@@ -205,7 +205,7 @@ class SessionEndpoints:
         if session is not None:
             reads = len(query.get("paths") or ("",))
             self._rates.charge_person(session.person or session.id, session.id, time.monotonic(), reads=reads)
-        body = await self._gate.read_checked(request, operation) if operation.body is not None else None
+        body = await self._api.bodies.read_checked(request, operation) if operation.body is not None else None
         agent = cleaned(request.headers.get("User-Agent"), MAX_AGENT) or ""
         return SessionRequest(session, token, device, address, agent, secure, path, query, body)
 

@@ -162,5 +162,5 @@ class FrontContext:
         if key.dies_at <= now:
             key.invalidate()
             return Unauthorized("the API key is not valid")
-        refusal = self._admission.may(key, head.route.any_scope, head.route.network)
+        refusal = self._admission.authorize(key, head.route.any_scope, head.route.network)
         return refusal or Unauthorized("the API key is not valid")

@@ -239,7 +239,7 @@ class HandlerConnection(AiohttpConnection):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Replace aiohttp's error pages with ours, such as the 404 it sends before the gate sees the request."""
+        """Replace aiohttp's error pages with ours, such as the 404 it sends before the middleware sees the request."""
         if isinstance(resp, web.HTTPException):
             resp = self.handle_error(request, resp.status)
         finished = await super().finish_response(request, resp, start_time)

@@ -309,7 +309,7 @@ class RequestHeadReader:
         if not text.isascii():
             return None
         key = self._find(text.strip().decode("ascii"))
-        # Keys with restrictions go to the gate, which checks the client's address and origin, and so do those with faults.
+        # Keys with restrictions go to aiohttp, where the client's address and origin are checked, and so do those with faults.
         return None if key is None or key.fence is not None or key.fault is not None else key
 
 

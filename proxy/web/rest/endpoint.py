@@ -30,12 +30,13 @@ from proxy.services.accounts.metering import Meter, Meters, meter_of_task
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.internal_calls import calls_of_task
 from proxy.tasks import min_block_of_task
+from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.fault_injection import plan_for
-from proxy.web.gate import BLOCK, CACHE, CALLS, DIRECTIVES, NETWORK, UNITS, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import encoded_reply
 from proxy.web.request_directives import directives_of, without_directives
+from proxy.web.request_state import BLOCK, CACHE, CALLS, DIRECTIVES, NETWORK, UNITS
 
 # The cost of an invalid request.
 ERROR_UNITS = 1
@@ -114,7 +115,7 @@ OperationTally = Callable[[Key, str, str], Tally]
 class RestEndpoints:
     def __init__(
         self,
-        gate: Gate,
+        api: ApiMiddleware,
         admission: Admission,
         meters: Meters,
         spec: ApiSpec,
@@ -130,7 +131,7 @@ class RestEndpoints:
         self._large_body = large_body
         self._count = count
         self._actions = actions
-        self._gate = gate
+        self._api = api
         self._admission = admission
         self._meters = meters
         self._spec = spec
@@ -150,13 +151,13 @@ class RestEndpoints:
         is_logged = is_change(operation.id, operation.method) and f"account_{operation.id}" in self._spec.operations
 
         async def handle(request: web.Request) -> web.Response:
-            key = self._gate.authenticate(request, operation.id)
+            key = self._api.authentication.authenticate(request, operation.id)
             began, resolved, outcome = time.monotonic(), list[str](), "faults"
             request[CALLS] = calls = list[PendingReply]()
             calls_of_task.set(calls)
             meter = None
             try:
-                refusal = self._admission.may(key, scopes) or await self._admission.admit(key, 1, units, began)
+                refusal = self._admission.authorize(key, scopes) or await self._admission.admit(key, 1, units, began)
                 if refusal is not None:
                     raise refusal
                 meter = self._meters.open(key, prepaid=units)
@@ -164,7 +165,7 @@ class RestEndpoints:
                 try:
                     asked = await self._read(request, operation, key, scopes, resolved)
                     if (plan := plan_for(asked.directives)) is not None:
-                        await self._gate.faults.before(plan, request, key.account.id)
+                        await self._api.faults.before(plan, request, key.account.id)
                     found = await _in_time(operation, handler, asked)
                     if is_logged:
                         await self._record(request, operation, asked)
@@ -176,7 +177,7 @@ class RestEndpoints:
                 if plan is None:
                     return reply
                 body: bytes = reply.body  # type: ignore[assignment]
-                return self._gate.faults.after(plan, request, key.account.id, body, status=reply.status)
+                return self._api.faults.after(plan, request, key.account.id, body, status=reply.status)
             finally:
                 if meter is not None:
                     request[UNITS] = meter.settle(units)
@@ -187,7 +188,7 @@ class RestEndpoints:
         return handle
 
     async def _record(self, request: web.Request, operation: ApiOperation, asked: RestRequest) -> None:
-        subject, address = next(iter(asked.path.values()), ""), self._gate.address_of(request)
+        subject, address = next(iter(asked.path.values()), ""), self._api.authentication.address_of(request)
         actor = Actor("key", asked.key.id)
         await self._actions.record(asked.key.account.id, actor, operation.id, subject=subject, address=address)
 
@@ -202,7 +203,7 @@ class RestEndpoints:
         body = None
         if operation.body is not None:
             larger = self._large_body if operation.large_body else 0
-            body = await self._gate.read_checked(request, operation, larger=larger)
+            body = await self._api.bodies.read_checked(request, operation, larger=larger)
         return RestRequest(key, scopes, path, query, body, self._resolver, directives, resolved=resolved)
 
     def _settle(self, meter: Meter, fault: Fault) -> None:

@@ -26,9 +26,12 @@ from proxy.services.rpc.reply_share import NO_ROOM, ReplyShare
 from proxy.services.rpc.rpc_service import RpcService, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.tracing import below, traced
+from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.fault_injection import plan_for
 from proxy.web.front.handler_connection import HandlerConnection
-from proxy.web.gate import (
+from proxy.web.network_resolver import NetworkResolver
+from proxy.web.request_directives import directives_of
+from proxy.web.request_state import (
     BATCH,
     BLOCK,
     CACHE,
@@ -41,10 +44,7 @@ from proxy.web.gate import (
     SPAN,
     UNITS,
     UPSTREAM,
-    Gate,
 )
-from proxy.web.network_resolver import NetworkResolver
-from proxy.web.request_directives import directives_of
 
 
 class HeldReply(HeldResultWaiter, PendingReply):
@@ -98,7 +98,7 @@ class HeldResponse(web.Response):
 class RpcHandler:
     def __init__(
         self,
-        gate: Gate,
+        api: ApiMiddleware,
         resolver: NetworkResolver,
         rpc: RpcService,
         *,
@@ -107,7 +107,7 @@ class RpcHandler:
         shows_upstream: bool = False,
     ) -> None:
         """A key needs one of `scopes` to use this endpoint."""
-        self._gate = gate
+        self._api = api
         self._resolver = resolver
         self._rpc = rpc
         self._operation = operation
@@ -117,9 +117,9 @@ class RpcHandler:
     async def answer(self, request: web.Request) -> web.StreamResponse:
         span = request.get(SPAN)
         with below(span, "admission"):
-            key = self._gate.authenticate(request, self._operation)
+            key = self._api.authentication.authenticate(request, self._operation)
             route = self._resolver.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
-        body = await self._gate.read_body(request, most=route.max_body)
+        body = await self._api.bodies.read_body(request, most=route.max_body)
         request[NETWORK] = route.network.id
         directives = directives_of(request, key, route.labels)
         if directives is not None:
@@ -147,10 +147,10 @@ class RpcHandler:
         is_served = not (plan.status or plan.error or plan.reset)
         if not is_served and (refusal := self._rpc.charge_error(key, time.monotonic())) is not None:
             raise refusal
-        await self._gate.faults.before(plan, request, key.account.id)
+        await self._api.faults.before(plan, request, key.account.id)
         if plan.error and (errors := fault_plans.error_replies(body, fault_plans.error_of(plan))) is not None:
             request[FAILURE] = "injected by X-Fault"
-            return self._gate.faults.after(plan, request, key.account.id, errors)
+            return self._api.faults.after(plan, request, key.account.id, errors)
         sent = fault_plans.aged(body, route.heads.tip, plan.stale) if plan.stale else body
         reply, share = await self._serve(request, route, key, sent, directives=directives)
         if not reply:
@@ -158,7 +158,7 @@ class RpcHandler:
         heads = [name for name, policy in route.policies.items() if policy.is_head_number]
         spoiled = fault_plans.spoiled(plan, body, reply, heads)
         try:
-            response = self._gate.faults.after(plan, request, key.account.id, spoiled)
+            response = self._api.faults.after(plan, request, key.account.id, spoiled)
         except Fault:
             share.give_all()
             raise

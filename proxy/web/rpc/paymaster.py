@@ -28,10 +28,11 @@ from proxy.services.accounts.metering import Meters, meter_of_task
 from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.services.rpc.rpc_service import fault_of
 from proxy.services.sponsor.sponsorship import SponsorRequest, SponsorService, Sponsorship
+from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.fault_injection import plan_for
-from proxy.web.gate import DIRECTIVES, FAILURE, NETWORK, UNITS, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
+from proxy.web.request_state import DIRECTIVES, FAILURE, NETWORK, UNITS
 from proxy.web.rest.endpoint import ERROR_UNITS, OperationTally
 from proxy.web.rest.gas import fields_of
 
@@ -49,7 +50,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 class PaymasterHandler:
     def __init__(
         self,
-        gate: Gate,
+        api: ApiMiddleware,
         resolver: NetworkResolver,
         admission: Admission,
         meters: Meters,
@@ -59,7 +60,7 @@ class PaymasterHandler:
         count: OperationTally,
     ) -> None:
         self._count = count
-        self._gate = gate
+        self._api = api
         self._resolver = resolver
         self._admission = admission
         self._meters = meters
@@ -67,9 +68,9 @@ class PaymasterHandler:
         self._prices = prices
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        key = self._gate.authenticate(request, "paymaster_call")
+        key = self._api.authentication.authenticate(request, "paymaster_call")
         route = self._resolver.route(key, SCOPES, request.match_info["chain"], request.match_info["network"])
-        body = await self._gate.read_body(request)
+        body = await self._api.bodies.read_body(request)
         request[UNITS], request[NETWORK] = 0, route.network.id
         directives = directives_of(request, key)
         if directives is not None:
@@ -77,7 +78,7 @@ class PaymasterHandler:
         if (plan := plan_for(directives)) is not None:
             if refusal := await self._admission.admit(key, 1, ERROR_UNITS, time.monotonic()):
                 raise refusal
-            await self._gate.faults.before(plan, request, key.account.id)
+            await self._api.faults.before(plan, request, key.account.id)
         try:
             if jsonrpc.is_batch(body):
                 reply = await self._batch(request, key, route.network, read_batch(body, MAX_BATCH))
@@ -88,7 +89,7 @@ class PaymasterHandler:
         if not reply:
             return web.Response(status=204)
         if plan is not None:
-            return self._gate.faults.after(plan, request, key.account.id, reply)
+            return self._api.faults.after(plan, request, key.account.id, reply)
         return web.Response(body=reply, content_type="application/json")
 
     async def _batch(

@@ -121,7 +121,7 @@ class ClientSockets:
                 continue
             if successor is None:
                 socket.close(POLICY, "the API key was revoked")
-            elif fault := self.context.admission.may(successor, ANY_SCOPE, socket.calls.route.network):
+            elif fault := self.context.admission.authorize(successor, ANY_SCOPE, socket.calls.route.network):
                 socket.close(POLICY, fault.message)
             elif successor.fence is not None and successor.fence != key.fence:
                 socket.close(POLICY, "the API key's restrictions have changed: connect again")

@@ -1,6 +1,6 @@
 """GET /v1/ws/{chain}/{network}: switches an HTTP connection to a WebSocket.
 
-The request is parsed by aiohttp and passes the gate like any other. After the 101 the connection belongs to a `ClientSocket`:
+The request is parsed by aiohttp and authenticated like any other. After the 101 the connection belongs to a `ClientSocket`:
 one of aiohttp's own WebSockets keeps its request, a task and two queues, which takes 13 KB instead of 2.
 """
 
@@ -15,10 +15,11 @@ from aiohttp.abc import AbstractStreamWriter
 
 from proxy.errors import InvalidRequest, UpgradeRequired
 from proxy.services.rpc.method_policy import ANY_SCOPE
+from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.front.handler_connection import HandlerConnection
-from proxy.web.gate import REQUEST_ID, Gate
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
+from proxy.web.request_state import REQUEST_ID
 from proxy.web.routes import BASE
 from proxy.web.websocket import extensions
 from proxy.web.websocket.client_sockets import ClientSockets
@@ -48,13 +49,13 @@ class SwitchedProtocols(web.Response):
 
 
 class Handshake:
-    def __init__(self, gate: Gate, resolver: NetworkResolver, sockets: ClientSockets) -> None:
-        self._gate = gate
+    def __init__(self, api: ApiMiddleware, resolver: NetworkResolver, sockets: ClientSockets) -> None:
+        self._api = api
         self._resolver = resolver
         self._sockets = sockets
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        key = self._gate.authenticate_socket(request, "open_socket", request.query.getall("apiKey", ()))
+        key = self._api.authentication.authenticate_socket(request, "open_socket", request.query.getall("apiKey", ()))
         route = self._resolver.route(key, ANY_SCOPE, request.match_info["chain"], request.match_info["network"])
         directives = directives_of(request, key, route.labels)
         token = _token(request)
@@ -64,7 +65,7 @@ class Handshake:
         bits = extensions.window_bits(offers) if self._sockets.context.limits.compress_from else 0
         if bits:
             reply.headers[hdrs.SEC_WEBSOCKET_EXTENSIONS] = extensions.acceptance(bits)
-        self._gate.sign(request, reply)
+        self._api.add_common_headers(request, reply)
         handler = request.protocol
         assert isinstance(handler, HandlerConnection)
         await self._sockets.admit(key)
