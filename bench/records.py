@@ -13,6 +13,7 @@ from proxy.core.directives import Directives
 from proxy.core.limits import BucketRates
 from proxy.memory_budget import MemoryBudget
 from proxy.services.request_recorder import MOST_OF_ACCOUNT, RequestRecorder
+from proxy.services.rpc.finished_call import FinishedCall
 
 NOT_RECORDED = "not recorded"
 INLINE = "not recorded, inline"
@@ -39,22 +40,20 @@ def _recorded_us(key: Key) -> float:
 
 def _recording(recorder: RequestRecorder, key: Key) -> Callable[[], None]:
     def record() -> None:
-        reason = recorder.reason(key.account, 0.001, EXPLAINED, failed=False)
-        assert reason is not None
-        recorder.note(
-            "req_0123456789abcdef",
-            key,
-            reason,
-            surface="http",
-            network="ethereum/mainnet",
-            method="eth_getBalance",
-            status=200,
-            took_s=0.001,
-            attempts=(("ethereum/mainnet#1", 0.0, 0.001, "answered"),),
-            block=20_000_000,
-            units=10,
-            cache="miss",
-            size=60,
+        recorder.record(
+            FinishedCall(
+                request_id="req_0123456789abcdef",
+                key=key,
+                network="ethereum/mainnet",
+                took_s=0.001,
+                method="eth_getBalance",
+                units=10,
+                cache="miss",
+                size=60,
+                block=20_000_000,
+                directives=EXPLAINED,
+                attempts=(("ethereum/mainnet#1", 0.0, 0.001, "answered"),),
+            )
         )
 
     return record

@@ -52,6 +52,7 @@ from proxy.tracing import tracer_of
 from proxy.turn_queue import TurnQueue
 from proxy.web import api_spec, routes
 from proxy.web.api_middleware import ApiMiddleware, Handler
+from proxy.web.call_accounting import CallAccounting
 from proxy.web.cross_origin import CrossOrigin
 from proxy.web.dashboard.contradictions import ContradictionHandlers
 from proxy.web.dashboard.static_files import shipped_files
@@ -168,6 +169,7 @@ class App:
         self.keyring = self.accounts.keyring
         self.admission = self.accounts.admission
         self.usage = self.accounts.usage
+        self.accounting = CallAccounting(self.admission, self.recorder, self.access)
         self.readiness = Readiness(self.keyring, self.indexes.by_name)
 
     def _network_builder(self) -> NetworkBuilder:
@@ -231,8 +233,7 @@ class App:
             self.limiter,
             server,
             cross_origin,
-            recorder=self.recorder,
-            access_log=self.settings.log.access,
+            accounting=self.accounting,
             tracer=self.tracer,
             sandbox=self.dashboard.sandbox,
         )
@@ -257,8 +258,7 @@ class App:
             server=self.settings.server,
             held=self.budget.of("replies"),
             turns=self.turns,
-            log=self.access,
-            recorder=self.recorder,
+            accounting=self.accounting,
             shows_upstream=self.settings.rpc.show_upstream,
             encoded_bytes=self.settings.cache.bytes // ENCODED_PART,
             site=self.limiter.site,
@@ -342,8 +342,7 @@ class App:
             feeds=self.feeds,
             prices=self._tables.prices.events,
             tasks=self.tasks,
-            access=self.access,
-            recorder=self.recorder,
+            accounting=self.accounting,
             memory=self.budget.of("subscriptions"),
         )
         return ClientSockets(context, self.keyring)

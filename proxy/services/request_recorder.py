@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final
 
-from proxy.core.access import Account, Key
+from msgspec.structs import replace
+
+from proxy.core.access import Account
 from proxy.core.directives import Directives
 from proxy.core.request_records import (
     MOST_ERROR,
@@ -23,14 +25,14 @@ from proxy.core.request_records import (
     RecordedAttempt,
     RecordReason,
     RequestRecord,
-    Surface,
     blame_of,
     code_of,
     shown_text,
 )
 from proxy.memory_budget import BudgetLine
-from proxy.services.rpc.batches import BatchItem, CallBatch
-from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.batches import CallBatch
+from proxy.services.rpc.finished_call import FinishedCall
+from proxy.services.rpc.internal_calls import attempts_of
 from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.short_batch import ShortBatch
 
@@ -94,159 +96,87 @@ class RequestRecorder:
             return "asked"
         return "sampled" if is_sampled else None
 
-    def note(
-        self, request_id: str, key: Key, reason: RecordReason, *, surface: Surface, network: str, method: str, status: int,
-        took_s: float, flight: Flight | None = None, params: bytes = b"", error: str = "", units: int = 0, cache: str = "",
-        size: int = 0, block: int | None = None, attempts: Sequence[RecordedAttempt] = (), client_id: str = "",
-    ) -> None:  # fmt: skip
-        """Record one request. `size`: the bytes of the reply. Without `block`, it is that of the flight. A `request_id`
-        that the client chose becomes the `client_id`."""
+    def record(self, call: FinishedCall) -> None:
+        """Record the call, if it is to be recorded."""
+        if call.batch is not None:
+            self._record_batch(call, call.batch)
+            return
+        reason = self.reason(call.key.account, call.took_s, call.directives, failed=call.error != "")
+        if reason is not None:
+            self._add(call, reason, *self._ids(call.request_id))
+
+    def _record_batch(self, call: FinishedCall, batch: CallBatch | ShortBatch) -> None:
+        """Record a batch, and its items that failed. With a batch that is recorded for another reason, all its items. Of many
+        items the first are recorded."""
+        items = batch.items if isinstance(batch, CallBatch) else []
+        failed = [index for index, item in enumerate(items) if item.failure]
+        reason = self.reason(call.key.account, call.took_s, call.directives, failed=bool(failed))
+        if reason is None:
+            return
+        request_id, client_id = self._ids(call.request_id)
+        self._add(
+            replace(call, surface="batch", method="batch", status=200, cache="", error="", block=batch.reached),
+            reason,
+            request_id,
+            client_id,
+        )
+        count = len(batch.policies()) if isinstance(batch, ShortBatch) else len(items)
+        chosen = failed if reason == "failed" else list(range(count))
+        for index in chosen[: self._room_for(call.key.account.id, len(chosen))]:
+            item_id = f"{client_id}.{index}" if client_id else ""
+            self._add(_item_of(call, batch, index), reason, f"{request_id}.{index}", item_id)
+
+    def _add(self, call: FinishedCall, reason: RecordReason, request_id: str, client_id: str) -> None:
+        key = call.key
         account = key.account.id
         if not self._room(account):
             self._dropped += 1
             return
-        if flight is not None:
-            attempts = attempts or _attempts(flight)
-            block = flight.block if block is None else block
-            params = params or flight.params
-        error = shown_text(error, MOST_ERROR) if error else ""
+        attempts = _attempts_of(call)
+        error = shown_text(call.error, MOST_ERROR) if call.error else ""
+        params = call.params or (b"" if call.flight is None else call.flight.params)
         shown = _params(params) if key.records_params and params else None
-        size_of_record = BARE_RECORD + len(error) + sum(len(each[0]) + len(each[3]) + 40 for each in attempts)
-        if shown is not None and not self._takes(account, size_of_record + min(len(params), MOST_PARAMS)):
+        size = BARE_RECORD + len(error) + sum(len(each[0]) + len(each[3]) + 40 for each in attempts)
+        if shown is not None and not self._takes(account, size + min(len(params), MOST_PARAMS)):
             shown = None
-        if shown is None and not self._takes(account, size_of_record):
+        if shown is None and not self._takes(account, size):
             self._dropped += 1
             return
         self._of_account[account] = self._of_account.get(account, 0) + 1
-        if not request_id.startswith(OWN_PREFIX):
-            request_id, client_id = self._own_id(), request_id
         self.waiting.append(
             RequestRecord(
                 id=request_id,
                 at=time.time(),
                 account=account,
                 key=key.id,
-                network=network,
-                surface=surface,
-                method=method,
-                status=status,
+                network=call.network,
+                surface=call.surface,
+                method=call.method,
+                status=call.status,
                 reason=reason,
-                units=units,
-                cache=cache,
-                took_s=took_s,
-                bytes=size,
-                block=(block or 0) if status < 400 else 0,  # A refusal says nothing about the state.
+                units=call.units,
+                cache=call.cache,
+                took_s=call.took_s,
+                bytes=call.size,
+                block=call.block if call.status < 400 else 0,  # A refusal says nothing about the state.
                 error=error,
-                blame=blame_of(status, was_sent=bool(attempts)) if error else "",
-                code=code_of(status, error) if error else "",
+                blame=blame_of(call.status, was_sent=bool(attempts)) if error else "",
+                code=code_of(call.status, error) if error else "",
                 attempts=attempts,
                 params=shown,
                 client_id=client_id,
             )
         )
 
-    def note_batch(
-        self,
-        request_id: str,
-        key: Key,
-        batch: CallBatch | ShortBatch,
-        *,
-        network: str,
-        took_s: float,
-        directives: Directives | None,
-        units: int,
-        size: int,
-    ) -> None:
-        """Record a batch, and its items that failed. With a batch that is recorded for another reason, all its items. Of many
-        items the first are recorded."""
-        items = batch.items if isinstance(batch, CallBatch) else []
-        failed = [place for place, item in enumerate(items) if item.failure]
-        reason = self.reason(key.account, took_s, directives, failed=bool(failed))
-        if reason is None:
-            return
-        client_id = ""
-        if not request_id.startswith(OWN_PREFIX):
-            request_id, client_id = self._own_id(), request_id
-        self.note(
-            request_id,
-            key,
-            reason,
-            client_id=client_id,
-            surface="batch",
-            network=network,
-            method="batch",
-            status=200,
-            took_s=took_s,
-            units=units,
-            size=size,
-            block=batch.reached,
-        )
-        if isinstance(batch, ShortBatch):
-            self._note_short_items(request_id, client_id, key, batch, reason, network=network, took_s=took_s)
-            return
-        chosen = failed if reason == "failed" else list(range(len(items)))
-        for place in chosen[: self._room_for(key.account.id, len(chosen))]:
-            self._note_item(
-                f"{request_id}.{place}", _item_id(client_id, place), key, items[place], reason, network=network
-            )
-
-    def _note_item(
-        self, request_id: str, client_id: str, key: Key, item: BatchItem, reason: RecordReason, *, network: str
-    ) -> None:
-        self.note(
-            request_id,
-            key,
-            reason,
-            client_id=client_id,
-            surface="item",
-            network=network,
-            method=method_of(item.policy),
-            status=item.fault.status if item.fault is not None else 200,
-            took_s=item.took_s,
-            flight=item.flight,
-            error=item.failure,
-            units=item.units,
-            cache=item.cache,
-            size=len(item.reply),
-            block=item.reached,
-        )
-
-    def _note_short_items(
-        self,
-        request_id: str,
-        client_id: str,
-        key: Key,
-        batch: ShortBatch,
-        reason: RecordReason,
-        *,
-        network: str,
-        took_s: float,
-    ) -> None:
-        """All items of a short batch were answered together, by the same upstream."""
-        policies = batch.policies()
-        attempts = ((batch.answered_label, 0.0, took_s, "answered"),)
-        for place in range(self._room_for(key.account.id, len(policies))):
-            self.note(
-                f"{request_id}.{place}",
-                key,
-                reason,
-                client_id=_item_id(client_id, place),
-                surface="item",
-                network=network,
-                method=policies[place].method.name,
-                status=200,
-                took_s=took_s,
-                units=policies[place].units,
-                block=batch.reached,
-                attempts=attempts,
-            )
-
-    def _own_id(self) -> str:
-        """An id for a request whose client chose one. The stem is drawn at first use, after workers are forked."""
+    def _ids(self, request_id: str) -> tuple[str, str]:
+        """An id of ours, and the one that the client chose, if it did. The stem is drawn at first use, after workers are
+        forked."""
+        if request_id.startswith(OWN_PREFIX):
+            return request_id, ""
         self._serial += 1
         if not self._stem:
             self._stem = f"{OWN_PREFIX}{secrets.token_hex(5)}"
-        return f"{self._stem}c{self._serial:07x}"
+        return f"{self._stem}c{self._serial:07x}", request_id
 
     def _takes(self, account: str, size: int) -> bool:
         """Take bytes from the account's allowance, unless it has too few left."""
@@ -299,13 +229,45 @@ class RequestRecorder:
         return dropped
 
 
-def _attempts(flight: Flight) -> list[RecordedAttempt]:
+def _item_of(call: FinishedCall, batch: CallBatch | ShortBatch, index: int) -> FinishedCall:
+    """The item of a batch as a call of its own."""
+    if isinstance(batch, ShortBatch):  # All items were answered together, by the same upstream.
+        policy = batch.policies()[index]
+        return FinishedCall(
+            request_id="",
+            key=call.key,
+            network=call.network,
+            took_s=call.took_s,
+            surface="item",
+            method=policy.method.name,
+            units=policy.units,
+            block=batch.reached,
+            attempts=((batch.answered_label, 0.0, call.took_s, "answered"),),
+        )
+    item = batch.items[index]
+    return FinishedCall(
+        request_id="",
+        key=call.key,
+        network=call.network,
+        took_s=item.took_s,
+        surface="item",
+        method=method_of(item.policy),
+        status=item.fault.status if item.fault is not None else 200,
+        units=item.units,
+        cache=item.cache,
+        size=len(item.reply),
+        block=item.reached,
+        error=item.failure,
+        flight=item.flight,
+    )
+
+
+def _attempts_of(call: FinishedCall) -> Sequence[RecordedAttempt]:
     """In the order in which they began."""
-    return sorted(flight.attempts(time.monotonic()), key=itemgetter(1))
-
-
-def _item_id(client_id: str, place: int) -> str:
-    return f"{client_id}.{place}" if client_id else ""
+    now = time.monotonic()
+    if call.flight is not None:
+        return sorted(call.flight.attempts(now), key=itemgetter(1))
+    return attempts_of(call.calls, now - call.took_s) if call.calls else call.attempts
 
 
 def _params(params: bytes) -> str:

@@ -11,7 +11,6 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -30,11 +29,11 @@ from proxy.errors import (
     of_status,
 )
 from proxy.services.accounts.admission import Admission
-from proxy.services.request_recorder import RequestRecorder
-from proxy.services.rpc.internal_calls import attempts_of
+from proxy.services.rpc.finished_call import FinishedCall
 from proxy.settings import ServerSettings
 from proxy.tracing import Span, Tracer, current_span
 from proxy.web.authentication import KEY_IN_URL, Authentication
+from proxy.web.call_accounting import CallAccounting
 from proxy.web.cross_origin import CrossOrigin
 from proxy.web.fault_injection import FaultInjection
 from proxy.web.front.connection_limiter import ConnectionLimiter
@@ -80,8 +79,7 @@ class ApiMiddleware:
         settings: ServerSettings,
         cross_origin: CrossOrigin,
         *,
-        recorder: RequestRecorder,
-        access_log: bool,
+        accounting: CallAccounting,
         tracer: Tracer | None = None,
         sandbox: Sandbox | None = None,
     ) -> None:
@@ -90,10 +88,9 @@ class ApiMiddleware:
         self._limiter = limiter
         self._settings = settings
         self._fixed_headers = fixed_headers(settings.tls)
-        self._access_log = access_log
-        self._recorder = recorder
         self._tracer = tracer
-        # Used by handlers.
+        # Used by handlers too.
+        self.accounting = accounting
         self.authentication = Authentication(admission, limiter, sandbox)
         self.bodies = RequestBodies(limiter, settings)
         self.faults = FaultInjection(limiter)
@@ -206,7 +203,7 @@ class ApiMiddleware:
         telemetry.request_seconds.labels(operation).observe(took_s)
         if (owner := request.get(KEY)) is not None and OPERATION in request:
             self._record_request(request, reply, owner, took_s)
-        if self._access_log:
+        if self.accounting.logs:
             key = request.get(KEY)
             log.info(
                 "request",
@@ -223,40 +220,30 @@ class ApiMiddleware:
 
     def _record_request(self, request: web.Request, reply: web.StreamResponse, key: Key, took_s: float) -> None:
         """Record what happened to the request, if it is to be recorded."""
-        size = reply.content_length or 0
-        shared = {"network": request.get(NETWORK, ""), "took_s": took_s, "units": request.get(UNITS, 0), "size": size}
-        directives = request.get(DIRECTIVES)
-        if (batch := request.get(BATCH)) is not None:
-            self._recorder.note_batch(request[REQUEST_ID], key, batch, directives=directives, **shared)
-            return
-        failure = request.get(FAILURE, "") or ("internal error" if reply.status >= 500 else "")
-        reason = self._recorder.reason(key.account, took_s, directives, failed=failure != "")
-        if reason is not None:
-            self._recorder.note(
-                request[REQUEST_ID],
-                key,
-                reason,
+        self.accounting.record(
+            FinishedCall(
+                request_id=request[REQUEST_ID],
+                key=key,
+                network=request.get(NETWORK, ""),
+                took_s=took_s,
                 surface="http" if METHOD in request else "rest",
                 method=request.get(METHOD) or request[OPERATION],
                 status=reply.status,
-                flight=request.get(FLIGHT),
-                params=request.get(PARAMS, b""),
-                error=failure,
+                units=request.get(UNITS, 0),
                 cache=request.get(CACHE, ""),
-                **_without_flight(request, took_s),
-                **shared,
+                size=reply.content_length or 0,
+                block=request.get(BLOCK, 0),
+                error=request.get(FAILURE, "") or ("internal error" if reply.status >= 500 else ""),
+                params=request.get(PARAMS, b""),
+                directives=request.get(DIRECTIVES),
+                batch=request.get(BATCH),
+                flight=request.get(FLIGHT),
+                calls=request.get(CALLS, ()),
             )
+        )
 
     def refuse(self, fault: Fault) -> web.Response:
         return fault_reply(fault, self._limiter.site)
-
-
-def _without_flight(request: web.Request, took_s: float) -> dict[str, Any]:
-    """The block and the attempts of a request that is not a call to one network."""
-    if FLIGHT in request:
-        return {}
-    calls = request.get(CALLS, ())
-    return {"block": request.get(BLOCK, 0), "attempts": attempts_of(calls, time.monotonic() - took_s)}
 
 
 def _path_advice(request: web.Request) -> str:

@@ -22,6 +22,7 @@ from proxy.services.request_recorder import (
     MOST_OF_ACCOUNT,
     RequestRecorder,
 )
+from proxy.services.rpc.finished_call import FinishedCall
 from tests.database import connected
 from tests.http_client import Reply, request, rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
@@ -411,10 +412,17 @@ async def test_bytes_of_an_account_are_bounded(records: Records, more: dict[str,
 
 
 def note(recorder: RequestRecorder, key: Key, request_id: str, params: Any) -> None:
-    recorder.note(
-        request_id, key, "failed", surface="http", network=LIVE, method="eth_call", status=200, took_s=0.1,
-        params=orjson.dumps(params), error="reverted",
-    )  # fmt: skip
+    recorder.record(
+        FinishedCall(
+            request_id=request_id,
+            key=key,
+            network=LIVE,
+            took_s=0.1,
+            method="eth_call",
+            error="reverted",
+            params=orjson.dumps(params),
+        )
+    )
 
 
 def _set_aside(kind: str) -> float:

@@ -8,7 +8,6 @@ import time
 import msgspec
 
 from proxy.core.directives import AttemptTrace, Directives
-from proxy.core.usage import KeyTallies
 from proxy.errors import Fault
 from proxy.services.accounts.metering import Meter
 from proxy.services.rpc.dispatcher import Dispatcher
@@ -80,10 +79,6 @@ class PendingReply(CallerState, WholeResultWaiter):
     def on_fault(self, fault: Fault) -> None:
         if not self.future.done():
             self.future.set_exception(fault)
-
-    def count(self, sheet: KeyTallies, outcome: str, seconds: float) -> None:
-        if self.policy is not None:
-            sheet[self.policy.tally].count(outcome, self.cache, self.units, seconds)
 
     @property
     def answered_by(self) -> Upstream | None:

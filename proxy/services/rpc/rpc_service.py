@@ -20,7 +20,7 @@ from proxy.core.batch_reader import BatchReader
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.core.near_names import near_names
-from proxy.errors import Fault, InternalError, InvalidRequest, RateLimited
+from proxy.errors import Fault, InvalidRequest, RateLimited
 from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.admission import Admission, missing_scope
 from proxy.services.rpc.batch_admission import (
@@ -313,25 +313,6 @@ class RpcService:
                 return [], 0
             found.append((policy, call))
         return found, units
-
-    # Refunds
-
-    def settle_batch(self, key: Key, batch: CallBatch | ShortBatch) -> int:
-        """The final price of a batch. Items that failed through our fault are refunded."""
-        units = batch.units
-        for item in batch.failed():
-            assert item.fault is not None
-            kept = self.refund(key, item.fault, item.units)
-            units += kept - item.units
-            item.keep(kept)
-        return units
-
-    def refund(self, key: Key, fault: Fault, units: int) -> int:
-        """Refund a call that failed through our fault, and return what it still costs: the further upstream calls that were
-        made for it."""
-        if isinstance(fault, InternalError):
-            self._admission.refund(key, 1, units)
-        return fault.take_kept()
 
 
 def _no_method(route: Route, name: str) -> bytes:

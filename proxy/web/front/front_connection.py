@@ -252,7 +252,6 @@ class FrontConnection(asyncio.Protocol):
             known = state.replies.get(key_of(policy.request_tail, params)) if state.caches else None
             if known is not None:
                 replies.begin_call(head, policy, call_id, now, state.tip, "hit")
-                key.sheet[policy.tally].count_hit(policy.units)
                 replies.write_result(known, now)
                 return
             replies.begin_call(head, policy, call_id, now, state.tip, "")

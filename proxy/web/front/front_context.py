@@ -11,19 +11,15 @@ from typing import Final, final
 from proxy.core import encodings, limits
 from proxy.core.access import Key
 from proxy.core.encodings import EncodedResults
-from proxy.core.iso_time import iso_of_unix
 from proxy.errors import Fault, Unauthorized
 from proxy.memory_budget import BudgetLine
 from proxy.request_threads import request_threads
 from proxy.services.accounts.admission import Admission
-from proxy.services.request_recorder import RequestRecorder
-from proxy.services.rpc.flights import Caller
-from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import ServerSettings
-from proxy.telemetry import AccessLines
 from proxy.turn_queue import TurnQueue
-from proxy.web.front.reply_lines import DIGITS, LOG_LINE
+from proxy.web.call_accounting import CallAccounting
+from proxy.web.front.reply_lines import DIGITS
 from proxy.web.front.request_heads import RequestHead, RequestHeadReader
 from proxy.web.reply import fixed_headers, header_lines
 from proxy.web.request_ids import stem
@@ -46,8 +42,7 @@ class FrontContext:
         server: ServerSettings,
         held: BudgetLine,
         turns: TurnQueue,
-        log: AccessLines | None,
-        recorder: RequestRecorder,
+        accounting: CallAccounting,
         shows_upstream: bool = False,
         encoded_bytes: int = 0,
         site: str = "",
@@ -63,8 +58,8 @@ class FrontContext:
         self.loop = asyncio.get_running_loop()
         self.max_head, self.max_requests = server.max_head_bytes, server.keepalive_requests
         self.held, self.turns = held, turns
-        self.log, self.recorder = log, recorder
-        self.slow_s = recorder.slow_s
+        self.accounting = accounting
+        self.logs, self.slow_s = accounting.logs, accounting.slow_s
         self.windows = admission.windows
         self._admission = admission
         self.draining = False
@@ -86,7 +81,7 @@ class FrontContext:
         """Refresh the Date header. Called once a second."""
         self.stamp = b"\r\n%bDate: %b\r\n" % (self._fixed_lines, formatdate(usegmt=True).encode())
         self.ok_stamp = b"HTTP/1.1 200 OK\r\nContent-Type: application/json" + self.stamp + b"X-Request-Id: "
-        self.log_time = iso_of_unix(time.time()).encode()
+        self.accounting.tick()
         # Added to a bucket's edge on the monotonic clock, this gives the Unix time when the bucket is full, rounded up.
         self._resets = time.time() - time.monotonic() + 1.0 + (1.0 - 1e-6)
 
@@ -124,27 +119,6 @@ class FrontContext:
         peer = transport.get_extra_info("peername") if transport is not None else None
         headers = self._admission.headers_without_key(peer[0] if peer else "")
         return b"\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode()
-
-    def log_call(self, head: RequestHead, caller: Caller, status: int, request_id: bytes, took_s: float) -> None:
-        """Add a request's line to the access log, if there is one."""
-        if self.log is None:
-            return
-        network, key = head.route.network.id.encode(), head.key.id.encode()
-        method = method_of(caller.policy)
-        self.log.add(
-            LOG_LINE
-            % (
-                self.log_time,
-                request_id,
-                network,
-                method.encode(),
-                status,
-                took_s * 1000,
-                key,
-                caller.units,
-                caller.cache.encode(),
-            )
-        )
 
     def compress_apart(self, client: str, encoding: int, body: bytes, on_done: Callable[[bytes], None]) -> None:
         """Compress a very large body in a thread, so that other clients do not wait for it."""

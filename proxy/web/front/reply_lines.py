@@ -12,10 +12,6 @@ from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.networks import Route
 
-LOG_LINE: Final = (
-    b'{"time":"%b","level":"info","logger":"penstock.access","message":"request","request_id":"%b","network":"%b",'
-    b'"method":"%b","status":%d,"ms":%.3f,"key":"%b","units":%d,"cache":"%b"}\n'
-)
 CLOSE: Final = b"Connection: close\r\n"
 DIGITS: Final = [b"%d" % number for number in range(1024)]
 UNITS: Final = [b"X-Compute-Units: %d\r\n" % units for units in range(256)]

@@ -26,6 +26,7 @@ from proxy.services.rpc.reply_share import FREE_BYTES, NO_ROOM
 from proxy.services.rpc.rpc_service import BatchUnderWay, fault_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.front.front_context import NEVER, FrontContext
+from proxy.web.front.record_draft import RecordDraft
 from proxy.web.front.reply_lines import (
     CACHE,
     CLOSE,
@@ -40,7 +41,6 @@ from proxy.web.front.reply_lines import (
 from proxy.web.front.reply_slices import AT_ONCE, ReplySlices
 from proxy.web.front.reply_stream import ReplyStream
 from proxy.web.front.request_heads import RequestHead
-from proxy.web.front.request_notes import RequestNotes
 from proxy.web.front.request_reader import RequestReader
 from proxy.wire.upstream import Piece, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW
@@ -56,7 +56,7 @@ _monotonic: Final = time.monotonic
 class ReplyWriter:
     __slots__ = (
         "_awaits_turn", "_context", "_on_free", "_reader", "_sent_in_turn", "_slices", "_streamed", "batch", "began", "block",
-        "busy", "cache", "flight", "head", "id", "left", "notes", "paused_reading", "policy", "stream", "transport", "units",
+        "busy", "cache", "draft", "flight", "head", "id", "left", "paused_reading", "policy", "stream", "transport", "units",
         "was_refused",
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ class ReplyWriter:
         # A large reply that is in memory.
         self._slices: ReplySlices | None = None
         # For the record of the request.
-        self.notes = RequestNotes(context.recorder)
+        self.draft = RecordDraft(context.accounting)
 
     def __repr__(self) -> str:
         return f"<ReplyWriter {'busy' if self.busy else 'idle'}, {self.left} replies left>"
@@ -156,14 +156,14 @@ class ReplyWriter:
         self.block = 0
         self.cache = ""
         self.units = 0
-        self.notes.begin(b"")
+        self.draft.begin(b"")
 
     def on_parsed(self, call: RawCall) -> None:
         """The request is a single call."""
         assert self.head is not None
         self.id = call[2]
         if self.head.key.records_params:
-            self.notes.begin(call[1])
+            self.draft.begin(call[1])
 
     def await_batch(self, batch: BatchUnderWay | None) -> None:
         """The request is this batch, unless it was answered already."""
@@ -185,16 +185,19 @@ class ReplyWriter:
     # Outcomes
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
-        self._count("results")
         if self.id:
             self.write_result(result, _monotonic())
         else:
+            self._count("results")
             self._finish(self._no_content())
 
     def write_result(self, result: bytes | msgspec.Raw, now: float) -> None:
-        """Send the reply to a good call. In one piece, since almost every request ends here."""
+        """Count a good call and send its reply. In one piece, since almost every request ends here."""
         context = self._context
         head: RequestHead = self.head  # type: ignore[assignment]
+        policy: MethodPolicy = self.policy  # type: ignore[assignment]
+        took_s = now - self.began
+        head.key.sheet[policy.tally].count("results", self.cache, self.units, took_s)
         size = len(self.id) + len(result)
         if size >= context.compress_from and head.encoding:
             self._write_encoded(head.encoding, result)
@@ -222,11 +225,11 @@ class ReplyWriter:
             result,
             b"}",
         )
-        if context.log is not None:
-            context.log_call(head, self, 200, request_id, now - self.began)
+        if context.logs:
+            context.accounting.log_request(head, self, 200, request_id, took_s)
         account = head.key.account
-        if account.unsampled <= 1 or now - self.began > context.slow_s or head.directives is not None:
-            self.notes.record(head, self, 200, request_id, now - self.began, size=size)
+        if account.unsampled <= 1 or took_s > context.slow_s or head.directives is not None:
+            self.draft.record(head, self, 200, request_id, took_s, size=size)
         else:
             account.passed_over()
         self._finish(b"".join(reply))
@@ -245,7 +248,7 @@ class ReplyWriter:
         if not self.id:
             self._finish(self._no_content())
             return
-        self.notes.failed(error.decode("utf-8", "replace"))
+        self.draft.failed(error.decode("utf-8", "replace"))
         self._finish_body(jsonrpc.error_reply(self.id, error))
 
     def _write_encoded(self, encoding: int, result: bytes | msgspec.Raw) -> None:
@@ -286,7 +289,7 @@ class ReplyWriter:
         self._refund(fault)
         self.was_refused = True
         self._reader.forget_known()
-        self.notes.failed(fault.message)
+        self.draft.failed(fault.message)
         self._finish(self._fault(fault))
 
     def on_charged(self, units: int) -> bool:
@@ -297,16 +300,16 @@ class ReplyWriter:
         """A fault costs no more than further upstream calls that were made: the call was refused before it was charged, or the
         failure is ours."""
         assert self.head is not None
-        self.units = self._context.rpc.refund(self.head.key, fault, self.units)
+        self.units = self._context.accounting.refund(self.head.key, fault, self.units)
         self._count("faults")
 
     def on_batch(self, batch: CallBatch | ShortBatch) -> None:
         self.batch = None
         assert self.head is not None
-        self.units = self._context.rpc.settle_batch(self.head.key, batch)
+        self.units = self._context.accounting.settle_batch(self.head.key, batch)
         self.block = batch.reached
         body = batch.body()
-        self.notes.batch_answered(batch)
+        self.draft.batch_answered(batch)
         if body:
             self._finish_body(body)
         else:
@@ -324,7 +327,7 @@ class ReplyWriter:
         self._streamed = batch
         self.units = batch.units
         self.block = 0
-        self.notes.await_end()
+        self.draft.await_end()
         self.stream.begin(self.client, self._encoding_for(NEVER), chunked=True)
         self._write(self._ok(None, self.stream.encoding))
 
@@ -348,13 +351,13 @@ class ReplyWriter:
         self.batch = self._streamed = None
         self.stream.end()
         assert self.head is not None
-        self.units = self._context.rpc.settle_batch(self.head.key, batch)
-        self.notes.record_end(self.head, self, self.began, batch=batch)
+        self.units = self._context.accounting.settle_batch(self.head.key, batch)
+        self.draft.record_end(self.head, self, self.began, batch=batch)
         batch.share.give_all()
         self._done()
 
     def on_batch_broken(self) -> None:
-        self.notes.record_end(self.head, self, self.began)
+        self.draft.record_end(self.head, self, self.began)
         self.stream.break_off()
 
     def refuse_incomplete(self, fault: Fault) -> None:
@@ -393,7 +396,7 @@ class ReplyWriter:
 
     def on_stream_broken(self) -> None:
         self._refund(InternalError(BROKEN_REPLY))
-        self.notes.record_end(self.head, self, self.began)
+        self.draft.record_end(self.head, self, self.began)
         self.stream.break_off()
 
     # A client that does not read
@@ -463,8 +466,8 @@ class ReplyWriter:
             self.transport.write(data)
 
     def _count(self, outcome: str) -> None:
-        if self.policy is not None and self.head is not None:
-            self.head.key.sheet[self.policy.tally].count(outcome, self.cache, self.units, _monotonic() - self.began)
+        if self.head is not None:
+            self._context.accounting.count(self.head.key, self, outcome, _monotonic() - self.began)
 
     # The bytes of other replies
 
@@ -503,8 +506,8 @@ class ReplyWriter:
         assert head is not None
         request_id = head.request_id or self._context.request_id()
         now = _monotonic()
-        self._context.log_call(head, self, status, request_id, now - self.began)
-        self.notes.record(head, self, status, request_id, now - self.began, size=size)
+        self._context.accounting.log_request(head, self, status, request_id, now - self.began)
+        self.draft.record(head, self, status, request_id, now - self.began, size=size)
         # The rates of an expired key are not shown, like those of an unknown one.
         if now < head.key.dies_at:
             rates = b"".join(self._context.rate_lines(head.key, now))

@@ -86,10 +86,8 @@ class ShortCall:
             self._to_flight(upstream).on_reply(connection, head, body)
             return
         now = _monotonic()
-        took = now - replies.began
         self._upstream = None
-        upstream.health.answered(took)
-        client.key.sheet[policy.tally].count_results(1, replies.units, took)
+        upstream.health.answered(now - replies.began)
         replies.write_result(result, now)
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:

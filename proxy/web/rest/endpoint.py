@@ -26,7 +26,7 @@ from proxy.core.usage import Tally
 from proxy.errors import BehindBlock, DeadlinePassed, Fault, Forbidden, InternalError, RateLimited
 from proxy.services.accounts.action_log import ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
-from proxy.services.accounts.metering import Meter, Meters, meter_of_task
+from proxy.services.accounts.metering import Meters, meter_of_task
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.internal_calls import calls_of_task
 from proxy.tasks import min_block_of_task
@@ -170,7 +170,8 @@ class RestEndpoints:
                     if is_logged:
                         await self._record(request, operation, asked)
                 except Fault as fault:
-                    self._settle(meter, fault)
+                    is_free = isinstance(fault, InternalError | Forbidden | RateLimited)
+                    self._api.accounting.refund_unused(meter, least=0 if is_free else ERROR_UNITS)
                     raise
                 outcome = "results"
                 reply = await _reply(request, found if isinstance(found, RestReply) else RestReply(found))
@@ -205,12 +206,6 @@ class RestEndpoints:
             larger = self._large_body if operation.large_body else 0
             body = await self._api.bodies.read_checked(request, operation, larger=larger)
         return RestRequest(key, scopes, path, query, body, self._resolver, directives, resolved=resolved)
-
-    def _settle(self, meter: Meter, fault: Fault) -> None:
-        """Refund what a request that ended in a fault has not used."""
-        is_free = isinstance(fault, InternalError | Forbidden | RateLimited)
-        if not meter.settle(0 if is_free else ERROR_UNITS):
-            self._admission.refund(meter.key, 1, 0)
 
 
 async def _in_time(operation: ApiOperation, handler: RestHandler, asked: RestRequest) -> Any:

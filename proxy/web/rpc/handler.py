@@ -200,10 +200,10 @@ class RpcHandler:
                 outcome = "errors"
                 request[FAILURE] = exc.error.decode("utf-8", "replace")
         except Fault as fault:
-            pending.units = self._rpc.refund(key, fault, pending.units)
+            pending.units = self._api.accounting.refund(key, fault, pending.units)
             if pending.units:
                 request[UNITS] = pending.units
-            pending.count(key.sheet, "faults", time.monotonic() - began)
+            self._api.accounting.count(key, pending, "faults", time.monotonic() - began)
             raise
         except asyncio.CancelledError:
             share.give_all()
@@ -212,7 +212,7 @@ class RpcHandler:
             if pending.flight is not None:
                 request[FLIGHT] = pending.flight
         took_s = time.monotonic() - began
-        pending.count(key.sheet, outcome, took_s)
+        self._api.accounting.count(key, pending, outcome, took_s)
         if span is not None and pending.policy is not None:
             telemetry.exemplars.note(pending.policy.tally.labels, took_s, span.trace_id, time.time())
         self._describe(request, pending)
@@ -235,7 +235,7 @@ class RpcHandler:
         def done(batch: CallBatch | ShortBatch) -> None:
             nonlocal share
             share = batch.share
-            request[UNITS] = self._rpc.settle_batch(key, batch)
+            request[UNITS] = self._api.accounting.settle_batch(key, batch)
             request[BLOCK] = batch.reached
             request[BATCH] = batch
             pending.on_result(batch.body())

@@ -122,8 +122,7 @@ class PaymasterHandler:
             fields = await self._fields(key, network, method, params)
         except Fault as fault:
             outcome = "faults"
-            if not meter.settle(0):
-                self._admission.refund(key, 1, 0)
+            self._api.accounting.refund_unused(meter, least=0)
             request[FAILURE] = fault.message
             return jsonrpc.error_reply(id_, _error_of(fault)) if id_ else b""
         finally:

@@ -139,7 +139,6 @@ class ClientSockets:
     async def watch(self) -> None:
         """A supervised loop: pings, expired keys, metrics."""
         while True:
-            self.context.tick()
             self._close_expired()
             self._ping_slice()
             self._publish()

@@ -20,6 +20,7 @@ from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
 from proxy.services.rpc.calls import CallerState
+from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
 from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.reply_share import FREE_BYTES, NO_ROOM, ReplyShare
@@ -169,7 +170,7 @@ class SocketCalls:
 
     def answered(self, call: SocketCall | SocketBatch, method: str, *, outcome: str, units: int, took_s: float) -> None:
         self.bytes_under_way -= self._under_way.pop(call, 0)
-        self.context.log(
+        self.context.accounting.log_message(
             self.request_id, self.route.network.id, self.key, method, outcome=outcome, units=units, took_s=took_s
         )
         self._on_answered()
@@ -180,19 +181,19 @@ class SocketCalls:
 
     def note_failure(self, number: int, fault: Fault, units: int = 0) -> None:
         """Record a message that was refused before it became a call."""
-        if self.context.recorder.reason(self.key.account, 0.0, self.directives, failed=True) is not None:
-            self.context.recorder.note(
-                self.name_of(number),
-                self.key,
-                "failed",
-                surface="socket",
+        self.context.accounting.record(
+            FinishedCall(
+                request_id=self.name_of(number),
+                key=self.key,
                 network=self.route.network.id,
-                method="",
-                status=fault.status,
                 took_s=0.0,
-                error=fault.message,
+                surface="socket",
+                status=fault.status,
                 units=units,
+                error=fault.message,
+                directives=self.directives,
             )
+        )
 
     def meta(self, number: int | str, answer: SocketCall | BatchItem | None = None) -> bytes:
         """The member `meta` of a reply, to follow its id; empty for sockets that did not ask for it."""
@@ -314,43 +315,36 @@ class SocketCall(CallerState, HeldResultWaiter):
     def on_fault(self, fault: Fault) -> None:
         owner = self._owner
         owner.on_refusal(fault, owner.size_of(self))
-        self.units = owner.context.rpc.refund(owner.key, fault, self.units)
+        self.units = owner.context.accounting.refund(owner.key, fault, self.units)
         self._failure, self._status = fault.message, fault.status
         if self.id:
             owner.output.send(owner.output.message(jsonrpc.error_reply(self._reply_id(), rpc_error_of(fault))))
         self._end("faults")
 
     def _end(self, outcome: str) -> None:
-        owner, policy = self._owner, self.policy
-        took_s = time.monotonic() - self._began
-        if policy is not None:
-            owner.key.sheet[policy.tally].count(outcome, self.cache, self.units, took_s)
-        name = method_of(policy)
-        self._record(name, took_s)
-        owner.answered(self, name, outcome=outcome, units=self.units, took_s=took_s)
-
-    def _record(self, method: str, took_s: float) -> None:
-        owner = self._owner
-        recorder = owner.context.recorder
-        reason = recorder.reason(owner.key.account, took_s, owner.directives, failed=self._failure != "")
-        if reason is not None:
-            recorder.note(
-                owner.name_of(self._number),
-                owner.key,
-                reason,
-                surface="socket",
+        owner, accounting = self._owner, self._owner.context.accounting
+        took_s, method = time.monotonic() - self._began, method_of(self.policy)
+        accounting.count(owner.key, self, outcome, took_s)
+        accounting.record(
+            FinishedCall(
+                request_id=owner.name_of(self._number),
+                key=owner.key,
                 network=owner.route.network.id,
+                took_s=took_s,
+                surface="socket",
                 method=method,
                 status=self._status,
-                took_s=took_s,
-                flight=self.flight,
-                params=self._params,
-                error=self._failure,
                 units=self.units,
                 cache=self.cache,
-                block=self.reached,
                 size=self._size,
+                block=self.reached,
+                error=self._failure,
+                params=self._params,
+                directives=owner.directives,
+                flight=self.flight,
             )
+        )
+        owner.answered(self, method, outcome=outcome, units=self.units, took_s=took_s)
 
 
 class SocketBatch:
@@ -408,20 +402,22 @@ class SocketBatch:
     def _on_batch(self, batch: CallBatch | ShortBatch) -> None:
         self._is_done = True
         owner = self._owner
-        units = owner.context.rpc.settle_batch(owner.key, batch)
+        units = owner.context.accounting.settle_batch(owner.key, batch)
         pieces = self._pieces(batch)
         if pieces and self._plan is not None and not batch.share.is_large:
             heads = [name for name, policy in owner.route.policies.items() if policy.is_head_number]
             pieces = [fault_plans.spoiled(self._plan, self._body, b"".join(pieces), heads)]
-        owner.context.recorder.note_batch(
-            owner.name_of(self._number),
-            owner.key,
-            batch,
-            network=owner.route.network.id,
-            took_s=time.monotonic() - self._began,
-            directives=owner.directives,
-            units=units,
-            size=sum(map(len, pieces)),
+        owner.context.accounting.record(
+            FinishedCall(
+                request_id=owner.name_of(self._number),
+                key=owner.key,
+                network=owner.route.network.id,
+                took_s=time.monotonic() - self._began,
+                units=units,
+                size=sum(map(len, pieces)),
+                directives=owner.directives,
+                batch=batch,
+            )
         )
         if batch.share.is_large:
             owner.output.send_large([frame_head(sum(map(len, pieces))), *pieces], batch.share)

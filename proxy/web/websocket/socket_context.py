@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
@@ -12,19 +11,17 @@ from weakref import WeakValueDictionary
 from proxy.chains.evm.log_filter import LogFilter
 from proxy.core.access import Key
 from proxy.core.directives import Directives
-from proxy.core.iso_time import iso_of_unix
 from proxy.core.usage import Tally
 from proxy.errors import RateLimited
 from proxy.memory_budget import BudgetLine
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.socket_caps import SocketCaps
 from proxy.services.feed.topics import Feeds, Topic
-from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import SocketSettings
 from proxy.tasks import Tasks
-from proxy.telemetry import AccessLines
+from proxy.web.call_accounting import CallAccounting
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.websocket.large_messages import LargeMessages
 from proxy.web.websocket.socket_output import FlushQueue
@@ -34,10 +31,6 @@ COUNTED_FROM = 4096
 _TOO_LARGE = (
     "the filters of this account's subscriptions take too much memory: unsubscribe from some, or name fewer addresses and "
     "topics in each"
-)
-_LOG_LINE = (
-    b'{"time":"%b","level":"info","logger":"penstock.access","message":"message","request_id":"%b","network":"%b",'
-    b'"method":"%b","outcome":"%b","ms":%.3f,"key":"%b","units":%d}\n'
 )
 
 
@@ -85,8 +78,7 @@ class SocketContext:
         feeds: Feeds,
         prices: Mapping[str, int],
         tasks: Tasks,
-        access: AccessLines | None,
-        recorder: RequestRecorder,
+        accounting: CallAccounting,
         memory: BudgetLine,
     ) -> None:
         """`memory`: that of subscriptions."""
@@ -104,12 +96,10 @@ class SocketContext:
         # Rounds of pings that may pass without a byte from the client.
         self.silent_rounds = max(1, round(limits.idle_s / limits.ping_s))
         self._tasks = tasks
-        self._access = access
-        self.recorder = recorder
+        self.accounting = accounting
         self.memory = memory
         # The filters of open subscriptions by their hashes: equal ones are held once.
         self._filters: WeakValueDictionary[int, LogFilter] = WeakValueDictionary()
-        self._log_time = b""
         self._serial = itertools.count(1)
 
     def __repr__(self) -> str:
@@ -138,29 +128,3 @@ class SocketContext:
 
     def give_memory(self, key: Key, topic: Topic) -> None:
         self.memory.give_shared(key.account.id, topic.detail, topic.memory)
-
-    # The access log
-
-    def tick(self) -> None:
-        """Refresh the time in log lines."""
-        self._log_time = iso_of_unix(time.time()).encode()
-
-    def log(
-        self, request_id: str, network: str, key: Key, method: str, *, outcome: str, units: int, took_s: float
-    ) -> None:
-        """Add the line of one message to the access log."""
-        if self._access is None:
-            return
-        self._access.add(
-            _LOG_LINE
-            % (
-                self._log_time,
-                request_id.encode(),
-                network.encode(),
-                method.encode(),
-                outcome.encode(),
-                took_s * 1000,
-                key.id.encode(),
-                units,
-            )
-        )

@@ -1,4 +1,4 @@
-"""Notes on the request under way, and the record made of them when its reply is written (`services/request_recorder.py`)."""
+"""What is to be recorded of the request under way, until its reply is written."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import final
 
 from proxy.core.request_records import RecordedAttempt
 from proxy.errors import BROKEN_REPLY
-from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.batches import CallBatch
+from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.short_batch import ShortBatch
+from proxy.web.call_accounting import CallAccounting
 from proxy.web.front.request_heads import RequestHead
 
 
 @final
-class RequestNotes:
-    """One client connection's notes. One request is served at a time, so they are reused for all of them."""
+class RecordDraft:
+    """The draft of one client connection. One request is served at a time, so it is reused for all of them."""
 
-    __slots__ = ("_awaits_end", "_batch", "_failure", "_params", "_recorder", "_request_id", "_slow_s")
+    __slots__ = ("_accounting", "_awaits_end", "_batch", "_failure", "_params", "_request_id")
 
-    def __init__(self, recorder: RequestRecorder) -> None:
-        self._recorder = recorder
-        self._slow_s = recorder.slow_s
+    def __init__(self, accounting: CallAccounting) -> None:
+        self._accounting = accounting
         # The params, if they are recorded.
         self._params = b""
         # The message of the error, if the call failed.
@@ -36,7 +36,7 @@ class RequestNotes:
         self._request_id = b""
 
     def __repr__(self) -> str:
-        return f"<RequestNotes {self._failure or 'no failure'}>"
+        return f"<RecordDraft {self._failure or 'no failure'}>"
 
     def begin(self, params: bytes) -> None:
         """A request begins. `params`: empty if they are not recorded."""
@@ -62,38 +62,34 @@ class RequestNotes:
             return
         failure, batch = self._failure, self._batch
         self._failure, self._batch = "", None
-        key, network, directives = head.key, head.route.network.id, head.directives
-        account = key.account
-        if type(batch) is ShortBatch and account.unsampled > 1 and took_s <= self._slow_s and directives is None:
+        account, accounting, flight = head.key.account, self._accounting, caller.flight
+        if (
+            type(batch) is ShortBatch
+            and account.unsampled > 1
+            and took_s <= accounting.slow_s
+            and head.directives is None
+        ):
             account.passed_over()  # the usual batch: all its items were answered, and it is not recorded
             return
-        recorder, name = self._recorder, request_id.decode()
-        if batch is not None:
-            recorder.note_batch(
-                name, key, batch, network=network, took_s=took_s, directives=directives, units=caller.units, size=size
+        accounting.record(
+            FinishedCall(
+                request_id=request_id.decode(),
+                key=head.key,
+                network=head.route.network.id,
+                took_s=took_s,
+                method=method_of(caller.policy),
+                status=status,
+                units=caller.units,
+                cache=caller.cache,
+                size=size,
+                block=caller.block if flight is None else flight.block,
+                error=failure,
+                params=self._params,
+                directives=head.directives,
+                batch=batch,
+                flight=flight,
+                attempts=_short_attempt(head, caller, took_s) if flight is None else (),
             )
-            return
-        reason = recorder.reason(account, took_s, directives, failed=failure != "")
-        if reason is None:
-            return
-        flight = caller.flight
-        recorder.note(
-            name,
-            key,
-            reason,
-            surface="http",
-            network=network,
-            method=method_of(caller.policy),
-            status=status,
-            took_s=took_s,
-            flight=flight,
-            params=self._params,
-            error=failure,
-            units=caller.units,
-            cache=caller.cache,
-            size=size,
-            block=caller.block if flight is None else flight.block,
-            attempts=_short_attempt(head, caller, took_s) if flight is None else (),
         )
 
     def record_end(
