@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from proxy import telemetry
-from proxy.core.access import Key, has_key
+from proxy.core.access import has_key
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import (
     ExpectationFailed,
@@ -29,7 +29,6 @@ from proxy.errors import (
     of_status,
 )
 from proxy.services.accounts.admission import Admission
-from proxy.services.rpc.finished_call import FinishedCall
 from proxy.settings import ServerSettings
 from proxy.tracing import Span, Tracer, current_span
 from proxy.web.authentication import KEY_IN_URL, Authentication
@@ -41,24 +40,7 @@ from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.reply import compress, fault_reply, fixed_headers, slice_body
 from proxy.web.request_bodies import RequestBodies
 from proxy.web.request_ids import new_request_id
-from proxy.web.request_state import (
-    BATCH,
-    BLOCK,
-    CACHE,
-    CALLS,
-    DIRECTIVES,
-    FAILURE,
-    FLIGHT,
-    KEY,
-    METHOD,
-    NETWORK,
-    OPERATION,
-    PARAMS,
-    REQUEST_ID,
-    SPAN,
-    UNITS,
-    UPSTREAM,
-)
+from proxy.web.request_state import STATE, RequestState
 from proxy.web.sandbox import Sandbox
 from proxy.web.strict_http import check_strictly
 
@@ -97,15 +79,17 @@ class ApiMiddleware:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("X-Request-Id", "")
+        request_id = given if _WELL_FORMED.fullmatch(given) else new_request_id()
         span = self._span(request)
+        request[STATE] = state = RequestState(request_id, span=span)
         if span is None:
             return await self._serve(request, handler)
-        request[SPAN] = span
         token = current_span.set(span)
         try:
             with span:
                 reply = await self._serve(request, handler)
-                span.set({"http.response.status_code": reply.status, "penstock.operation": request.get(OPERATION, "")})
+                span.set({"http.response.status_code": reply.status, "penstock.operation": state.operation})
                 return reply
         finally:
             current_span.reset(token)
@@ -125,16 +109,14 @@ class ApiMiddleware:
         connection = request.protocol
         if isinstance(connection, HandlerConnection):
             connection.begin_request()
-        given = request.headers.get("X-Request-Id", "")
-        request[REQUEST_ID] = given if _WELL_FORMED.fullmatch(given) else new_request_id()
         try:
             reply = await self._answer(request, handler)
-            if KEY not in request:
+            if request[STATE].key is None:
                 self.authentication.recognise(request)
             if not reply.prepared:
                 await compress(request, reply, least=self._settings.compress_from)
                 self.add_common_headers(request, reply)
-            self._end(request, reply, time.monotonic() - began)
+            self._record_request(request, reply, time.monotonic() - began)
             if not reply.prepared:
                 slice_body(reply)
             return reply
@@ -149,7 +131,7 @@ class ApiMiddleware:
             await self.authentication.check_sandbox(request)
             return self._cross_origin.preflight(request) or await handler(request)
         except Fault as fault:
-            request[FAILURE] = fault.message
+            request[STATE].failure = fault.message
             return self.refuse(fault)
         except web.HTTPException as exc:
             return self.refuse(_of_http(exc, request))
@@ -163,7 +145,7 @@ class ApiMiddleware:
             return self._bug(request)
 
     def _bug(self, request: web.Request) -> web.Response:
-        logging.getLogger("penstock").exception("unhandled", extra={"request_id": request[REQUEST_ID]})
+        logging.getLogger("penstock").exception("unhandled", extra={"request_id": request[STATE].request_id})
         return self.refuse(InternalError("internal error; give the request id to the operator"))
 
     def _check_head(self, request: web.Request) -> None:
@@ -176,71 +158,48 @@ class ApiMiddleware:
 
     def add_common_headers(self, request: web.Request, reply: web.StreamResponse) -> None:
         """Add the headers that every reply has."""
-        reply.headers["X-Request-Id"] = request[REQUEST_ID]
+        state = request[STATE]
+        reply.headers["X-Request-Id"] = state.request_id
         reply.headers.update(self._fixed_headers)
-        if (units := request.get(UNITS)) is not None:
-            reply.headers["X-Compute-Units"] = str(units)
-        if cache := request.get(CACHE):
-            reply.headers["X-Verified" if cache in VERIFICATIONS else "X-Cache"] = cache
-        if block := request.get(BLOCK):
-            reply.headers["X-Block-Number"] = str(block)
-        if upstream := request.get(UPSTREAM):
-            reply.headers["X-Upstream"] = upstream
-        key = request.get(KEY)
-        if key is not None:
-            reply.headers.update(self._admission.headers(key, time.monotonic()))
+        if state.units is not None:
+            reply.headers["X-Compute-Units"] = str(state.units)
+        if state.cache:
+            reply.headers["X-Verified" if state.cache in VERIFICATIONS else "X-Cache"] = state.cache
+        if state.block:
+            reply.headers["X-Block-Number"] = str(state.block)
+        if state.upstream:
+            reply.headers["X-Upstream"] = state.upstream
+        if state.key is not None:
+            reply.headers.update(self._admission.headers(state.key, time.monotonic()))
         else:
             reply.headers.update(self._admission.headers_without_key(self.authentication.address_of(request)))
-        self._cross_origin.add_headers(request, reply, key)
+        self._cross_origin.add_headers(request, reply, state.key)
         connection = request.protocol
         is_last = isinstance(connection, HandlerConnection) and connection.is_at_last_request
         if is_last or self._limiter.draining or reply.status in (408, 413, 501, 505):
             reply.force_close()
 
-    def _end(self, request: web.Request, reply: web.StreamResponse, took_s: float) -> None:
-        operation = request.get(OPERATION) or "other"
+    def _record_request(self, request: web.Request, reply: web.StreamResponse, took_s: float) -> None:
+        """Count, record and log a request that has ended."""
+        state = request[STATE]
+        key, operation = state.key, state.operation or "other"
         telemetry.requests_total.labels(operation, str(reply.status)).inc()
         telemetry.request_seconds.labels(operation).observe(took_s)
-        if (owner := request.get(KEY)) is not None and OPERATION in request:
-            self._record_request(request, reply, owner, took_s)
+        if key is not None and state.operation:
+            self.accounting.record(state.finished(key, reply, took_s))
         if self.accounting.logs:
-            key = request.get(KEY)
             log.info(
                 "request",
                 extra={
-                    "request_id": request[REQUEST_ID],
+                    "request_id": state.request_id,
                     "method": request.method,
                     "path": request.path[:200],
                     "status": reply.status,
                     "ms": round(took_s * 1000, 3),
                     "key": key.id if key else None,
-                    "units": request.get(UNITS),
+                    "units": state.units,
                 },
             )
-
-    def _record_request(self, request: web.Request, reply: web.StreamResponse, key: Key, took_s: float) -> None:
-        """Record what happened to the request, if it is to be recorded."""
-        self.accounting.record(
-            FinishedCall(
-                request_id=request[REQUEST_ID],
-                key=key,
-                network=request.get(NETWORK, ""),
-                took_s=took_s,
-                surface="http" if METHOD in request else "rest",
-                method=request.get(METHOD) or request[OPERATION],
-                status=reply.status,
-                units=request.get(UNITS, 0),
-                cache=request.get(CACHE, ""),
-                size=reply.content_length or 0,
-                block=request.get(BLOCK, 0),
-                error=request.get(FAILURE, "") or ("internal error" if reply.status >= 500 else ""),
-                params=request.get(PARAMS, b""),
-                directives=request.get(DIRECTIVES),
-                batch=request.get(BATCH),
-                flight=request.get(FLIGHT),
-                calls=request.get(CALLS, ()),
-            )
-        )
 
     def refuse(self, fault: Fault) -> web.Response:
         return fault_reply(fault, self._limiter.site)

@@ -15,7 +15,7 @@ from proxy.tasks import client_of_task
 from proxy.turn_queue import turns_of_task
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import HandlerConnection
-from proxy.web.request_state import KEY, OPERATION
+from proxy.web.request_state import STATE
 from proxy.web.sandbox import NOT_VOUCHED, Sandbox, VouchedKey
 
 # The key of a sandbox token that was checked.
@@ -54,7 +54,7 @@ class Authentication:
         )
 
     def _admitted(self, request: web.Request, key: Key) -> Key:
-        request[KEY] = key
+        request[STATE].key = key
         self.serve_as(request, key.account.id)
         return key
 
@@ -66,7 +66,7 @@ class Authentication:
 
     def enter(self, request: web.Request, operation: str) -> str:
         """Record the operation for the metrics, and return the client's address."""
-        request[OPERATION] = operation
+        request[STATE].operation = operation
         address = self.address_of(request)
         client_of_task.set(place_of(address))
         turns_of_task.set(self._limiter.turns)
@@ -89,9 +89,7 @@ class Authentication:
 
     def recognise(self, request: web.Request) -> None:
         """Show a key's rate headers on a path that needs no key too, or if the key was refused for its address."""
-        key = self._admission.known(_presented(request), time.monotonic())
-        if key is not None:
-            request[KEY] = key
+        request[STATE].key = self._admission.known(_presented(request), time.monotonic())
 
 
 def _presented(request: web.Request, in_query: Sequence[str] = ()) -> str | None:

@@ -1,6 +1,9 @@
-"""Values that are kept with a request that aiohttp serves, for the headers of its reply and for its record."""
+"""What is known of a request that aiohttp serves, for the headers of its reply and for its record."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -8,28 +11,57 @@ from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import PendingReply
+from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.tracing import Span
 
-REQUEST_ID = web.RequestKey("request_id", str)
-# The operation in the API spec.
-OPERATION: web.RequestKey[str] = web.RequestKey("operation", str)
-KEY = web.RequestKey("key", Key)
-UNITS = web.RequestKey("units", int)
-CACHE = web.RequestKey("cache", str)
-UPSTREAM = web.RequestKey("upstream", str)
-# The span of a sampled request.
-SPAN = web.RequestKey("span", Span)
-# A block that the state behind the reply has reached.
-BLOCK = web.RequestKey("block", int)
-# For the record of a request: the network and the method of a call, its flight or its batch, the calls that a REST operation
-# made, its directives, and its error.
-NETWORK = web.RequestKey("network", str)
-METHOD = web.RequestKey("method", str)
-FLIGHT = web.RequestKey("flight", Flight)
-BATCH: web.RequestKey[CallBatch | ShortBatch] = web.RequestKey("batch", object)  # type: ignore[arg-type]
-CALLS: web.RequestKey[list[PendingReply]] = web.RequestKey("calls", list)
-DIRECTIVES = web.RequestKey("directives", Directives)
-FAILURE = web.RequestKey("failure", str)
-PARAMS = web.RequestKey("params", bytes)
+
+@dataclass(slots=True)
+class RequestState:
+    request_id: str
+    # The operation in the API spec; empty for other paths.
+    operation: str = ""
+    # The span of a sampled request.
+    span: Span | None = None
+    key: Key | None = None
+    network: str = ""
+    # The method of a JSON-RPC call; None for other requests.
+    method: str | None = None
+    params: bytes = b""
+    directives: Directives | None = None
+    # The price, if it is known.
+    units: int | None = None
+    cache: str = ""
+    upstream: str = ""
+    # A block that the state behind the reply has reached.
+    block: int = 0
+    failure: str = ""
+    # The flight of a call, a batch, or the calls that a REST operation made.
+    flight: Flight | None = None
+    batch: CallBatch | ShortBatch | None = None
+    calls: Sequence[PendingReply] = ()
+
+    def finished(self, key: Key, reply: web.StreamResponse, took_s: float) -> FinishedCall:
+        return FinishedCall(
+            request_id=self.request_id,
+            key=key,
+            network=self.network,
+            took_s=took_s,
+            surface="rest" if self.method is None else "http",
+            method=self.method or self.operation,
+            status=reply.status,
+            units=self.units or 0,
+            cache=self.cache,
+            size=reply.content_length or 0,
+            block=self.block,
+            error=self.failure or ("internal error" if reply.status >= 500 else ""),
+            params=self.params,
+            directives=self.directives,
+            batch=self.batch,
+            flight=self.flight,
+            calls=self.calls,
+        )
+
+
+STATE = web.RequestKey("state", RequestState)

@@ -36,7 +36,7 @@ from proxy.web.fault_injection import plan_for
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import encoded_reply
 from proxy.web.request_directives import directives_of, without_directives
-from proxy.web.request_state import BLOCK, CACHE, CALLS, DIRECTIVES, NETWORK, UNITS
+from proxy.web.request_state import STATE
 
 # The cost of an invalid request.
 ERROR_UNITS = 1
@@ -153,9 +153,9 @@ class RestEndpoints:
         async def handle(request: web.Request) -> web.Response:
             key = self._api.authentication.authenticate(request, operation.id)
             began, resolved, outcome = time.monotonic(), list[str](), "faults"
-            request[CALLS] = calls = list[PendingReply]()
+            state, calls, meter = request[STATE], list[PendingReply](), None
+            state.calls = calls
             calls_of_task.set(calls)
-            meter = None
             try:
                 refusal = self._admission.authorize(key, scopes) or await self._admission.admit(key, 1, units, began)
                 if refusal is not None:
@@ -181,10 +181,10 @@ class RestEndpoints:
                 return self._api.faults.after(plan, request, key.account.id, body, status=reply.status)
             finally:
                 if meter is not None:
-                    request[UNITS] = meter.settle(units)
-                request[NETWORK] = resolved[0] if resolved else ""
-                tally = self._count(key, request[NETWORK], operation.id)
-                tally.count(outcome, request.get(CACHE, ""), request.get(UNITS, 0), time.monotonic() - began)
+                    state.units = meter.settle(units)
+                state.network = resolved[0] if resolved else ""
+                tally = self._count(key, state.network, operation.id)
+                tally.count(outcome, state.cache, state.units or 0, time.monotonic() - began)
 
         return handle
 
@@ -196,9 +196,7 @@ class RestEndpoints:
     async def _read(
         self, request: web.Request, operation: ApiOperation, key: Key, scopes: int, resolved: list[str]
     ) -> RestRequest:
-        directives = directives_of(request, key)
-        if directives is not None:
-            request[DIRECTIVES] = directives
+        request[STATE].directives = directives = directives_of(request, key)
         path = operation.check_path(request.match_info)
         query = operation.check_query(without_directives(request.query))
         body = None
@@ -248,7 +246,5 @@ def _block_of(found: Any) -> int:
 
 
 async def _reply(request: web.Request, reply: RestReply) -> web.Response:
-    request[BLOCK] = _block_of(reply)
-    if reply.cache:
-        request[CACHE] = reply.cache
+    request[STATE].block, request[STATE].cache = _block_of(reply), reply.cache
     return await encoded_reply(reply.data, status=reply.status, headers=reply.headers)

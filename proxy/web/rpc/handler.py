@@ -31,20 +31,7 @@ from proxy.web.fault_injection import plan_for
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
-from proxy.web.request_state import (
-    BATCH,
-    BLOCK,
-    CACHE,
-    DIRECTIVES,
-    FAILURE,
-    FLIGHT,
-    METHOD,
-    NETWORK,
-    PARAMS,
-    SPAN,
-    UNITS,
-    UPSTREAM,
-)
+from proxy.web.request_state import STATE
 
 
 class HeldReply(HeldResultWaiter, PendingReply):
@@ -115,16 +102,15 @@ class RpcHandler:
         self._shows_upstream = shows_upstream
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        span = request.get(SPAN)
+        state = request[STATE]
+        span = state.span
         with below(span, "admission"):
             key = self._api.authentication.authenticate(request, self._operation)
             route = self._resolver.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
         body = await self._api.bodies.read_body(request, most=route.max_body)
-        request[NETWORK] = route.network.id
-        directives = directives_of(request, key, route.labels)
-        if directives is not None:
-            request[DIRECTIVES] = directives
-        directives = traced(directives, span)
+        state.network = route.network.id
+        state.directives = directives_of(request, key, route.labels)
+        directives = traced(state.directives, span)
         plan = plan_for(directives)
         if plan is not None:
             return await self._spoiled(plan, request, route, key, body, directives=directives)
@@ -149,7 +135,7 @@ class RpcHandler:
             raise refusal
         await self._api.faults.before(plan, request, key.account.id)
         if plan.error and (errors := fault_plans.error_replies(body, fault_plans.error_of(plan))) is not None:
-            request[FAILURE] = "injected by X-Fault"
+            request[STATE].failure = "injected by X-Fault"
             return self._api.faults.after(plan, request, key.account.id, errors)
         sent = fault_plans.aged(body, route.heads.tip, plan.stale) if plan.stale else body
         reply, share = await self._serve(request, route, key, sent, directives=directives)
@@ -183,14 +169,15 @@ class RpcHandler:
         share = self._rpc.reply_share(key.account.id)
         pending = HeldReply(share)
         began = time.monotonic()
-        request[METHOD], request[PARAMS] = "", call[1]
-        span = request.get(SPAN)
+        state = request[STATE]
+        state.method, state.params = "", call[1]
+        span = state.span
         with below(span, "cache") as looking:
             self._rpc.call(pending, route, key, call, began, directives=directives)
             if looking is not None:
                 looking.set({"penstock.cache": pending.cache})
         # Names that callers invent are not recorded.
-        request[METHOD] = method_of(pending.policy)
+        state.method = method_of(pending.policy)
         try:
             try:
                 reply = jsonrpc.result_reply(call[2], await _result_or_leave(request, pending))
@@ -198,33 +185,26 @@ class RpcHandler:
             except RpcError as exc:
                 reply = jsonrpc.error_reply(call[2], exc.error)
                 outcome = "errors"
-                request[FAILURE] = exc.error.decode("utf-8", "replace")
+                state.failure = exc.error.decode("utf-8", "replace")
         except Fault as fault:
             pending.units = self._api.accounting.refund(key, fault, pending.units)
             if pending.units:
-                request[UNITS] = pending.units
+                state.units = pending.units
             self._api.accounting.count(key, pending, "faults", time.monotonic() - began)
             raise
         except asyncio.CancelledError:
             share.give_all()
             raise
         finally:
-            if pending.flight is not None:
-                request[FLIGHT] = pending.flight
+            state.flight = pending.flight
         took_s = time.monotonic() - began
         self._api.accounting.count(key, pending, outcome, took_s)
         if span is not None and pending.policy is not None:
             telemetry.exemplars.note(pending.policy.tally.labels, took_s, span.trace_id, time.time())
-        self._describe(request, pending)
-        return (reply if call[2] else b""), share
-
-    def _describe(self, request: web.Request, pending: HeldReply) -> None:
-        """Note the values for the headers of the reply."""
-        request[UNITS] = pending.units
-        request[CACHE] = pending.cache
-        request[BLOCK] = pending.reached
+        state.units, state.cache, state.block = pending.units, pending.cache, pending.reached
         if self._shows_upstream and pending.flight is not None:
-            request[UPSTREAM] = pending.flight.answered_label
+            state.upstream = pending.flight.answered_label
+        return (reply if call[2] else b""), share
 
     async def _batch(
         self, request: web.Request, route: Route, key: Key, body: bytes, *, directives: Directives | None
@@ -235,9 +215,9 @@ class RpcHandler:
         def done(batch: CallBatch | ShortBatch) -> None:
             nonlocal share
             share = batch.share
-            request[UNITS] = self._api.accounting.settle_batch(key, batch)
-            request[BLOCK] = batch.reached
-            request[BATCH] = batch
+            state = request[STATE]
+            state.units = self._api.accounting.settle_batch(key, batch)
+            state.block, state.batch = batch.reached, batch
             pending.on_result(batch.body())
 
         def refuse(why: Fault | MalformedCall, ids: Sequence[bytes]) -> None:

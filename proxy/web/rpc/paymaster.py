@@ -32,7 +32,7 @@ from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.fault_injection import plan_for
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
-from proxy.web.request_state import DIRECTIVES, FAILURE, NETWORK, UNITS
+from proxy.web.request_state import STATE
 from proxy.web.rest.endpoint import ERROR_UNITS, OperationTally
 from proxy.web.rest.gas import fields_of
 
@@ -71,10 +71,9 @@ class PaymasterHandler:
         key = self._api.authentication.authenticate(request, "paymaster_call")
         route = self._resolver.route(key, SCOPES, request.match_info["chain"], request.match_info["network"])
         body = await self._api.bodies.read_body(request)
-        request[UNITS], request[NETWORK] = 0, route.network.id
-        directives = directives_of(request, key)
-        if directives is not None:
-            request[DIRECTIVES] = directives
+        state = request[STATE]
+        state.units, state.network = 0, route.network.id
+        state.directives = directives = directives_of(request, key)
         if (plan := plan_for(directives)) is not None:
             if refusal := await self._admission.admit(key, 1, ERROR_UNITS, time.monotonic()):
                 raise refusal
@@ -123,12 +122,12 @@ class PaymasterHandler:
         except Fault as fault:
             outcome = "faults"
             self._api.accounting.refund_unused(meter, least=0)
-            request[FAILURE] = fault.message
+            request[STATE].failure = fault.message
             return jsonrpc.error_reply(id_, _error_of(fault)) if id_ else b""
         finally:
             cost = meter.settle(units)
             self._count(key, network.id, method).count(outcome, "", cost, time.monotonic() - began)
-            request[UNITS] += cost
+            request[STATE].units = (request[STATE].units or 0) + cost
         return jsonrpc.result_reply(id_, orjson.dumps(fields)) if id_ else b""
 
     async def _fields(self, key: Key, network: Network, method: str, params: bytes) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
-from proxy.web.request_state import REQUEST_ID
+from proxy.web.request_state import STATE
 from proxy.web.routes import BASE
 from proxy.web.websocket import extensions
 from proxy.web.websocket.client_sockets import ClientSockets
@@ -69,7 +69,9 @@ class Handshake:
         handler = request.protocol
         assert isinstance(handler, HandlerConnection)
         await self._sockets.admit(key)
-        self._sockets.open(handler, SocketTerms(route, key, request[REQUEST_ID], directives, bits), reply=reply.head())
+        self._sockets.open(
+            handler, SocketTerms(route, key, request[STATE].request_id, directives, bits), reply=reply.head()
+        )
         return reply
 
 
