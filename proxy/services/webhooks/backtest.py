@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +49,9 @@ READ_AT_ONCE = 4
 # Back-tests of one account that run in a worker.
 MOST_OF_ACCOUNT = 4
 # Addresses that are added to the index, and transactions or logs that are decoded or matched, in one step.
-ADDRESSES_PER_STEP, ITEMS_PER_STEP = 1_000, 100
+ADDRESSES_PER_STEP, ITEMS_PER_STEP = 500, 50
+# Bytes that are held for a byte of logs.
+LOG_GROWTH = 3
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _logs_of = msgspec.json.Decoder(ChainLog).decode
 
@@ -68,6 +70,20 @@ class BacktestResult:
     last: int
     events: int
     blocks: int
+
+
+class _Receipts:
+    """Limits the receipts of one back-test."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def add(self, count: int) -> None:
+        self._count += count
+        if self._count > MAX_RECEIPTS:
+            raise InvalidRequest(
+                f"to_block: more than {MAX_RECEIPTS} transactions match, use fewer blocks", param="to_block"
+            )
 
 
 class Backtest:
@@ -127,22 +143,13 @@ class Backtest:
             index.watch("", (addresses or [])[start : start + ADDRESSES_PER_STEP])
         await self._check(network, first, last, most=self._most(index))
         counts: list[int] = []
-        receipts = 0
+        receipts = _Receipts()
         for start in range(first, last + 1, BATCH):
             end = min(start + BATCH - 1, last)
             if index.has("internal"):
                 counts += await self._traced(network, index, start, end)
-                continue
-            found = [each async for each in self._matches(network, index, start, end)]
-            uncertain = [_uncertain(each) for each in found]
-            receipts += sum(map(len, uncertain))
-            if receipts > MAX_RECEIPTS:
-                raise InvalidRequest(
-                    f"to_block: more than {MAX_RECEIPTS} transactions match, use fewer blocks", param="to_block"
-                )
-            counts += [
-                len(each) - await self._failed(network, names) for each, names in zip(found, uncertain, strict=True)
-            ]
+            else:
+                counts += [each async for each in self._counts(network, index, start, end, receipts)]
         return BacktestResult(first, last, sum(counts), sum(count > 0 for count in counts))
 
     def _most(self, index: WatchIndex) -> int:
@@ -167,19 +174,62 @@ class Backtest:
         if last > head:
             raise InvalidRequest(f"to_block: the newest block is {head}", param="to_block")
 
-    async def _matches(self, network: Network, index: WatchIndex, first: int, last: int) -> AsyncIterator[list[Match]]:
-        """The matches of each block."""
+    async def _counts(
+        self, network: Network, index: WatchIndex, first: int, last: int, receipts: _Receipts
+    ) -> AsyncIterator[int]:
+        """The number of events in each block."""
         raw_logs = await self._logs(network, index, first, last)
-        blocks = await self._blocks(network, index, first, last)
-        with self._held(len(raw_logs) + sum(map(len, blocks))):
+        # Decoded logs are larger than their JSON.
+        with self._held(LOG_GROWTH * len(raw_logs)):
             logs = await self._by_block(network, raw_logs)
-            for place, number in enumerate(range(first, last + 1)):
-                transactions = await self._transactions(network, blocks[place]) if blocks else []
-                of_block = logs.get(number, [])
+            # A few blocks at a time, each in its own request: a reply with all of them would be parsed in one long step.
+            for start in range(first, last + 1, READ_AT_ONCE):
+                numbers = range(start, min(start + READ_AT_ONCE, last + 1))
+                blocks = await self._blocks(network, index, numbers)
+                with self._held(sum(map(len, blocks))):
+                    for number, block in zip(numbers, blocks, strict=True):
+                        pieces = self._pieces(network, index, block, logs.pop(number, {}))
+                        yield await self._count(network, index, pieces, receipts)
+
+    async def _count(
+        self, network: Network, index: WatchIndex, pieces: AsyncIterator[MatchBlock], receipts: _Receipts
+    ) -> int:
+        """The number of events in the pieces of a block, without those of failed transactions."""
+        count, uncertain = 0, list[str]()
+        async for piece in pieces:
+            found = matching.matched(index.tables, piece)
+            count += len(found)
+            names = _uncertain(found)
+            receipts.add(len(names))
+            uncertain += names
+        return count - await self._failed(network, uncertain)
+
+    async def _pieces(
+        self, network: Network, index: WatchIndex, block: bytes, logs: dict[str, list[ChainLog]]
+    ) -> AsyncIterator[MatchBlock]:
+        """A block in pieces that are matched in a step each. The logs of a transaction are in its piece."""
+        if index.has("block"):
+            yield MatchBlock()
+            return
+        await self._turn()
+        try:
+            items = _block(block).transactions if block else []
+            for start in range(0, len(items), ITEMS_PER_STEP):
                 await self._turn()
-                transfers, _ = facts.transfers_of(of_block)
+                transactions = activity.decoded_transactions(items[start : start + ITEMS_PER_STEP])
+                yield _piece([log for each in transactions for log in logs.pop(each.hash, ())], transactions)
+        except _INVALID:
+            raise _unreadable(network) from None
+        part: list[ChainLog] = []
+        for of_transaction in logs.values():
+            part += of_transaction
+            if len(part) >= ITEMS_PER_STEP:
                 await self._turn()
-                yield matching.matched(index.tables, MatchBlock(transactions, transfers, of_block))
+                yield _piece(part)
+                part = []
+        if part:
+            await self._turn()
+            yield _piece(part)
 
     async def _traced(self, network: Network, index: WatchIndex, first: int, last: int) -> list[int]:
         """The number of internal transfers that match in each block."""
@@ -213,47 +263,32 @@ class Backtest:
         except RpcError as exc:
             raise _unreadable(network, exc) from None
 
-    async def _by_block(self, network: Network, logs: bytes) -> dict[int, list[ChainLog]]:
-        found: dict[int, list[ChainLog]] = {}
+    async def _by_block(self, network: Network, logs: bytes) -> dict[int, dict[str, list[ChainLog]]]:
+        """The logs of each block, by transaction."""
+        found: dict[int, dict[str, list[ChainLog]]] = {}
         try:
             items = _items(logs)
             for start in range(0, len(items), ITEMS_PER_STEP):
                 await self._turn()
                 for item in items[start : start + ITEMS_PER_STEP]:
                     log = _logs_of(item)
-                    found.setdefault(int(log.block_number, 16), []).append(log)
+                    of_block = found.setdefault(int(log.block_number, 16), {})
+                    of_block.setdefault(log.transaction_hash, []).append(log)
         except _INVALID:
             raise _unreadable(network) from None
         return found
 
-    async def _blocks(self, network: Network, index: WatchIndex, first: int, last: int) -> list[bytes]:
-        """These blocks with their transactions, as JSON; none if only logs are matched."""
+    async def _blocks(self, network: Network, index: WatchIndex, numbers: range) -> list[bytes]:
+        """These blocks with their transactions, as JSON; empty if only logs are matched."""
         if not self._needs_full_blocks(index):
-            return []
-        blocks: list[bytes] = []
-        # Each in its own request: a reply with all of them would be parsed in one long step.
-        for start in range(first, last + 1, READ_AT_ONCE):
-            numbers = range(start, min(start + READ_AT_ONCE, last + 1))
-            blocks += await asyncio.gather(*(self._block(network, number) for number in numbers))
-        return blocks
+            return [b""] * len(numbers)
+        return await asyncio.gather(*(self._block(network, number) for number in numbers))
 
     async def _block(self, network: Network, number: int) -> bytes:
         try:
             return await self._internal_calls.raw(network, "eth_getBlockByNumber", hex(number), True)
         except RpcError as exc:
             raise _unreadable(network, exc) from None
-
-    async def _transactions(self, network: Network, block: bytes) -> list[MatchTransaction]:
-        found: list[MatchTransaction] = []
-        await self._turn()
-        try:
-            items = _block(block).transactions
-            for start in range(0, len(items), ITEMS_PER_STEP):
-                await self._turn()
-                found += activity.decoded_transactions(items[start : start + ITEMS_PER_STEP])
-        except _INVALID:
-            raise _unreadable(network) from None
-        return found
 
     async def _failed(self, network: Network, hashes: list[str]) -> int:
         """The number of these transactions that failed."""
@@ -274,6 +309,10 @@ class Backtest:
 def _unreadable(network: Network, error: RpcError | None = None) -> Unavailable:
     reason = "try again later" if error is None else error.error.decode()[:200]
     return Unavailable(f"cannot read these blocks of {network.id}: {reason}")
+
+
+def _piece(logs: list[ChainLog], transactions: Sequence[MatchTransaction] = ()) -> MatchBlock:
+    return MatchBlock(transactions, facts.transfers_of(logs)[0], logs)
 
 
 def _uncertain(found: list[Match]) -> list[str]:
