@@ -84,11 +84,9 @@ class LogFilter(msgspec.Struct, frozen=True, weakref=True):
     @property
     def memory(self) -> int:
         """About the bytes that it takes in memory, with an index."""
-        counts = [len(self.addresses) // ADDRESS_SIZE or 1, *(len(values) // TOPIC_SIZE or 1 for values in self.topics)]
-        for place in _left_out(counts):
-            counts[place] = 1
+        kept = [count or 1 for count in _indexed(self)]
         values = len(self.addresses) + sum(map(len, self.topics))
-        return FILTER_BYTES + values + PATH_BYTES * math.prod(counts)
+        return FILTER_BYTES + values + PATH_BYTES * math.prod(kept)
 
 
 # The address of a log and its topics, as bytes.
@@ -357,23 +355,17 @@ def _remove(node: _Node, levels: Sequence[_Level], given: LogFilter) -> None:
 
 def _levels(given: LogFilter) -> tuple[list[_Level], bool]:
     """The values at each level; and whether some lists were left out, so that a check is needed."""
-    levels: list[_Level] = [_level(given.addresses, ADDRESS_SIZE)]
-    levels += [_level(values, TOPIC_SIZE) for values in given.topics]
-    left_out = _left_out([*map(len, levels)])
-    for place in left_out:
-        levels[place] = (None,)
-    return levels, bool(left_out)
+    lists = [(given.addresses, ADDRESS_SIZE), *((values, TOPIC_SIZE) for values in given.topics)]
+    kept = _indexed(given)
+    levels: list[_Level] = [
+        [*_each(values, size)] if count else (None,) for (values, size), count in zip(lists, kept, strict=True)
+    ]
+    return levels, any(values and not count for (values, _), count in zip(lists, kept, strict=True))
 
 
-def _level(values: bytes, size: int) -> _Level:
-    return [*_each(values, size)] or (None,)
-
-
-def _left_out(counts: Sequence[int]) -> list[int]:
-    """The places whose values are left out of the index, the longest lists first. `counts`: how many values each has."""
-    counts, found = [*counts], list[int]()
-    while math.prod(counts) > MOST_PATHS:
-        longest = max(range(len(counts)), key=counts.__getitem__)
-        counts[longest] = 1
-        found.append(longest)
-    return found
+def _indexed(given: LogFilter) -> list[int]:
+    """How many values of each list are in the index: all, or none. The longest are left out until the paths are few enough."""
+    counts = [len(given.addresses) // ADDRESS_SIZE, *(len(values) // TOPIC_SIZE for values in given.topics)]
+    while math.prod(count or 1 for count in counts) > MOST_PATHS:
+        counts[counts.index(max(counts))] = 0
+    return counts
