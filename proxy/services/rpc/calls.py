@@ -8,7 +8,7 @@ import time
 import msgspec
 
 from proxy.core.directives import AttemptTrace, Directives
-from proxy.errors import Fault
+from proxy.errors import Fault, Unavailable
 from proxy.services.accounts.metering import Meter
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Call, Flight, all_but
@@ -60,25 +60,38 @@ class CallerState:
 
 
 class PendingReply(CallerState, WholeResultWaiter):
-    """A waiter that a coroutine awaits."""
+    """A waiter that a coroutine awaits. It keeps nothing of a result that was taken: records list calls until their request has
+    ended."""
 
-    __slots__ = ("future",)
+    __slots__ = ("_future", "is_unavailable")
 
     def __init__(self) -> None:
         super().__init__()
-        self.future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._future: asyncio.Future[bytes] | None = asyncio.get_running_loop().create_future()
+        # No upstream could be asked.
+        self.is_unavailable = False
+
+    @property
+    def is_answered(self) -> bool:
+        return self._future is None or self._future.done()
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
-        if not self.future.done():
-            self.future.set_result(bytes(result))
+        if self._future is not None and not self._future.done():
+            self._future.set_result(bytes(result))
 
     def on_error(self, error: bytes) -> None:
-        if not self.future.done():
-            self.future.set_exception(RpcError(error))
+        if self._future is not None and not self._future.done():
+            self._future.set_exception(RpcError(error))
 
     def on_fault(self, fault: Fault) -> None:
-        if not self.future.done():
-            self.future.set_exception(fault)
+        if self._future is not None and not self._future.done():
+            self.is_unavailable = isinstance(fault, Unavailable)
+            self._future.set_exception(fault)
+
+    def cancel(self) -> None:
+        """Cancel the coroutine that awaits it."""
+        if self._future is not None:
+            self._future.cancel()
 
     @property
     def answered_by(self) -> Upstream | None:
@@ -91,13 +104,16 @@ class PendingReply(CallerState, WholeResultWaiter):
         self.flight = None
 
     async def result(self) -> bytes:
-        """The result. Raises RpcError for an upstream's error and a Fault for ours."""
+        """The result, once. Raises RpcError for an upstream's error and a Fault for ours."""
+        assert self._future is not None
         try:
-            return await self.future
+            return await self._future
         except asyncio.CancelledError:
             if self.flight is not None:
                 self.flight.leave(self)
             raise
+        finally:
+            self._future = None
 
 
 def call_upstream(

@@ -20,7 +20,7 @@ import orjson
 from proxy.chains.registry import Network
 from proxy.core.directives import FRESH
 from proxy.core.request_records import READING, RecordedAttempt
-from proxy.errors import NotFound, Unavailable
+from proxy.errors import NotFound
 from proxy.services.accounts.metering import Meter, meter_of_task
 from proxy.services.rpc.calls import PendingReply, RpcError
 from proxy.services.rpc.forwarder import Forwarder
@@ -148,9 +148,7 @@ def _portions(route: Route, made: Sequence[AwaitedCall], meter: Meter) -> Iterat
 def _reached_upstream(pending: PendingReply) -> bool:
     """Whether the call was sent to an upstream for this caller: it was neither cached, nor shared, nor refused because no
     upstream had room for it."""
-    future = pending.future
-    is_refused = future.done() and not future.cancelled() and isinstance(future.exception(), Unavailable)
-    return pending.cache not in ANSWERED_HERE and not is_refused
+    return pending.cache not in ANSWERED_HERE and not pending.is_unavailable
 
 
 def _list(pending: PendingReply) -> None:

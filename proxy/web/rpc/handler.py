@@ -52,7 +52,7 @@ class HeldReply(HeldResultWaiter, PendingReply):
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         """A result that was not streamed: a small or cached one, or one that several callers wait for."""
-        if self.future.done() or self._share.take(len(result)):
+        if self.is_answered or self._share.take(len(result)):
             PendingReply.on_result(self, result)
         else:
             self.on_error(NO_ROOM)
@@ -239,7 +239,7 @@ async def _result_or_leave(request: web.Request, pending: PendingReply) -> bytes
     connection = request.protocol
     if not isinstance(connection, HandlerConnection):
         return await pending.result()
-    connection.on_lost = pending.future.cancel
+    connection.on_lost = pending.cancel
     try:
         return await pending.result()
     finally:
