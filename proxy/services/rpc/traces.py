@@ -27,7 +27,7 @@ from proxy.services.rpc.internal_calls import InternalCalls
 # How long a method is used that is not the best one.
 KEEP_S = 600.0
 # Bytes that are decoded in one step: less than a millisecond.
-STEP_BYTES = 65_536
+STEP_BYTES = 16_384
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _TRACER = {"tracer": "callTracer"}
 TraceMethods = tuple[Callable[[int, str], Awaitable[list[InternalTransfer]]], ...]

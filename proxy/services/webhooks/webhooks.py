@@ -32,10 +32,10 @@ from proxy.wire.webhook_guard import WebhookGuard
 __all__ = ("CreatedWebhook", "Webhook", "WebhookChange", "WebhookService", "read_config")
 
 # Addresses handled in one step, of about 1 ms: the checksums of the longest list take a second.
-ADDRESSES_PER_TURN = 200
+ADDRESSES_PER_TURN = 100
 # Other values of a filter that are read on the event loop: a thousand take a millisecond or two.
-VALUES_PER_TURN = 500
-HASHED_PER_TURN = 5_000
+VALUES_PER_TURN = 200
+HASHED_PER_TURN = 2_000
 # The parts of a set of addresses, and how many of them are freed at a time.
 SETS = 64
 SETS_PER_TURN = 8
