@@ -169,7 +169,7 @@ class App:
         self.keyring = self.accounts.keyring
         self.admission = self.accounts.admission
         self.usage = self.accounts.usage
-        self.accounting = CallAccounting(self.admission, self.recorder, self.access)
+        self.accounting = CallAccounting(self.admission, self.usage, self.recorder, self.access)
         self.readiness = Readiness(self.keyring, self.indexes.by_name)
 
     def _network_builder(self) -> NetworkBuilder:
@@ -279,7 +279,6 @@ class App:
                 self.api_spec,
                 self._tables.prices.rest,
                 resolver,
-                count=self.usage.of_operation,
                 actions=self.dashboard.actions,
                 large_body=self.settings.webhooks.max_body_bytes,
             ).wrapped(rest),
@@ -328,7 +327,6 @@ class App:
                 self.plane.meters,
                 self.gas.sponsor,
                 self._tables.prices.paymaster,
-                count=self.usage.of_operation,
             ).answer,
         }
 

@@ -114,17 +114,13 @@ class RequestRecorder:
         if reason is None:
             return
         request_id, client_id = self._ids(call.request_id)
-        self._add(
-            replace(call, surface="batch", method="batch", status=200, cache="", error="", block=batch.reached),
-            reason,
-            request_id,
-            client_id,
-        )
+        whole = replace(call, surface="batch", method="batch", status=200, cache="", error="", block=batch.reached)
+        self._add(whole, reason, request_id, client_id)
         count = len(batch.policies()) if isinstance(batch, ShortBatch) else len(items)
         chosen = failed if reason == "failed" else list(range(count))
         for index in chosen[: self._room_for(call.key.account.id, len(chosen))]:
             item_id = f"{client_id}.{index}" if client_id else ""
-            self._add(_item_of(call, batch, index), reason, f"{request_id}.{index}", item_id)
+            self._add(_item_of(whole, batch, index), reason, f"{request_id}.{index}", item_id)
 
     def _add(self, call: FinishedCall, reason: RecordReason, request_id: str, client_id: str) -> None:
         key = call.key
@@ -229,30 +225,18 @@ class RequestRecorder:
         return dropped
 
 
-def _item_of(call: FinishedCall, batch: CallBatch | ShortBatch, index: int) -> FinishedCall:
-    """The item of a batch as a call of its own."""
-    if isinstance(batch, ShortBatch):  # All items were answered together, by the same upstream.
-        policy = batch.policies()[index]
-        return FinishedCall(
-            request_id="",
-            key=call.key,
-            network=call.network,
-            took_s=call.took_s,
-            surface="item",
-            method=policy.method.name,
-            units=policy.units,
-            block=batch.reached,
-            attempts=((batch.answered_label, 0.0, call.took_s, "answered"),),
-        )
+def _item_of(whole: FinishedCall, batch: CallBatch | ShortBatch, index: int) -> FinishedCall:
+    """An item of the batch."""
+    if isinstance(batch, ShortBatch):  # All were answered together, by the same upstream.
+        policy, attempts = batch.policies()[index], ((batch.answered_label, 0.0, whole.took_s, "answered"),)
+        return replace(whole, surface="item", method=policy.method.name, units=policy.units, size=0, attempts=attempts)
     item = batch.items[index]
-    return FinishedCall(
-        request_id="",
-        key=call.key,
-        network=call.network,
-        took_s=item.took_s,
+    return replace(
+        whole,
         surface="item",
         method=method_of(item.policy),
         status=item.fault.status if item.fault is not None else 200,
+        took_s=item.took_s,
         units=item.units,
         cache=item.cache,
         size=len(item.reply),

@@ -11,6 +11,7 @@ from typing import Final, final
 
 from proxy.core.access import Key
 from proxy.core.iso_time import iso_of_unix
+from proxy.core.usage import Tally
 from proxy.errors import Fault, InternalError
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.metering import Meter
@@ -20,6 +21,7 @@ from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.short_batch import ShortBatch
+from proxy.services.usage import UsageService
 from proxy.telemetry import AccessLines
 from proxy.web.front.request_heads import RequestHead
 
@@ -35,9 +37,12 @@ _MESSAGE: Final = (
 
 @final
 class CallAccounting:
-    def __init__(self, admission: Admission, recorder: RequestRecorder, log: AccessLines | None) -> None:
+    def __init__(
+        self, admission: Admission, usage: UsageService, recorder: RequestRecorder, log: AccessLines | None
+    ) -> None:
         """`log`: the access log, if there is one."""
         self._admission = admission
+        self._usage = usage
         self._log = log
         self._log_time = b""
         self._recorder = recorder
@@ -83,6 +88,10 @@ class CallAccounting:
         """Count a call whose method is known. The items of a batch are counted one by one, when they are answered."""
         if caller.policy is not None:
             key.sheet[caller.policy.tally].count(outcome, caller.cache, caller.units, took_s)
+
+    def of_operation(self, key: Key, network: str, operation: str) -> Tally:
+        """The tally of a key for a REST operation, or for a method that is no call of the network."""
+        return self._usage.of_operation(key, network, operation)
 
     # The access log and the record
 

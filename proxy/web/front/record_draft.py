@@ -63,13 +63,9 @@ class RecordDraft:
         failure, batch = self._failure, self._batch
         self._failure, self._batch = "", None
         account, accounting, flight = head.key.account, self._accounting, caller.flight
-        if (
-            type(batch) is ShortBatch
-            and account.unsampled > 1
-            and took_s <= accounting.slow_s
-            and head.directives is None
-        ):
-            account.passed_over()  # the usual batch: all its items were answered, and it is not recorded
+        is_usual = account.unsampled > 1 and took_s <= accounting.slow_s and head.directives is None
+        if type(batch) is ShortBatch and is_usual:
+            account.passed_over()  # All its items were answered, and it is not recorded.
             return
         accounting.record(
             FinishedCall(

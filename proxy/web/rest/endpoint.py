@@ -22,7 +22,6 @@ from proxy.core import access
 from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.core.paging import Page
-from proxy.core.usage import Tally
 from proxy.errors import BehindBlock, DeadlinePassed, Fault, Forbidden, InternalError, RateLimited
 from proxy.services.accounts.action_log import ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
@@ -108,8 +107,6 @@ class RestReply:
 
 
 RestHandler = Callable[[RestRequest], Awaitable[Any]]
-# The tally of a key for a network and an operation.
-OperationTally = Callable[[Key, str, str], Tally]
 
 
 class RestEndpoints:
@@ -122,14 +119,12 @@ class RestEndpoints:
         prices: Mapping[str, int],
         resolver: NetworkResolver,
         *,
-        count: OperationTally,
         actions: ActionLog,
         large_body: int = 0,
     ) -> None:
         """`actions`: the log of changes that the account's holder could make too. `large_body`: the largest body, in bytes, of
         operations marked `x-large-body` in the API spec."""
         self._large_body = large_body
-        self._count = count
         self._actions = actions
         self._api = api
         self._admission = admission
@@ -183,7 +178,7 @@ class RestEndpoints:
                 if meter is not None:
                     state.units = meter.settle(units)
                 state.network = resolved[0] if resolved else ""
-                tally = self._count(key, state.network, operation.id)
+                tally = self._api.accounting.of_operation(key, state.network, operation.id)
                 tally.count(outcome, state.cache, state.units or 0, time.monotonic() - began)
 
         return handle

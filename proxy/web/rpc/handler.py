@@ -13,7 +13,6 @@ from aiohttp import web
 from proxy import telemetry
 from proxy.core import fault_plans, jsonrpc
 from proxy.core.access import Key
-from proxy.core.directives import Directives
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault
@@ -103,31 +102,22 @@ class RpcHandler:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         state = request[STATE]
-        span = state.span
-        with below(span, "admission"):
+        with below(state.span, "admission"):
             key = self._api.authentication.authenticate(request, self._operation)
             route = self._resolver.route(key, self._scopes, request.match_info["chain"], request.match_info["network"])
         body = await self._api.bodies.read_body(request, most=route.max_body)
         state.network = route.network.id
-        state.directives = directives_of(request, key, route.labels)
-        directives = traced(state.directives, span)
-        plan = plan_for(directives)
+        state.directives = traced(directives_of(request, key, route.labels), state.span)
+        plan = plan_for(state.directives)
         if plan is not None:
-            return await self._spoiled(plan, request, route, key, body, directives=directives)
-        reply, share = await self._serve(request, route, key, body, directives=directives)
+            return await self._spoiled(plan, request, route, key, body)
+        reply, share = await self._serve(request, route, key, body)
         if not reply:
             return web.Response(status=204)
         return HeldResponse(reply, share)
 
     async def _spoiled(
-        self,
-        plan: FaultPlan,
-        request: web.Request,
-        route: Route,
-        key: Key,
-        body: bytes,
-        *,
-        directives: Directives | None,
+        self, plan: FaultPlan, request: web.Request, route: Route, key: Key, body: bytes
     ) -> web.Response:
         """Serve a request of a test key with the faults of its plan."""
         is_served = not (plan.status or plan.error or plan.reset)
@@ -138,7 +128,7 @@ class RpcHandler:
             request[STATE].failure = "injected by X-Fault"
             return self._api.faults.after(plan, request, key.account.id, errors)
         sent = fault_plans.aged(body, route.heads.tip, plan.stale) if plan.stale else body
-        reply, share = await self._serve(request, route, key, sent, directives=directives)
+        reply, share = await self._serve(request, route, key, sent)
         if not reply:
             return web.Response(status=204)
         heads = [name for name, policy in route.policies.items() if policy.is_head_number]
@@ -151,29 +141,22 @@ class RpcHandler:
         weakref.finalize(response, share.give_all)
         return response
 
-    async def _serve(
-        self, request: web.Request, route: Route, key: Key, body: bytes, *, directives: Directives | None
-    ) -> tuple[bytes, ReplyShare]:
+    async def _serve(self, request: web.Request, route: Route, key: Key, body: bytes) -> tuple[bytes, ReplyShare]:
         try:
             if jsonrpc.is_batch(body):
-                reply, share = await self._batch(request, route, key, body, directives=directives)
-            else:
-                reply, share = await self._single(request, route, key, jsonrpc.parse(body), directives=directives)
+                return await self._batch(request, route, key, body)
+            return await self._single(request, route, key, jsonrpc.parse(body))
         except MalformedCall as exc:
             raise fault_of(exc) from None
-        return reply, share
 
-    async def _single(
-        self, request: web.Request, route: Route, key: Key, call: RawCall, *, directives: Directives | None
-    ) -> tuple[bytes, ReplyShare]:
+    async def _single(self, request: web.Request, route: Route, key: Key, call: RawCall) -> tuple[bytes, ReplyShare]:
         share = self._rpc.reply_share(key.account.id)
         pending = HeldReply(share)
         began = time.monotonic()
-        state = request[STATE]
+        state, accounting = request[STATE], self._api.accounting
         state.method, state.params = "", call[1]
-        span = state.span
-        with below(span, "cache") as looking:
-            self._rpc.call(pending, route, key, call, began, directives=directives)
+        with below(state.span, "cache") as looking:
+            self._rpc.call(pending, route, key, call, began, directives=state.directives)
             if looking is not None:
                 looking.set({"penstock.cache": pending.cache})
         # Names that callers invent are not recorded.
@@ -187,10 +170,9 @@ class RpcHandler:
                 outcome = "errors"
                 state.failure = exc.error.decode("utf-8", "replace")
         except Fault as fault:
-            pending.units = self._api.accounting.refund(key, fault, pending.units)
-            if pending.units:
-                state.units = pending.units
-            self._api.accounting.count(key, pending, "faults", time.monotonic() - began)
+            pending.units = accounting.refund(key, fault, pending.units)
+            state.units = pending.units or None
+            accounting.count(key, pending, "faults", time.monotonic() - began)
             raise
         except asyncio.CancelledError:
             share.give_all()
@@ -198,24 +180,18 @@ class RpcHandler:
         finally:
             state.flight = pending.flight
         took_s = time.monotonic() - began
-        self._api.accounting.count(key, pending, outcome, took_s)
-        if span is not None and pending.policy is not None:
-            telemetry.exemplars.note(pending.policy.tally.labels, took_s, span.trace_id, time.time())
+        accounting.count(key, pending, outcome, took_s)
+        if state.span is not None and pending.policy is not None:
+            telemetry.exemplars.note(pending.policy.tally.labels, took_s, state.span.trace_id, time.time())
         state.units, state.cache, state.block = pending.units, pending.cache, pending.reached
         if self._shows_upstream and pending.flight is not None:
             state.upstream = pending.flight.answered_label
         return (reply if call[2] else b""), share
 
-    async def _batch(
-        self, request: web.Request, route: Route, key: Key, body: bytes, *, directives: Directives | None
-    ) -> tuple[bytes, ReplyShare]:
-        pending = PendingReply()
-        share: ReplyShare | None = None
+    async def _batch(self, request: web.Request, route: Route, key: Key, body: bytes) -> tuple[bytes, ReplyShare]:
+        pending, state = PendingReply(), request[STATE]
 
         def done(batch: CallBatch | ShortBatch) -> None:
-            nonlocal share
-            share = batch.share
-            state = request[STATE]
             state.units = self._api.accounting.settle_batch(key, batch)
             state.block, state.batch = batch.reached, batch
             pending.on_result(batch.body())
@@ -223,15 +199,15 @@ class RpcHandler:
         def refuse(why: Fault | MalformedCall, ids: Sequence[bytes]) -> None:
             pending.on_fault(fault_of(why))
 
-        batch = self._rpc.call_batch(body, route, key, time.monotonic(), done, refuse, directives=directives)
+        batch = self._rpc.call_batch(body, route, key, time.monotonic(), done, refuse, directives=state.directives)
         try:
             reply = await _result_or_leave(request, pending)
         except asyncio.CancelledError:
             if batch is not None:
                 batch.leave()
             raise
-        assert share is not None
-        return reply, share
+        assert state.batch is not None
+        return reply, state.batch.share
 
 
 async def _result_or_leave(request: web.Request, pending: PendingReply) -> bytes:

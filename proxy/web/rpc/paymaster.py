@@ -33,7 +33,7 @@ from proxy.web.fault_injection import plan_for
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
 from proxy.web.request_state import STATE
-from proxy.web.rest.endpoint import ERROR_UNITS, OperationTally
+from proxy.web.rest.endpoint import ERROR_UNITS
 from proxy.web.rest.gas import fields_of
 
 STUB = "pm_getPaymasterStubData"
@@ -56,10 +56,7 @@ class PaymasterHandler:
         meters: Meters,
         sponsoring: SponsorService,
         prices: Mapping[str, int],
-        *,
-        count: OperationTally,
     ) -> None:
-        self._count = count
         self._api = api
         self._resolver = resolver
         self._admission = admission
@@ -105,13 +102,13 @@ class PaymasterHandler:
         if isinstance(item, MalformedCall):
             return jsonrpc.error_reply(item.id, jsonrpc.error(item.code, item.message))
         method, params, id_ = item
-        units = self._prices.get(method)
-        began = time.monotonic()
+        state, accounting = request[STATE], self._api.accounting
+        units, began = self._prices.get(method), time.monotonic()
         if units is None:
             error = jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {method} does not exist or is not available")
             return jsonrpc.error_reply(id_, error) if id_ else b""
         if refusal := await self._admission.admit(key, 1, units, began):
-            self._count(key, network.id, method).count("faults", "", 0, 0.0)
+            accounting.of_operation(key, network.id, method).count("faults", "", 0, 0.0)
             if alone:
                 raise refusal
             return jsonrpc.error_reply(id_, rpc_error_of(refusal)) if id_ else b""
@@ -121,13 +118,13 @@ class PaymasterHandler:
             fields = await self._fields(key, network, method, params)
         except Fault as fault:
             outcome = "faults"
-            self._api.accounting.refund_unused(meter, least=0)
-            request[STATE].failure = fault.message
+            accounting.refund_unused(meter, least=0)
+            state.failure = fault.message
             return jsonrpc.error_reply(id_, _error_of(fault)) if id_ else b""
         finally:
             cost = meter.settle(units)
-            self._count(key, network.id, method).count(outcome, "", cost, time.monotonic() - began)
-            request[STATE].units = (request[STATE].units or 0) + cost
+            accounting.of_operation(key, network.id, method).count(outcome, "", cost, time.monotonic() - began)
+            state.units = (state.units or 0) + cost
         return jsonrpc.result_reply(id_, orjson.dumps(fields)) if id_ else b""
 
     async def _fields(self, key: Key, network: Network, method: str, params: bytes) -> dict[str, Any]:
