@@ -61,7 +61,7 @@ class Tally:
                 self.joins += 1
         self.units += units
         self.seconds += seconds
-        self.buckets[bucket_of(seconds)] += 1
+        self.buckets[bucket_of(seconds) if seconds else 0] += 1  # A cached reply took no time.
 
     def add_units(self, units: int) -> None:
         """Count the price of further work for a call that is counted elsewhere."""
