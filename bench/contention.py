@@ -96,7 +96,7 @@ def _mine(head: SharedHead) -> None:
 
 def _admit(fd: int, head: SharedHead, barrier: Barrier, load: Load, place: int) -> tuple[float, float, float]:
     """The CPU time of an admission in µs, the share of those that waited, and the longest in µs."""
-    shared = windows.Windows(fd)
+    shared = windows.SharedWindows(fd)
     slot = place * APART if load == "apart" else 0
     work = _work if load == "calls" else _nothing
     barrier.wait()

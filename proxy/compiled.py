@@ -53,7 +53,6 @@ MODULES = (
     "proxy.services.rpc.upstream_batch",
     "proxy.store.shared_memory.lease_records",
     "proxy.store.shared_memory.leased_windows",
-    "proxy.store.shared_memory.upstream_windows",
     "proxy.store.shared_memory.windows",
     "proxy.web.call_accounting",
     "proxy.web.front.front_connection",

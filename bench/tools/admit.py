@@ -25,7 +25,7 @@ from proxy.store.postgres.quotas import QuotaStore
 from proxy.store.shared_memory import host_memory
 from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.store.shared_memory.leased_windows import LeasedWindows
-from proxy.store.shared_memory.windows import UnsharedWindows, Windows
+from proxy.store.shared_memory.windows import SharedWindows, UnsharedWindows
 
 ROUNDS = 5
 # The comparison takes more, shorter rounds: the difference is small.
@@ -36,7 +36,7 @@ async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: st
     plans = settings_room.load_tables().plans
     pool = Pool(url, size=2, acquire_timeout_s=5.0)
     await pool.open()
-    windows = (Windows if shared else UnsharedWindows)(windows_fd)
+    windows = (SharedWindows if shared else UnsharedWindows)(windows_fd)
     store = KeyStore(pool, pepper=pepper, plans={name: plan.keys for name, plan in plans.items()})
     keyring = Keyring(store, windows, plans=plans, pepper=pepper, reload_s=5.0)
     began = time.perf_counter()
@@ -51,7 +51,7 @@ async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: st
     costs = [_admit(admission, random.choices(texts, k=count)) for _ in range(ROUNDS)]
     found: dict[str, Any] = {"keys": len(keyring), "loaded_s": loaded_s, "us": min(costs), "all_us": costs}
     if not shared:
-        leased = LeasedWindows(windows_fd, memory.fd, alone=True)
+        leased = LeasedWindows.of_accounts(windows_fd, memory.fd, alone=True)
         found["warm_us"] = _compare(admission, Admission(keyring, leased, quotas, failures), leased, texts, count)
     print(json.dumps(found))
     await pool.close()

@@ -31,7 +31,7 @@ class SimulatedHost:
     def __init__(self, port: int, host: int, limits: list[int]) -> None:
         """`limits`: of each key."""
         memory = HostMemory(host_memory.create())
-        self.windows = LeasedWindows(windows.create(), memory.fd, alone=True)
+        self.windows = LeasedWindows.of_accounts(windows.create(), memory.fd, alone=True)
         self.link = link_to(f"valkey://127.0.0.1:{port}")
         self.leases = account_leases(self.link, self.windows)
         self.hosts = LiveHosts(self.link, f"host{host}", [self.windows], memory.hosts, no_postgres)

@@ -17,7 +17,7 @@ from proxy.store.postgres.fleet import FleetStore
 from proxy.store.postgres.pool import Pool
 from proxy.store.shared_memory.host_memory import HOST, HostMemory
 from proxy.store.shared_memory.leased_windows import LeasedWindows
-from proxy.store.shared_memory.windows import UnsharedWindows, Windows
+from proxy.store.shared_memory.windows import SharedWindows, UnsharedWindows, Windows
 from proxy.store.valkey.fleet_counts import FleetCounts
 from proxy.store.valkey.fleet_failures import FleetFailures
 from proxy.store.valkey.lease_keeper import LeaseKeeper
@@ -36,8 +36,8 @@ FUNCTIONS = SCHEMAS / "valkey" / "functions.lua"
 def windows_of(settings: Settings, fd: int, memory: HostMemory, *, alone: bool) -> Windows:
     """The buckets of accounts and keys: of this host, or of all hosts."""
     if settings.valkey.limits_url:
-        return LeasedWindows(fd, memory.fd, alone=alone)
-    return (UnsharedWindows if alone else Windows)(fd)
+        return LeasedWindows.of_accounts(fd, memory.fd, alone=alone)
+    return (UnsharedWindows if alone else SharedWindows)(fd)
 
 
 @functools.cache

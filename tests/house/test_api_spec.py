@@ -17,7 +17,7 @@ from proxy.compose.app import App
 from proxy.core.access import SCOPES
 from proxy.settings import SCHEMAS
 from proxy.store.shared_memory import windows
-from proxy.store.shared_memory.windows import Windows
+from proxy.store.shared_memory.windows import SharedWindows
 from proxy.web import api_spec
 from tests.shipped_tables import TABLES
 
@@ -100,7 +100,7 @@ async def app() -> AsyncIterator[App]:
     """An application as a worker builds it, not started."""
     environ = {"DATABASE_URL": "postgresql://nowhere/none", "PENSTOCK_KEYS__PEPPER": "p" * 32}
     fd = windows.create()
-    yield App(settings.load(environ=environ), TABLES, Windows(fd))
+    yield App(settings.load(environ=environ), TABLES, SharedWindows(fd))
     os.close(fd)
 
 

@@ -223,7 +223,6 @@ REASONS = {
     "store/shared_memory/host_memory:HostMemory": "fixed regions, which grow with the number of accounts",
     "store/postgres/local_copy:LocalCopy": "held for one write of a file",
     "store/postgres/request_store:RequestStore": "the days that have a table",
-    "store/shared_memory/windows:Windows": "one record for each account and key",
     "web/packed_files:DerivedFile": "held while one file is compressed, once",
     # Threads of the default executor.
     "services/accounts/sign_in:_in_thread()": "two at a time, see SignIn._hashing",

@@ -16,7 +16,7 @@ import orjson
 
 from proxy.core.limits import BucketRates
 from proxy.store.shared_memory import windows
-from proxy.store.shared_memory.windows import STRIPES, Windows
+from proxy.store.shared_memory.windows import STRIPES, SharedWindows
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 30.0
@@ -62,18 +62,18 @@ class Hammer:
         self.process.communicate()
 
 
-def take(shared: Windows, *, slot: int, tries: int, now: float, request_s: float, unit_s: float = 0.0) -> int:
+def take(shared: SharedWindows, *, slot: int, tries: int, now: float, request_s: float, unit_s: float = 0.0) -> int:
     """Return how many of the tries were granted, all at the same time."""
     return sum(not shared.take(slot, now, request_s, unit_s) for _ in range(tries))
 
 
-def take_both(shared: Windows, *, rate: list[int], own: list[int], tries: int, now: float) -> int:
+def take_both(shared: SharedWindows, *, rate: list[int], own: list[int], tries: int, now: float) -> int:
     """The same for an account's limit and a key's: slot, requests and units per second of each."""
     limits = BucketRates(*rate), BucketRates(*own)
     return sum(not shared.take_both(*limits, now, requests=1, units=1) for _ in range(tries))
 
 
-def take_until(shared: Windows, *, slot: int, end: float, request_s: float) -> tuple[int, float, float]:
+def take_until(shared: SharedWindows, *, slot: int, end: float, request_s: float) -> tuple[int, float, float]:
     """Take without pause until the end; return how many were granted, and the times of the first and last try."""
     granted = 0
     first = last = now = time.monotonic()
@@ -83,7 +83,7 @@ def take_until(shared: Windows, *, slot: int, end: float, request_s: float) -> t
     return granted, first, last
 
 
-def churn(shared: Windows, *, slot: int, tries: int, now: float, request_s: float) -> int:
+def churn(shared: SharedWindows, *, slot: int, tries: int, now: float, request_s: float) -> int:
     """Take one and give it back, repeatedly; return how many takes were refused."""
     refused = 0
     for _ in range(tries):
@@ -94,7 +94,7 @@ def churn(shared: Windows, *, slot: int, tries: int, now: float, request_s: floa
     return refused
 
 
-def overstep(shared: Windows, *, slot: int) -> list[str]:
+def overstep(shared: SharedWindows, *, slot: int) -> list[str]:
     """Use an unreserved slot and return the names of the exceptions raised."""
     raised = []
     for act in (lambda: shared.take(slot, 1.0, 0.1, 0.1), lambda: shared.give_back(slot, 0.1, 0.1)):
@@ -105,16 +105,16 @@ def overstep(shared: Windows, *, slot: int) -> list[str]:
     return raised
 
 
-def reserve(shared: Windows, *, slot: int) -> int:
+def reserve(shared: SharedWindows, *, slot: int) -> int:
     shared.reserve(slot)
     return shared.slots
 
 
-def edge(shared: Windows, *, slot: int) -> float:
+def edge(shared: SharedWindows, *, slot: int) -> float:
     return shared.edge(slot)
 
 
-def hold(shared: Windows, *, slot: int) -> str:
+def hold(shared: SharedWindows, *, slot: int) -> str:
     """Lock the slot's mutex like `take` and never unlock it."""
     windows._lock(shared._locks[slot % STRIPES])
     return "held"
@@ -124,7 +124,7 @@ ACTS = {act.__name__: act for act in (take, take_both, take_until, churn, overst
 
 
 def main(fd: int) -> None:
-    shared = Windows(fd)
+    shared = SharedWindows(fd)
     for line in sys.stdin.buffer:
         what, how = orjson.loads(line)
         sys.stdout.buffer.write(orjson.dumps(ACTS[what](shared, **how)) + b"\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,19 @@ from proxy.compose.fleet import account_leases, link_to
 from proxy.core.limits import BucketRates
 from proxy.store.shared_memory import host_memory, windows
 from proxy.store.shared_memory.host_memory import HostMemory
+from proxy.store.shared_memory.lease_records import (
+    CELLS,
+    DRY_UNTIL,
+    EDGE_R,
+    FLEET_EDGE,
+    READY_R,
+    READY_U,
+    RECORD_BYTES,
+    RESERVE_R,
+    RESERVE_U,
+    UNTIL,
+    Lease,
+)
 from proxy.store.shared_memory.leased_windows import ASK, LeasedWindows
 from proxy.store.valkey import valkey_link
 from proxy.store.valkey.lease_keeper import LEASE
@@ -43,7 +57,7 @@ class Host:
 
     def __init__(self, url: str, number: int) -> None:
         memory = HostMemory(host_memory.create())
-        self.windows = LeasedWindows(windows.create(), memory.fd, alone=number % 2 == 0)
+        self.windows = LeasedWindows.of_accounts(windows.create(), memory.fd, alone=number % 2 == 0)
         self.windows.reserve_rates(RATE, OWN)
         self.link = link_to(url)
         self.leases = account_leases(self.link, self.windows)
@@ -134,8 +148,19 @@ async def test_refund_can_be_spent_again(tmp_path: Path) -> None:
         assert await host.call()
 
 
+def test_numbers_that_are_read_in_place_are_those_of_the_fields() -> None:
+    cells = memoryview(bytearray(2 * RECORD_BYTES)).cast("d")
+    cells[CELLS:] = memoryview(array("d", range(CELLS)))
+    lease = Lease.read(cells, 1)
+    assert (lease.until, lease.fleet_edge, lease.dry_until) == (UNTIL, FLEET_EDGE, DRY_UNTIL)
+    assert (lease.requests.ready, lease.requests.reserve, lease.requests.edge) == (READY_R, RESERVE_R, EDGE_R)
+    assert (lease.units.ready, lease.units.reserve, lease.all) == (READY_U, RESERVE_U, CELLS - 1)
+    lease.write(cells, 0)
+    assert cells[:CELLS].tolist() == [*range(CELLS)]
+
+
 def test_share_of_a_low_limit_admits_whole_calls() -> None:
-    host = LeasedWindows(windows.create(), host_memory.create(), alone=True)
+    host = LeasedWindows.of_accounts(windows.create(), host_memory.create(), alone=True)
     slow = BucketRates(9, 2, 40)
     host.reserve_rates(slow, None)
     host.least_share = 1 / 3
@@ -151,9 +176,8 @@ async def test_host_without_redis_uses_its_share(tmp_path: Path) -> None:
         for host in (one, other):
             host.windows.away = True
         began = time.monotonic()
-        at = RATE.slot * 24
-        assert one.windows.share_of(at) > 0.9
-        assert other.windows.share_of(at) == 0.5
+        assert one.windows.lease(RATE.slot).share(0.5) > 0.9
+        assert other.windows.lease(RATE.slot).share(0.5) == 0.5
         await asyncio.sleep(0.3)
         admitted = sum([await other.call() for _ in range(40)])
         assert 0 < admitted <= 10 * (1 + time.monotonic() - began) + 1

@@ -34,7 +34,7 @@ async def test_worker_that_starts_while_valkey_is_away_has_the_number_that_the_h
             tasks.start(name, LiveHosts(link, name, [], memory.hosts, no_postgres).run)
         await until(lambda: memory.hosts[0] == 2)
         await tasks.close()
-    windows = LeasedWindows(create(), memory.fd, alone=True)
+    windows = LeasedWindows.of_accounts(create(), memory.fd, alone=True)
     started = LiveHosts(link_to(NOWHERE), "one", [windows], HostMemory(memory.fd).hosts, no_postgres)
     assert (started.count, windows.least_share) == (2, 0.5)
 

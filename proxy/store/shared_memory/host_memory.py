@@ -2,9 +2,8 @@
 
 It is an anonymous file that the supervisor creates and every process maps: mutexes, the owners of the regions in
 `AccountCounts`, the buckets of upstreams and of client addresses (`SharedBucketTable`), those regions, and last the leases
-(leased_windows), which grow with the number of accounts and keys. Far beyond those are the leases of upstreams
-(upstream_windows), their polls (poll_table), the heads of networks, and their recent writes (write_table). The file is sparse:
-only pages that are used exist.
+(leased_windows), which grow with the number of accounts and keys. Far beyond those are the leases of upstreams, their polls
+(poll_table), the heads of networks, and their recent writes (write_table). The file is sparse: only pages that are used exist.
 """
 
 from __future__ import annotations

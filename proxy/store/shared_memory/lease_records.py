@@ -1,43 +1,54 @@
-"""The records of leased tokens in the host's memory, and the messages by which they are leased (leased_windows)."""
+"""The leased tokens of one limit, and the messages by which they are leased (leased_windows).
+
+Tokens of two slots of Valkey's clock may be held at once: those of the older one are spent first, and end first. A part of the
+tokens is kept in reserve: when only the reserve is left, more tokens are asked for, before a call has to wait.
+
+In the host's memory a lease is a record of doubles, in the order of the fields of `Lease`. `Lease.read` makes an object of it,
+whose methods change it, and `write` stores it again. Only what every call needs is read in place.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from struct import Struct
 from typing import Final, NamedTuple
 
-from proxy.store.shared_memory.growing_file import map_part
+from proxy.core.limits import TOLERANCE_S, BucketRates
 
-# The numbers of a record. The first three are all that a warm `take` needs.
-READY_R: Final = 0
-READY_U: Final = 1
-UNTIL: Final = 2
-RESERVE_R: Final = 3
-RESERVE_U: Final = 4
-# The tokens that were there after the last report.
-BASE_R: Final = 5
-BASE_U: Final = 6
-# The tokens of the older slot among those.
-OLD_SLOT: Final = 7
-OLD_R: Final = 8
-OLD_U: Final = 9
-NEW_SLOT: Final = 10
-NEW_UNTIL: Final = 11
-DRY_UNTIL: Final = 12
-ASKED_UNTIL: Final = 13
-DEMAND_R: Final = 14
-DEMAND_U: Final = 15
-REPORTED_AT: Final = 16
-# Grants to this host and to all hosts, of late.
-MINE: Final = 17
-MINE_AT: Final = 18
-ALL: Final = 19
-ANSWERED_AT: Final = 20
-# The host's own buckets while Valkey is away.
-EDGE_R: Final = 21
-EDGE_U: Final = 22
-# The edge of the request bucket in Valkey, by this host's clock.
-FLEET_EDGE: Final = 23
+# At least this part of a second's worth is requested in advance: calls of a host with little traffic come in bunches, too.
+LEAST_AHEAD_S: Final = 0.02
+# The demand follows within this time, and grants of the past count for this long.
+DEMAND_S: Final = 0.1
+SHARE_S: Final = 5.0
+# After a refusal Valkey is not asked again for this long, so a flood of refused calls costs it nothing.
+LEAST_DRY_S: Final = 0.01
+# A host that has not used its tokens for this long returns them; sooner if Valkey had little left: others wait for them.
+RETURN_S: Final = 0.45
+RETURN_SCARCE_S: Final = 0.1
+SCARCE_S: Final = 0.1
+# A host uses this share of its part while Valkey is away: hosts with a smaller part than 1/N may use more than theirs.
+KEPT_SHARE: Final = 0.95
+# While Valkey is away, a host keeps what it did not use for this long, for traffic that moves from host to host. It never
+# keeps more than the whole limit.
+AWAY_HOLDS_S: Final = 1.25
+# An ask without a reply is forgotten after this time, if its worker has died.
+ASK_LIVES_S: Final = 0.1
+
+# The places of the numbers that every call needs. A test compares them with the fields.
+UNTIL: Final = 0
+READY_R: Final = 1
+RESERVE_R: Final = 2
+EDGE_R: Final = 6
+READY_U: Final = 7
+RESERVE_U: Final = 8
+FLEET_EDGE: Final = 13
+DRY_UNTIL: Final = 17
 CELLS: Final = 24
 RECORD_BYTES: Final = 8 * CELLS
+
+_RECORD = Struct(f"{CELLS}d")
 
 
 class LeaseReport(NamedTuple):
@@ -75,6 +86,275 @@ class LeaseGrant(NamedTuple):
     there_s: float
 
 
-def records_of(fd: int, start: int, slots: int) -> memoryview[float]:
-    """Map the records of this many slots."""
-    return memoryview(map_part(fd, start, slots * RECORD_BYTES)).cast("d")
+@dataclass(slots=True)
+class Tokens:
+    """Tokens of one kind, requests or units, in seconds of refill (core/limits)."""
+
+    ready: float
+    reserve: float
+    # The tokens that were there after the last report, and those of the older slot among them.
+    base: float
+    old: float
+    # Spent per second, of late.
+    demand: float
+    # The edge of the host's own bucket while Valkey is away.
+    edge: float
+
+    @property
+    def held(self) -> float:
+        return self.ready + self.reserve
+
+    def hold(self, amount: float, *, reserve: float = 0.0) -> None:
+        self.ready = amount - reserve
+        self.reserve = reserve
+
+    def has(self, amount: float) -> bool:
+        return self.held - amount >= -TOLERANCE_S
+
+    def has_spent(self) -> bool:
+        """Whether tokens were spent, or ended, since the last report."""
+        return self.base != self.held
+
+    def report(self) -> tuple[float, float]:
+        """The tokens spent since the last report, of the older slot and of the newer one. The next report counts from here. A
+        debt is spent when tokens for it are granted."""
+        held = max(0.0, self.held)
+        spent = max(0.0, self.base - held)
+        of_old = min(spent, self.old)
+        self.old -= of_old
+        self.base = held
+        return of_old, spent - of_old
+
+    def take_out(self) -> tuple[float, float]:
+        """Remove all tokens: of the older slot, and of the newer one."""
+        held = self.held
+        old = min(held, self.old)
+        self.hold(0.0)
+        self.base = self.old = 0.0
+        return old, held - old
+
+    def drop_all(self) -> None:
+        """A debt does not end (`LeasedWindows.charge`)."""
+        held = max(0.0, self.held)
+        self.base -= held
+        self.hold(self.held - held)
+        self.old = 0.0
+
+    def drop_old(self) -> None:
+        held = self.held
+        left = max(0.0, self.old - max(0.0, self.base - held))
+        self.hold(held - left)
+        self.base -= left
+        self.old -= left
+
+    def add(self, amount: float, low_s: float) -> None:
+        held = self.held + amount
+        self.base += amount
+        self.hold(held, reserve=min(held, self.demand * low_s))
+
+
+@dataclass(slots=True)
+class Lease:
+    # When the first of the tokens end.
+    until: float
+    requests: Tokens
+    units: Tokens
+    # The edge of the request bucket in Valkey, by this host's clock.
+    fleet_edge: float
+    # The slots of Valkey's clock.
+    old_slot: float
+    new_slot: float
+    new_until: float
+    # Valkey has no tokens until then.
+    dry_until: float
+    # An ask is under way until then.
+    asked_until: float
+    reported_at: float
+    answered_at: float
+    # Grants to this host and to all hosts, of late.
+    mine: float
+    mine_at: float
+    all: float
+
+    @classmethod
+    def read(cls, memory: memoryview[float], slot: int) -> Lease:
+        until, *cells = _RECORD.unpack_from(memory, slot * RECORD_BYTES)
+        return cls(until, Tokens(*cells[:6]), Tokens(*cells[6:12]), *cells[12:])
+
+    def write(self, memory: memoryview[float], slot: int) -> None:
+        numbers = (self.until, *_numbers_of(self.requests), *_numbers_of(self.units), *_later_numbers_of(self))
+        _RECORD.pack_into(memory, slot * RECORD_BYTES, *numbers)
+
+    # Spending
+
+    def spend(self, request_s: float, unit_s: float) -> bool:
+        """Spend the reserve too."""
+        if not (self.requests.has(request_s) and self.units.has(unit_s)):
+            return False
+        self.requests.hold(self.requests.held - request_s)
+        self.units.hold(self.units.held - unit_s)
+        return True
+
+    def may_ask(self, now: float) -> bool:
+        return now >= self.dry_until and now >= self.asked_until
+
+    def lacks(self, need: tuple[float, float], now: float) -> bool:
+        return not (self.is_leased(now) and self.requests.has(need[0]) and self.units.has(need[1]))
+
+    # While Valkey is away
+
+    def take_share(self, now: float, request_s: float, unit_s: float, least_share: float) -> float:
+        """Take from the host's share of the tokens refilled since Valkey last answered, or return the seconds to wait."""
+        requests = self.share_edge(self.requests, now, request_s, least_share)
+        units = self.share_edge(self.units, now, unit_s, least_share)
+        wait = max(requests, units) - now
+        if wait > TOLERANCE_S:
+            return wait
+        self.requests.edge = requests
+        self.units.edge = units
+        return 0.0
+
+    def give_back_share(self, request_s: float, unit_s: float, least_share: float) -> None:
+        share = self.share(least_share)
+        self.requests.edge -= request_s / share
+        self.units.edge -= unit_s / share
+
+    def owe(self, now: float, request_s: float, least_share: float, *, away: bool) -> None:
+        """Charge a call for which there is no token."""
+        if away:
+            self.requests.edge = self.share_edge(self.requests, now, request_s, least_share)
+        else:
+            self.requests.ready -= request_s
+
+    def share_edge(self, tokens: Tokens, now: float, cost_s: float, least_share: float) -> float:
+        """The edge of the host's own bucket after this amount. The bucket holds whole calls: otherwise a share of a low limit
+        would lose the part of a call that is left over, and one below a call per second would admit none."""
+        share = self.share(least_share)
+        cost_s /= share
+        holds_s = min(AWAY_HOLDS_S, 1.0 / share)
+        if cost_s > 0.0:
+            holds_s = math.ceil(holds_s / cost_s - TOLERANCE_S) * cost_s
+        since = max(now - holds_s, self.answered_at if self.answered_at <= now else 0.0)
+        return max(since, min(tokens.edge, now + 1.0)) + cost_s
+
+    def share(self, least_share: float) -> float:
+        """Most of the share of recent grants that went to this host, and at least an equal share among all hosts."""
+        share = KEPT_SHARE * self.mine / self.all if self.all > 0.0 else 0.0
+        return min(1.0, max(least_share, share))
+
+    # Asking
+
+    def report(self, rate: BucketRates, now: float, need: tuple[float, float], ahead_s: float) -> LeaseReport:
+        old_slot, new_slot = int(self.old_slot), int(self.new_slot)
+        requests, units = self.requests, self.units
+        self.expire(now)
+        old_r, new_r = requests.report()
+        old_u, new_u = units.report()
+        is_idle = not ahead_s and now - self.reported_at >= self.return_s() and not old_r + new_r
+        returned_r = requests.take_out() if is_idle else (0.0, 0.0)
+        returned_u = units.take_out() if is_idle else (0.0, 0.0)
+        self._follow_demand(now, old_r + new_r + need[0], old_u + new_u + need[1])
+        self.reported_at = now
+        self.asked_until = now + ASK_LIVES_S
+        want_r = _ahead(requests.demand * ahead_s - requests.held, rate.request_s, ahead_s)
+        # As many units as the requests will need: units without a request, or a request without its units, are of no use.
+        units_s = want_r * rate.request_s * units.demand / max(requests.demand, 1e-9)
+        return LeaseReport(
+            _tokens(need[0] - requests.held, rate.request_s) if need[0] else 0,
+            _tokens(need[1] - units.held, rate.unit_s) if need[1] else 0,
+            want_r,
+            _tokens(min(1.0, units_s), rate.unit_s) if ahead_s else 0,
+            old_slot,
+            old_r,
+            old_u,
+            returned_r[0],
+            returned_u[0],
+            new_slot,
+            new_r,
+            new_u,
+            returned_r[1],
+            returned_u[1],
+        )
+
+    def _follow_demand(self, now: float, requests_s: float, units_s: float) -> None:
+        passed = now - self.reported_at
+        follow = 1.0 - math.exp(-min(passed, 10.0) / DEMAND_S) if passed > 0.0 else 0.0
+        for tokens, amount in ((self.requests, requests_s), (self.units, units_s)):
+            tokens.demand += follow * (amount / max(passed, 1e-3) - tokens.demand)
+
+    def expire(self, now: float) -> None:
+        """Drop tokens whose time is over: those of the older slot, then all."""
+        if now < self.until:
+            return
+        if now >= self.new_until:
+            self.requests.drop_all()
+            self.units.drop_all()
+            return
+        self.requests.drop_old()
+        self.units.drop_old()
+        self.until = self.new_until
+
+    def grant(self, now: float, given: LeaseGrant, low_s: float) -> None:
+        self.expire(now)
+        self._sort_in(given)
+        self.requests.add(given.granted_r, low_s)
+        self.units.add(given.granted_u, low_s)
+        if self.requests.old <= 0.0 and self.units.old <= 0.0:
+            self.until = self.new_until
+        if given.wait_s > 0.0:
+            self.dry_until = now + max(LEAST_DRY_S, given.wait_s)
+        self.asked_until = 0.0
+        self.mine = self.mine * math.exp(min(0.0, self.mine_at - now) / SHARE_S) + given.requests
+        self.mine_at = now
+        self.all = given.all_requests
+        self.answered_at = now
+        self.fleet_edge = now - given.there_s
+
+    def _sort_in(self, given: LeaseGrant) -> None:
+        """Keep the tokens of two slots apart. Replies to two workers may arrive in the wrong order."""
+        behind = self.new_slot - given.slot
+        if behind == 1:
+            self.old_slot = float(given.slot)
+            self.requests.old += given.granted_r
+            self.units.old += given.granted_u
+            self.until = min(self.until, given.until)
+        elif behind:
+            # A new slot: the tokens held so far become the older part.
+            self.old_slot = self.new_slot
+            self.requests.old = max(0.0, self.requests.base)
+            self.units.old = max(0.0, self.units.base)
+            self.until = self.new_until
+            self.new_slot = float(given.slot)
+            self.new_until = given.until
+        else:
+            self.new_until = min(self.new_until, given.until)
+
+    def return_s(self) -> float:
+        """How long tokens stay unused before they are returned: less if Valkey had little left when it last answered."""
+        return RETURN_SCARCE_S if self.answered_at - self.fleet_edge < SCARCE_S else RETURN_S
+
+    def is_leased(self, now: float) -> bool:
+        """Whether the lease has not ended yet."""
+        return now < self.new_until
+
+    def has_spent(self) -> bool:
+        return self.requests.has_spent() or self.units.has_spent()
+
+    def is_empty(self) -> bool:
+        """Whether no tokens are left, neither to spend nor to report."""
+        return self.requests.held == 0.0 and self.units.held == 0.0 and not self.has_spent()
+
+
+# The numbers of an object, in the order of its fields.
+_numbers_of = attrgetter(*[field.name for field in fields(Tokens)])
+_later_numbers_of = attrgetter(*[field.name for field in fields(Lease)][3:])
+
+
+def _tokens(seconds: float, cost_s: float) -> int:
+    """Whole tokens that cover this amount."""
+    return max(0, math.ceil(seconds / cost_s - TOLERANCE_S))
+
+
+def _ahead(seconds: float, cost_s: float, ahead_s: float) -> int:
+    """Whole tokens to ask for in advance: at least one, unless the ask is only a report."""
+    return max(1, int(max(seconds, LEAST_AHEAD_S) / cost_s)) if ahead_s else 0

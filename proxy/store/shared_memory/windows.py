@@ -11,13 +11,13 @@ runs its successor beside it, two takes at once may be counted as one.
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 
 from proxy.core import limits
 from proxy.core.limits import EDGES_PER_SLOT, BucketRates
 from proxy.store.shared_memory import robust_mutexes
+from proxy.store.shared_memory.growing_file import map_part
 from proxy.store.shared_memory.robust_mutexes import STRIPE_BYTES, Mutex
 
 # Accounts that share a mutex wait for each other; with this many mutexes that is rare.
@@ -40,38 +40,21 @@ def create() -> int:
     return fd
 
 
+def mutexes_of(fd: int) -> list[Mutex]:
+    return robust_mutexes.mutexes_of(mmap.mmap(fd, MUTEX_BYTES), STRIPES)
+
+
 class Windows:
-    """One process's view of the shared buckets."""
+    """The limits of accounts and keys: each has a slot, which a mutex guards."""
 
-    __slots__ = ("_edges", "_fd", "_locks", "_memory", "slots")
+    __slots__ = ("_locks",)
 
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self.slots = 0
-        self._map()
-
-    def _map(self) -> None:
-        size = os.fstat(self._fd).st_size
-        self._memory = memory = mmap.mmap(self._fd, size)
-        self._edges = memoryview(memory)[MUTEX_BYTES:].cast("d")
-        self._locks = robust_mutexes.mutexes_of(memory, STRIPES)
-        self.slots = (size - MUTEX_BYTES) // SLOT_BYTES
+    def __init__(self, mutexes: list[Mutex]) -> None:
+        self._locks = mutexes
 
     def reserve(self, slot: int) -> None:
-        """Ensure that this slot exists. The file only grows, under a file lock; other workers remap when they need to."""
-        if slot < self.slots:
-            return
-        wanted = FIRST_SLOTS
-        while wanted <= slot:
-            wanted *= 2
-        # Record locks, not flock: the workers share one open file description, which flock treats as one holder.
-        fcntl.lockf(self._fd, fcntl.LOCK_EX)
-        try:
-            if os.fstat(self._fd).st_size < MUTEX_BYTES + wanted * SLOT_BYTES:
-                os.ftruncate(self._fd, MUTEX_BYTES + wanted * SLOT_BYTES)
-        finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
-        self._map()
+        """Ensure that this slot exists."""
+        raise NotImplementedError
 
     def reserve_rates(self, rate: BucketRates, own: BucketRates | None) -> None:
         """Ensure that the slots of an account and of a key with lower limits exist."""
@@ -81,6 +64,74 @@ class Windows:
 
     def take(self, slot: int, now: float, request_s: float, unit_s: float) -> float:
         """Take from both of the slot's buckets and return zero, or take from neither and return the seconds to wait."""
+        raise NotImplementedError
+
+    def take_both(self, rate: BucketRates, own: BucketRates, now: float, *, requests: int, units: int) -> float:
+        """The same for the buckets of an account and of a key with lower limits, in one step."""
+        raise NotImplementedError
+
+    def give_back(self, slot: int, request_s: float, unit_s: float) -> None:
+        mutex = self._hold(slot)
+        try:
+            self._return(slot, request_s, unit_s)
+        finally:
+            _unlock(mutex)
+
+    def give_back_both(self, rate: BucketRates, own: BucketRates, *, requests: int, units: int) -> None:
+        mutex = self._hold(rate.slot)
+        try:
+            for each in (rate, own):
+                self._return(each.slot, requests * each.request_s, units * each.unit_s)
+        finally:
+            _unlock(mutex)
+
+    def _return(self, slot: int, request_s: float, unit_s: float) -> None:
+        raise NotImplementedError
+
+    def _hold(self, slot: int) -> Mutex:
+        mutex = self._locks[slot % len(self._locks)]
+        if held := _lock(mutex):
+            _adopt(mutex, held)
+        return mutex
+
+    def edge(self, slot: int) -> float:
+        """Return the request bucket's edge, for the headers. Reading a single double is atomic and needs no lock."""
+        raise NotImplementedError
+
+    def tighter(self, rate: BucketRates, own: BucketRates | None, now: float) -> BucketRates:
+        """The limit that allows fewer requests now, for the headers."""
+        if own is None:
+            return rate
+        left = limits.remaining(self.edge(rate.slot), now, rate.requests_per_second)
+        return own if limits.remaining(self.edge(own.slot), now, own.requests_per_second) <= left else rate
+
+
+class SharedWindows(Windows):
+    """The buckets of one host, as one of its processes sees them."""
+
+    __slots__ = ("_edges", "_fd", "slots")
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(mutexes_of(fd))
+        self._fd = fd
+        self._edges = memoryview(b"").cast("d")
+        self.slots = 0
+        self._map(os.fstat(fd).st_size)
+
+    def _map(self, size: int) -> None:
+        self._edges = memoryview(map_part(self._fd, 0, size))[MUTEX_BYTES:].cast("d")
+        self.slots = (size - MUTEX_BYTES) // SLOT_BYTES
+
+    def reserve(self, slot: int) -> None:
+        """The file only grows. Other workers remap when they need to."""
+        if slot < self.slots:
+            return
+        wanted = FIRST_SLOTS
+        while wanted <= slot:
+            wanted *= 2
+        self._map(MUTEX_BYTES + wanted * SLOT_BYTES)
+
+    def take(self, slot: int, now: float, request_s: float, unit_s: float) -> float:
         mutex = self._locks[slot % STRIPES]
         if held := _lock(mutex):
             _adopt(mutex, held)
@@ -91,52 +142,23 @@ class Windows:
             _unlock(mutex)
 
     def take_both(self, rate: BucketRates, own: BucketRates, now: float, *, requests: int, units: int) -> float:
-        """The same for the buckets of an account and of a key with lower limits, in one step."""
         mutex = self._hold(rate.slot)
         try:
             return limits.take_both(self._edges, rate, own, now, requests=requests, units=units)
         finally:
             _unlock(mutex)
 
-    def give_back(self, slot: int, request_s: float, unit_s: float) -> None:
-        mutex = self._hold(slot)
-        try:
-            limits.give_back(self._edges, slot * EDGES_PER_SLOT, request_s, unit_s)
-        finally:
-            _unlock(mutex)
-
-    def give_back_both(self, rate: BucketRates, own: BucketRates, *, requests: int, units: int) -> None:
-        mutex = self._hold(rate.slot)
-        try:
-            for each in (rate, own):
-                limits.give_back(
-                    self._edges, each.slot * EDGES_PER_SLOT, requests * each.request_s, units * each.unit_s
-                )
-        finally:
-            _unlock(mutex)
-
-    def _hold(self, slot: int) -> Mutex:
-        mutex = self._locks[slot % STRIPES]
-        if held := _lock(mutex):
-            _adopt(mutex, held)
-        return mutex
+    def _return(self, slot: int, request_s: float, unit_s: float) -> None:
+        limits.give_back(self._edges, slot * EDGES_PER_SLOT, request_s, unit_s)
 
     def edge(self, slot: int) -> float:
-        """Return the request bucket's edge, for the headers. Reading a single double is atomic and needs no lock."""
         return self._edges[slot * EDGES_PER_SLOT]
 
-    def tighter(self, rate: BucketRates, own: BucketRates | None, now: float) -> BucketRates:
-        """The limit that allows fewer requests now, for the headers."""
-        if own is None:
-            return rate
-        left = limits.remaining(self.edge(rate.slot), now, rate.requests_per_second)
-        return own if limits.remaining(self.edge(own.slot), now, own.requests_per_second) <= left else rate
-
     def __repr__(self) -> str:
-        return f"<Windows {self.slots} slots>"
+        return f"<{type(self).__name__} {self.slots} slots>"
 
 
-class UnsharedWindows(Windows):
+class UnsharedWindows(SharedWindows):
     """The windows of a host with a single worker, without locks."""
 
     __slots__ = ()

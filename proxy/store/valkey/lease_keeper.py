@@ -90,7 +90,7 @@ class LeaseKeeper:
     def lacking(self, rate: BucketRates, own: BucketRates, requests: int, units: int) -> BucketRates:
         """The one of two limits that a call has to wait for."""
         need = (requests * own.request_s, units * own.unit_s)
-        return own if self._windows.lacks(own, need, time.monotonic()) else rate
+        return own if self._windows.lease(own.slot).lacks(need, time.monotonic()) else rate
 
     def _on_low(self, slot: int) -> None:
         """Called while the slot's mutex is held."""
@@ -182,11 +182,10 @@ class LeaseKeeper:
         for slot, asks in [*self._asks.items()]:
             if asks.under_way or asks.waiting:
                 continue
-            if not self._windows.is_leased(slot, now) or self._windows.is_empty(slot):
+            lease = self._windows.lease(slot)
+            if not lease.is_leased(now) or lease.is_empty():
                 del self._asks[slot]
-            elif now - self._windows.reported_at(slot) > (
-                REPORT_S if self._windows.has_spent(slot) else self._windows.return_s(slot)
-            ):
+            elif now - lease.reported_at > (REPORT_S if lease.has_spent() else lease.return_s()):
                 self._ask(slot, is_report=True)
 
 

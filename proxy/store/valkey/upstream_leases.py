@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 from proxy.core.limits import BucketRates
 from proxy.store.shared_memory.host_memory import HostMemory
-from proxy.store.shared_memory.leased_windows import ASK
-from proxy.store.shared_memory.upstream_windows import UpstreamWindows
+from proxy.store.shared_memory.leased_windows import ASK, LeasedWindows
 from proxy.store.valkey.lease_keeper import LeaseKeeper
 from proxy.store.valkey.valkey_address import TAG
 from proxy.store.valkey.valkey_link import ValkeyLink
@@ -26,7 +25,7 @@ class UpstreamLeases:
     def __init__(self, link: ValkeyLink, memory: HostMemory) -> None:
         self._places = memory.upstreams
         self._marks: dict[int, str] = {}
-        self.windows = UpstreamWindows(memory.fd, memory.mutexes)
+        self.windows = LeasedWindows.of_upstreams(memory.fd, memory.mutexes)
         self.keeper = LeaseKeeper(link, self.windows, self._key_of)
 
     def __repr__(self) -> str:
@@ -47,7 +46,7 @@ class UpstreamLeases:
 class LeasedRate:
     """The `CallRate` of one upstream."""
 
-    def __init__(self, windows: UpstreamWindows, keeper: LeaseKeeper, rate: BucketRates) -> None:
+    def __init__(self, windows: LeasedWindows, keeper: LeaseKeeper, rate: BucketRates) -> None:
         self._windows = windows
         self._keeper = keeper
         self._rate = rate
