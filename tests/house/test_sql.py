@@ -64,6 +64,10 @@ CATALOG = {
     "extensions": "select extname from pg_extension",
     "schemas": "select nspname from pg_namespace where nspname !~ '^pg_'",
 }
+# Partitions have the columns of their table.
+TABLES = """
+    select array_agg(oid::regclass::text) from pg_class
+    where relnamespace = 'public'::regnamespace and relkind in ('r', 'p') and not relispartition"""
 
 
 Catalog = dict[str, list[tuple[object, ...]]]
@@ -116,11 +120,27 @@ async def migrated(server: Server) -> AsyncIterator[asyncpg.Connection[asyncpg.R
     await server.drop(name)
 
 
+async def returned_columns(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, list[str]]:
+    statements = {name: await connection.prepare(text) for name, text in QUERIES.items()}
+    return {name: [column.name for column in statement.get_attributes()] for name, statement in statements.items()}
+
+
 @pytest.mark.parametrize("name", QUERIES)
 async def test_query_prepares_on_a_migrated_database(migrated: asyncpg.Connection[asyncpg.Record], name: str) -> None:
     statement = await migrated.prepare(QUERIES[name])
     numbers = {int(number) for number in re.findall(r"\$(\d+)", QUERIES[name])}
     assert numbers == set(range(1, len(statement.get_parameters()) + 1))
+
+
+async def test_query_returns_the_same_columns_after_an_update_has_added_some(database: str) -> None:
+    """A statement that was prepared before a migration, and returns all columns of a table, fails after it inside a
+    transaction."""
+    async with connected(database) as connection:
+        before = await returned_columns(connection)
+        for table in await connection.fetchval(TABLES):
+            await connection.execute(f"alter table {table} add column added_by_an_update text")
+        after = await returned_columns(connection)
+    assert not [name for name in QUERIES if before[name] != after[name]], "name the columns instead of `*`"
 
 
 def test_every_query_file_is_loaded_by_its_name() -> None:

@@ -19,8 +19,6 @@ from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
 from proxy.store.postgres.secrets import check_value
 
 KeyRow = dict[str, Any]
-# Columns that are never returned.
-_HIDDEN = frozenset({"digest", "previous_digest", "pepper"})
 # The largest integer and bigint of Postgres. Checked here, so that the error names the field.
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
@@ -87,7 +85,7 @@ class KeyStore:
             await _claim_for_account(connection, values[2])
             row = await connection.fetchrow(sql.accounts.create_account, *values)
         assert row is not None
-        return _shown(row)
+        return dict(row)
 
     async def list_accounts(self) -> list[KeyRow]:
         return await self._rows(sql.accounts.list_accounts)
@@ -124,7 +122,7 @@ class KeyStore:
             )
         if row is None:
             raise NotFound(f"there is no account {account_id}")
-        return _shown(row)
+        return dict(row)
 
     async def change_email(self, person: str, email: str) -> None:
         """Change the address of a person: an account's first owner or a member."""
@@ -139,14 +137,14 @@ class KeyStore:
             row = await connection.fetchrow(sql.accounts.erase_account, account_id)
         if row is None:
             raise NotFound(f"there is no account {account_id}")
-        return _shown(row)
+        return dict(row)
 
     async def page_accounts(self, search: str, page: Page) -> tuple[list[KeyRow], int]:
         day = datetime.datetime.now(datetime.UTC).date()
         async with self._pool.connection() as connection:
             total = await connection.fetchval(sql.accounts.count_accounts, search)
             rows = await connection.fetch(sql.accounts.page_accounts, search, day, page.limit, page.offset)
-        return [_shown(row) for row in rows], total
+        return [dict(row) for row in rows], total
 
     async def names(self, account_ids: Sequence[str]) -> dict[str, str]:
         async with self._pool.connection() as connection:
@@ -197,7 +195,7 @@ class KeyStore:
                 raise Forbidden(f"the account's plan allows {most} API keys: revoke one first", reason="plan")
             row = await connection.fetchrow(sql.keys.create_key, *values)
         assert row is not None
-        return _shown(row), key
+        return dict(row), key
 
     async def _count_keys(self, connection: DatabaseConnection, account_id: str) -> tuple[int, int, int]:
         """How many keys the account may have, how many it has, and how many more of them end because they were rotated.
@@ -234,7 +232,7 @@ class KeyStore:
                 state = "expired" if old["status"] == "active" else old["status"]
                 raise InvalidRequest(f"key {key_id} is {state}: only an active key can be rotated", reason="state")
             await connection.execute(sql.keys.expire_key, key_id, float(overlap_s))
-        return _shown(row), key
+        return dict(row), key
 
     async def set_key_status(self, key_id: str, status: str) -> KeyRow:
         await self.read_key(key_id)
@@ -304,7 +302,7 @@ class KeyStore:
 
     async def _rows(self, query: str, *values: Any) -> list[KeyRow]:
         async with self._pool.connection() as connection:
-            return [_shown(row) for row in await connection.fetch(query, *values)]
+            return [dict(row) for row in await connection.fetch(query, *values)]
 
     async def _row(self, query: str, *values: Any, absent: str = "no such row") -> KeyRow:
         rows = await self._rows(query, *values)
@@ -333,10 +331,6 @@ async def _claim_for_account(connection: DatabaseConnection, email: str, account
             param="email",
         )
     await claim_email(connection, email, account_id)
-
-
-def _shown(row: asyncpg.Record) -> KeyRow:
-    return {name: value for name, value in row.items() if name not in _HIDDEN}
 
 
 def _text(value: str, name: str) -> str:

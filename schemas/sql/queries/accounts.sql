@@ -2,7 +2,8 @@
 -- A limit of null or -1 means the plan's.
 insert into accounts (id, name, email, plan, requests_per_second, units_per_second, requests_per_day)
 values ($1, $2, $3, $4, nullif($5::integer, -1), nullif($6::integer, -1), nullif($7::bigint, -1))
-returning *;
+returning id, name, email, plan, requests_per_second, units_per_second, requests_per_day, created_at, disabled,
+    record_params, changed_at, slot;
 
 -- lock_emails
 -- Serialise changes of email addresses until the end of the transaction.
@@ -18,17 +19,22 @@ select exists (select from accounts where lower(email) = lower($1) and id is dis
 select id, account_id from members where lower(email) = lower($1);
 
 -- list_accounts
-select a.*, (
+select a.id, a.name, a.email, a.plan, a.requests_per_second, a.units_per_second, a.requests_per_day, a.created_at,
+    a.disabled, a.record_params, a.changed_at, a.slot, (
     select count(*) from keys k
     where k.account_id = a.id and k.status = 'active' and (k.expires_at is null or k.expires_at > now())
 ) as active_keys
 from accounts a order by a.created_at, a.id;
 
 -- read_account
-select * from accounts where id = $1;
+select id, name, email, plan, requests_per_second, units_per_second, requests_per_day, created_at, disabled, record_params,
+    changed_at, slot
+from accounts where id = $1;
 
 -- find_account_by_email
-select * from accounts where lower(email) = lower($1) order by created_at limit 1;
+select id, name, email, plan, requests_per_second, units_per_second, requests_per_day, created_at, disabled, record_params,
+    changed_at, slot
+from accounts where lower(email) = lower($1) order by created_at limit 1;
 
 -- update_account
 -- Null keeps a value; a limit of -1 restores the plan's.
@@ -42,7 +48,8 @@ update accounts set
     disabled = coalesce($8, disabled),
     record_params = coalesce($9, record_params)
 where id = $1
-returning *;
+returning id, name, email, plan, requests_per_second, units_per_second, requests_per_day, created_at, disabled,
+    record_params, changed_at, slot;
 
 -- change_email
 -- The address of a person: an account's first owner or a member.
@@ -92,7 +99,8 @@ with keys_end as (
     delete from requests where account = $1
 )
 update accounts set name = 'deleted', email = '', disabled = true where id = $1
-returning *;
+returning id, name, email, plan, requests_per_second, units_per_second, requests_per_day, created_at, disabled,
+    record_params, changed_at, slot;
 
 -- count_accounts
 select count(*) from accounts a
@@ -104,7 +112,8 @@ where $1 = '' or position(lower($1) in lower(a.id || ' ' || a.name || ' ' || a.e
 -- page_accounts
 -- Accounts whose id, name, email address, member or key matches the text, or that sent the request with this id, newest first,
 -- with today's requests and leased quota.
-select a.*, (
+select a.id, a.name, a.email, a.plan, a.requests_per_second, a.units_per_second, a.requests_per_day, a.created_at,
+    a.disabled, a.record_params, a.changed_at, a.slot, (
     select count(*) from keys k
     where k.account_id = a.id and k.status = 'active' and (k.expires_at is null or k.expires_at > now())
 ) as active_keys,

@@ -13,7 +13,9 @@ on conflict (account_id) do update set
     kinds = excluded.kinds, error_percent = excluded.error_percent, by_mail = excluded.by_mail;
 
 -- read_webhook
-select * from webhooks where account_id = $1 and network = '-' and status <> 'deleted';
+select number, id, account_id, network, url, event_type, config, addresses, status, reason, secret, old_secret_until,
+    version, created_at, updated_at, test_key, fault
+from webhooks where account_id = $1 and network = '-' and status <> 'deleted';
 
 -- list_watched
 -- A page of accounts with alerts, after the one given: the day's requests, counted and leased, and the recent ones.

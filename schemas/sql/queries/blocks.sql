@@ -2,7 +2,7 @@
 insert into followed_networks (network) values ($1) on conflict do nothing;
 
 -- read_network
-select * from followed_networks where network = $1;
+select number, network, first_block, block, block_hash, indexes_holdings from followed_networks where network = $1;
 
 -- try_lead
 -- A session-level lock, released when the session ends for any reason.
@@ -25,7 +25,7 @@ select 1;
 update followed_networks
 set first_block = $2::bigint, block = $2::bigint - 1, block_hash = $3, block_time = null, fault = null, stuck = null, changed_at = now()
 where number = $1 and block is null
-returning *;
+returning network;
 
 -- move_cursor
 -- Move the cursor from one block to another. Returns no row if the cursor is elsewhere, which means that another

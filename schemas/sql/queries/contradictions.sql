@@ -15,6 +15,8 @@ delete from contradictions where id in (
 ) or at < now() - make_interval(days => $2);
 
 -- read
-select * from contradictions
+select id, at, network, method, params, kind, verified_by, upstream, operator, reply, digest, others, other_reply,
+    other_digest, reason
+from contradictions
 where ($1::text is null or network = $1) and ($2::timestamptz is null or at >= $2)
 order by at desc, id desc limit $3;

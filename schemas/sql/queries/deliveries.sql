@@ -171,7 +171,7 @@ group by table_day;
 
 -- list_deliveries
 -- A page of the deliveries in these tables, newest first. Their events are read by describe_events.
-select * from deliveries
+select event_id, state, due_at, tries, created_at, finished_at, day from deliveries
 where webhook_id = $1 and created_at >= $2 and ($3::text is null or state = $3) and table_day = any($4::date[])
 order by created_at desc, event_id limit $5 offset $6;
 
@@ -187,13 +187,13 @@ select recent.* from unnest($1::text[]) as wanted (event_id) cross join lateral 
 ) recent order by recent.event_id, recent.number;
 
 -- read_delivery
-select deliveries.*, events.type, events.block, events.test, events.body
+select event_id, state, due_at, tries, deliveries.created_at, finished_at, type, block, test, body
 from deliveries join events on events.day = deliveries.day and events.id = deliveries.event_id
 where deliveries.webhook_id = $1 and deliveries.event_id = $2;
 
 -- read_attempts
 -- The last attempts of one delivery, with what was sent and received.
-select * from (
+select number, began_at, took_ms, outcome, status, excerpt, sent, reply_headers, reply_body from (
     select * from attempts where event_id = $1 order by number desc limit $2
 ) recent order by number;
 

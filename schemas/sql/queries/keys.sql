@@ -8,7 +8,8 @@ values (
     $1, $2, $1, $3, $4, $5, $6, $7, nullif($8::integer, -1), nullif($9::integer, -1), $10, $11, $12,
     coalesce((select number from peppers where check_value = $13), 1), $14
 )
-returning *;
+returning id, account_id, lineage_id, slot, name, mode, hint, scopes, status, expires_at, requests_per_second,
+    units_per_second, allowed_ips, allowed_origins, created_at, changed_at, directives, fault;
 
 -- rotate_key
 -- The successor inherits lineage, slot, scopes, limits, allowlists and directives.
@@ -19,7 +20,8 @@ insert into keys (
 select $2, account_id, lineage_id, slot, name, mode, $3, $4, scopes, requests_per_second, units_per_second,
     allowed_ips, allowed_origins, $5, coalesce((select number from peppers where check_value = $6), 1), directives, fault
 from keys where id = $1 and status = 'active' and (expires_at is null or expires_at > now())
-returning *;
+returning id, account_id, lineage_id, slot, name, mode, hint, scopes, status, expires_at, requests_per_second,
+    units_per_second, allowed_ips, allowed_origins, created_at, changed_at, directives, fault;
 
 -- lock_keys
 -- Serialise creating keys of an account until the end of the transaction.
@@ -32,11 +34,15 @@ from keys where account_id = $1 and status <> 'revoked';
 
 -- expire_key
 update keys set expires_at = least(coalesce(expires_at, 'infinity'), now() + make_interval(secs => $2))
-where id = $1 returning *;
+where id = $1
+returning id, account_id, lineage_id, slot, name, mode, hint, scopes, status, expires_at, requests_per_second,
+    units_per_second, allowed_ips, allowed_origins, created_at, changed_at, directives, fault;
 
 -- set_key_status
 -- A revoked key stays revoked.
-update keys set status = $2 where id = $1 and status <> 'revoked' returning *;
+update keys set status = $2 where id = $1 and status <> 'revoked'
+returning id, account_id, lineage_id, slot, name, mode, hint, scopes, status, expires_at, requests_per_second,
+    units_per_second, allowed_ips, allowed_origins, created_at, changed_at, directives, fault;
 
 -- update_key
 -- Null keeps a value; a limit of -1 restores the account's, and the directive `default` the usual ones.
@@ -50,13 +56,19 @@ update keys set
     directives = case when $8::text[] = array['default'] then null else coalesce($8, directives) end,
     fault = nullif(coalesce($9, fault), '')
 where id = $1 and status <> 'revoked'
-returning *;
+returning id, account_id, lineage_id, slot, name, mode, hint, scopes, status, expires_at, requests_per_second,
+    units_per_second, allowed_ips, allowed_origins, created_at, changed_at, directives, fault;
 
 -- read_key
-select k.*, a.name as account_name, a.plan from keys k join accounts a on a.id = k.account_id where k.id = $1;
+select k.id, k.account_id, k.lineage_id, k.slot, k.name, k.mode, k.hint, k.scopes, k.status, k.expires_at,
+    k.requests_per_second, k.units_per_second, k.allowed_ips, k.allowed_origins, k.created_at, k.changed_at, k.directives,
+    k.fault, a.name as account_name, a.plan
+from keys k join accounts a on a.id = k.account_id where k.id = $1;
 
 -- list_keys
-select k.*, a.name as account_name, a.plan
+select k.id, k.account_id, k.lineage_id, k.slot, k.name, k.mode, k.hint, k.scopes, k.status, k.expires_at,
+    k.requests_per_second, k.units_per_second, k.allowed_ips, k.allowed_origins, k.created_at, k.changed_at, k.directives,
+    k.fault, a.name as account_name, a.plan
 from keys k join accounts a on a.id = k.account_id
 where ($1::text is null or k.account_id = $1)
 order by k.created_at, k.id;

@@ -18,11 +18,15 @@ where network = $1 and hash = $2 and lineage_id = $3
 
 -- read_operation
 -- Any key can read it: operations on the chain are public.
-select * from operations where network = $1 and hash = $2 order by seen_at limit 1;
+select network, hash, lineage_id, key_id, entry_point, sender, nonce, operation, status, error, block, block_hash,
+    transaction, cost_wei, seen_at, changed_at, seen_block
+from operations where network = $1 and hash = $2 order by seen_at limit 1;
 
 -- list_operations
 -- Operations of one key, or of all.
-select * from operations where ($1::text is null or lineage_id = $1) order by seen_at desc limit $2;
+select network, hash, lineage_id, key_id, entry_point, sender, nonce, operation, status, error, block, block_hash,
+    transaction, cost_wei, seen_at, changed_at, seen_block
+from operations where ($1::text is null or lineage_id = $1) order by seen_at desc limit $2;
 
 -- mark_included
 update operations o set

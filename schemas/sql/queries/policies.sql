@@ -6,7 +6,7 @@ insert into gas_policies (
 )
 select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13
 where (select count(*) from gas_policies where account_id = $2 and status <> 'deleted') < $14::bigint
-returning *;
+returning id, account_id, network, name, rules, status, revision, created_at, updated_at;
 
 -- lock_policies
 -- Serialise creation per account until the end of the transaction: two concurrent inserts could both take the last
@@ -14,7 +14,7 @@ returning *;
 select pg_advisory_xact_lock(hashtextextended('policies of ' || $1, 0));
 
 -- read_policy
-select * from gas_policies
+select id, account_id, network, name, rules, status, revision, created_at, updated_at from gas_policies
 where id = $1 and ($2::text is null or account_id = $2) and status <> 'deleted';
 
 -- list_policies
@@ -53,7 +53,7 @@ update gas_policies set
     revision = revision + 1,
     updated_at = now()
 where id = $1 and account_id = $2 and status <> 'deleted' and revision = $13
-returning *;
+returning id, account_id, network, name, rules, status, revision, created_at, updated_at;
 
 -- delete_policy
 -- The row stays, hidden: existing sponsorships are still settled.

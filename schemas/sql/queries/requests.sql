@@ -26,7 +26,9 @@ where not coalesce(held.is_erased, false);
 
 -- read_request
 -- The newest record with this id, ours or the client's, of one account or of all, of one key or of all.
-select * from requests
+select at, id, account, key, network, surface, method, status, reason, units, cache, ms, bytes, block, error, blame,
+    attempts, params, code, client_id
+from requests
 where (id = $1 or client_id = $1 and client_id <> '') and ($2::text is null or account = $2) and ($3::text is null or key = $3)
 order by at desc limit 1;
 
@@ -47,7 +49,9 @@ where ($1::text is null or account = $1) and ($2::text is null or network = $2) 
 limit 10001) found;
 
 -- page_requests
-select * from requests
+select at, id, account, key, network, surface, method, status, reason, units, cache, ms, bytes, block, error, blame,
+    attempts, params, code, client_id
+from requests
 where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
     and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
     and ($7::timestamptz is null or at > $7) and ($8::timestamptz is null or at <= $8) and ($9::text is null or code = $9)

@@ -3,18 +3,21 @@
 select create_wallet($1, $2, $3, $4, $5, $6, $7, $8, $9);
 
 -- read_wallet
-select * from wallets where lineage_id = $1 and network = $2 and address = $3;
+select network, address, owner, salt, version, factory, created_at, deployed_at, deploy_tx, deploy_block, deploy_block_hash
+from wallets where lineage_id = $1 and network = $2 and address = $3;
 
 -- find_wallets
 -- Wallets of a lineage at this address, on any network.
-select * from wallets where lineage_id = $1 and address = $2 order by created_at, network;
+select network, address, owner, salt, version, factory, created_at, deployed_at, deploy_tx, deploy_block, deploy_block_hash
+from wallets where lineage_id = $1 and address = $2 order by created_at, network;
 
 -- wallet_version
 -- The version follows from the address, so it is the same for every lineage.
 select version from wallets where network = $1 and address = $2 limit 1;
 
 -- list_wallets
-select * from wallets
+select network, address, owner, salt, version, factory, created_at, deployed_at, deploy_tx, deploy_block, deploy_block_hash
+from wallets
 where lineage_id = $1 and ($2::text is null or network = $2)
 order by created_at desc, address
 limit $3 offset $4;

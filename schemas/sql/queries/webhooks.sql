@@ -37,13 +37,17 @@ returning number, id, account_id, network, url, event_type, config, addresses, s
     created_at, updated_at, test_key, fault;
 
 -- read_webhook
-select * from webhooks where id = $1 and account_id = $2 and status <> 'deleted' and network <> '-';
+select number, id, account_id, network, url, event_type, config, addresses, status, reason, secret, old_secret_until,
+    version, created_at, updated_at, test_key, fault
+from webhooks where id = $1 and account_id = $2 and status <> 'deleted' and network <> '-';
 
 -- read_addresses
 select address from watched_addresses where webhook = $1 order by address;
 
 -- list_webhooks
-select * from webhooks
+select number, id, account_id, network, url, event_type, config, addresses, status, reason, secret, old_secret_until,
+    version, created_at, updated_at, test_key, fault
+from webhooks
 where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted' and network <> '-'
 order by created_at desc, id limit $4 offset $5;
 
