@@ -8,9 +8,6 @@ affect the webhook.
 
 from __future__ import annotations
 
-import re
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Literal, NamedTuple
 
 Format = Literal["A", "B"]
@@ -26,8 +23,6 @@ SCHEDULES: dict[Format, tuple[int, ...]] = {
 }
 # The longest pause that a receiver may ask for.
 LONGEST_S = 1 * DAY
-
-_SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 class AttemptVerdict(NamedTuple):
@@ -77,16 +72,3 @@ def pause_s(
 def format_of(event_type: str) -> Format:
     """The case of an event type picks the format, its headers and its schedule."""
     return "A" if event_type.islower() else "B"
-
-
-def retry_after(text: str, now: float) -> float:
-    """The seconds that a Retry-After header asks to wait (RFC 9110, 10.2.3); 0 if it is not valid."""
-    text = text.strip()
-    if _SECONDS.fullmatch(text):
-        return float(text)
-    try:
-        moment = parsedate_to_datetime(text)
-    except (ValueError, OverflowError):
-        return 0.0
-    # RFC 9110, 5.6.7: HTTP dates are in GMT.
-    return max(0.0, moment.replace(tzinfo=moment.tzinfo or UTC).timestamp() - now)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 import time
-from email.utils import mktime_tz, parsedate_tz
 from functools import lru_cache
 from typing import Literal
+
+from proxy.core.retry_after import retry_after_s
 
 CHUNKED = -1
 UNTIL_CLOSE = -2
@@ -67,15 +68,7 @@ class ReplyHead:
 
     @property
     def retry_after_s(self) -> int:
-        """RFC 9110, 10.2.3: seconds or a date. 0 if the header is missing or invalid."""
-        text = self.retry_after
-        if text.isdigit():
-            return int(text) if len(text) < 6 else 0
-        try:
-            date = parsedate_tz(text.decode("ascii"))
-            return max(0, math.ceil(mktime_tz(date) - time.time())) if date else 0
-        except (ValueError, OverflowError, TypeError):
-            return 0
+        return math.ceil(retry_after_s(self.retry_after.decode("latin-1"), time.time())) if self.retry_after else 0
 
 
 def read_head(head: bytes) -> ReplyHead:

@@ -16,6 +16,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, DummyCookieJar
 from yarl import URL
 
 from proxy.core import units
+from proxy.core.retry_after import retry_after_s
 
 # The reply for 500 tokens has 40 KB.
 LARGEST = 1 << 20
@@ -100,8 +101,8 @@ class PriceApi:
             return body
 
     def _stay_away(self, retry_after: str) -> None:
-        if retry_after.isascii() and retry_after.isdecimal():
-            self._away_until = self._clock() + min(float(retry_after), LONGEST_AWAY_S)
+        if away_s := retry_after_s(retry_after, time.time()):
+            self._away_until = self._clock() + min(away_s, LONGEST_AWAY_S)
 
     async def close(self) -> None:
         if self._session is not None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.core import attempts
 from proxy.core.attempts import Format
+from proxy.core.retry_after import retry_after_s
 
 NOW = 1_768_469_400.0  # 2026-01-15T09:30:00Z
 MINUTE, HOUR = 60, 3600
@@ -53,18 +54,18 @@ def test_case_of_the_type_picks_the_format(event_type: str, form: Format) -> Non
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "1.5", "Tue, 99 Foo 2026 00:00:00 GMT", "9" * 12, "１２"])
 def test_retry_after_that_says_nothing_asks_for_nothing(text: str) -> None:
-    assert attempts.retry_after(text, NOW) == 0.0
+    assert retry_after_s(text, NOW) == 0.0
 
 
 def test_retry_after_in_seconds() -> None:
-    assert attempts.retry_after(" 120 ", NOW) == 120.0
+    assert retry_after_s(" 120 ", NOW) == 120.0
 
 
 @given(st.integers(0, 4_000_000_000))
 def test_retry_after_as_a_date_is_what_the_standard_library_reads(seconds: int) -> None:
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     text = format_datetime(moment, usegmt=True)
-    assert attempts.retry_after(text, NOW) == max(0.0, seconds - NOW)
+    assert retry_after_s(text, NOW) == max(0.0, seconds - NOW)
 
 
 _PARTS = st.sampled_from(
@@ -74,4 +75,4 @@ _PARTS = st.sampled_from(
 
 @given(st.one_of(st.text(max_size=40), st.lists(_PARTS, max_size=8).map(" ".join)))
 def test_no_retry_after_raises_or_asks_for_less_than_nothing(text: str) -> None:
-    assert attempts.retry_after(text, NOW) >= 0.0
+    assert retry_after_s(text, NOW) >= 0.0

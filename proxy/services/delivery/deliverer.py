@@ -24,6 +24,7 @@ from proxy.core.attempts import Format
 from proxy.core.iso_time import iso_millis
 from proxy.core.lanes import Lanes, receiver_of
 from proxy.core.lru_cache import LruCache
+from proxy.core.retry_after import retry_after_s
 from proxy.errors import Unavailable
 from proxy.store.postgres.bad_rows import BadRows
 from proxy.store.postgres.deliveries import LEASE_S, AttemptResult, ClaimedDelivery, DeliveryStore, DueWebhooks
@@ -364,7 +365,7 @@ class Deliverer:
             form,
             claimed.tries,
             reply.status,
-            wait_s=attempts.retry_after(reply.retry_after, self._now()),
+            wait_s=retry_after_s(reply.retry_after, self._now()),
             test=claimed.test,
             schedule=self._schedules[form],
         )
