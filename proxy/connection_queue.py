@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections import deque
 from collections.abc import AsyncIterator
 
 from proxy.core.fair_places import FairPlaces
+from proxy.core.round_robin import RoundRobin
 
 # The process itself: loops that no request waits for.
 OWN_WORK = ""
@@ -27,12 +27,10 @@ class ConnectionQueue:
     def __init__(self, size: int, *, per_client: int) -> None:
         self._per_client = per_client
         self._places = FairPlaces(size, per_client=sys.maxsize)
-        # In the order of their next turns.
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting: RoundRobin[asyncio.Future[None]] = RoundRobin()
 
     def __repr__(self) -> str:
-        waiting = sum(map(len, self._waiting.values()))
-        return f"<ConnectionQueue {self._places.free} free, {len(self._places)} held, {waiting} waiting>"
+        return f"<ConnectionQueue {self._places.free} free, {len(self._places)} held, {len(self._waiting)} waiting>"
 
     @contextlib.asynccontextmanager
     async def turn(self, client: str, *, within_s: float | None = None) -> AsyncIterator[None]:
@@ -62,14 +60,14 @@ class ConnectionQueue:
 
     def request(self, client: str) -> asyncio.Future[None] | None:
         """Take a connection and return None, or join the client's queue and return the future of its turn."""
-        queue = self._waiting.get(client, ())
-        if client != OWN_WORK and self._places.held_by(client) + len(queue) >= self._per_client:
+        waiting = self._waiting.count_of(client)
+        if client != OWN_WORK and self._places.held_by(client) + waiting >= self._per_client:
             raise TooManyWaiting
-        if not queue and self._may_hold_one_more(client):
+        if not waiting and self._may_hold_one_more(client):
             self._places.take_anyway(client)
             return None
         turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(client, deque()).append(turn)
+        self._waiting.add(client, turn)
         return turn
 
     def _withdraw(self, client: str, turn: asyncio.Future[None]) -> None:
@@ -77,21 +75,14 @@ class ConnectionQueue:
         if turn.done() and not turn.cancelled():
             self.leave(client)
             return
-        queue = self._waiting.get(client, deque())
-        with contextlib.suppress(ValueError):  # It was passed over already.
-            queue.remove(turn)
-        if not queue:
-            self._waiting.pop(client, None)
+        self._waiting.discard(client, turn)
 
     def _may_hold_one_more(self, client: str) -> bool:
         return self._places.free > 0 if client == OWN_WORK else self._places.has_one_for(client)
 
     def _serve(self) -> None:
         while (client := next(filter(self._may_hold_one_more, self._waiting), None)) is not None:
-            queue = self._waiting.pop(client)
-            turn = queue.popleft()
-            if queue:
-                self._waiting[client] = queue
+            turn = self._waiting.pop(client)
             if turn.cancelled():  # It timed out, and its task runs next.
                 continue
             self._places.take_anyway(client)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 
 from proxy.core.access import place_of
+from proxy.core.round_robin import RoundRobin
 from proxy.tasks import client_of_task
 
 # Time for steps in one turn of the loop. A call of another client waits for two turns at most: once with its request, once
@@ -31,18 +31,13 @@ class TurnQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._is_scheduled = False
-        # In the order of their next turns.
-        self._waiting: dict[str, deque[Step]] = {}
+        self._waiting: RoundRobin[Step] = RoundRobin()
 
     def __repr__(self) -> str:
-        return f"<TurnQueue {sum(map(len, self._waiting.values()))} steps of {len(self._waiting)} clients>"
+        return f"<TurnQueue {self._waiting!r}>"
 
     def add(self, client: str, step: Step) -> None:
-        client = place_of(client)
-        steps = self._waiting.get(client)
-        if steps is None:
-            steps = self._waiting[client] = deque()
-        steps.append(step)
+        self._waiting.add(place_of(client), step)
         self._schedule()
 
     async def wait(self, client: str) -> None:
@@ -67,18 +62,10 @@ class TurnQueue:
         self._is_scheduled = False
         end = time.monotonic() + SLICE_S
         try:
-            while self._waiting and not self._pop()() and time.monotonic() < end:
+            while self._waiting and not self._waiting.pop_next()() and time.monotonic() < end:
                 pass
         finally:
             self._schedule()
-
-    def _pop(self) -> Step:
-        client = next(iter(self._waiting))
-        steps = self._waiting.pop(client)
-        step = steps.popleft()
-        if steps:
-            self._waiting[client] = steps
-        return step
 
 
 # The queue for the request that the current task serves.

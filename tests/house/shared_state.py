@@ -33,8 +33,8 @@ CONTAINERS = {
 # These are shared places whether or not something is put into them. Reading a Counter or a defaultdict adds an entry.
 ALWAYS = {
     *("BoundedSemaphore", "Condition", "Counter", "LifoQueue", "Lock", "PriorityQueue", "ProcessPoolExecutor", "Queue"),
-    *("RLock", "Semaphore", "SimpleMemoryCache", "SimpleQueue", "ThreadPoolExecutor", "cache", "defaultdict"),
-    *("lru_cache", "mmap"),
+    *("RLock", "RoundRobin", "Semaphore", "SimpleMemoryCache", "SimpleQueue", "ThreadPoolExecutor", "cache"),
+    *("defaultdict", "lru_cache", "mmap"),
 }
 GROWING = {
     *("add", "append", "appendleft", "extend", "insert", "put", "put_nowait", "setdefault", "update"),

@@ -52,6 +52,7 @@ BY_ACCOUNT = {
     "store/valkey/lease_keeper:SlotAsks": "the calls of one account that wait for its lease",
     "store/shared_memory/leased_windows:LeasedWindows": "the rates of each account and key",
     "store/postgres/pool:Pool._queue": "a client holds no more connections than are free",
+    "core/round_robin:RoundRobin": "clients have a queue each, and take turns",
     "turn_queue:TurnQueue": "clients have a queue each, and take turns",
     "web/fault_injection:FaultInjection": "128 requests of an account, and no more than are free",
     "web/front/connection_limiter:ConnectionLimiter": "connections of each address, `connections_per_address`",

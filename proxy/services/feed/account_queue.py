@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import Generic, TypeVar
+
+from proxy.core.round_robin import RoundRobin
 
 T = TypeVar("T")
 
 
 class AccountQueue(Generic[T]):
     def __init__(self) -> None:
-        # In the order of their next turns.
-        self._waiting: dict[str, deque[T]] = {}
+        self._waiting: RoundRobin[T] = RoundRobin()
         self._wake = asyncio.Event()
 
     def __repr__(self) -> str:
-        return f"<AccountQueue {sum(map(len, self._waiting.values()))} of {len(self._waiting)} accounts>"
+        return f"<AccountQueue {self._waiting!r}>"
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return len(self._waiting)
 
     def put(self, account: str, item: T) -> None:
-        self._waiting.setdefault(account, deque()).append(item)
+        self._waiting.add(account, item)
         self._wake.set()
 
     async def get(self) -> T:
@@ -32,9 +32,4 @@ class AccountQueue(Generic[T]):
         return self.get_nowait()
 
     def get_nowait(self) -> T:
-        account = next(iter(self._waiting))
-        queue = self._waiting.pop(account)
-        item = queue.popleft()
-        if queue:
-            self._waiting[account] = queue
-        return item
+        return self._waiting.pop_next()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 
 from proxy.core.fair_places import FairPlaces
+from proxy.core.round_robin import RoundRobin
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Flight
 
@@ -27,8 +27,8 @@ class RestWaits:
     """The waiting calls of one network."""
 
     def __init__(self) -> None:
-        # By account, in the order of their next turns: each call, and when it gives up.
-        self._waiting: dict[str, deque[tuple[Dispatcher, Flight, float]]] = {}
+        # By account: each call, and when it gives up.
+        self._waiting: RoundRobin[tuple[Dispatcher, Flight, float]] = RoundRobin()
         self._places = FairPlaces(MOST_WAITING, per_client=MOST_OF_ACCOUNT)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -44,7 +44,7 @@ class RestWaits:
         may_help = now < until and any(each.is_limited(now) and each.may_serve(method) for each in members)
         if not may_help or not self._places.take(flight.client):
             return False
-        self._waiting.setdefault(flight.client, deque()).append((dispatcher, flight, until))
+        self._waiting.add(flight.client, (dispatcher, flight, until))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._release)
         return True
@@ -54,13 +54,12 @@ class RestWaits:
         self._timer = None
         now = time.monotonic()
         for client in [*self._waiting]:
-            while (queue := self._waiting.get(client)) and (queue[0][1].done or queue[0][2] <= now):
+            while (first := self._waiting.first_of(client)) and (first[1].done or first[2] <= now):
                 dispatcher, flight = self._pop(client)
                 if not flight.done:
                     dispatcher.refuse(flight)
         while self._waiting:
-            client = next(iter(self._waiting))
-            dispatcher, flight, _ = self._waiting[client][0]
+            client, (dispatcher, flight, _) = self._waiting.next()
             upstream = None if flight.done else dispatcher.choose(flight.call, now, flight.call.excluded)
             if upstream is None and not flight.done:
                 break
@@ -72,10 +71,6 @@ class RestWaits:
             self._timer = asyncio.get_running_loop().call_later(CHECK_S, self._release)
 
     def _pop(self, client: str) -> tuple[Dispatcher, Flight]:
-        """The next call of the account, whose next turn comes after those of others."""
-        queue = self._waiting.pop(client)
-        dispatcher, flight, _ = queue.popleft()
-        if queue:
-            self._waiting[client] = queue
+        dispatcher, flight, _ = self._waiting.pop(client)
         self._places.give_back(client)
         return dispatcher, flight
