@@ -17,8 +17,8 @@ import aiohttp
 import asyncpg
 import uvloop
 
+from proxy.core.delivery_concurrency import Lanes
 from proxy.core.egress import EgressPolicy
-from proxy.core.lanes import Lanes
 from proxy.services.delivery.deliverer import Deliverer
 from proxy.settings import load_tables
 from proxy.store.postgres import migrate

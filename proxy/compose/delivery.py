@@ -10,7 +10,7 @@ import logging
 import secrets
 
 from proxy.compose.fleet import link_to
-from proxy.core.lanes import Lanes
+from proxy.core.delivery_concurrency import Lanes
 from proxy.errors import Unavailable
 from proxy.services.delivery.alert_watch import AlertWatch
 from proxy.services.delivery.deliverer import Deliverer

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from proxy.core import attempts, signatures
 from proxy.core.attempts import Format
+from proxy.core.delivery_concurrency import Lanes
 from proxy.core.egress import EgressPolicy
-from proxy.core.lanes import Lanes
 from proxy.services.delivery.deliverer import Deliverer
 from proxy.store.postgres.deliveries import DeliveryStore
 from proxy.store.postgres.notices import Notices

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from proxy.core import signatures
 from proxy.core.attempts import Format
-from proxy.core.lanes import receiver_of
+from proxy.core.delivery_concurrency import receiver_of
 from proxy.core.signatures import matches
 from proxy.store.postgres.secrets import Vault
 from proxy.tasks import Tasks

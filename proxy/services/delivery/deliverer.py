@@ -1,7 +1,7 @@
 """Deliver webhook events: claim them, sign them, post them, and store the results.
 
-One loop claims due deliveries, as many as the lanes have slots for (see core/lanes). Each attempt is a task. Another loop
-stores the results, all that have finished since the last time in one statement. A delivery keeps its slot until its result
+One loop claims due deliveries, as many as the lanes have slots for (core/delivery_concurrency). Each attempt is a task. Another
+loop stores the results, all that have finished since the last time in one statement. A delivery keeps its slot until its result
 is stored, so a crash repeats at most the attempts in progress. The queue is in Postgres, not here, so its length costs no
 memory.
 
@@ -21,8 +21,8 @@ from typing import Protocol
 from proxy import telemetry
 from proxy.core import attempts, signatures, webhook_faults
 from proxy.core.attempts import Format
+from proxy.core.delivery_concurrency import Lanes, receiver_of
 from proxy.core.iso_time import iso_millis
-from proxy.core.lanes import Lanes, receiver_of
 from proxy.core.lru_cache import LruCache
 from proxy.core.retry_after import retry_after_s
 from proxy.errors import Unavailable

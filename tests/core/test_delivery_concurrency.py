@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from proxy.core.lanes import Lanes, receiver_of
+from proxy.core.delivery_concurrency import Lanes, receiver_of
 
 
 def alone(names: Iterable[str]) -> dict[str, str]:
