@@ -15,7 +15,7 @@ import asyncio
 import time
 from typing import Final, final
 
-from proxy.core import jsonrpc, outline
+from proxy.core import jsonrpc, large_envelope
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MalformedCall
 from proxy.errors import Fault, RequestTimeout
@@ -264,7 +264,7 @@ class FrontConnection(asyncio.Protocol):
 
     def _serve_large(self, head: RequestHead, data: bytes, start: int) -> None:
         """Skip the short path: it would save less than another copy of a large body costs."""
-        call = outline.read_call(data, start)
+        call = large_envelope.read_call(data, start)
         self._serve_in_full(head, b"" if call else data[start:], None, call=call)
 
     def _serve_in_full(

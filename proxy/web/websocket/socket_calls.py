@@ -13,7 +13,7 @@ from functools import partial
 
 import msgspec
 
-from proxy.core import fault_plans, jsonrpc, outline
+from proxy.core import fault_plans, jsonrpc, large_envelope
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall
 from proxy.core.verification import VERIFICATIONS
@@ -244,7 +244,7 @@ class SocketCall(CallerState, HeldResultWaiter):
 
     def start(self, message: bytes) -> None:
         owner = self._owner
-        call = (outline.read_call(message) if len(message) >= LARGE_MESSAGE else None) or jsonrpc.parse(message)
+        call = (large_envelope.read_call(message) if len(message) >= LARGE_MESSAGE else None) or jsonrpc.parse(message)
         owner.add(self, len(message))
         self.id = call[2]
         self._params = call[1] if owner.key.records_params else b""

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.core import jsonrpc, outline
+from proxy.core import jsonrpc, large_envelope
 from proxy.core.jsonrpc import MalformedCall
 
-LONG = "0x" + "ab" * 2 * outline.MOST_AROUND
+LONG = "0x" + "ab" * 2 * large_envelope.MOST_AROUND
 
 
 def body_of(params: str, *, method: str = '"eth_sendRawTransaction"', id_: str = "7", more: str = "") -> bytes:
@@ -26,7 +26,7 @@ def body_of(params: str, *, method: str = '"eth_sendRawTransaction"', id_: str =
     ],
 )
 def test_long_strings_come_out_as_they_went_in(params: str) -> None:
-    assert outline.read_call(body_of(params)) == ("eth_sendRawTransaction", params.encode(), b"7")
+    assert large_envelope.read_call(body_of(params)) == ("eth_sendRawTransaction", params.encode(), b"7")
 
 
 @pytest.mark.parametrize(
@@ -45,14 +45,14 @@ def test_long_strings_come_out_as_they_went_in(params: str) -> None:
         body_of(f'"{LONG}"'),
         body_of("[" + '"0x01",' * 1000 + f'"{LONG}"]'),
         body_of(f'["{LONG}","{LONG}"]'),
-        body_of(f'["0x",[{"1," * 2 * outline.MOST_AROUND}1],"0x"]'),
+        body_of(f'["0x",[{"1," * 2 * large_envelope.MOST_AROUND}1],"0x"]'),
         body_of("[" * 2000 + f'"{LONG}"' + "]" * 2000),
         b"[" + body_of(f'["{LONG}"]') + b"]",
         b"",
     ],
 )
 def test_unusual_call_is_left_to_the_parser(body: bytes) -> None:
-    assert outline.read_call(body) is None
+    assert large_envelope.read_call(body) is None
 
 
 TEXT = st.text(st.sampled_from('ab"\\\n\x7fé…{}[],:'), max_size=4)
@@ -67,7 +67,7 @@ VALUES = st.recursive(
 def test_good_calls_are_read_as_by_the_parser(before: object, after: object, ascii_only: bool, id_: str) -> None:
     params = json.dumps([before, LONG, {"data": after}], ensure_ascii=ascii_only)
     body = body_of(params, id_=id_)
-    call = outline.read_call(body)
+    call = large_envelope.read_call(body)
     is_plain = params.isascii() and "\\" not in params + id_ and params.count(LONG) == 1 and LONG not in id_
     assert (call is not None) == is_plain
     assert call is None or call == jsonrpc.parse(body)
@@ -81,13 +81,13 @@ def test_bytes_that_were_changed_are_never_read_otherwise(data: st.DataObject) -
     at = data.draw(st.integers(0, first + 4) | st.integers(last - 4, len(body)))
     put_in = data.draw(st.sampled_from([b"", b'"', b"\\", b'\\"', b"\n", b"\xff", b"[", b"}", b",", b'","id":8,"x":"']))
     changed = body[:at] + put_in + body[at + (not put_in) :]
-    call = outline.read_call(changed)
+    call = large_envelope.read_call(changed)
     if call is not None:
         assert call == jsonrpc.parse(changed)
 
 
 def test_bad_call_is_refused_by_the_parser() -> None:
     body = body_of(f'"{LONG}"')
-    assert outline.read_call(body) is None
+    assert large_envelope.read_call(body) is None
     with pytest.raises(MalformedCall):
         jsonrpc.parse(body)
