@@ -31,7 +31,7 @@ from proxy.telemetry import Tally
 from proxy.turn_queue import TurnQueue
 from proxy.wire.address import UpstreamAddress, headers_of
 from proxy.wire.http_upstream import HttpUpstream
-from proxy.wire.private_words import private_words
+from proxy.wire.redaction import private_words
 from proxy.wire.upstream import ReplyMemory, Upstream
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from proxy.wire.write_buffer import WriteBuffer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.wire.private_words import private_words
+from proxy.wire.redaction import private_words
 
 
 @pytest.mark.parametrize(
