@@ -22,7 +22,7 @@ from proxy.core.roles import PERMISSIONS, Permission
 from proxy.core.sessions import SessionKind
 from proxy.errors import InvalidRequest
 from proxy.web.body_sizes import BodySizes
-from proxy.web.refusal_words import RefusalWords, member_of, unknown_name
+from proxy.web.validation_messages import ValidationMessages, member_of, unknown_name
 
 METHODS = ("get", "post", "patch", "delete", "put")
 # Paths that also exist under /account, for signed-in account holders.
@@ -44,7 +44,7 @@ class Parameter:
     default: Any
     schema: Mapping[str, Any]
     validator: jsonschema_rs.Draft202012Validator
-    words: RefusalWords
+    words: ValidationMessages
 
     def read(self, text: str) -> Any:
         value = _cast(text, self.kind)
@@ -85,7 +85,7 @@ class ApiOperation:
     body_bytes: int | None
     # The most items of the body's lists that are longer than a step, by their path.
     longest_lists: Mapping[tuple[str, ...], int]
-    words: RefusalWords
+    words: ValidationMessages
 
     def check_path(self, given: Mapping[str, str]) -> dict[str, str]:
         """Validate the path parameters; an error names the invalid one."""
@@ -233,7 +233,7 @@ def _mirrored(paths: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _operations(document: dict[str, Any]) -> Iterator[ApiOperation]:
-    words = RefusalWords(document["components"] | document["paths"])
+    words = ValidationMessages(document["components"] | document["paths"])
     sizes = BodySizes(document["components"]["schemas"], longer_than=ITEMS_PER_STEP)
     for path, item in document["paths"].items():
         for method in METHODS:
@@ -272,7 +272,7 @@ def _permission(spec: Mapping[str, Any]) -> Permission | None:
     return found
 
 
-def _parameter(document: dict[str, Any], spec: dict[str, Any], words: RefusalWords) -> Parameter:
+def _parameter(document: dict[str, Any], spec: dict[str, Any], words: ValidationMessages) -> Parameter:
     schema, whole = _resolved(document, spec["schema"]), _with_components(document, spec["schema"])
     return Parameter(
         spec["name"],

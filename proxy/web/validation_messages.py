@@ -29,13 +29,13 @@ _TYPES = {
 _Kinds = jsonschema_rs.ValidationErrorKind
 
 
-class RefusalWords:
+class ValidationMessages:
     def __init__(self, document: dict[str, Any]) -> None:
         """`document`: the parts of the API spec that have schemas."""
         self._forms = dict(_forms(document))
 
     def __repr__(self) -> str:
-        return f"<RefusalWords {len(self._forms)} forms>"
+        return f"<ValidationMessages {len(self._forms)} forms>"
 
     def of(self, error: jsonschema_rs.ValidationError, schema: Mapping[str, Any]) -> str:
         """`schema`: the one that the error is from."""
