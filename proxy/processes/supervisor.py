@@ -25,12 +25,12 @@ from pathlib import Path
 from typing import Literal
 
 from proxy.errors import StartError
+from proxy.processes.control_messages import LEAVING_LINE
 from proxy.processes.fork_server import METRICS, ForkRequest
 from proxy.processes.listening_sockets import unattended_line
 from proxy.processes.process_starter import ProcessStarter
 from proxy.processes.run_directory import RunDirectory
 from proxy.processes.supervised_process import STOP_GRACE_S, SupervisedProcess, WorkerFailed
-from proxy.processes.supervisor_lines import LEAVING_LINE
 from proxy.settings import Certificates, Settings, file_versions, read_certificates
 from proxy.store.postgres.local_copy import CopyDirectory
 from proxy.store.shared_memory import host_memory, windows

@@ -20,10 +20,10 @@ from proxy import telemetry
 from proxy.compose.app import App, preload_files
 from proxy.compose.fleet import windows_of
 from proxy.errors import Unavailable
+from proxy.processes.control_messages import CERTIFICATES, LEAVING, UNATTENDED, ControlMessages
 from proxy.processes.listening_sockets import ListeningSockets
 from proxy.processes.slow_steps import SlowSteps
 from proxy.processes.supervised_process import BEAT, BEAT_S, READY, STOP_GRACE_S
-from proxy.processes.supervisor_lines import CERTIFICATES, LEAVING, UNATTENDED, SupervisorLines
 from proxy.settings import Certificates, Settings, Tables
 from proxy.store.postgres.local_copy import CopyDirectory
 from proxy.store.shared_memory.host_memory import HostMemory
@@ -86,7 +86,7 @@ def _next_line() -> bytes:
 
 async def _serve(sockets: ListeningSockets, build: Callable[[], App]) -> None:
     app = build()
-    lines = SupervisorLines(
+    lines = ControlMessages(
         {
             UNATTENDED: sockets.set_unattended,
             CERTIFICATES: lambda line: app.renew_certificates(Certificates.of_line(line)),

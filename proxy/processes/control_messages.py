@@ -10,7 +10,7 @@ UNATTENDED, CERTIFICATES, LEAVING = b"[", b"{", b"t"
 LEAVING_LINE = b"true\n"
 
 
-class SupervisorLines:
+class ControlMessages:
     def __init__(self, handlers: Mapping[bytes, Callable[[bytes], None]]) -> None:
         """`handlers`: by the first byte of their lines."""
         self._handlers = handlers
@@ -18,7 +18,7 @@ class SupervisorLines:
         self._rest = b""
 
     def __repr__(self) -> str:
-        return f"<SupervisorLines {len(self._rest)} bytes of a line>"
+        return f"<ControlMessages {len(self._rest)} bytes of a line>"
 
     def feed(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
