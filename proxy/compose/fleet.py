@@ -20,7 +20,7 @@ from proxy.store.shared_memory.leased_windows import LeasedWindows
 from proxy.store.shared_memory.windows import SharedWindows, UnsharedWindows, Windows
 from proxy.store.valkey.fleet_counts import FleetCounts
 from proxy.store.valkey.fleet_failures import FleetFailures
-from proxy.store.valkey.lease_keeper import LeaseKeeper
+from proxy.store.valkey.lease_client import LeaseClient
 from proxy.store.valkey.live_hosts import LiveHosts
 from proxy.store.valkey.upstream_leases import UpstreamLeases
 from proxy.store.valkey.valkey_address import TAG, address_of
@@ -50,8 +50,8 @@ def link_to(url: str) -> ValkeyLink:
     return ValkeyLink(address_of(url), FUNCTIONS.read_text())
 
 
-def account_leases(link: ValkeyLink, windows: LeasedWindows) -> LeaseKeeper:
-    return LeaseKeeper(link, windows, lambda slot: f"{TAG}:lease:{slot}")
+def account_leases(link: ValkeyLink, windows: LeasedWindows) -> LeaseClient:
+    return LeaseClient(link, windows, lambda slot: f"{TAG}:lease:{slot}")
 
 
 class UpstreamLimits:
@@ -70,7 +70,7 @@ class UpstreamLimits:
 
     def start(self, tasks: Tasks) -> None:
         tasks.start("valkey for upstreams", self._link.run)
-        tasks.start("upstream leases", self.leases.keeper.run)
+        tasks.start("upstream leases", self.leases.client.run)
         tasks.start("hosts", self._hosts.run)
 
 
@@ -102,8 +102,8 @@ class FleetFeature:
             "state": "up" if self.link.is_up else "away",
             "round_trip_ms": round(self.link.round_trip_s * 1000, 3),
             "hosts": self.hosts(),
-            "leases": len(self.leases) + len(self.upstreams.keeper),
-            "asked": self.leases.asked + self.upstreams.keeper.asked,
+            "leases": len(self.leases) + len(self.upstreams.client),
+            "asked": self.leases.asked + self.upstreams.client.asked,
         }
 
     async def _measure(self) -> None:
@@ -126,7 +126,7 @@ class FleetFeature:
         await self._hosts.renew()
         await self.heads.start({name: route.state for name, route in networks.routes.items()})
         tasks.start("leases", self.leases.run)
-        tasks.start("upstream leases", self.upstreams.keeper.run)
+        tasks.start("upstream leases", self.upstreams.client.run)
         tasks.start("presence", self._hosts.run)
         tasks.start("fleet counts", self.counts.run)
         tasks.start("fleet failures", self.failures.run)

@@ -30,7 +30,7 @@ from proxy.store.shared_memory.lease_records import (
 )
 from proxy.store.shared_memory.leased_windows import ASK, LeasedWindows
 from proxy.store.valkey import valkey_link
-from proxy.store.valkey.lease_keeper import LEASE
+from proxy.store.valkey.lease_client import LEASE
 from proxy.store.valkey.live_hosts import LiveHosts
 from proxy.tasks import Tasks
 from tests.redis_server import redis_server, require_redis

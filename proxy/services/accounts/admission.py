@@ -21,7 +21,7 @@ from proxy.services.accounts.keyring import Keyring
 from proxy.services.accounts.quotas import Quotas
 from proxy.store.shared_memory.bucket_table import SharedBucketTable
 from proxy.store.shared_memory.windows import Windows
-from proxy.store.valkey.lease_keeper import LeaseKeeper
+from proxy.store.valkey.lease_client import LeaseClient
 
 # An address may fail this long at its rate before it has to wait.
 ALLOWANCE_S = 60.0
@@ -68,7 +68,7 @@ class Admission:
         windows: Windows,
         quotas: Quotas,
         failures: AuthFailures,
-        leases: LeaseKeeper | None = None,
+        leases: LeaseClient | None = None,
     ) -> None:
         """`leases`: leases parts of limits that all hosts share."""
         self._leases = leases
@@ -146,7 +146,7 @@ class Admission:
         self._leases.hint(*self._need(self._leases, key, requests, units))
         return LeasePending(refusal.message, retry_after_s=1, wait_s=LEASE_PAUSE_S, reason="rate")
 
-    def _need(self, leases: LeaseKeeper, key: Key, requests: int, units: int) -> tuple[int, tuple[float, float]]:
+    def _need(self, leases: LeaseClient, key: Key, requests: int, units: int) -> tuple[int, tuple[float, float]]:
         """The slot of the limit that a request has to wait for, and the tokens it needs."""
         limit = key.rate if key.own_rate is None else leases.lacking(key.rate, key.own_rate, requests, units)
         return limit.slot, (requests * limit.request_s, units * limit.unit_s)

@@ -1,7 +1,7 @@
 """Buckets that all hosts share: tokens are leased from Valkey, kept in the memory of the host, and spent without asking.
 
 Each slot has a record of leased tokens (lease_records). `take` spends them under the slot's mutex. If they run out it returns
-ASK: the caller's worker asks Valkey for its own waiting calls (valkey/lease_keeper) and leaves the surplus here for all workers
+ASK: the caller's worker asks Valkey for its own waiting calls (valkey/lease_client) and leaves the surplus here for all workers
 of the host. The rules of the leases are in schemas/valkey/functions.lua.
 
 While Valkey is away, the host uses its share of each limit: the part of all grants that it got lately, and at least one part of

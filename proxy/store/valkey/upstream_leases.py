@@ -13,7 +13,7 @@ from collections.abc import Callable
 from proxy.core.limits import BucketRates
 from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.store.shared_memory.leased_windows import ASK, LeasedWindows
-from proxy.store.valkey.lease_keeper import LeaseKeeper
+from proxy.store.valkey.lease_client import LeaseClient
 from proxy.store.valkey.valkey_address import TAG
 from proxy.store.valkey.valkey_link import ValkeyLink
 
@@ -26,10 +26,10 @@ class UpstreamLeases:
         self._places = memory.upstreams
         self._marks: dict[int, str] = {}
         self.windows = LeasedWindows.of_upstreams(memory.fd, memory.mutexes)
-        self.keeper = LeaseKeeper(link, self.windows, self._key_of)
+        self.client = LeaseClient(link, self.windows, self._key_of)
 
     def __repr__(self) -> str:
-        return f"<UpstreamLeases of {len(self._marks)}, {self.keeper!r}>"
+        return f"<UpstreamLeases of {len(self._marks)}, {self.client!r}>"
 
     def rate(self, mark: str, per_second: float) -> LeasedRate:
         slot = self._places.bucket_index(mark)
@@ -37,7 +37,7 @@ class UpstreamLeases:
         rates = BucketRates(slot, math.ceil(per_second), 1)
         rates.request_s = 1.0 / per_second
         self.windows.reserve_rates(rates, None)
-        return LeasedRate(self.windows, self.keeper, rates)
+        return LeasedRate(self.windows, self.client, rates)
 
     def _key_of(self, slot: int) -> str:
         return f"{TAG}:upstream:{self._marks[slot]}"
@@ -46,9 +46,9 @@ class UpstreamLeases:
 class LeasedRate:
     """The `CallRate` of one upstream."""
 
-    def __init__(self, windows: LeasedWindows, keeper: LeaseKeeper, rate: BucketRates) -> None:
+    def __init__(self, windows: LeasedWindows, client: LeaseClient, rate: BucketRates) -> None:
         self._windows = windows
-        self._keeper = keeper
+        self._client = client
         self._rate = rate
 
     def __repr__(self) -> str:
@@ -57,7 +57,7 @@ class LeasedRate:
     def admits(self, now: float) -> bool:
         found = self._look(now)
         if found == ASK:
-            self._keeper.hint(self._rate.slot, (self._rate.request_s, 0.0))
+            self._client.hint(self._rate.slot, (self._rate.request_s, 0.0))
         return found == 0.0
 
     def take(self, now: float) -> None:
@@ -65,10 +65,10 @@ class LeasedRate:
 
     def waits(self, began: float) -> bool:
         """Whether a call that began to wait then is decided by Valkey's reply."""
-        return self._look(time.monotonic()) == ASK and self._keeper.may_wait(began)
+        return self._look(time.monotonic()) == ASK and self._client.may_wait(began)
 
     def when_leased(self, again: Callable[[], None]) -> None:
-        self._keeper.wait(self._rate.slot, (self._rate.request_s, 0.0), again)
+        self._client.wait(self._rate.slot, (self._rate.request_s, 0.0), again)
 
     def _look(self, now: float) -> float:
         return self._windows.look(self._rate.slot, now, self._rate.request_s)

@@ -53,7 +53,7 @@ class SlotAsks:
         return need, [again for _, again in waiting]
 
 
-class LeaseKeeper:
+class LeaseClient:
     def __init__(self, link: ValkeyLink, windows: LeasedWindows, key_of: Callable[[int], str]) -> None:
         """`key_of`: the key in Valkey of a slot's buckets."""
         self._link = link
@@ -68,7 +68,7 @@ class LeaseKeeper:
         link.on_change.append(self._on_change)
 
     def __repr__(self) -> str:
-        return f"<LeaseKeeper {len(self._asks)} slots, {self._link!r}>"
+        return f"<LeaseClient {len(self._asks)} slots, {self._link!r}>"
 
     def __len__(self) -> int:
         """The number of limits for which this worker has recently requested tokens."""
