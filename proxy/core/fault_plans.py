@@ -1,4 +1,4 @@
-"""Faults on demand: how replies, events and deliveries of a test key are spoiled, to test a client's handling of failures.
+"""Faults on demand: how replies, events and deliveries of a test key are made faulty, to test a client's handling of failures.
 
 A plan is written as in `latency=800ms, status=503, p=0.2`. `FAULTS` is the table of its parts. Each part applies to some
 surfaces and has no effect on the others.
@@ -257,7 +257,7 @@ def aged(body: bytes, tip: int, blocks: int) -> bytes:
     return body.replace(b'"latest"', b'"%b"' % hex(max(0, tip - blocks)).encode())
 
 
-def spoiled(plan: FaultPlan, body: bytes, reply: bytes, heads: Collection[str] = ()) -> bytes:
+def faulty(plan: FaultPlan, body: bytes, reply: bytes, heads: Collection[str] = ()) -> bytes:
     """The reply to a JSON-RPC request, as the plan wants it; unchanged if it cannot be read. `heads`: methods whose result is
     the number of the head."""
     if (not plan.empty and not plan.stale) or len(body) > MOST_REQUEST or len(reply) > MOST_REPLY:
@@ -276,7 +276,7 @@ def _with_results_changed(plan: FaultPlan, calls: Any, replies: Any, heads: Coll
     return orjson.dumps(replies)
 
 
-def spoiled_result(plan: FaultPlan, result: bytes, *, is_head: bool) -> bytes:
+def faulty_result(plan: FaultPlan, result: bytes, *, is_head: bool) -> bytes:
     """One result, as the plan wants it. `is_head`: whether it is the number of the head."""
     try:
         if len(result) <= MOST_REPLY:

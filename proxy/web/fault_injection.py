@@ -63,10 +63,10 @@ class FaultInjection:
     def after(
         self, plan: FaultPlan, request: web.Request, account: str, body: bytes, *, status: int = 200
     ) -> web.Response:
-        """The reply with this body, spoiled as the plan says."""
+        """The reply with this body, with the faults of the plan."""
         if not plan.truncate and not plan.slow_body:
             return web.Response(body=body, status=status, content_type=JSON)
-        reply = SpoiledResponse(body, plan, request, status)
+        reply = FaultyResponse(body, plan, request, status)
         if plan.slow_body:
             # A large body has its own share of the memory for replies.
             self._take(account, 0)
@@ -125,7 +125,7 @@ def fault_of_status(status: int) -> Fault:
             return of_status(status, _MESSAGE)
 
 
-class SpoiledResponse(web.Response):
+class FaultyResponse(web.Response):
     """A reply whose body is cut off or sent slowly."""
 
     def __init__(self, body: bytes, plan: FaultPlan, request: web.Request, status: int) -> None:

@@ -12,11 +12,11 @@ from proxy.core.fault_plans import (
     affects,
     aged,
     error_replies,
+    faulty,
+    faulty_result,
     parts_of,
     plan_for,
     plan_of,
-    spoiled,
-    spoiled_result,
     text_of,
 )
 from proxy.data_files import SCHEMAS
@@ -82,10 +82,10 @@ _DEEP = b"[" * 600 + b"]" * 600
 @pytest.mark.parametrize("result", [_DEEP, b"1e999", b'"0xzz"', b"[" * 2000 + b"]" * 2000])
 def test_result_that_cannot_be_changed_is_passed_on(result: bytes) -> None:
     stale, empty = FaultPlan(stale=5), FaultPlan(empty=True)
-    assert spoiled_result(stale, result, is_head=True) in (result, b"null")
-    assert spoiled_result(empty, result, is_head=True) in (b"null", b"[]")
+    assert faulty_result(stale, result, is_head=True) in (result, b"null")
+    assert faulty_result(empty, result, is_head=True) in (b"null", b"[]")
     call, reply = b'{"id":1,"method":"eth_blockNumber"}', b'{"id":1,"result":%b}' % result
-    assert spoiled(stale, call, reply, ["eth_blockNumber"]) in (reply, b'{"id":1,"result":null}')
+    assert faulty(stale, call, reply, ["eth_blockNumber"]) in (reply, b'{"id":1,"result":null}')
     assert error_replies(b'{"id":%b,"method":"m"}' % _DEEP, b"{}") is None
 
 

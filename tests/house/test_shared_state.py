@@ -90,7 +90,7 @@ OF_ONE_CLIENT = {
     "web/websocket/frames:FrameReader": "one message, `sockets.max_message_bytes`",
     "web/websocket/socket_calls:SocketCalls": "one socket, `sockets.max_message_bytes` of calls under way",
     "web/websocket/socket_output:SocketOutput": "one socket, `sockets.max_unread_bytes`, and the memory budget",
-    "web/websocket/spoiled_subscription:SpoiledSubscription": "one subscription, 1,000 events",
+    "web/websocket/faulty_subscription:FaultySubscription": "one subscription, 1,000 events",
     "web/websocket/subscriptions:Subscription": "one subscription, 1,000 early events",
     "web/websocket/subscriptions:SubscriptionIds": "one socket, 1,000 counts",
     "web/websocket/subscriptions:Subscriptions": "one socket; subscriptions are limited by the plan",

@@ -110,13 +110,13 @@ class RpcHandler:
         state.directives = traced(directives_of(request, key, route.labels), state.span)
         plan = plan_for(state.directives)
         if plan is not None:
-            return await self._spoiled(plan, request, route, key, body)
+            return await self._serve_with_faults(plan, request, route, key, body)
         reply, share = await self._serve(request, route, key, body)
         if not reply:
             return web.Response(status=204)
         return HeldResponse(reply, share)
 
-    async def _spoiled(
+    async def _serve_with_faults(
         self, plan: FaultPlan, request: web.Request, route: Route, key: Key, body: bytes
     ) -> web.Response:
         """Serve a request of a test key with the faults of its plan."""
@@ -132,9 +132,9 @@ class RpcHandler:
         if not reply:
             return web.Response(status=204)
         heads = [name for name, policy in route.policies.items() if policy.is_head_number]
-        spoiled = fault_plans.spoiled(plan, body, reply, heads)
+        faulty = fault_plans.faulty(plan, body, reply, heads)
         try:
-            response = self._api.faults.after(plan, request, key.account.id, spoiled)
+            response = self._api.faults.after(plan, request, key.account.id, faulty)
         except Fault:
             share.give_all()
             raise

@@ -25,11 +25,11 @@ from proxy.core.directives import Directives
 from proxy.turn_queue import SLICE_S
 from proxy.web.front.connection_limiter import has_left
 from proxy.web.websocket import frames
+from proxy.web.websocket.faulty_subscription import SocketFault
 from proxy.web.websocket.frames import FrameReader, ProtocolViolation, frame
 from proxy.web.websocket.socket_calls import SocketCalls
 from proxy.web.websocket.socket_context import SocketContext, SocketTerms
 from proxy.web.websocket.socket_output import SocketOutput
-from proxy.web.websocket.spoiled_subscription import SocketFault
 from proxy.web.websocket.subscriptions import Subscription, Subscriptions
 from proxy.web.websocket.unit_allowance import UnitAllowance
 
@@ -48,7 +48,7 @@ _monotonic = time.monotonic
 
 
 def _subscriptions_of(directives: Directives | None) -> Callable[..., Subscription]:
-    """Creates the subscriptions of a socket: spoiled ones if its fault plan says so."""
+    """Creates the subscriptions of a socket: faulty ones if its fault plan says so."""
     plan = None if directives is None else directives.fault
     return Subscription if plan is None or not plan.spoils_events else SocketFault(plan).subscription
 

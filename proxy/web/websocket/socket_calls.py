@@ -78,21 +78,23 @@ class SocketCalls:
         return len(self._under_way) + len(self._delayed)
 
     def serve(self, message: bytes) -> None:
-        is_spoiled = self.directives is not None and self.directives.fault is not None
-        plan = plan_for(self.directives) if is_spoiled else None
+        is_faulty = self.directives is not None and self.directives.fault is not None
+        plan = plan_for(self.directives) if is_faulty else None
         if plan is None:
             self._serve(message)
         elif plan.latency_ms:
             self._delay(plan, message)
         else:
-            self._serve_spoiled(plan, message)
+            self._serve_with_faults(plan, message)
 
     def _delay(self, plan: FaultPlan, message: bytes) -> None:
         size = len(message)
         if (refusal := self.context.limiter.take_body(self.key.account.id, size)) is not None:
             self.on_refusal(refusal, size)
             error = rpc_error_of(refusal)
-            self._answer_spoiled(fault_plans.error_replies(message, error) or jsonrpc.error_reply(jsonrpc.NULL, error))
+            self._answer_with_faults(
+                fault_plans.error_replies(message, error) or jsonrpc.error_reply(jsonrpc.NULL, error)
+            )
             self.note_failure(self._served, refusal, 0)
             return
         place = next(_serial)
@@ -104,10 +106,10 @@ class SocketCalls:
         del self._delayed[place]
         self.bytes_under_way -= len(message)
         self.context.limiter.give_back_body(self.key.account.id, len(message))
-        self._serve_spoiled(plan, message)
+        self._serve_with_faults(plan, message)
         self._on_answered()
 
-    def _serve_spoiled(self, plan: FaultPlan, message: bytes) -> None:
+    def _serve_with_faults(self, plan: FaultPlan, message: bytes) -> None:
         """Serve a message of a test key with the faults of its plan."""
         transport = self.output.transport
         if transport is None:
@@ -118,13 +120,13 @@ class SocketCalls:
             error = fault_plans.error_of(plan) if plan.error else rpc_error_of(fault_of_status(plan.status))
             if (refusal := self.context.rpc.charge_error(self.key, time.monotonic())) is not None:
                 error = rpc_error_of(refusal)
-            self._answer_spoiled(fault_plans.error_replies(message, error) or b"[]")
+            self._answer_with_faults(fault_plans.error_replies(message, error) or b"[]")
             self.note_failure(self._served, refusal or InternalError("injected by X-Fault"), UNITS_OF_AN_ERROR)
         else:
             aged = fault_plans.aged(message, self.route.heads.tip, plan.stale) if plan.stale else message
             self._serve(aged, plan if plan.empty or plan.stale else None)
 
-    def _answer_spoiled(self, replies: bytes) -> None:
+    def _answer_with_faults(self, replies: bytes) -> None:
         self.output.send(self.output.message(replies))
         self._served += 1
 
@@ -282,7 +284,7 @@ class SocketCall(CallerState, HeldResultWaiter):
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         if self._plan is not None and self.policy is not None and self.policy.method.kind != "subscription":
             is_head = self.policy.is_head_number
-            result = fault_plans.spoiled_result(self._plan, bytes(result), is_head=is_head)
+            result = fault_plans.faulty_result(self._plan, bytes(result), is_head=is_head)
         self._size = len(result)
         id_ = self.id and self._reply_id()
         output = self._owner.output
@@ -406,7 +408,7 @@ class SocketBatch:
         pieces = self._pieces(batch)
         if pieces and self._plan is not None and not batch.share.is_large:
             heads = [name for name, policy in owner.route.policies.items() if policy.is_head_number]
-            pieces = [fault_plans.spoiled(self._plan, self._body, b"".join(pieces), heads)]
+            pieces = [fault_plans.faulty(self._plan, self._body, b"".join(pieces), heads)]
         owner.context.accounting.record(
             FinishedCall(
                 request_id=owner.name_of(self._number),

@@ -37,13 +37,13 @@ class SocketFault:
     def subscription(
         self, owner: Subscriptions, request: SubscriptionRequest, *, id_: bytes, kind: EventKind, caller: Caller
     ) -> Subscription:
-        """A new subscription, spoiled by chance where the plan says so."""
+        """A new subscription, faulty by chance where the plan says so."""
         if random.random() < self.plan.p:
-            return SpoiledSubscription(self, owner, request, id_=id_, kind=kind, caller=caller)
+            return FaultySubscription(self, owner, request, id_=id_, kind=kind, caller=caller)
         return Subscription(owner, request, id_=id_, kind=kind, caller=caller)
 
 
-class SpoiledSubscription(Subscription):
+class FaultySubscription(Subscription):
     __slots__ = ("_delayed", "_fault", "_later", "_recent")
 
     def __init__(
