@@ -20,7 +20,7 @@ TESTED := .venv/.test $(CHAIN) $(BUNDLER) $(LIBRARIES) browser programs
 # Processes that share the test files, for two cores: half of the files mostly wait. Each starts its own services.
 JOBS ?= 4
 PYTEST := $(PY) -m tests.second_look --processes $(JOBS)
-COMPILED := tests/core tests/store/test_windows.py tests/wire tests/web $(wildcard tests/flows/test_upstream_*.py) \
+COMPILED := tests/core tests/store/test_rate_buckets.py tests/wire tests/web $(wildcard tests/flows/test_upstream_*.py) \
 	tests/flows/test_cache.py tests/flows/test_logs_filters.py tests/flows/test_short_batches.py
 PURE := tests/core tests/chains tests/test_settings.py \
 	$(filter-out %/test_sql.py %/test_compiled.py,$(wildcard tests/house/test_*.py))

@@ -19,7 +19,7 @@ from proxy.core import access
 from proxy.dev.postgres import Postgres
 from proxy.errors import StartError
 from proxy.store.postgres import migrate
-from proxy.store.shared_memory import windows
+from proxy.store.shared_memory import rate_buckets
 
 KEYS = 100_000
 KEYS_PER_ACCOUNT = 10
@@ -90,8 +90,8 @@ def _row(number: int, text: str) -> tuple[Any, ...]:
 
 
 def _measure(url: str, keys_file: Path, cpus: Sequence[int], *, shared: bool) -> list[dict[str, Any]]:
-    """Run one process per core at the same time, all on the same shared windows."""
-    fd = windows.create()
+    """Run one process per core at the same time, all on the same shared buckets."""
+    fd = rate_buckets.create()
     argv = [
         sys.executable,
         str(TOOL),

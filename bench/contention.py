@@ -24,7 +24,7 @@ from typing import Literal
 
 from proxy import compiled
 from proxy.services.rpc.network_state import HEAD_NUMBERS, SharedHead
-from proxy.store.shared_memory import host_memory, windows
+from proxy.store.shared_memory import host_memory, rate_buckets
 from proxy.store.shared_memory.host_memory import HostMemory
 
 WORKERS = (1, 2, 4, 8)
@@ -67,7 +67,7 @@ def figures() -> Iterator[Contention]:
 def _measure(load: Load, workers: int) -> Contention:
     """Run the workers at the same time on the same memory."""
     context = multiprocessing.get_context("fork")
-    fd, barrier, found = windows.create(), context.Barrier(workers), context.Queue()
+    fd, barrier, found = rate_buckets.create(), context.Barrier(workers), context.Queue()
     head = SharedHead(HostMemory(host_memory.create()).heads(HEAD_NUMBERS), 0)
     miner = context.Process(target=_mine, args=(head,), daemon=True)
     crew = [
@@ -96,7 +96,7 @@ def _mine(head: SharedHead) -> None:
 
 def _admit(fd: int, head: SharedHead, barrier: Barrier, load: Load, place: int) -> tuple[float, float, float]:
     """The CPU time of an admission in µs, the share of those that waited, and the longest in µs."""
-    shared = windows.SharedWindows(fd)
+    shared = rate_buckets.SharedBuckets(fd)
     slot = place * APART if load == "apart" else 0
     work = _work if load == "calls" else _nothing
     barrier.wait()

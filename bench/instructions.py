@@ -26,7 +26,7 @@ import uvloop
 from bench import cases
 from bench.loaders import MARKER, Stub, Target, build
 from bench.warm_leases import lease_all
-from proxy.store.shared_memory.leased_windows import LeasedWindows
+from proxy.store.shared_memory.leased_buckets import LeasedBuckets
 from tests.web.worker import LIVE, NO_CACHE, running_worker
 
 COUNTS = {"small": 2000, "shared-limits": 2000, "hit": 2000, "batch": 400}
@@ -110,8 +110,8 @@ async def _serve(name: str, workdir: Path) -> None:
     try:
         async with running_worker(upstreams, rpc={"depth": 1}, **SETTINGS.get(name, NO_CACHE)) as worker:
             await worker.app.plane.trackers[LIVE].look()
-            if isinstance(worker.app.admission.windows, LeasedWindows):
-                lease_all(worker.app.admission.windows)
+            if isinstance(worker.app.admission.buckets, LeasedBuckets):
+                lease_all(worker.app.admission.buckets)
             target = Target("127.0.0.1", worker.port, f"/v1/rpc/{LIVE}", worker.keys["main"])
             (workdir / "request").write_bytes(case.template(target))
             await _load(worker.port, workdir / "request", COUNTS[name] // 4, first=10**6)

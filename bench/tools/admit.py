@@ -1,6 +1,6 @@
 """Load every key of a database, admit requests with random keys, and print the CPU time per request.
 
-Two processes can share the windows, as two workers of a host do. CPU time excludes waiting. A process alone also compares
+Two processes can share the buckets, as two workers of a host do. CPU time excludes waiting. A process alone also compares
 limits leased from Valkey with those of one host. All leases are there already: none has to be asked for.
 """
 
@@ -24,34 +24,34 @@ from proxy.store.postgres.pool import Pool
 from proxy.store.postgres.quotas import QuotaStore
 from proxy.store.shared_memory import host_memory
 from proxy.store.shared_memory.host_memory import HostMemory
-from proxy.store.shared_memory.leased_windows import LeasedWindows
-from proxy.store.shared_memory.windows import SharedWindows, UnsharedWindows
+from proxy.store.shared_memory.leased_buckets import LeasedBuckets
+from proxy.store.shared_memory.rate_buckets import SharedBuckets, UnsharedBuckets
 
 ROUNDS = 5
 # The comparison takes more, shorter rounds: the difference is small.
 WARM_ROUNDS = 15
 
 
-async def main(url: str, windows_fd: int, keys_file: str, count: int, pepper: str, shared: bool) -> None:
+async def main(url: str, buckets_fd: int, keys_file: str, count: int, pepper: str, shared: bool) -> None:
     plans = settings_room.load_tables().plans
     pool = Pool(url, size=2, acquire_timeout_s=5.0)
     await pool.open()
-    windows = (SharedWindows if shared else UnsharedWindows)(windows_fd)
+    buckets = (SharedBuckets if shared else UnsharedBuckets)(buckets_fd)
     store = KeyStore(pool, pepper=pepper, plans={name: plan.keys for name, plan in plans.items()})
-    keyring = Keyring(store, windows, plans=plans, pepper=pepper, reload_s=5.0)
+    keyring = Keyring(store, buckets, plans=plans, pepper=pepper, reload_s=5.0)
     began = time.perf_counter()
     await keyring.load()
     loaded_s = time.perf_counter() - began
     quotas = Quotas(QuotaStore(pool), chunk=1000, flush_s=1.0, day=utc_day, accounts=keyring.accounts.values)
     memory = HostMemory(host_memory.create())
     failures = AuthFailures(60, memory.addresses)
-    admission = Admission(keyring, windows, quotas, failures)
+    admission = Admission(keyring, buckets, quotas, failures)
     with open(keys_file) as file:
         texts = file.read().split()
     costs = [_admit(admission, random.choices(texts, k=count)) for _ in range(ROUNDS)]
     found: dict[str, Any] = {"keys": len(keyring), "loaded_s": loaded_s, "us": min(costs), "all_us": costs}
     if not shared:
-        leased = LeasedWindows.of_accounts(windows_fd, memory.fd, alone=True)
+        leased = LeasedBuckets.of_accounts(buckets_fd, memory.fd, alone=True)
         found["warm_us"] = _compare(admission, Admission(keyring, leased, quotas, failures), leased, texts, count)
     print(json.dumps(found))
     await pool.close()
@@ -79,13 +79,13 @@ def _charge(admission: Admission, keys: list[Key]) -> float:
 
 
 def _compare(
-    plain: Admission, leased: Admission, windows: LeasedWindows, texts: list[str], count: int
+    plain: Admission, leased: Admission, buckets: LeasedBuckets, texts: list[str], count: int
 ) -> dict[str, dict[str, list[float]]]:
     """The costs of each round, by figure and kind of limit. Both kinds take turns."""
     keys = [plain.authenticate(text, "127.0.0.1", time.monotonic()) for text in texts]
     for key in keys:
         key.account.left = key.account.day_limit
-        windows.reserve_rates(key.rate, None)
+        buckets.reserve_rates(key.rate, None)
     works: dict[str, Callable[[Admission], float]] = {
         "request": lambda admission: _admit(admission, random.choices(texts, k=count)),
         "charge": lambda admission: _charge(admission, random.choices(keys, k=count)),
@@ -93,12 +93,12 @@ def _compare(
     costs: dict[str, dict[str, list[float]]] = {name: {"plain": [], "leased": []} for name in works}
     for _ in range(WARM_ROUNDS):
         for name, work in works.items():
-            lease_all(windows)
+            lease_all(buckets)
             costs[name]["plain"].append(work(plain))
             costs[name]["leased"].append(work(leased))
     return costs
 
 
 if __name__ == "__main__":
-    url, windows_fd, keys_file, count, pepper, shared = sys.argv[1:]
-    asyncio.run(main(url, int(windows_fd), keys_file, int(count), pepper, shared == "shared"))
+    url, buckets_fd, keys_file, count, pepper, shared = sys.argv[1:]
+    asyncio.run(main(url, int(buckets_fd), keys_file, int(count), pepper, shared == "shared"))

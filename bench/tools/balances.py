@@ -13,8 +13,8 @@ from proxy.core import access
 from proxy.core.access import Account, Key
 from proxy.core.limits import BucketRates
 from proxy.services.rpc.tracker import Tracker
-from proxy.store.shared_memory import windows
-from proxy.store.shared_memory.windows import UnsharedWindows
+from proxy.store.shared_memory import rate_buckets
+from proxy.store.shared_memory.rate_buckets import UnsharedBuckets
 
 PEPPER = "a pepper that only the bench ever uses"
 
@@ -35,7 +35,9 @@ async def main(url: str, upstream: str, network: str) -> None:
         "upstreams": [{"network": network, "url": upstream}],
     }
     app = App(
-        settings_room.load(environ={}, overrides=over), settings_room.load_tables(), UnsharedWindows(windows.create())
+        settings_room.load(environ={}, overrides=over),
+        settings_room.load_tables(),
+        UnsharedBuckets(rate_buckets.create()),
     )
     text = access.mint("live", bytes(32))
     app.keyring.add(_key(text))

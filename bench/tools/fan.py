@@ -21,8 +21,8 @@ from proxy.core.access import Account, Key
 from proxy.core.limits import BucketRates
 from proxy.services.feed.topics import FeedEvent, Listener, Topic
 from proxy.settings import load, load_tables
-from proxy.store.shared_memory import windows
-from proxy.store.shared_memory.windows import UnsharedWindows
+from proxy.store.shared_memory import rate_buckets
+from proxy.store.shared_memory.rate_buckets import UnsharedBuckets
 
 NETWORK = "ethereum/mainnet"
 PEPPER = "a pepper that only the bench ever uses"
@@ -130,7 +130,7 @@ async def penstock(listener: socket.socket) -> tuple[App, str]:
         "server": {"connections_per_address": 65536, "max_connections": 65536},
         "upstreams": [{"network": NETWORK, "url": "http://127.0.0.1:1"}],
     }
-    app = App(load(environ={}, overrides=over), load_tables(), UnsharedWindows(windows.create()))
+    app = App(load(environ={}, overrides=over), load_tables(), UnsharedBuckets(rate_buckets.create()))
     text = access.mint("live", os.urandom(32))
     app.keyring.add(
         Key(

@@ -11,9 +11,9 @@ import uvloop
 
 from proxy.compose.fleet import account_leases, link_to
 from proxy.core.limits import BucketRates
-from proxy.store.shared_memory import host_memory, windows
+from proxy.store.shared_memory import host_memory, rate_buckets
 from proxy.store.shared_memory.host_memory import HostMemory
-from proxy.store.shared_memory.leased_windows import ASK, LeasedWindows
+from proxy.store.shared_memory.leased_buckets import ASK, LeasedBuckets
 from proxy.store.valkey.live_hosts import LiveHosts
 from proxy.tasks import Tasks
 
@@ -31,13 +31,13 @@ class SimulatedHost:
     def __init__(self, port: int, host: int, limits: list[int]) -> None:
         """`limits`: of each key."""
         memory = HostMemory(host_memory.create())
-        self.windows = LeasedWindows.of_accounts(windows.create(), memory.fd, alone=True)
+        self.buckets = LeasedBuckets.of_accounts(rate_buckets.create(), memory.fd, alone=True)
         self.link = link_to(f"valkey://127.0.0.1:{port}")
-        self.leases = account_leases(self.link, self.windows)
-        self.hosts = LiveHosts(self.link, f"host{host}", [self.windows], memory.hosts, no_postgres)
+        self.leases = account_leases(self.link, self.buckets)
+        self.hosts = LiveHosts(self.link, f"host{host}", [self.buckets], memory.hosts, no_postgres)
         self.rates = [BucketRates(number + 1, limit, limit * UNITS) for number, limit in enumerate(limits)]
         for rate in self.rates:
-            self.windows.reserve_rates(rate, None)
+            self.buckets.reserve_rates(rate, None)
         # For each key: when each call was made, when it was decided, and whether it was admitted and had to wait.
         self.decisions: list[list[tuple[float, float, bool, bool]]] = [[] for _ in limits]
 
@@ -46,7 +46,7 @@ class SimulatedHost:
 
     def _decide(self, key: int, began: float, *, waited: bool) -> None:
         rate, now = self.rates[key], time.monotonic()
-        wait = self.windows.take(rate.slot, now, rate.request_s, UNITS * rate.unit_s)
+        wait = self.buckets.take(rate.slot, now, rate.request_s, UNITS * rate.unit_s)
         if wait == ASK and self.leases.may_wait(began):
             need = (rate.request_s, UNITS * rate.unit_s)
             self.leases.wait(rate.slot, need, lambda: self._decide(key, began, waited=True))

@@ -18,7 +18,7 @@ from proxy.store.postgres.replica import ReplicaReads
 from proxy.store.postgres.usage import UsageStore
 from proxy.store.postgres.usage_spool import UsageSpool
 from proxy.store.shared_memory.bucket_table import SharedBucketTable
-from proxy.store.shared_memory.windows import Windows
+from proxy.store.shared_memory.rate_buckets import RateBuckets
 from proxy.tasks import Tasks
 
 
@@ -28,7 +28,7 @@ class AccountsFeature:
         settings: Settings,
         tables: Tables,
         pool: Pool,
-        windows: Windows,
+        buckets: RateBuckets,
         addresses: SharedBucketTable,
         *,
         copies: CopyDirectory | None = None,
@@ -40,7 +40,7 @@ class AccountsFeature:
         peppers = {"pepper": given.pepper, "previous_pepper": given.previous_pepper}
         self.keys = KeyStore(pool, plans={name: plan.keys for name, plan in tables.plans.items()}, **peppers)
         copy = KeyCopy(copies.copy_of("keys") if copies else None)
-        self.keyring = Keyring(self.keys, windows, plans=tables.plans, reload_s=given.reload_s, copy=copy, **peppers)
+        self.keyring = Keyring(self.keys, buckets, plans=tables.plans, reload_s=given.reload_s, copy=copy, **peppers)
         self.quotas = Quotas(
             QuotaStore(pool),
             chunk=settings.quotas.chunk,
@@ -51,7 +51,7 @@ class AccountsFeature:
         note = fleet.failures.note if fleet else None
         failures = AuthFailures(given.auth_failures_per_minute, addresses, note)
         leases = fleet.leases if fleet else None
-        self.admission = Admission(self.keyring, windows, self.quotas, failures, leases)
+        self.admission = Admission(self.keyring, buckets, self.quotas, failures, leases)
         self.usage = self._usage_service(settings, UsageStore(pool, reads), copies)
 
     def _usage_service(self, settings: Settings, usage: UsageStore, copies: CopyDirectory | None) -> UsageService:

@@ -44,8 +44,8 @@ from proxy.store.postgres.replica import replica_reads
 from proxy.store.postgres.request_store import RequestStore
 from proxy.store.shared_memory import host_memory
 from proxy.store.shared_memory.host_memory import HostMemory
-from proxy.store.shared_memory.leased_windows import LeasedWindows
-from proxy.store.shared_memory.windows import Windows
+from proxy.store.shared_memory.leased_buckets import LeasedBuckets
+from proxy.store.shared_memory.rate_buckets import RateBuckets
 from proxy.tasks import Tasks
 from proxy.telemetry import AccessLines, Tallies
 from proxy.tracing import tracer_of
@@ -99,13 +99,13 @@ class App:
         self,
         settings: Settings,
         tables: Tables,
-        windows: Windows,
+        buckets: RateBuckets,
         *,
         copies: CopyDirectory | None = None,
         memory: HostMemory | None = None,
         certificates: Certificates | None = None,
     ) -> None:
-        """`copies`: where a successor finds what this worker has read from Postgres. `windows` and `memory` are shared by the
+        """`copies`: where a successor finds what this worker has read from Postgres. `buckets` and `memory` are shared by the
         workers of the host; without `memory`, this worker has its own. `certificates`: for https."""
         self.settings = settings
         self._tables = tables
@@ -124,10 +124,10 @@ class App:
         self._copies = copies
         self.memory = memory or HostMemory(host_memory.create())
         self._build_database()
-        self.fleet = self._fleet(windows)
+        self.fleet = self._fleet(buckets)
         valkey = self.fleet.report if self.fleet else None
         self.report = ProcessReports(FleetStore(self.pool), "gateway", instance=host_id(), valkey=valkey)
-        self._build_accounts(windows)
+        self._build_accounts(buckets)
         builder = self._network_builder()
         self._build_data_plane(builder)
         self._build_features(builder)
@@ -136,11 +136,11 @@ class App:
         self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)
         self._server: asyncio.Server | None = None
 
-    def _fleet(self, windows: Windows) -> FleetFeature | None:
+    def _fleet(self, buckets: RateBuckets) -> FleetFeature | None:
         """The state that hosts share, if a Valkey for limits is configured."""
-        if not isinstance(windows, LeasedWindows):
+        if not isinstance(buckets, LeasedBuckets):
             return None
-        return FleetFeature(self.settings, windows, self.memory, self.pool, self.tasks)
+        return FleetFeature(self.settings, buckets, self.memory, self.pool, self.tasks)
 
     def _build_database(self) -> None:
         """Postgres, and the services that need nothing else."""
@@ -155,12 +155,12 @@ class App:
         self.requests = RequestLog(self.recorder, RequestStore(self.pool), keep_days=requests.keep_days)
         self.contradictions = ContradictionLog(ContradictionStore(self.pool))
 
-    def _build_accounts(self, windows: Windows) -> None:
+    def _build_accounts(self, buckets: RateBuckets) -> None:
         self.accounts = AccountsFeature(
             self.settings,
             self._tables,
             self.pool,
-            windows,
+            buckets,
             self.memory.addresses,
             copies=self._copies,
             reads=self.reads,

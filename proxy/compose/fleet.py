@@ -16,8 +16,8 @@ from proxy.settings import Settings
 from proxy.store.postgres.fleet import FleetStore
 from proxy.store.postgres.pool import Pool
 from proxy.store.shared_memory.host_memory import HOST, HostMemory
-from proxy.store.shared_memory.leased_windows import LeasedWindows
-from proxy.store.shared_memory.windows import SharedWindows, UnsharedWindows, Windows
+from proxy.store.shared_memory.leased_buckets import LeasedBuckets
+from proxy.store.shared_memory.rate_buckets import RateBuckets, SharedBuckets, UnsharedBuckets
 from proxy.store.valkey.fleet_counts import FleetCounts
 from proxy.store.valkey.fleet_failures import FleetFailures
 from proxy.store.valkey.lease_client import LeaseClient
@@ -33,11 +33,11 @@ MEASURE_S = 1.0
 FUNCTIONS = SCHEMAS / "valkey" / "functions.lua"
 
 
-def windows_of(settings: Settings, fd: int, memory: HostMemory, *, alone: bool) -> Windows:
+def buckets_of(settings: Settings, fd: int, memory: HostMemory, *, alone: bool) -> RateBuckets:
     """The buckets of accounts and keys: of this host, or of all hosts."""
     if settings.valkey.limits_url:
-        return LeasedWindows.of_accounts(fd, memory.fd, alone=alone)
-    return (UnsharedWindows if alone else SharedWindows)(fd)
+        return LeasedBuckets.of_accounts(fd, memory.fd, alone=alone)
+    return (UnsharedBuckets if alone else SharedBuckets)(fd)
 
 
 @functools.cache
@@ -50,8 +50,8 @@ def link_to(url: str) -> ValkeyLink:
     return ValkeyLink(address_of(url), FUNCTIONS.read_text())
 
 
-def account_leases(link: ValkeyLink, windows: LeasedWindows) -> LeaseClient:
-    return LeaseClient(link, windows, lambda slot: f"{TAG}:lease:{slot}")
+def account_leases(link: ValkeyLink, buckets: LeasedBuckets) -> LeaseClient:
+    return LeaseClient(link, buckets, lambda slot: f"{TAG}:lease:{slot}")
 
 
 class UpstreamLimits:
@@ -60,7 +60,7 @@ class UpstreamLimits:
     def __init__(self, url: str, memory: HostMemory, pool: Pool) -> None:
         self._link = link_to(url)
         self.leases = UpstreamLeases(self._link, memory)
-        self._hosts = LiveHosts(self._link, "", [self.leases.windows], memory.hosts, FleetStore(pool).count_others)
+        self._hosts = LiveHosts(self._link, "", [self.leases.buckets], memory.hosts, FleetStore(pool).count_others)
 
     def __repr__(self) -> str:
         return f"<UpstreamLimits {self.leases!r}>"
@@ -76,15 +76,15 @@ class UpstreamLimits:
 
 class FleetFeature:
     def __init__(
-        self, settings: Settings, windows: LeasedWindows, memory: HostMemory, pool: Pool, tasks: Tasks
+        self, settings: Settings, buckets: LeasedBuckets, memory: HostMemory, pool: Pool, tasks: Tasks
     ) -> None:
         self._tasks = tasks
         self.link = link_to(settings.valkey.limits_url)
         self.host = host_id()
         self.heads = HeadExchange(self.link, self.host, tasks)
-        self.leases = account_leases(self.link, windows)
+        self.leases = account_leases(self.link, buckets)
         self.upstreams = UpstreamLeases(self.link, memory)
-        shared = [windows, self.upstreams.windows]
+        shared = [buckets, self.upstreams.buckets]
         self._hosts = LiveHosts(self.link, self.host, shared, memory.hosts, FleetStore(pool).count_others)
         self.counts = FleetCounts(self.link, memory.counts, self.host, self.hosts)
         per_minute = settings.keys.auth_failures_per_minute

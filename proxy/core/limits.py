@@ -6,7 +6,7 @@ an amount moves the edge later by `amount / rate` seconds; it fits while the edg
 zero is a full bucket, so fresh memory needs no initialisation, and a changed rate needs no migration.
 
 Amounts are therefore given in seconds of refill. The edges live in a mutable sequence that the caller owns and
-guards (store/shared_memory/windows shares one among the workers of a host): a slot's request edge, then its unit edge.
+guards (store/shared_memory/rate_buckets shares one among the workers of a host): a slot's request edge, then its unit edge.
 
 A bucket admits its capacity at once, and the refill while it is used: of many requests within 20 ms, a rate of 100 per
 second admits 102. No stretch of time admits more than that, over all workers together.

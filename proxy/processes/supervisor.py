@@ -33,7 +33,7 @@ from proxy.processes.run_directory import RunDirectory
 from proxy.processes.supervised_process import STOP_GRACE_S, SupervisedProcess, WorkerFailed
 from proxy.settings import Certificates, Settings, file_versions, read_certificates
 from proxy.store.postgres.local_copy import CopyDirectory
-from proxy.store.shared_memory import host_memory, windows
+from proxy.store.shared_memory import host_memory, rate_buckets
 from proxy.tasks import ROLES, Tasks
 from proxy.telemetry import Scrape
 
@@ -70,7 +70,7 @@ class Supervisor:
         self._log_to = log_to
         self._tasks = Tasks()
         self._listeners: list[socket.socket] = []
-        self._windows_fd = self._memory_fd = -1
+        self._buckets_fd = self._memory_fd = -1
         # The process id of the last worker or part at each place that was ready.
         self._last_ready: dict[int | str, int] = {}
         # Workers by the index of their listening socket, parts by name.
@@ -109,7 +109,7 @@ class Supervisor:
             self._certificates = read_certificates(self.settings.server.tls)
             self._listeners = listeners(self.settings.server.host, self.settings.server.port, self.count)
             self.port = self._listeners[0].getsockname()[1]
-        self._windows_fd = windows.create()
+        self._buckets_fd = rate_buckets.create()
         self._memory_fd = host_memory.create()
         self._directory.open()
         self._starter = self._process_starter()
@@ -165,10 +165,10 @@ class Supervisor:
         if self._starter is not None:
             await self._starter.close()
             self._starter = None
-        if self._windows_fd >= 0:
-            os.close(self._windows_fd)
+        if self._buckets_fd >= 0:
+            os.close(self._buckets_fd)
             os.close(self._memory_fd)
-            self._windows_fd = self._memory_fd = -1
+            self._buckets_fd = self._memory_fd = -1
         if self._scrape is not None:
             self._scrape.close()
             self._scrape = None
@@ -230,7 +230,7 @@ class Supervisor:
 
     def _files(self, place: int | str) -> list[int]:
         """The descriptors that a process inherits."""
-        of_worker = [*(each.fileno() for each in self._listeners), self._windows_fd]
+        of_worker = [*(each.fileno() for each in self._listeners), self._buckets_fd]
         return [*(of_worker if isinstance(place, int) else ()), self._memory_fd, self._directory.lock_fd]
 
     def _arguments(self, place: int | str) -> list[str]:
@@ -240,7 +240,7 @@ class Supervisor:
         alone = ("--alone",) if self.count == 1 else ()
         copies = ("--copies", str(self._copies.path), "--predecessor", str(self._last_ready.get(place, 0)))
         sockets = ("--place", str(place), "--listen-fds", *(str(each.fileno()) for each in self._listeners))
-        return ["worker", *sockets, "--windows-fd", str(self._windows_fd), *memory, *copies, *alone]
+        return ["worker", *sockets, "--buckets-fd", str(self._buckets_fd), *memory, *copies, *alone]
 
     def _environment(self) -> Mapping[str, str]:
         root = str(Path(__file__).resolve().parents[2])

@@ -18,7 +18,7 @@ import uvloop
 from proxy import settings as settings_room
 from proxy import telemetry
 from proxy.compose.app import App, preload_files
-from proxy.compose.fleet import windows_of
+from proxy.compose.fleet import buckets_of
 from proxy.errors import Unavailable
 from proxy.processes.control_messages import CERTIFICATES, LEAVING, UNATTENDED, ControlMessages
 from proxy.processes.listening_sockets import ListeningSockets
@@ -38,7 +38,7 @@ COLLECT_AFTER = (4_000, 10, 10)
 class SharedFiles(NamedTuple):
     """The descriptors of the memory that the processes of a host share."""
 
-    windows: int
+    buckets: int
     memory: int
 
 
@@ -52,8 +52,8 @@ def main(sockets: ListeningSockets, shared: SharedFiles, *, alone: bool, copies:
 
     def build(settings: Settings, tables: Tables) -> App:
         certificates = Certificates.of_line(_next_line()) if settings.server.tls.is_used else None
-        windows = windows_of(settings, shared.windows, memory, alone=alone)
-        return App(settings, tables, windows, copies=copies, memory=memory, certificates=certificates)
+        buckets = buckets_of(settings, shared.buckets, memory, alone=alone)
+        return App(settings, tables, buckets, copies=copies, memory=memory, certificates=certificates)
 
     return run_child(lambda settings, tables: _serve(sockets, lambda: build(settings, tables)))
 

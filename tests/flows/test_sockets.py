@@ -278,9 +278,9 @@ async def test_failing_upstreams_cost_nothing_and_close_no_socket() -> None:
             await upstream.close()
             error = await client.error("eth_getBalance", "0x" + "22" * 20, "latest")
             assert error["code"] == -32603
-            windows = running.app.admission.windows
+            buckets = running.app.admission.buckets
             # All calls but the first were refunded, or their units have been refilled since.
-            assert windows.take(key.rate.slot, time.monotonic(), 0.98, 0.98) == 0.0
+            assert buckets.take(key.rate.slot, time.monotonic(), 0.98, 0.98) == 0.0
             assert (await client.error("eth_nope"))["code"] == -32601
 
 

@@ -16,8 +16,8 @@ from proxy.chains.evm.bundler_methods import BUNDLER
 from proxy.compose.app import App
 from proxy.core.access import SCOPES
 from proxy.settings import SCHEMAS
-from proxy.store.shared_memory import windows
-from proxy.store.shared_memory.windows import SharedWindows
+from proxy.store.shared_memory import rate_buckets
+from proxy.store.shared_memory.rate_buckets import SharedBuckets
 from proxy.web import api_spec
 from tests.shipped_tables import TABLES
 
@@ -99,8 +99,8 @@ SOCKET = f"{BASE}/ws/{{chain}}/{{network}}"
 async def app() -> AsyncIterator[App]:
     """An application as a worker builds it, not started."""
     environ = {"DATABASE_URL": "postgresql://nowhere/none", "PENSTOCK_KEYS__PEPPER": "p" * 32}
-    fd = windows.create()
-    yield App(settings.load(environ=environ), TABLES, SharedWindows(fd))
+    fd = rate_buckets.create()
+    yield App(settings.load(environ=environ), TABLES, SharedBuckets(fd))
     os.close(fd)
 
 

@@ -15,7 +15,7 @@ from proxy import compiled
 from proxy.commands import compiling
 from tests.house.source import ROOT, modules
 
-SMALL = ("proxy.core.limits", "proxy.store.shared_memory.windows")
+SMALL = ("proxy.core.limits", "proxy.store.shared_memory.rate_buckets")
 # Constructs that mypyc translates differently: coroutines and generators share one exception, and groups are unsupported.
 BEYOND = (ast.AsyncFunctionDef, ast.Await, ast.Yield, ast.YieldFrom, ast.TryStar)
 # It makes a plain property of the one; and takes the other for bytes, as its stub says.

@@ -69,7 +69,7 @@ def called(decorator: ast.expr) -> ast.expr:
     ("file", "chosen"),
     [
         ("tests/core/test_limits.py", True),
-        ("tests/store/test_windows.py", True),
+        ("tests/store/test_rate_buckets.py", True),
         ("tests/flows/test_cache.py", True),
         ("tests/core/test_units.py", False),
         ("tests/core/test_uris.py", False),

@@ -39,8 +39,8 @@ from proxy.store.postgres.refusals import RefusalStore
 from proxy.store.postgres.request_store import RequestStore
 from proxy.store.postgres.usage import UsageStore
 from proxy.store.postgres.usage_spool import UsageSpool
-from proxy.store.shared_memory import windows
-from proxy.store.shared_memory.windows import UnsharedWindows
+from proxy.store.shared_memory import rate_buckets
+from proxy.store.shared_memory.rate_buckets import UnsharedBuckets
 from proxy.tasks import Tasks
 from proxy.wire.receiver import DeliveryReply
 from tests.chain_upstream import erc20
@@ -207,9 +207,9 @@ async def test_keyring(pool: Pool, chance: random.Random) -> None:
     account = (await store.create_account(name="a", email="a@b.example", plan="free"))["id"]
     _, text = await store.create_key(account, name="k", mode="live")
     (row,) = [dict(each) for each in await store.load(datetime.date(2026, 1, 15))]
-    fd = windows.create()
+    fd = rate_buckets.create()
     try:
-        keyring = Keyring(store, UnsharedWindows(fd), plans=TABLES.plans, pepper="p" * 32, reload_s=0.05)
+        keyring = Keyring(store, UnsharedBuckets(fd), plans=TABLES.plans, pepper="p" * 32, reload_s=0.05)
         # Postgres numbers the slots.
         own = ("id", "digest", "slot", "account_slot")
         rows = []

@@ -17,8 +17,8 @@ from proxy.store.postgres.keys import KeyStore
 from proxy.store.postgres.notices import Notices
 from proxy.store.postgres.pool import DatabaseConnection, Pool
 from proxy.store.postgres.secrets import Vault
-from proxy.store.shared_memory import windows
-from proxy.store.shared_memory.windows import UnsharedWindows
+from proxy.store.shared_memory import rate_buckets
+from proxy.store.shared_memory.rate_buckets import UnsharedBuckets
 from proxy.tasks import Tasks
 from tests.service import until
 from tests.shipped_tables import TABLES
@@ -45,9 +45,9 @@ async def following(
     store: KeyStore, pool: Pool, *, reload_s: float, pepper: str = PEPPER, previous: str = ""
 ) -> AsyncIterator[Keyring]:
     """A keyring that is loaded and follows changes."""
-    fd, tasks, notices = windows.create(), Tasks(), Notices(pool)
+    fd, tasks, notices = rate_buckets.create(), Tasks(), Notices(pool)
     keyring = Keyring(
-        store, UnsharedWindows(fd), plans=PLANS, pepper=pepper, previous_pepper=previous, reload_s=reload_s
+        store, UnsharedBuckets(fd), plans=PLANS, pepper=pepper, previous_pepper=previous, reload_s=reload_s
     )
     keyring.listen(notices)
     await keyring.load()

@@ -9,10 +9,10 @@ from collections import Counter
 from typing import Any
 
 from proxy.compose.app import App
-from proxy.compose.fleet import windows_of
+from proxy.compose.fleet import buckets_of
 from proxy.core.access import Key, Limits
 from proxy.settings import load
-from proxy.store.shared_memory import host_memory, windows
+from proxy.store.shared_memory import host_memory, rate_buckets
 from proxy.store.shared_memory.host_memory import HostMemory
 from tests.shipped_tables import TABLES
 from tests.simulation import sim_clients
@@ -195,12 +195,12 @@ class Gateway:
             "upstreams": blocks,
         }
         settings = load(environ={}, overrides=over)
-        self._windows_fd = windows.create()
+        self._buckets_fd = rate_buckets.create()
         self._memory = HostMemory(host_memory.create())
         self._app = App(
-            settings, TABLES, windows_of(settings, self._windows_fd, self._memory, alone=True), memory=self._memory
+            settings, TABLES, buckets_of(settings, self._buckets_fd, self._memory, alone=True), memory=self._memory
         )
-        self._worker = Worker(self._app, GATEWAY[1], self._windows_fd)
+        self._worker = Worker(self._app, GATEWAY[1], self._buckets_fd)
 
     def __repr__(self) -> str:
         return f"<Gateway {self._worker!r}>"
@@ -217,7 +217,7 @@ class Gateway:
 
     async def stop(self) -> None:
         await self._app.stop()
-        os.close(self._windows_fd)
+        os.close(self._buckets_fd)
         os.close(self._memory.fd)
 
     def leftovers(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""A process that executes commands on shared windows, one JSON line at a time: `python -m tests.store.hammer FD`.
+"""A process that executes commands on shared buckets, one JSON line at a time: `python -m tests.store.hammer FD`.
 
 Tests start several of them to simulate workers: real processes on one inherited file.
 """
@@ -15,8 +15,8 @@ from typing import Any
 import orjson
 
 from proxy.core.limits import BucketRates
-from proxy.store.shared_memory import windows
-from proxy.store.shared_memory.windows import STRIPES, SharedWindows
+from proxy.store.shared_memory import rate_buckets
+from proxy.store.shared_memory.rate_buckets import STRIPES, SharedBuckets
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER_S = 30.0
@@ -62,18 +62,18 @@ class Hammer:
         self.process.communicate()
 
 
-def take(shared: SharedWindows, *, slot: int, tries: int, now: float, request_s: float, unit_s: float = 0.0) -> int:
+def take(shared: SharedBuckets, *, slot: int, tries: int, now: float, request_s: float, unit_s: float = 0.0) -> int:
     """Return how many of the tries were granted, all at the same time."""
     return sum(not shared.take(slot, now, request_s, unit_s) for _ in range(tries))
 
 
-def take_both(shared: SharedWindows, *, rate: list[int], own: list[int], tries: int, now: float) -> int:
+def take_both(shared: SharedBuckets, *, rate: list[int], own: list[int], tries: int, now: float) -> int:
     """The same for an account's limit and a key's: slot, requests and units per second of each."""
     limits = BucketRates(*rate), BucketRates(*own)
     return sum(not shared.take_both(*limits, now, requests=1, units=1) for _ in range(tries))
 
 
-def take_until(shared: SharedWindows, *, slot: int, end: float, request_s: float) -> tuple[int, float, float]:
+def take_until(shared: SharedBuckets, *, slot: int, end: float, request_s: float) -> tuple[int, float, float]:
     """Take without pause until the end; return how many were granted, and the times of the first and last try."""
     granted = 0
     first = last = now = time.monotonic()
@@ -83,7 +83,7 @@ def take_until(shared: SharedWindows, *, slot: int, end: float, request_s: float
     return granted, first, last
 
 
-def churn(shared: SharedWindows, *, slot: int, tries: int, now: float, request_s: float) -> int:
+def churn(shared: SharedBuckets, *, slot: int, tries: int, now: float, request_s: float) -> int:
     """Take one and give it back, repeatedly; return how many takes were refused."""
     refused = 0
     for _ in range(tries):
@@ -94,7 +94,7 @@ def churn(shared: SharedWindows, *, slot: int, tries: int, now: float, request_s
     return refused
 
 
-def overstep(shared: SharedWindows, *, slot: int) -> list[str]:
+def overstep(shared: SharedBuckets, *, slot: int) -> list[str]:
     """Use an unreserved slot and return the names of the exceptions raised."""
     raised = []
     for act in (lambda: shared.take(slot, 1.0, 0.1, 0.1), lambda: shared.give_back(slot, 0.1, 0.1)):
@@ -105,18 +105,18 @@ def overstep(shared: SharedWindows, *, slot: int) -> list[str]:
     return raised
 
 
-def reserve(shared: SharedWindows, *, slot: int) -> int:
+def reserve(shared: SharedBuckets, *, slot: int) -> int:
     shared.reserve(slot)
     return shared.slots
 
 
-def edge(shared: SharedWindows, *, slot: int) -> float:
+def edge(shared: SharedBuckets, *, slot: int) -> float:
     return shared.edge(slot)
 
 
-def hold(shared: SharedWindows, *, slot: int) -> str:
+def hold(shared: SharedBuckets, *, slot: int) -> str:
     """Lock the slot's mutex like `take` and never unlock it."""
-    windows._lock(shared._locks[slot % STRIPES])
+    rate_buckets._lock(shared._locks[slot % STRIPES])
     return "held"
 
 
@@ -124,7 +124,7 @@ ACTS = {act.__name__: act for act in (take, take_both, take_until, churn, overst
 
 
 def main(fd: int) -> None:
-    shared = SharedWindows(fd)
+    shared = SharedBuckets(fd)
     for line in sys.stdin.buffer:
         what, how = orjson.loads(line)
         sys.stdout.buffer.write(orjson.dumps(ACTS[what](shared, **how)) + b"\n")

@@ -13,7 +13,7 @@ import pytest
 
 from proxy.compose.fleet import account_leases, link_to
 from proxy.core.limits import BucketRates
-from proxy.store.shared_memory import host_memory, windows
+from proxy.store.shared_memory import host_memory, rate_buckets
 from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.store.shared_memory.lease_records import (
     CELLS,
@@ -28,7 +28,7 @@ from proxy.store.shared_memory.lease_records import (
     UNTIL,
     Lease,
 )
-from proxy.store.shared_memory.leased_windows import ASK, LeasedWindows
+from proxy.store.shared_memory.leased_buckets import ASK, LeasedBuckets
 from proxy.store.valkey import valkey_link
 from proxy.store.valkey.lease_client import LEASE
 from proxy.store.valkey.live_hosts import LiveHosts
@@ -57,11 +57,11 @@ class Host:
 
     def __init__(self, url: str, number: int) -> None:
         memory = HostMemory(host_memory.create())
-        self.windows = LeasedWindows.of_accounts(windows.create(), memory.fd, alone=number % 2 == 0)
-        self.windows.reserve_rates(RATE, OWN)
+        self.buckets = LeasedBuckets.of_accounts(rate_buckets.create(), memory.fd, alone=number % 2 == 0)
+        self.buckets.reserve_rates(RATE, OWN)
         self.link = link_to(url)
-        self.leases = account_leases(self.link, self.windows)
-        self.hosts = LiveHosts(self.link, f"host{number}", [self.windows], memory.hosts, no_postgres)
+        self.leases = account_leases(self.link, self.buckets)
+        self.hosts = LiveHosts(self.link, f"host{number}", [self.buckets], memory.hosts, no_postgres)
 
     async def call(self, *, own: bool = False) -> bool:
         """Whether a call is admitted, after it has waited for a lease if need be."""
@@ -75,8 +75,8 @@ class Host:
     def _take(self, *, own: bool) -> float:
         now = time.monotonic()
         if own:
-            return self.windows.take_both(RATE, OWN, now, requests=1, units=UNITS)
-        return self.windows.take(RATE.slot, now, RATE.request_s, UNITS * RATE.unit_s)
+            return self.buckets.take_both(RATE, OWN, now, requests=1, units=UNITS)
+        return self.buckets.take(RATE.slot, now, RATE.request_s, UNITS * RATE.unit_s)
 
 
 @asynccontextmanager
@@ -134,7 +134,7 @@ async def test_tokens_in_advance_are_for_whole_calls(tmp_path: Path) -> None:
 
 async def test_valkey_is_not_asked_for_a_limit_that_is_not_used(tmp_path: Path) -> None:
     async with hosts(tmp_path, 1) as (host,):
-        await until(lambda: not host.windows.away)
+        await until(lambda: not host.buckets.away)
         assert await host.call()
         assert len(host.leases) == 1
         await until(lambda: len(host.leases) == 0)
@@ -144,7 +144,7 @@ async def test_refund_can_be_spent_again(tmp_path: Path) -> None:
     async with hosts(tmp_path, 1) as (host,):
         admitted, took_s = await volley([host], 30)
         assert 20 <= admitted <= 20 * (1 + took_s)
-        host.windows.give_back(RATE.slot, RATE.request_s, UNITS * RATE.unit_s)
+        host.buckets.give_back(RATE.slot, RATE.request_s, UNITS * RATE.unit_s)
         assert await host.call()
 
 
@@ -160,7 +160,7 @@ def test_numbers_that_are_read_in_place_are_those_of_the_fields() -> None:
 
 
 def test_share_of_a_low_limit_admits_whole_calls() -> None:
-    host = LeasedWindows.of_accounts(windows.create(), host_memory.create(), alone=True)
+    host = LeasedBuckets.of_accounts(rate_buckets.create(), host_memory.create(), alone=True)
     slow = BucketRates(9, 2, 40)
     host.reserve_rates(slow, None)
     host.least_share = 1 / 3
@@ -174,10 +174,10 @@ async def test_host_without_redis_uses_its_share(tmp_path: Path) -> None:
     async with hosts(tmp_path, 2) as (one, other):
         await volley([one], 20)
         for host in (one, other):
-            host.windows.away = True
+            host.buckets.away = True
         began = time.monotonic()
-        assert one.windows.lease(RATE.slot).share(0.5) > 0.9
-        assert other.windows.lease(RATE.slot).share(0.5) == 0.5
+        assert one.buckets.lease(RATE.slot).share(0.5) > 0.9
+        assert other.buckets.lease(RATE.slot).share(0.5) == 0.5
         await asyncio.sleep(0.3)
         admitted = sum([await other.call() for _ in range(40)])
         assert 0 < admitted <= 10 * (1 + time.monotonic() - began) + 1
@@ -188,7 +188,7 @@ async def test_call_does_not_wait_for_the_reply_to_another_and_then_for_its_own(
         host, tasks = Host(redis.url, 0), Tasks()
         tasks.start("valkey", host.link.run)
         await until(lambda: host.link.is_up)
-        await until(lambda: not host.windows.away)
+        await until(lambda: not host.buckets.away)
         redis.freeze()
         leased = [asyncio.Event(), asyncio.Event()]
         for asks, event in enumerate(leased, 1):

@@ -9,8 +9,8 @@ from proxy.store.postgres.fleet import FleetStore
 from proxy.store.postgres.pool import Pool
 from proxy.store.shared_memory import host_memory
 from proxy.store.shared_memory.host_memory import HostMemory
-from proxy.store.shared_memory.leased_windows import LeasedWindows
-from proxy.store.shared_memory.windows import create
+from proxy.store.shared_memory.leased_buckets import LeasedBuckets
+from proxy.store.shared_memory.rate_buckets import create
 from proxy.store.valkey.live_hosts import LiveHosts
 from proxy.tasks import Tasks
 from tests.redis_server import redis_server, require_redis
@@ -34,9 +34,9 @@ async def test_worker_that_starts_while_valkey_is_away_has_the_number_that_the_h
             tasks.start(name, LiveHosts(link, name, [], memory.hosts, no_postgres).run)
         await until(lambda: memory.hosts[0] == 2)
         await tasks.close()
-    windows = LeasedWindows.of_accounts(create(), memory.fd, alone=True)
-    started = LiveHosts(link_to(NOWHERE), "one", [windows], HostMemory(memory.fd).hosts, no_postgres)
-    assert (started.count, windows.least_share) == (2, 0.5)
+    buckets = LeasedBuckets.of_accounts(create(), memory.fd, alone=True)
+    started = LiveHosts(link_to(NOWHERE), "one", [buckets], HostMemory(memory.fd).hosts, no_postgres)
+    assert (started.count, buckets.least_share) == (2, 0.5)
 
 
 async def test_host_that_starts_while_valkey_is_away_counts_the_others_in_postgres(pool: Pool) -> None:

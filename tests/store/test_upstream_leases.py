@@ -43,7 +43,7 @@ async def hosts(room: Path, count: int) -> AsyncIterator[list[LeasedRate]]:
         for limits, tasks in found:
             limits.start(tasks)
         rates = [limits.leases.rate("mark", PER_SECOND) for limits, _ in found]
-        await until(lambda: not any(limits.leases.windows.away for limits, _ in found))
+        await until(lambda: not any(limits.leases.buckets.away for limits, _ in found))
         try:
             yield rates
         finally:

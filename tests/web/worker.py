@@ -18,14 +18,14 @@ from typing import Any, ParamSpec
 import uvloop
 
 from proxy.compose.app import App
-from proxy.compose.fleet import windows_of
+from proxy.compose.fleet import buckets_of
 from proxy.core import access
 from proxy.core.access import Account, Key, Limits
 from proxy.core.directives import USUAL
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.limits import BucketRates
 from proxy.settings import load, read_certificates
-from proxy.store.shared_memory import host_memory, windows
+from proxy.store.shared_memory import host_memory, rate_buckets
 from proxy.store.shared_memory.host_memory import HostMemory
 from tests.http_client import HttpClient, Reply
 from tests.http_client import post as post_to
@@ -53,9 +53,9 @@ def on_uvloop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 
 
 class Worker:
-    def __init__(self, app: App, port: int, windows_fd: int = -1) -> None:
+    def __init__(self, app: App, port: int, buckets_fd: int = -1) -> None:
         self.app = app
-        self.windows_fd = windows_fd
+        self.buckets_fd = buckets_fd
         self.port = port
         self.keys: dict[str, str] = {}
         # Headers of every request that `send` sends.
@@ -183,11 +183,11 @@ async def running_worker(
     }
     for name, section in sections.items():
         over[name] = {**over.get(name, {}), **section} if isinstance(section, Mapping) else section  # type: ignore[dict-item]
-    fd = windows.create() if beside is None else os.dup(beside.windows_fd)
+    fd = rate_buckets.create() if beside is None else os.dup(beside.buckets_fd)
     memory = HostMemory(host_memory.create()) if beside is None else beside.app.memory
     settings = load(environ={}, overrides=over)
     certificates = read_certificates(settings.server.tls)
-    buckets = windows_of(settings, fd, memory, alone=True)
+    buckets = buckets_of(settings, fd, memory, alone=True)
     app = App(settings, TABLES, buckets, memory=memory, certificates=certificates)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)

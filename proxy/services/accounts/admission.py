@@ -20,7 +20,7 @@ from proxy.errors import Fault, Forbidden, InvalidRequest, LeasePending, RateLim
 from proxy.services.accounts.keyring import Keyring
 from proxy.services.accounts.quotas import Quotas
 from proxy.store.shared_memory.bucket_table import SharedBucketTable
-from proxy.store.shared_memory.windows import Windows
+from proxy.store.shared_memory.rate_buckets import RateBuckets
 from proxy.store.valkey.lease_client import LeaseClient
 
 # An address may fail this long at its rate before it has to wait.
@@ -65,7 +65,7 @@ class Admission:
     def __init__(
         self,
         keyring: Keyring,
-        windows: Windows,
+        buckets: RateBuckets,
         quotas: Quotas,
         failures: AuthFailures,
         leases: LeaseClient | None = None,
@@ -75,10 +75,10 @@ class Admission:
         self._keyring = keyring
         self._quotas = quotas
         self._failures = failures
-        self.windows = windows
+        self.buckets = buckets
 
     def __repr__(self) -> str:
-        return f"<Admission {self._keyring!r} {self.windows!r}>"
+        return f"<Admission {self._keyring!r} {self.buckets!r}>"
 
     def known(self, text: str | None, now: float) -> Key | None:
         """The key's record, or None. Does not count a failure."""
@@ -126,9 +126,9 @@ class Admission:
             return self._day_is_over() if self._quotas.is_over(account) else _lease_pending()
         rate = key.rate
         if key.own_rate is None:
-            wait = self.windows.take(rate.slot, now, requests * rate.request_s, units * rate.unit_s)
+            wait = self.buckets.take(rate.slot, now, requests * rate.request_s, units * rate.unit_s)
         else:
-            wait = self.windows.take_both(rate, key.own_rate, now, requests=requests, units=units)
+            wait = self.buckets.take_both(rate, key.own_rate, now, requests=requests, units=units)
         if wait:
             return self._refusal(key, requests, units, wait) if wait > 0.0 else self._pending(key, requests, units)
         if account.day_limit:
@@ -172,16 +172,16 @@ class Admission:
         """Return the charge of a call that failed through our own fault."""
         rate = key.rate
         if key.own_rate is None:
-            self.windows.give_back(rate.slot, requests * rate.request_s, units * rate.unit_s)
+            self.buckets.give_back(rate.slot, requests * rate.request_s, units * rate.unit_s)
         else:
-            self.windows.give_back_both(rate, key.own_rate, requests=requests, units=units)
+            self.buckets.give_back_both(rate, key.own_rate, requests=requests, units=units)
         if requests and key.account.day_limit:
             key.account.left += requests
 
     def headers(self, key: Key, now: float) -> dict[str, str]:
         """The three `X-RateLimit-*` headers. They describe the tighter request bucket."""
-        rate = self.windows.tighter(key.rate, key.own_rate, now)
-        edge = self.windows.edge(rate.slot)
+        rate = self.buckets.tighter(key.rate, key.own_rate, now)
+        edge = self.buckets.edge(rate.slot)
         remaining = limits.remaining(edge, now, rate.requests_per_second)
         return _rate_headers(rate.requests_per_second, remaining, limits.full_in(edge, now))
 

@@ -1,8 +1,8 @@
-"""Memory that all processes of a host share, besides the buckets of accounts (windows).
+"""Memory that all processes of a host share, besides the buckets of accounts (rate_buckets).
 
 It is an anonymous file that the supervisor creates and every process maps: mutexes, the owners of the regions in
 `AccountCounts`, the buckets of upstreams and of client addresses (`SharedBucketTable`), those regions, and last the leases
-(leased_windows), which grow with the number of accounts and keys. Far beyond those are the leases of upstreams, their polls
+(leased_buckets), which grow with the number of accounts and keys. Far beyond those are the leases of upstreams, their polls
 (poll_table), the heads of networks, and their recent writes (write_table). The file is sparse: only pages that are used exist.
 """
 

@@ -1,4 +1,4 @@
-"""The leased tokens of one limit, and the messages by which they are leased (leased_windows).
+"""The leased tokens of one limit, and the messages by which they are leased (leased_buckets).
 
 Tokens of two slots of Valkey's clock may be held at once: those of the older one are spent first, and end first. A part of the
 tokens is kept in reserve: when only the reserve is left, more tokens are asked for, before a call has to wait.
@@ -134,7 +134,7 @@ class Tokens:
         return old, held - old
 
     def drop_all(self) -> None:
-        """A debt does not end (`LeasedWindows.charge`)."""
+        """A debt does not end (`LeasedBuckets.charge`)."""
         held = max(0.0, self.held)
         self.base -= held
         self.hold(self.held - held)

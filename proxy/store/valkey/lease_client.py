@@ -12,7 +12,7 @@ import hiredis
 
 from proxy.core.limits import BucketRates
 from proxy.store.shared_memory.lease_records import LeaseGrant
-from proxy.store.shared_memory.leased_windows import AHEAD_ROUND_TRIPS, AHEAD_S, LeasedWindows
+from proxy.store.shared_memory.leased_buckets import AHEAD_ROUND_TRIPS, AHEAD_S, LeasedBuckets
 from proxy.store.valkey.valkey_link import LATE_S, ValkeyLink
 
 LEASE = "penstock_lease_1"
@@ -54,17 +54,17 @@ class SlotAsks:
 
 
 class LeaseClient:
-    def __init__(self, link: ValkeyLink, windows: LeasedWindows, key_of: Callable[[int], str]) -> None:
+    def __init__(self, link: ValkeyLink, buckets: LeasedBuckets, key_of: Callable[[int], str]) -> None:
         """`key_of`: the key in Valkey of a slot's buckets."""
         self._link = link
-        self._windows = windows
+        self._buckets = buckets
         self._key_of = key_of
         self._loop = asyncio.get_running_loop()
         # Slots that this worker has asked for and that may hold tokens.
         self._asks: dict[int, SlotAsks] = {}
         self._low: set[int] = set()
         self.asked = 0
-        windows.on_low(self._on_low)
+        buckets.on_low(self._on_low)
         link.on_change.append(self._on_change)
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class LeaseClient:
     def lacking(self, rate: BucketRates, own: BucketRates, requests: int, units: int) -> BucketRates:
         """The one of two limits that a call has to wait for."""
         need = (requests * own.request_s, units * own.unit_s)
-        return own if self._windows.lease(own.slot).lacks(need, time.monotonic()) else rate
+        return own if self._buckets.lease(own.slot).lacks(need, time.monotonic()) else rate
 
     def _on_low(self, slot: int) -> None:
         """Called while the slot's mutex is held."""
@@ -125,8 +125,8 @@ class LeaseClient:
         if not self._link.is_up:
             _run(waiting)
             return
-        rate, guard = self._windows.rates[slot]
-        found = self._windows.report(rate, guard, now, need, 0.0 if is_report else self._ahead_s())
+        rate, guard = self._buckets.rates[slot]
+        found = self._buckets.report(rate, guard, now, need, 0.0 if is_report else self._ahead_s())
         words = (LEASE, "1", self._key_of(slot), f"{rate.request_s:.9g}", f"{rate.unit_s:.9g}", *_texts(found))
         asks.under_way += 1
         asks.asked_at = now
@@ -149,7 +149,7 @@ class LeaseClient:
 
     def _add(self, slot: int, sent_at: float, reply: list[int]) -> None:
         requests, units, life_us, wait_us, granted, valkey_slot, there_us = reply
-        rate, guard = self._windows.rates[slot]
+        rate, guard = self._buckets.rates[slot]
         given = LeaseGrant(
             requests * rate.request_s,
             units * rate.unit_s,
@@ -160,7 +160,7 @@ class LeaseClient:
             granted / 1000,
             there_us / 1e6,
         )
-        self._windows.grant(rate, guard, time.monotonic(), given, self._ahead_s() / 2)
+        self._buckets.grant(rate, guard, time.monotonic(), given, self._ahead_s() / 2)
 
     def may_wait(self, began: float) -> bool:
         """Whether a call that began then can wait for a reply, even for one that comes too late."""
@@ -169,7 +169,7 @@ class LeaseClient:
     # Loops
 
     def _on_change(self) -> None:
-        self._windows.away = not self._link.is_up
+        self._buckets.away = not self._link.is_up
 
     async def run(self) -> None:
         """A supervised loop: report spent tokens."""
@@ -182,7 +182,7 @@ class LeaseClient:
         for slot, asks in [*self._asks.items()]:
             if asks.under_way or asks.waiting:
                 continue
-            lease = self._windows.lease(slot)
+            lease = self._buckets.lease(slot)
             if not lease.is_leased(now) or lease.is_empty():
                 del self._asks[slot]
             elif now - lease.reported_at > (REPORT_S if lease.has_spent() else lease.return_s()):

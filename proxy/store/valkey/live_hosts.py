@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from proxy.errors import Unavailable
-from proxy.store.shared_memory.leased_windows import LeasedWindows
+from proxy.store.shared_memory.leased_buckets import LeasedBuckets
 from proxy.store.valkey.valkey_address import TAG
 from proxy.store.valkey.valkey_link import ValkeyLink
 
@@ -29,16 +29,16 @@ class LiveHosts:
         self,
         link: ValkeyLink,
         host: str,
-        windows: Sequence[LeasedWindows],
+        buckets: Sequence[LeasedBuckets],
         shared: memoryview[int],
         in_postgres: Callable[[str], Awaitable[int]],
     ) -> None:
         """`host` identifies this host among all that share the Valkey; a process that serves no clients passes none, and only
-        counts. `windows`: the limits that are split between the hosts while Valkey is away. `shared`: the number in the memory
+        counts. `buckets`: the limits that are split between the hosts while Valkey is away. `shared`: the number in the memory
         of the host. `in_postgres` counts the other hosts there."""
         self._link = link
         self._host = host
-        self._windows = windows
+        self._buckets = buckets
         self._shared = shared
         self._in_postgres = in_postgres
         self._counted_at = -COUNT_S
@@ -76,5 +76,5 @@ class LiveHosts:
 
     def _know(self, count: int) -> None:
         self.count = self._shared[0] = count
-        for each in self._windows:
+        for each in self._buckets:
             each.least_share = 1.0 / count

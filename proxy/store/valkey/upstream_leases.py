@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from proxy.core.limits import BucketRates
 from proxy.store.shared_memory.host_memory import HostMemory
-from proxy.store.shared_memory.leased_windows import ASK, LeasedWindows
+from proxy.store.shared_memory.leased_buckets import ASK, LeasedBuckets
 from proxy.store.valkey.lease_client import LeaseClient
 from proxy.store.valkey.valkey_address import TAG
 from proxy.store.valkey.valkey_link import ValkeyLink
@@ -25,8 +25,8 @@ class UpstreamLeases:
     def __init__(self, link: ValkeyLink, memory: HostMemory) -> None:
         self._places = memory.upstreams
         self._marks: dict[int, str] = {}
-        self.windows = LeasedWindows.of_upstreams(memory.fd, memory.mutexes)
-        self.client = LeaseClient(link, self.windows, self._key_of)
+        self.buckets = LeasedBuckets.of_upstreams(memory.fd, memory.mutexes)
+        self.client = LeaseClient(link, self.buckets, self._key_of)
 
     def __repr__(self) -> str:
         return f"<UpstreamLeases of {len(self._marks)}, {self.client!r}>"
@@ -36,8 +36,8 @@ class UpstreamLeases:
         self._marks[slot] = mark
         rates = BucketRates(slot, math.ceil(per_second), 1)
         rates.request_s = 1.0 / per_second
-        self.windows.reserve_rates(rates, None)
-        return LeasedRate(self.windows, self.client, rates)
+        self.buckets.reserve_rates(rates, None)
+        return LeasedRate(self.buckets, self.client, rates)
 
     def _key_of(self, slot: int) -> str:
         return f"{TAG}:upstream:{self._marks[slot]}"
@@ -46,8 +46,8 @@ class UpstreamLeases:
 class LeasedRate:
     """The `CallRate` of one upstream."""
 
-    def __init__(self, windows: LeasedWindows, client: LeaseClient, rate: BucketRates) -> None:
-        self._windows = windows
+    def __init__(self, buckets: LeasedBuckets, client: LeaseClient, rate: BucketRates) -> None:
+        self._buckets = buckets
         self._client = client
         self._rate = rate
 
@@ -61,7 +61,7 @@ class LeasedRate:
         return found == 0.0
 
     def take(self, now: float) -> None:
-        self._windows.charge(self._rate.slot, now, self._rate.request_s)
+        self._buckets.charge(self._rate.slot, now, self._rate.request_s)
 
     def waits(self, began: float) -> bool:
         """Whether a call that began to wait then is decided by Valkey's reply."""
@@ -71,4 +71,4 @@ class LeasedRate:
         self._client.wait(self._rate.slot, (self._rate.request_s, 0.0), again)
 
     def _look(self, now: float) -> float:
-        return self._windows.look(self._rate.slot, now, self._rate.request_s)
+        return self._buckets.look(self._rate.slot, now, self._rate.request_s)

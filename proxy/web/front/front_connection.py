@@ -241,7 +241,7 @@ class FrontConnection(asyncio.Protocol):
         key, context, replies = head.key, self._context, self._replies
         rate = key.rate
         now = _monotonic()
-        if context.windows.take(rate.slot, now, rate.request_s, policy.units * rate.unit_s):
+        if context.buckets.take(rate.slot, now, rate.request_s, policy.units * rate.unit_s):
             self._serve_in_full(head, body, envelope)
             return
         route = head.route

@@ -60,7 +60,7 @@ class FrontContext:
         self.held, self.turns = held, turns
         self.accounting = accounting
         self.logs, self.slow_s = accounting.logs, accounting.slow_s
-        self.windows = admission.windows
+        self.buckets = admission.buckets
         self._admission = admission
         self.draining = False
         # Whether replies name the upstream that produced them.
@@ -99,8 +99,8 @@ class FrontContext:
     def rate_lines(self, key: Key, now: float) -> tuple[bytes, bytes, bytes]:
         """The three rate headers of a key, in parts: up to the remaining requests, their number, and the rest. The bucket's
         state is that of now: other calls may have taken from it since this one was admitted."""
-        limit = key.rate if key.own_rate is None else self.windows.tighter(key.rate, key.own_rate, now)
-        edge = self.windows.edge(limit.slot)
+        limit = key.rate if key.own_rate is None else self.buckets.tighter(key.rate, key.own_rate, now)
+        edge = self.buckets.edge(limit.slot)
         # A bucket that filled up more than a second ago is full now; its window does not end in the past.
         if edge < now - 1.0:
             edge = now - 1.0

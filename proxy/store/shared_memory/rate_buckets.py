@@ -32,8 +32,8 @@ _adopt = robust_mutexes.adopt
 
 
 def create() -> int:
-    """Create windows with every bucket full and return the file descriptor, which the workers inherit."""
-    fd = os.memfd_create("penstock-windows")
+    """Create full buckets and return the file descriptor, which the workers inherit."""
+    fd = os.memfd_create("penstock-buckets")
     os.ftruncate(fd, MUTEX_BYTES + FIRST_SLOTS * SLOT_BYTES)
     with mmap.mmap(fd, MUTEX_BYTES) as memory:
         robust_mutexes.initialise(memory, STRIPES)
@@ -44,7 +44,7 @@ def mutexes_of(fd: int) -> list[Mutex]:
     return robust_mutexes.mutexes_of(mmap.mmap(fd, MUTEX_BYTES), STRIPES)
 
 
-class Windows:
+class RateBuckets:
     """The limits of accounts and keys: each has a slot, which a mutex guards."""
 
     __slots__ = ("_locks",)
@@ -106,7 +106,7 @@ class Windows:
         return own if limits.remaining(self.edge(own.slot), now, own.requests_per_second) <= left else rate
 
 
-class SharedWindows(Windows):
+class SharedBuckets(RateBuckets):
     """The buckets of one host, as one of its processes sees them."""
 
     __slots__ = ("_edges", "_fd", "slots")
@@ -158,8 +158,8 @@ class SharedWindows(Windows):
         return f"<{type(self).__name__} {self.slots} slots>"
 
 
-class UnsharedWindows(SharedWindows):
-    """The windows of a host with a single worker, without locks."""
+class UnsharedBuckets(SharedBuckets):
+    """The buckets of a host with a single worker, without locks."""
 
     __slots__ = ()
 

@@ -34,8 +34,8 @@ from proxy.store.shared_memory.lease_records import (
     LeaseGrant,
     LeaseReport,
 )
+from proxy.store.shared_memory.rate_buckets import FIRST_SLOTS, RateBuckets, mutexes_of
 from proxy.store.shared_memory.robust_mutexes import Mutex
-from proxy.store.shared_memory.windows import FIRST_SLOTS, Windows, mutexes_of
 
 # `take` returns this if the caller has to wait for a lease.
 ASK: Final = -1.0
@@ -48,7 +48,7 @@ _unlock = robust_mutexes.unlock
 _adopt = robust_mutexes.adopt
 
 
-class LeasedWindows(Windows):
+class LeasedBuckets(RateBuckets):
     __slots__ = ("_alone", "_cells", "_fd", "_low", "_start", "away", "least_share", "rates", "slots")
 
     def __init__(self, mutexes: list[Mutex], fd: int, start: int, *, slots: int, alone: bool) -> None:
@@ -68,12 +68,12 @@ class LeasedWindows(Windows):
         self._cells = self._map(slots)
 
     @classmethod
-    def of_accounts(cls, windows_fd: int, memory_fd: int, *, alone: bool) -> LeasedWindows:
+    def of_accounts(cls, buckets_fd: int, memory_fd: int, *, alone: bool) -> LeasedBuckets:
         """The limits of accounts and keys. Their mutexes are those of the host's own buckets."""
-        return cls(mutexes_of(windows_fd), memory_fd, LEASES_AT, slots=FIRST_SLOTS, alone=alone)
+        return cls(mutexes_of(buckets_fd), memory_fd, LEASES_AT, slots=FIRST_SLOTS, alone=alone)
 
     @classmethod
-    def of_upstreams(cls, memory_fd: int, mutexes: list[Mutex]) -> LeasedWindows:
+    def of_upstreams(cls, memory_fd: int, mutexes: list[Mutex]) -> LeasedBuckets:
         """Guarded by the mutexes of the host's memory, which background processes have too."""
         return cls(mutexes, memory_fd, UPSTREAM_LEASES_AT, slots=UPSTREAMS, alone=False)
 
@@ -243,7 +243,7 @@ class LeasedWindows(Windows):
             _unlock(mutex)
 
     def __repr__(self) -> str:
-        return f"<LeasedWindows {self.slots} slots, Valkey {'away' if self.away else 'up'}>"
+        return f"<LeasedBuckets {self.slots} slots, Valkey {'away' if self.away else 'up'}>"
 
 
 def _ignore(_: int) -> None: ...

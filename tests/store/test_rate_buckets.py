@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from proxy.core.limits import BucketRates
-from proxy.store.shared_memory import windows
-from proxy.store.shared_memory.windows import FIRST_SLOTS, STRIPES, SharedWindows, UnsharedWindows
+from proxy.store.shared_memory import rate_buckets
+from proxy.store.shared_memory.rate_buckets import FIRST_SLOTS, STRIPES, SharedBuckets, UnsharedBuckets
 from tests.store.hammer import Hammer
 
 NOW = 1000.0
@@ -20,7 +20,7 @@ NOW = 1000.0
 
 @pytest.fixture
 def fd() -> Iterator[int]:
-    found = windows.create()
+    found = rate_buckets.create()
     yield found
     os.close(found)
 
@@ -42,13 +42,13 @@ def run_all(hammers: list[Hammer], what: str, **how: object) -> list[Any]:
     return [hammer.receive() for hammer in hammers]
 
 
-def granted(shared: SharedWindows, slot: int, tries: int, request_s: float, unit_s: float = 0.0) -> int:
+def granted(shared: SharedBuckets, slot: int, tries: int, request_s: float, unit_s: float = 0.0) -> int:
     return sum(not shared.take(slot, NOW, request_s, unit_s) for _ in range(tries))
 
 
-def test_new_windows_have_full_buckets(fd: int) -> None:
-    shared = SharedWindows(fd)
-    assert repr(shared) == f"<SharedWindows {FIRST_SLOTS} slots>"
+def test_new_buckets_are_full(fd: int) -> None:
+    shared = SharedBuckets(fd)
+    assert repr(shared) == f"<SharedBuckets {FIRST_SLOTS} slots>"
     for slot in (0, 1, FIRST_SLOTS - 1):
         assert shared.edge(slot) == 0.0
         assert granted(shared, slot, 20, 0.1) == 10
@@ -83,7 +83,7 @@ def test_unit_bucket_is_shared_by_all_processes(hammers: list[Hammer]) -> None:
 
 def test_take_and_give_back_lose_nothing(hammers: list[Hammer], fd: int) -> None:
     run_all(hammers, "churn", slot=7, tries=20_000, now=NOW, request_s=0.25)
-    assert granted(SharedWindows(fd), 7, 10, 0.25) == 4
+    assert granted(SharedBuckets(fd), 7, 10, 0.25) == 4
 
 
 def test_slots_are_independent(hammers: list[Hammer]) -> None:
@@ -102,7 +102,7 @@ def test_process_killed_with_a_mutex_blocks_no_other(hammers: list[Hammer], fd: 
         hammer.send("take", slot=7, tries=1000, now=NOW, request_s=0.1)
     holder.kill()
     assert sum(hammer.receive() for hammer in others) == 7
-    assert granted(SharedWindows(fd), 7 + STRIPES, 20, 0.1) == 10
+    assert granted(SharedBuckets(fd), 7 + STRIPES, 20, 0.1) == 10
 
 
 def test_mutex_recovers_every_time_its_holder_dies(fd: int) -> None:
@@ -110,7 +110,7 @@ def test_mutex_recovers_every_time_its_holder_dies(fd: int) -> None:
         holder = Hammer(fd)
         assert holder.run("hold", slot=7) == "held"
         holder.close()
-        assert granted(SharedWindows(fd), 7, count, 0.1) == count
+        assert granted(SharedBuckets(fd), 7, count, 0.1) == count
 
 
 def test_successor_continues_with_the_same_buckets(fd: int) -> None:
@@ -149,7 +149,7 @@ def test_concurrent_growth_agrees_on_the_size(hammers: list[Hammer]) -> None:
     [(0, 1), (FIRST_SLOTS - 1, 1), (FIRST_SLOTS, 2), (2 * FIRST_SLOTS, 4), (100 * FIRST_SLOTS, 128)],
 )
 def test_reserving_doubles_until_the_slot_fits(fd: int, slot: int, slots: int) -> None:
-    shared = SharedWindows(fd)
+    shared = SharedBuckets(fd)
     shared.reserve(slot)
     assert shared.slots == slots * FIRST_SLOTS
     assert granted(shared, slot, 20, 0.1) == 10
@@ -170,7 +170,7 @@ def test_keys_of_one_account_share_its_buckets_over_all_processes(hammers: list[
     for hammer, own in zip(hammers, ([8, 300, 100_000], [9, 900, 100_000]) * 2, strict=True):
         hammer.send("take_both", rate=account, own=own, tries=5000, now=NOW)
     counts = [hammer.receive() for hammer in hammers]
-    shared = SharedWindows(fd)
+    shared = SharedBuckets(fd)
     rest = granted(shared, 7, 2000, 1 / 1000, 1 / 100_000)
     assert sum(counts) + rest == 1000
     assert counts[0] + counts[2] <= 300
@@ -179,7 +179,7 @@ def test_keys_of_one_account_share_its_buckets_over_all_processes(hammers: list[
 
 
 def test_tighter_limit_is_the_one_with_fewer_requests_left(fd: int) -> None:
-    shared = SharedWindows(fd)
+    shared = SharedBuckets(fd)
     rate, own = BucketRates(1, 10, 100), BucketRates(2, 4, 100)
     assert shared.tighter(rate, None, NOW) is rate
     assert shared.tighter(rate, own, NOW) is own
@@ -188,7 +188,7 @@ def test_tighter_limit_is_the_one_with_fewer_requests_left(fd: int) -> None:
 
 
 def test_refund_of_a_key_with_lower_limits_goes_to_both(fd: int) -> None:
-    shared = SharedWindows(fd)
+    shared = SharedBuckets(fd)
     rate, own = BucketRates(1, 10, 100), BucketRates(2, 4, 100)
     assert shared.take_both(rate, own, NOW, requests=4, units=4) == 0.0
     shared.give_back_both(rate, own, requests=4, units=4)
@@ -199,11 +199,11 @@ def test_refund_of_a_key_with_lower_limits_goes_to_both(fd: int) -> None:
 # A host with one worker
 
 
-def test_unshared_windows_decide_like_shared_ones(fd: int) -> None:
+def test_unshared_buckets_decide_like_shared_ones(fd: int) -> None:
     """The lock-free copy of `limits.take` always decides like the original."""
     chance = random.Random(11)
-    shared_fd = windows.create()
-    own, shared = UnsharedWindows(fd), SharedWindows(shared_fd)
+    shared_fd = rate_buckets.create()
+    own, shared = UnsharedBuckets(fd), SharedBuckets(shared_fd)
     now = NOW
     for _ in range(5_000):
         now += chance.choice([0.0, 0.001, 0.05, 0.4, 3.0, -0.3, -2.0])
@@ -222,6 +222,6 @@ def test_unshared_windows_decide_like_shared_ones(fd: int) -> None:
     os.close(shared_fd)
 
 
-def test_unshared_windows_keep_counts_for_a_successor(fd: int) -> None:
-    assert granted(UnsharedWindows(fd), 7, 6, 0.1) == 6
-    assert granted(SharedWindows(fd), 7, 20, 0.1) == 4
+def test_unshared_buckets_keep_counts_for_a_successor(fd: int) -> None:
+    assert granted(UnsharedBuckets(fd), 7, 6, 0.1) == 6
+    assert granted(SharedBuckets(fd), 7, 20, 0.1) == 4
