@@ -153,7 +153,8 @@ def _tools(room: Path) -> Path:
     tools.mkdir()
     for name, line in {
         "python3": f'exec "{sys.executable}" "$@"',
-        "node": f'exec "{node_binary()}" "$@"',
+        # The oldest Node here, so that programs need none newer than a reader has; another for types.
+        "node": f'case "$*" in *strip-types*|*.mts*) exec "{node_binary()}" "$@";; *) exec "{_oldest_node()}" "$@";; esac',
         "penstock": f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -m proxy "$@"',
         "cast": f'exec "{_installed("cast")}" "$@"',
         "kubernetes-validate": f'exec "{sys.executable}" -m kubernetes_validate "$@"',
@@ -161,6 +162,17 @@ def _tools(room: Path) -> Path:
         (tools / name).write_text(f"#!/bin/sh\n{line}\n")
         (tools / name).chmod(0o755)
     return tools
+
+
+def _oldest_node() -> str:
+    """The machine's own Node, unless it is newer than that of the packages."""
+    found = [path for path in (shutil.which("node"), str(node_binary())) if path is not None]
+    return min(found, key=_node_version)
+
+
+def _node_version(path: str) -> list[int]:
+    shown = subprocess.run([path, "--version"], check=True, capture_output=True, text=True).stdout
+    return [int(part) for part in shown.strip().removeprefix("v").split(".")]
 
 
 def free_port() -> int:

@@ -60,6 +60,12 @@ class Options:
     bundler: bool
 
 
+def metrics_defaults(port: int | None) -> dict[str, int]:
+    """The guide names the usual port of metrics. A run with a port of its own is one of several on a machine, which must not
+    need the same one."""
+    return {} if port is None else {"port": 0}
+
+
 class DevService:
     def __init__(self, options: Options, display: Display) -> None:
         self._options = options
@@ -162,10 +168,10 @@ class DevService:
         own = [upstream_option.parse(text) for text in self._options.upstreams]
         options = {"workers": self._options.workers, "port": self._options.port}
         server = {"dev": True, **{name: value for name, value in options.items() if value is not None}}
-        # Several runs on one machine must not need the same port, and one worker is enough.
+        # One worker is enough.
         defaults = {
             "server": {"workers": 1},
-            "metrics": {"port": 0},
+            "metrics": metrics_defaults(self._options.port),
             # Charts show calls at once.
             "usage": {"flush_s": 1.0, "rollup_s": 2.0},
         }

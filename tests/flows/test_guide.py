@@ -24,6 +24,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from proxy import settings
 from proxy.__main__ import COMMANDS
 from proxy.data_files import CONFIG
+from proxy.dev.run import metrics_defaults
 from proxy.web.docs.guide_files import GuideFiles
 from tests import programs
 from tests.certificates import Authority
@@ -146,6 +147,21 @@ def test_named_commands_exist(page: Path) -> None:
             pass
     targets = re.findall(r"(?:`|^)make ([a-z0-9-]+)", page.read_text("utf-8"), re.MULTILINE)
     assert {*targets} <= {*re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", ALL, ids=[page.stem for page in ALL])
+def test_programs_import_what_the_oldest_node_lacks(page: Path) -> None:
+    """Node 20, the stated minimum, has no global WebSocket."""
+    for block in blocks_of(page):
+        if block.language in ("js", "ts") and "new WebSocket(" in block.text:
+            assert "import WebSocket from" in block.text, block.text[:200]
+
+
+@pytest.mark.parametrize(("given", "port"), [(None, 9545), (0, 0), (8600, 0)])
+def test_metrics_of_a_development_service_are_where_the_guide_says(given: int | None, port: int) -> None:
+    needed = {"database": {"url": "postgresql://localhost"}, "keys": {"pepper": "-" * 32}}
+    found = settings.load(environ={}, defaults={"metrics": metrics_defaults(given)}, overrides=needed)
+    assert found.metrics.port == port
 
 
 @pytest.mark.parametrize("page", RUNNING, ids=[page.stem for page in RUNNING])
