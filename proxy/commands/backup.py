@@ -36,7 +36,7 @@ def add_file_command(
 def run(args: argparse.Namespace) -> int:
     if args.file.exists():
         raise StartError([f"{args.file} exists already: name another file"])
-    url, name = chosen_database(args, context.load(args))
+    url, name = chosen_database(args, context.load_for_database(args))
     tools = asyncio.run(fitting_tools(url, name))
     part = args.file.with_name(f".{args.file.name}.part")
     try:

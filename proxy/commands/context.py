@@ -57,12 +57,25 @@ def address(text: str) -> str:
     return text.lower()
 
 
+# As long as a pepper must be.
+NO_PEPPER = "-" * 32
+
+
 def load(args: argparse.Namespace) -> Settings:
     """Return the effective settings; without a file or DATABASE_URL, those of the running development service."""
     environ = settings.environment()
     if _names_a_database(args, environ):
         return settings.load(args.config, environ=environ)
     return settings.load(environ=environ, overrides=_running(args.data or settings.data_directory()))
+
+
+def load_for_database(args: argparse.Namespace) -> Settings:
+    """Like `load`, for commands that only need the addresses of databases: a host that is being set up may have no pepper yet.
+    It is then NO_PEPPER."""
+    environ = settings.environment()
+    if _names_a_database(args, environ):
+        return settings.load(args.config, environ=environ, defaults={"keys": {"pepper": NO_PEPPER}})
+    return load(args)
 
 
 def load_with_tables(args: argparse.Namespace) -> tuple[Settings, settings.Tables]:

@@ -21,7 +21,7 @@ def register(commands: Any) -> None:
 
 
 async def run(args: argparse.Namespace) -> int:
-    for name, url in context.load(args).session_urls.items():
+    for name, url in context.load_for_database(args).session_urls.items():
         where = "" if name == MAIN_URL else f"{name}: "
         async with context.database(url, name) as connection:
             try:

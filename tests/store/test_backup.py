@@ -112,6 +112,15 @@ async def test_restored_database_is_compared_with_the_pepper(databases: Database
     assert "keys.pepper" in done.stderr
 
 
+async def test_backup_and_restore_need_no_pepper(databases: Databases) -> None:
+    for config in databases.configs.values():
+        config.write_text(config.read_text().replace(f'pepper = "{PEPPER}"', ""))
+    assert (await databases.backup()).returncode == 0
+    done = await databases.restore()
+    assert done.returncode == 0, done.stderr
+    assert "set keys.pepper and webhooks.secret_key to those of the backup" in done.stdout
+
+
 async def test_backup_replaces_no_file(databases: Databases) -> None:
     databases.file.write_text("precious")
     done = await databases.backup()
