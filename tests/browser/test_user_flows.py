@@ -142,6 +142,16 @@ async def test_test_event_is_delivered_and_logged(holder: Visitor) -> None:
     await expect(entry.get_by_role("table", name="Attempts")).to_contain_text("200")
 
 
+async def test_webhook_that_would_never_have_an_event_is_not_created(holder: Visitor) -> None:
+    await holder.open("webhooks")
+    await holder.button("Create webhook").first.click()
+    await holder.dialog.get_by_label("Endpoint URL").fill(f"{holder.site.receiver.url}/nothing")
+    await holder.dialog.get_by_label("Event").select_option("TOKEN_TRANSFER")
+    await holder.dialog.get_by_label("Network").select_option("dev-mainnet")
+    await holder.button("Create webhook", holder.dialog).click()
+    await expect(holder.dialog.get_by_role("alert")).to_contain_text("matches nothing")
+
+
 async def test_webhook_of_a_test_key_gets_a_fault_plan(site: Site, page: Page) -> None:
     service = site.service
     account = await service.new_account()

@@ -5,7 +5,7 @@ import { el, refreshChildren, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, note, pager, poll, secretDialog, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
-import { filterForm } from "./filters.js";
+import { filterForm, watchesNothing } from "./filters.js";
 import { healthOf, isSuccess, lastFailureOf, outcomeOf, resultOf, statusBadge } from "./health.js";
 import { highlighted } from "./json.js";
 
@@ -28,6 +28,7 @@ class WebhookView {
   #open = new Set();
   #exchanges = new Map();
   #head = el("div");
+  #test = null;
   #testResult = el("div", { "aria-live": "polite" });
 
   constructor(id) {
@@ -50,6 +51,7 @@ class WebhookView {
     const hook = await account.get(this.#path);
     refreshChildren(this.#head, heading(hook.url, { actions: this.#actions(hook) }),
       hook.status !== "active" && note(statusText(hook), "wait"),
+      hook.status === "active" && watchesNothing(hook) && note("This webhook watches nothing, so it will never have an event. Edit it to add a filter."),
       hook.status === "active" && hook.health.failing && note("None of the last attempts was delivered. Open a delivery to see the replies of your endpoint."),
       card(null, facts([["Status", statusBadge(hook)], ["Event", el("code", null, hook.event_type)], ["Network", hook.chain],
         ["Webhook ID", idField(hook.id)], ["Delivered", healthOf(hook)], ["Last failure", lastFailureOf(hook)],
@@ -130,6 +132,7 @@ class WebhookView {
 
   async #deliveries() {
     const found = await account.get(`${this.#path}/deliveries${query({ ...this.#filters, limit: LIMIT })}`);
+    this.#showTest(found.deliveries);
     if (!found.deliveries.length) return this.#filters.status ? empty("No deliveries with this status")
       : empty("No deliveries yet", "Send a test event to try your endpoint.");
     return [el("div.log", null, found.deliveries.map((delivery) => this.#entry(delivery))),
@@ -218,18 +221,21 @@ class WebhookView {
     });
   }
 
+  /* Shows the result of the test event's last attempt, if it is among these deliveries. A later attempt replaces the first one's. */
+  #showTest(deliveries) {
+    const last = deliveries.find((delivery) => delivery.event_id === this.#test)?.attempts.at(-1);
+    if (last) setChildren(this.#testResult, isSuccess(last) ? note(`Test event delivered: ${resultOf(last)}`, "good") : note(`Test event failed: ${resultOf(last)}`, "bad"));
+    return Boolean(last);
+  }
+
   /* Sends a made-up event and shows the result of its first attempt. */
   async #sendTest() {
-    const { event_id: id } = await account.post(`${this.#path}/test`);
+    this.#test = (await account.post(`${this.#path}/test`)).event_id;
     setChildren(this.#testResult, note("Sending test event…", "wait"));
     const until = Date.now() + WATCH_S * 1000;
     while (Date.now() < until && this.node.isConnected) {
       const { deliveries } = await account.get(`${this.#path}/deliveries${query({ limit: LIMIT })}`);
-      const found = deliveries.find((delivery) => delivery.event_id === id);
-      const last = found?.attempts.at(-1);
-      if (last && isSuccess(last)) setChildren(this.#testResult, note(`Test event delivered: ${resultOf(last)}`, "good"));
-      else if (last) setChildren(this.#testResult, note(`Test event failed: ${resultOf(last)}`, "bad"));
-      if (last) break;
+      if (this.#showTest(deliveries)) break;
       await new Promise((resolve) => { setTimeout(resolve, 400); });
     }
     await this.log.reload();

@@ -6,7 +6,7 @@ import * as forms from "../forms.js";
 import { chainNameOf, networkField, networksWith } from "../networks.js";
 import { asyncRegion, button, card, dialog, empty, heading, pager, secretDialog, secretField, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
-import { filterForm, FILTERS } from "./filters.js";
+import { filterForm, FILTERS, watchesNothing } from "./filters.js";
 import { healthOf, lastFailureOf, statusBadge } from "./health.js";
 
 const LIMIT = 25;
@@ -62,7 +62,9 @@ async function create() {
       label: "Create webhook",
       cancel: close,
       send: async () => {
-        const created = await account.post("/webhooks", { url: url.read(), chain: network.read(), event_type: type.read(), config: filter.read() });
+        const webhook = { url: url.read(), chain: network.read(), event_type: type.read(), config: filter.read() };
+        if (watchesNothing(webhook)) throw new Error("Fill in the filter: an empty one matches nothing, so no event would ever be sent");
+        const created = await account.post("/webhooks", webhook);
         close();
         reveal(created);
       },
