@@ -31,7 +31,7 @@ from proxy.wire.upstream import Piece, UpstreamConnection
 SMALL_BYTES = 1024
 # Held replies are written in slices, so that a client that does not read is noticed, and others have their turns in between.
 SLICE_BYTES = 65_536
-# The price of a call that is answered with an error for its own mistake.
+# The price of a request that is answered with an error for its own mistake.
 UNITS_OF_AN_ERROR = 1
 
 

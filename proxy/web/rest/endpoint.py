@@ -26,6 +26,7 @@ from proxy.errors import BehindBlock, DeadlinePassed, Fault, Forbidden, Internal
 from proxy.services.accounts.action_log import ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.metering import Meters, meter_of_task
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.internal_calls import calls_of_task
 from proxy.tasks import min_block_of_task
@@ -37,8 +38,6 @@ from proxy.web.reply import encoded_reply
 from proxy.web.request_directives import directives_of, without_directives
 from proxy.web.request_state import STATE
 
-# The cost of an invalid request.
-ERROR_UNITS = 1
 # Pauses between two looks for the block of X-Min-Block, each of which reads the data again: a third of the time so far, within
 # these bounds.
 BLOCK_CHECK_S, LONGEST_CHECK_S = 0.1, 1.0
@@ -166,7 +165,7 @@ class RestEndpoints:
                         await self._record(request, operation, asked)
                 except Fault as fault:
                     is_free = isinstance(fault, InternalError | Forbidden | RateLimited)
-                    self._api.accounting.refund_unused(meter, least=0 if is_free else ERROR_UNITS)
+                    self._api.accounting.refund_unused(meter, least=0 if is_free else UNITS_OF_AN_ERROR)
                     raise
                 outcome = "results"
                 reply = await _reply(request, found if isinstance(found, RestReply) else RestReply(found))

@@ -25,6 +25,7 @@ from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.metering import Meters, meter_of_task
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR
 from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.services.rpc.rpc_service import fault_of
 from proxy.services.sponsor.sponsorship import SponsorRequest, SponsorService, Sponsorship
@@ -33,7 +34,6 @@ from proxy.web.fault_injection import plan_for
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.request_directives import directives_of
 from proxy.web.request_state import STATE
-from proxy.web.rest.endpoint import ERROR_UNITS
 from proxy.web.rest.gas import fields_of
 
 STUB = "pm_getPaymasterStubData"
@@ -72,7 +72,7 @@ class PaymasterHandler:
         state.units, state.network = 0, route.network.id
         state.directives = directives = directives_of(request, key)
         if (plan := plan_for(directives)) is not None:
-            if refusal := await self._admission.admit(key, 1, ERROR_UNITS, time.monotonic()):
+            if refusal := await self._admission.admit(key, 1, UNITS_OF_AN_ERROR, time.monotonic()):
                 raise refusal
             await self._api.faults.before(plan, request, key.account.id)
         try:
