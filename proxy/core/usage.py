@@ -61,7 +61,14 @@ class Tally:
                 self.joins += 1
         self.units += units
         self.seconds += seconds
-        self.buckets[bucket_of(seconds) if seconds else 0] += 1  # A cached reply took no time.
+        self.buckets[bucket_of(seconds)] += 1
+
+    def count_hit(self, units: int) -> None:
+        """Count a call that was answered from the cache at once."""
+        self.results += 1
+        self.hits += 1
+        self.units += units
+        self.buckets[0] += 1
 
     def add_units(self, units: int) -> None:
         """Count the price of further work for a call that is counted elsewhere."""

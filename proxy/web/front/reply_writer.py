@@ -197,7 +197,11 @@ class ReplyWriter:
         head: RequestHead = self.head  # type: ignore[assignment]
         policy: MethodPolicy = self.policy  # type: ignore[assignment]
         took_s = now - self.began
-        head.key.sheet[policy.tally].count("results", self.cache, self.units, took_s)
+        tally = head.key.sheet[policy.tally]
+        if took_s == 0.0 and self.cache == "hit":
+            tally.count_hit(self.units)
+        else:
+            tally.count("results", self.cache, self.units, took_s)
         size = len(self.id) + len(result)
         if size >= context.compress_from and head.encoding:
             self._write_encoded(head.encoding, result)
