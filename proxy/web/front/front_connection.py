@@ -32,6 +32,8 @@ from proxy.wire.upstream import Upstream
 # Bytes that a client may send ahead of its replies, whether these are immediate or not. Beyond that it is not read until half
 # of them are served. Bytes read at once before that, up to 256 KiB, come on top.
 MAX_AHEAD: Final = 262_144
+# A body that arrives in larger pieces is read in turns.
+READ_AT_ONCE: Final = 65_536
 _monotonic: Final = time.monotonic
 _read_envelope: Final = jsonrpc.read_envelope
 _NOT_JSON: Final = jsonrpc.NOT_JSON
@@ -131,10 +133,22 @@ class FrontConnection(asyncio.Protocol):
         if message is None:
             if is_free:
                 self._run_clock(is_new=is_new)
+            if reader.is_in_body and len(data) > READ_AT_ONCE:
+                self._read_in_turn()
         elif message.head is None or replies.was_refused:
             self._serve_in_turn(message)
         else:
             self._serve_message(message)
+
+    def _read_in_turn(self) -> None:
+        """Leave the rest of a large body until others had their turns. The transport would read up to 8 MB at once."""
+        self._replies.pause_reading()
+        self._limiter.turns.add(self._sender, self._read_on)
+
+    def _read_on(self) -> bool:
+        if self._reader.bytes_ahead <= MAX_AHEAD:
+            self._replies.resume_reading()
+        return True
 
     def _count_body(self) -> None:
         """Take room for a body that is still arriving, and give it back once it is complete."""
