@@ -34,7 +34,7 @@ class TurnQueue:
         self._waiting: RoundRobin[Step] = RoundRobin()
 
     def __repr__(self) -> str:
-        return f"<TurnQueue {self._waiting!r}>"
+        return f"<TurnQueue {len(self._waiting)} steps of {len([*self._waiting])} clients>"
 
     def add(self, client: str, step: Step) -> None:
         self._waiting.add(place_of(client), step)

@@ -32,7 +32,7 @@ from proxy.tasks import Tasks, unless_stopped
 STDIN, STDOUT = 0, 1
 # How long a thread may run while the event loop waits for the interpreter.
 SWITCH_S = 0.0002
-COLLECT_AFTER = (4_000, 10, 10)
+COLLECT_AFTER = (4_000, 4, 20)
 
 
 class SharedFiles(NamedTuple):

@@ -41,7 +41,7 @@ AT_ONCE = 5_000
 # Bytes of a config that count as one filter value: an address as text has 44 with its quotes.
 VALUE_BYTES = 44
 # Addresses read or written in one statement, so that no step takes long.
-COPIED_AT_ONCE = 2_000
+COPIED_AT_ONCE = 500
 _DAY_S = 86_400
 
 
