@@ -30,6 +30,7 @@ from proxy.store.postgres.notices import Notices
 from proxy.store.postgres.pool import Pool
 from proxy.store.postgres.request_store import RequestStore
 from proxy.store.postgres.upstream_samples import UpstreamSamples
+from proxy.store.postgres.usage import UsageStore
 from proxy.store.postgres.webhooks import WebhookStore
 from proxy.store.shared_memory.bucket_table import SharedBucketTable
 from proxy.tasks import Tasks
@@ -85,7 +86,7 @@ class DashboardFeature:
         self.actions = ActionLog(ActionStore(pool))
         self.announcements = Announcements(AnnouncementStore(pool))
         self.sandbox = Sandbox(accounts.admission, self.sign_in, settings.keys.pepper)
-        self.matrix = MethodMatrix(RequestStore(pool), tables.plans)
+        self.matrix = MethodMatrix(UsageStore(pool), RequestStore(pool), tables.plans)
         copy = copies.copy_of("cordons") if copies else None
         fleet = FleetStore(pool, index_pools)
         self.cordons = Cordons(fleet, (networks, bundlers), copy=copy)

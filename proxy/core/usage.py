@@ -129,13 +129,15 @@ def gather(touched: TouchedTallies) -> list[tuple[str, str, Tally]]:
 
 @dataclass(slots=True)
 class UsageSums:
-    """Sums, as they are stored and shown. A call without a result is an error: the chain's, or ours."""
+    """Sums, as they are stored and shown. A call without a result is an error. `faults` are those that are not the callers':
+    an upstream failed, or we did."""
 
     requests: int = 0
     errors: int = 0
     units: int = 0
     hits: int = 0
     took: list[int] = field(default_factory=lambda: [0] * BUCKETS)
+    faults: int = 0
 
     def add(self, tally: Tally) -> None:
         self.requests += tally.results + tally.errors + tally.faults
@@ -143,6 +145,7 @@ class UsageSums:
         self.units += tally.units
         self.hits += tally.hits
         self.took = [*map(add, self.took, tally.buckets)]
+        self.faults += tally.faults
 
     def merge(self, other: UsageSums) -> None:
         self.requests += other.requests
@@ -150,6 +153,7 @@ class UsageSums:
         self.units += other.units
         self.hits += other.hits
         self.took = [*map(add, self.took, other.took)]
+        self.faults += other.faults
 
     def quantile_ms(self, share: float) -> float | None:
         return quantile_ms(self.took, share)

@@ -1,7 +1,9 @@
 """Calls, errors and latencies by method and upstream, for operators.
 
-They are estimated from the records of requests, so that counting costs calls nothing: failed and slow requests are recorded
-one by one, and a sampled one stands for all that its account's plan has skipped.
+Those of a method are counted: they are the tallies that usage and metrics show too. Errors of callers, such as a revert, are
+apart from failures, which are ours or an upstream's. The share of each upstream is estimated from the records of requests, so
+that counting costs calls nothing: failed and slow requests are recorded one by one, and a sampled one stands for all that its
+account's plan has skipped. Without a sample of a method there is nothing to compare its failed requests with, and no estimate.
 """
 
 from __future__ import annotations
@@ -11,11 +13,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from proxy.core.usage import BUCKETS, LATENCY_S, quantile_ms
+from proxy.core.usage import BUCKETS, LATENCY_S, UsageSums, quantile_ms
 from proxy.store.postgres.request_store import RequestStore
+from proxy.store.postgres.usage import UsageStore
 
 # Methods of each network that are listed, those with the most calls.
 MOST_METHODS = 25
+# Longer periods are added up from hours instead of minutes.
+SHORT = datetime.timedelta(hours=1)
 
 
 class SampledPlan(Protocol):
@@ -28,12 +33,14 @@ class MatrixCell:
     """One method on one upstream."""
 
     calls: int = 0
-    errors: int = 0
+    failures: int = 0
+    sampled: int = 0
     took: list[int] = field(default_factory=lambda: [0] * BUCKETS)
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.calls += row["calls"]
-        self.errors += row["errors"]
+        self.failures += row["failures"]
+        self.sampled += row["sampled"]
         self.took[min(row["bucket"], BUCKETS - 1)] += row["calls"]
 
     @property
@@ -45,34 +52,44 @@ class MatrixCell:
         return quantile_ms(self.took, 0.99)
 
 
-# By network, method and upstream.
-Matrix = dict[str, dict[str, dict[str, MatrixCell]]]
+@dataclass(frozen=True, slots=True)
+class MatrixRow:
+    """One method of a network: all its calls, and those of each upstream by its label."""
+
+    calls: UsageSums
+    cells: dict[str, MatrixCell]
+
+
+# By network and method.
+Matrix = dict[str, dict[str, MatrixRow]]
 
 
 class MethodMatrix:
-    def __init__(self, store: RequestStore, plans: Mapping[str, SampledPlan]) -> None:
-        self._store = store
+    def __init__(self, usage: UsageStore, records: RequestStore, plans: Mapping[str, SampledPlan]) -> None:
+        self._usage = usage
+        self._records = records
         self._sample_every = {name: plan.sample_every or 1 for name, plan in plans.items()}
 
     def __repr__(self) -> str:
-        return f"<MethodMatrix {self._store!r}>"
+        return f"<MethodMatrix {self._records!r}>"
 
     async def read(self, span: datetime.timedelta) -> Matrix:
         since = datetime.datetime.now(datetime.UTC) - span
-        return matrix_of(await self._store.count_attempts(since, self._sample_every, LATENCY_S))
+        counted = await self._usage.methods("minute" if span <= SHORT else "hour", since)
+        return matrix_of(counted, await self._records.count_attempts(since, self._sample_every, LATENCY_S))
 
 
-def matrix_of(rows: Iterable[Mapping[str, Any]]) -> Matrix:
-    """The cells, with the busiest methods of each network first."""
+def matrix_of(counted: Mapping[tuple[str, str], UsageSums], attempts: Iterable[Mapping[str, Any]]) -> Matrix:
+    """The methods, with the busiest of each network first."""
+    cells: dict[tuple[str, str], dict[str, MatrixCell]] = {}
+    for row in attempts:
+        of_method = cells.setdefault((row["network"], row["method"]), {})
+        of_method.setdefault(row["upstream"], MatrixCell()).add(row)
     found: Matrix = {}
-    for row in rows:
-        methods = found.setdefault(row["network"], {})
-        methods.setdefault(row["method"], {}).setdefault(row["upstream"], MatrixCell()).add(row)
-    return {network: _busiest(methods) for network, methods in sorted(found.items())}
-
-
-def _busiest(methods: dict[str, dict[str, MatrixCell]]) -> dict[str, dict[str, MatrixCell]]:
-    def calls(name: str) -> int:
-        return -sum(cell.calls for cell in methods[name].values())
-
-    return {name: methods[name] for name in sorted(methods, key=calls)[:MOST_METHODS]}
+    for (network, method), calls in sorted(counted.items(), key=lambda item: (item[0][0], -item[1].requests)):
+        methods = found.setdefault(network, {})
+        if len(methods) < MOST_METHODS:
+            estimated = cells.get((network, method), {})
+            is_estimated = any(cell.sampled for cell in estimated.values())
+            methods[method] = MatrixRow(calls, estimated if is_estimated else {})
+    return found

@@ -436,7 +436,7 @@ async def test_announcement_is_shown_until_it_is_dismissed(operator: Visitor) ->
     await expect(page.get_by_text("No announcements")).to_be_visible()
 
 
-async def test_methods_are_shown_by_upstream(operator: Visitor) -> None:
+async def test_methods_are_shown_with_their_calls_and_errors(operator: Visitor) -> None:
     page, service = operator.page, operator.site.service
     url = f"{service.base}/rpc/ethereum/sepolia"
     call = '{"jsonrpc":"2.0","id":1,"method":"eth_gasPrice","params":[]}'
@@ -457,4 +457,4 @@ async def test_methods_are_shown_by_upstream(operator: Visitor) -> None:
 
     await operator.open("operator/methods")
     await until(is_shown)
-    await expect(row).to_contain_text("1 call")
+    await expect(row).to_contain_text("0 (0%)")

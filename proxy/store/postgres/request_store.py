@@ -12,6 +12,7 @@ import orjson
 from proxy.core.access import USUAL_SAMPLE
 from proxy.core.paging import Page
 from proxy.core.request_records import ErrorGroup, RequestFilter, RequestRecord
+from proxy.core.upstream_errors import KINDS
 from proxy.errors import InvalidRequest
 from proxy.store.postgres import sql
 from proxy.store.postgres.bad_rows import storable
@@ -106,9 +107,10 @@ class RequestStore:
         self, since: datetime.datetime, sample_every: Mapping[str, int], edges_s: Sequence[float]
     ) -> list[dict[str, Any]]:
         """Attempts by network, method, upstream and bucket of their duration. `sample_every`: by plan."""
+        blameless = ["answered", *[f"error: {kind}" for kind, meaning in KINDS.items() if not meaning.retry_elsewhere]]
         plans = [*sample_every], [*sample_every.values()]
         async with self._pool.connection() as connection:
-            rows = await connection.fetch(sql.requests.count_attempts, since, *plans, USUAL_SAMPLE, edges_s)
+            rows = await connection.fetch(sql.requests.count_attempts, since, *plans, USUAL_SAMPLE, edges_s, blameless)
         return [dict(row) for row in rows]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import asyncpg
 
@@ -152,6 +152,13 @@ class UsageStore:
             lambda connection: connection.fetch(sql.usage.rows, *given, timeout=READ_S), for_s=READ_S
         )
 
+    async def methods(self, step: UsageStep, since: datetime.datetime) -> dict[tuple[str, str], UsageSums]:
+        """The calls of all accounts, by network and method."""
+        rows = await self._reads.read(
+            lambda connection: connection.fetch(sql.usage.methods, step, since, timeout=READ_S), for_s=READ_S
+        )
+        return {(row["network"], row["method"]): replace(used_in(row), faults=row["faults"]) for row in rows}
+
     async def last_used(self, account: str) -> dict[str, datetime.datetime]:
         """Return the time of last use by key."""
         async with self._pool.connection() as connection:
@@ -238,6 +245,7 @@ async def _add(connection: DatabaseConnection, rows: Sequence[tuple[int, int, Us
             [each.units for each in used],
             [each.hits for each in used],
             *([each.took[place] for each in used] for place in range(BUCKETS)),
+            [each.faults for each in used],
             timeout=WRITE_S,
         )
 

@@ -28,7 +28,20 @@ MOST_FILES = 1000
 # How long a worker that shuts down waits to become the sender, so that it can send the rest.
 CLOSE_S, CLOSE_STEP_S = 1.0, 0.02
 
-SpooledRow = tuple[UsageSeries, int, int, int, int, int, list[int]]
+
+class SpooledRow(msgspec.Struct, frozen=True, array_like=True):
+    """Usage of one series in one minute. Files of the previous version have no `faults`."""
+
+    series: UsageSeries
+    minute: int
+    requests: int
+    errors: int
+    units: int
+    hits: int
+    took: list[int]
+    faults: int = 0
+
+
 _decoder = msgspec.msgpack.Decoder(list[SpooledRow])
 
 
@@ -113,7 +126,7 @@ class UsageSpool:
     def _encoded(self, rows: UsageTable) -> bytes:
         """The rows as a file. Those that cannot be encoded are left out."""
         listed: list[SpooledRow] = [
-            (series, minute, used.requests, used.errors, used.units, used.hits, used.took)
+            SpooledRow(series, minute, used.requests, used.errors, used.units, used.hits, used.took, used.faults)
             for (series, minute), used in rows.items()
         ]
         try:
@@ -133,10 +146,10 @@ class UsageSpool:
             rows: list[SpooledRow] = []
             with self._bad.skipped(file=path.name):
                 rows = _decoder.decode(path.read_bytes())
-            for series, minute, requests, errors, units, hits, took in rows:
-                used = UsageSums(requests, errors, units, hits, took)
-                if (have := found.get((series, minute))) is None:
-                    found[series, minute] = used
+            for row in rows:
+                used = UsageSums(row.requests, row.errors, row.units, row.hits, row.took, row.faults)
+                if (have := found.get((row.series, row.minute))) is None:
+                    found[row.series, row.minute] = used
                 else:
                     have.merge(used)
         return found

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Mapping
 from typing import Any
 
-from proxy.services.method_matrix import MatrixCell, MethodMatrix
+from proxy.services.method_matrix import MatrixCell, MatrixRow, MethodMatrix
 from proxy.services.upstream_history import UpstreamHistory
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
 from proxy.web.timestamps import moment_of, time_of
@@ -52,21 +52,31 @@ class UpstreamChartHandlers:
             "networks": [
                 {
                     "network": network,
-                    "methods": [
-                        {"method": method, "upstreams": [_cell(label, cell) for label, cell in sorted(cells.items())]}
-                        for method, cells in methods.items()
-                    ],
+                    "methods": [_row(method, row) for method, row in methods.items()],
                 }
                 for network, methods in found.items()
             ]
         }
 
 
+def _row(method: str, row: MatrixRow) -> dict[str, Any]:
+    calls = row.calls
+    return {
+        "method": method,
+        "calls": calls.requests,
+        "caller_errors": calls.errors - calls.faults,
+        "failures": calls.faults,
+        "p50_ms": calls.quantile_ms(0.5),
+        "p99_ms": calls.quantile_ms(0.99),
+        "upstreams": [_cell(label, cell) for label, cell in sorted(row.cells.items())],
+    }
+
+
 def _cell(label: str, cell: MatrixCell) -> dict[str, Any]:
     return {
         "upstream": label,
         "calls": cell.calls,
-        "errors": cell.errors,
+        "failures": cell.failures,
         "p50_ms": cell.p50_ms,
         "p99_ms": cell.p99_ms,
     }

@@ -84,8 +84,9 @@ order by a.number;
 -- count_attempts
 -- Attempts by method and upstream, and by duration ($5: the upper edges of its buckets), among the newest 100,000 records after
 -- $1. A sampled request stands for as many as the plan of its account samples one of ($2 to $4: plans, their numbers, the usual one).
+-- $6: outcomes that are not the upstream's failure.
 with recent as materialized (
-    select r.network, r.method, r.attempts, case when r.reason = 'sampled' then coalesce(p.every, $4) else 1 end as weight
+    select r.network, r.method, r.attempts, r.reason, case when r.reason = 'sampled' then coalesce(p.every, $4) else 1 end as weight
     from (
         select network, method, account, reason, attempts from requests
         where at > $1 and attempts <> '[]' and surface not in ('batch', 'rest', 'webhook') order by at desc limit 100000
@@ -94,6 +95,7 @@ with recent as materialized (
     left join unnest($2::text[], $3::bigint[]) as p (plan, every) on p.plan = a.plan
 )
 select network, method, e ->> 0 as upstream, width_bucket((e ->> 2)::double precision, $5::double precision[]) as bucket,
-    sum(weight)::bigint as calls, coalesce(sum(weight) filter (where e ->> 3 <> 'answered'), 0)::bigint as errors
+    sum(weight)::bigint as calls, coalesce(sum(weight) filter (where e ->> 3 <> all($6::text[])), 0)::bigint as failures,
+    count(*) filter (where reason = 'sampled') as sampled
 from recent cross join lateral json_array_elements(attempts::json) as e
 group by network, method, upstream, bucket;

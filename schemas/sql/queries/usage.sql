@@ -36,9 +36,9 @@ select 'minute', given.*
 from unnest(
     $1::integer[], $2::timestamptz[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[],
     $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[], $13::bigint[], $14::bigint[], $15::bigint[],
-    $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[], $21::bigint[]
+    $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[], $21::bigint[], $22::bigint[]
 ) as given (
-    series, at, requests, errors, units, hits, t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14
+    series, at, requests, errors, units, hits, t0, t1, t2, t3, t4, t5, t6, t7, t8, t9, t10, t11, t12, t13, t14, faults
 )
 order by series, at
 on conflict (step, series, at) do update set
@@ -47,7 +47,8 @@ on conflict (step, series, at) do update set
     t0 = u.t0 + excluded.t0, t1 = u.t1 + excluded.t1, t2 = u.t2 + excluded.t2, t3 = u.t3 + excluded.t3,
     t4 = u.t4 + excluded.t4, t5 = u.t5 + excluded.t5, t6 = u.t6 + excluded.t6, t7 = u.t7 + excluded.t7,
     t8 = u.t8 + excluded.t8, t9 = u.t9 + excluded.t9, t10 = u.t10 + excluded.t10, t11 = u.t11 + excluded.t11,
-    t12 = u.t12 + excluded.t12, t13 = u.t13 + excluded.t13, t14 = u.t14 + excluded.t14;
+    t12 = u.t12 + excluded.t12, t13 = u.t13 + excluded.t13, t14 = u.t14 + excluded.t14,
+    faults = u.faults + excluded.faults;
 
 -- mark_hours
 -- Note the hours of a batch: their sums are out of date. The last statement of its transaction, because others wait for it.
@@ -70,7 +71,7 @@ select hour, version from usage_changed_hours order by hour;
 insert into usage as u
 select $1, series, $3, sum(requests), sum(errors), sum(units), sum(hits),
     sum(t0), sum(t1), sum(t2), sum(t3), sum(t4), sum(t5), sum(t6), sum(t7), sum(t8), sum(t9), sum(t10), sum(t11),
-    sum(t12), sum(t13), sum(t14)
+    sum(t12), sum(t13), sum(t14), sum(faults)
 from usage where step = $2 and at >= $3 and at < $4
 group by series
 order by series
@@ -78,7 +79,7 @@ on conflict (step, series, at) do update set
     requests = excluded.requests, errors = excluded.errors, units = excluded.units, hits = excluded.hits,
     t0 = excluded.t0, t1 = excluded.t1, t2 = excluded.t2, t3 = excluded.t3, t4 = excluded.t4, t5 = excluded.t5,
     t6 = excluded.t6, t7 = excluded.t7, t8 = excluded.t8, t9 = excluded.t9, t10 = excluded.t10, t11 = excluded.t11,
-    t12 = excluded.t12, t13 = excluded.t13, t14 = excluded.t14
+    t12 = excluded.t12, t13 = excluded.t13, t14 = excluded.t14, faults = excluded.faults
 where excluded.requests > u.requests;
 
 -- settle_hour
@@ -129,6 +130,16 @@ select extract(epoch from s.at)::bigint as at, case when is_shown then name end 
         sum(t12), sum(t13), sum(t14)]::bigint[] as took
 from sums s join ranked using (name)
 group by s.at, 2;
+
+-- methods
+-- Calls of all accounts since $2 by network and method.
+select s.network, s.method, sum(requests)::bigint as requests, sum(errors)::bigint as errors, sum(units)::bigint as units,
+    sum(hits)::bigint as hits, sum(faults)::bigint as faults,
+    array[sum(t0), sum(t1), sum(t2), sum(t3), sum(t4), sum(t5), sum(t6), sum(t7), sum(t8), sum(t9), sum(t10), sum(t11),
+        sum(t12), sum(t13), sum(t14)]::bigint[] as took
+from usage_series s join usage u on u.series = s.id
+where s.key_id <> '' and s.network not in ('', '-') and s.method <> '' and u.step = $1 and u.at >= $2
+group by s.network, s.method;
 
 -- rows
 -- Usage of an account in a period, oldest first, optionally of one key, network or method.

@@ -1,4 +1,4 @@
-/* Calls, errors and latencies by method and upstream, for operators: one table per network, with cells shaded by calls and errors. */
+/* Calls, errors and latencies by method, for operators: one table per network, with the parts of upstreams shaded by calls and failures. */
 
 import { admin, query } from "../api.js";
 import { el } from "../dom.js";
@@ -6,7 +6,7 @@ import { asyncRegion, card, empty, heading, poll, segmentedControl, table } from
 import * as format from "../format.js";
 
 const REFRESH_S = 30;
-const LEAD = "Estimated from the records of requests: failed and slow ones, and a sample of the others.";
+const LEAD = "Calls are counted. Callers' errors, such as reverts, are apart from failures, which are ours or an upstream's. The parts of upstreams are estimated from a sample.";
 
 export async function showForOperators() {
   let span = "hour";
@@ -24,20 +24,30 @@ export async function showForOperators() {
   return node;
 }
 
+const TOTALS = [
+  { name: "Method", show: ({ method }) => el("code", null, method) },
+  { name: "Calls", kind: "num", show: ({ calls }) => format.number(calls) },
+  { name: "Callers' errors", kind: "num", show: ({ caller_errors, calls }) => shareOf(caller_errors, calls) },
+  { name: "Failures", kind: "num", show: ({ failures, calls }) => shareOf(failures, calls) },
+  { name: "p50, p99", kind: "num", show: ({ p50_ms, p99_ms }) => `${format.millis(p50_ms)}, ${format.millis(p99_ms)}` },
+];
+
+const shareOf = (part, whole) => `${format.number(part)} (${format.share(part, whole)})`;
+
 function networkCard({ network, methods }) {
   const labels = [...new Set(methods.flatMap(({ upstreams }) => upstreams.map(({ upstream }) => upstream)))].sort();
   const cells = methods.flatMap(({ upstreams }) => upstreams);
-  const most = Math.max(...cells.map(({ calls }) => calls));
+  const most = Math.max(1, ...cells.map(({ calls }) => calls));
   const columns = labels.map((label) => ({ name: label, kind: "num.heat", show: ({ upstreams }) => cellOf(upstreams.find(({ upstream }) => upstream === label), most) }));
-  return card(network, table(`Methods of ${network}`, [{ name: "Method", show: ({ method }) => el("code", null, method) }, ...columns], methods));
+  return card(network, table(`Methods of ${network}`, [...TOTALS, ...columns], methods));
 }
 
 /* Blue by its calls, on a logarithmic scale; red if more than one in a hundred attempts failed. */
 function cellOf(cell, most) {
   if (!cell) return el("div.cell", null, format.NONE);
-  const share = cell.errors / cell.calls;
+  const share = cell.failures / cell.calls;
   const node = el(`div.cell${share > 0.01 ? ".bad" : ""}`, null, el("b", null, format.counted(cell.calls, "call")),
-    el("span.below", null, `${format.counted(cell.errors, "error")} (${format.percent(share)})`),
+    el("span.below", null, `${format.counted(cell.failures, "failure")} (${format.percent(share)})`),
     el("span.below", null, `p50 ${format.millis(cell.p50_ms)}, p99 ${format.millis(cell.p99_ms)}`));
   node.style.setProperty("--heat", `${Math.round(4 + 26 * Math.log1p(cell.calls) / Math.log1p(most))}%`);
   return node;
