@@ -49,9 +49,8 @@ class Authentication:
     def _who(self, request: web.Request, presented: str | None, address: str) -> Key:
         if presented is None and has_key(request.path_qs):
             raise self._admission.unknown(address, time.monotonic(), f"an API key is required: {KEY_IN_URL}")
-        return self._admission.authenticate(
-            presented, address, time.monotonic(), origin=request.headers.get("Origin", "")
-        )
+        origin = request.headers.get("Origin", "")
+        return self._admission.authenticate(presented, address, time.monotonic(), origin=origin)
 
     def _admitted(self, request: web.Request, key: Key) -> Key:
         request[STATE].key = key

@@ -147,8 +147,8 @@ class RestEndpoints:
         async def handle(request: web.Request) -> web.Response:
             key = self._api.authentication.authenticate(request, operation.id)
             began, resolved, outcome = time.monotonic(), list[str](), "faults"
-            state, calls, meter = request[STATE], list[PendingReply](), None
-            state.calls = calls
+            state, meter = request[STATE], None
+            state.calls = calls = list[PendingReply]()
             calls_of_task.set(calls)
             try:
                 refusal = self._admission.authorize(key, scopes) or await self._admission.admit(key, 1, units, began)

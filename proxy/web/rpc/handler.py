@@ -112,9 +112,7 @@ class RpcHandler:
         if plan is not None:
             return await self._serve_with_faults(plan, request, route, key, body)
         reply, share = await self._serve(request, route, key, body)
-        if not reply:
-            return web.Response(status=204)
-        return HeldResponse(reply, share)
+        return HeldResponse(reply, share) if reply else web.Response(status=204)
 
     async def _serve_with_faults(
         self, plan: FaultPlan, request: web.Request, route: Route, key: Key, body: bytes
@@ -162,13 +160,12 @@ class RpcHandler:
         # Names that callers invent are not recorded.
         state.method = method_of(pending.policy)
         try:
-            try:
-                reply = jsonrpc.result_reply(call[2], await _result_or_leave(request, pending))
-                outcome = "results"
-            except RpcError as exc:
-                reply = jsonrpc.error_reply(call[2], exc.error)
-                outcome = "errors"
-                state.failure = exc.error.decode("utf-8", "replace")
+            reply = jsonrpc.result_reply(call[2], await _result_or_leave(request, pending))
+            outcome = "results"
+        except RpcError as exc:
+            reply = jsonrpc.error_reply(call[2], exc.error)
+            outcome = "errors"
+            state.failure = exc.error.decode("utf-8", "replace")
         except Fault as fault:
             pending.units = accounting.refund(key, fault, pending.units)
             state.units = pending.units or None
