@@ -1,7 +1,7 @@
 """The health of upstreams over time, for operators: sampled from what all workers report.
 
 Every worker looks whether the present moment is sampled already; the first that finds it is not writes the samples of all
-upstreams. A change of state is a difference between two samples, so it is seen up to `sample_s` late.
+upstreams. A change of state is a difference between two samples, or between the last one and what the workers report now.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import datetime
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from proxy.errors import InvalidRequest, Unavailable
@@ -63,8 +63,28 @@ class UpstreamHistory:
         return step_s, await self._samples.read(upstream, first, last, step_s=step_s)
 
     async def changes(self) -> list[dict[str, Any]]:
-        """Changes of state in the last day, newest first."""
-        return await self._samples.changes(MOST_CHANGES)
+        """Changes of state in the last day, newest first. Those since the last sample count from now."""
+        sampled = await self._samples.last_states()
+        _, networks = await self._fleet()
+        now = datetime.datetime.now(datetime.UTC)
+        new = [
+            _change(network["network"], each, sampled[each["id"]], now)
+            for network in networks
+            for each in network["upstreams"]
+            if sampled.get(each["id"], each["state"]) != each["state"]
+        ]
+        return [*new, *await self._samples.changes(MOST_CHANGES)][:MOST_CHANGES]
+
+
+def _change(network: str, upstream: Mapping[str, Any], before: str, at: datetime.datetime) -> dict[str, Any]:
+    return {
+        "upstream": upstream["id"],
+        "network": network,
+        "label": upstream["label"],
+        "at": at,
+        "before": before,
+        "state": upstream["state"],
+    }
 
 
 def _moment(unix: float) -> datetime.datetime:

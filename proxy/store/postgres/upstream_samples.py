@@ -37,6 +37,11 @@ class UpstreamSamples:
         async with self._pool.connection() as connection:
             return [dict(row) for row in await connection.fetch(sql.fleet.read_samples, upstream, first, last, step_s)]
 
+    async def last_states(self) -> dict[str, str]:
+        """The state of each upstream in its newest sample."""
+        async with self._pool.connection() as connection:
+            return {row["upstream"]: row["state"] for row in await connection.fetch(sql.fleet.last_states)}
+
     async def changes(self, limit: int) -> list[dict[str, Any]]:
         async with self._pool.connection() as connection:
             return [dict(row) for row in await connection.fetch(sql.fleet.list_changes, limit)]
