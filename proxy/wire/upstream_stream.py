@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
-import aiohttp
 import msgspec
 
 from proxy.core import jsonrpc
-from proxy.wire.address import CONNECT_TIMEOUT_S
+from proxy.wire.websocket_client import NOT_CONNECTED, WebSocketClient
 from proxy.wire.websocket_link import WebSocketLink
 
 # A silent connection is pinged after this time, and is lost if no pong arrives within half of it.
@@ -65,14 +64,13 @@ class UpstreamStream:
         self.label = label
         # See `Upstream.private_words`.
         self.private_words = private_words
-        self._link = link
+        self._client = WebSocketClient(
+            link, label, self._receive, self._lost, heartbeat_s=HEARTBEAT_S, checks_text=False
+        )
         self._on_lost = on_lost
         self._ids = itertools.count(1)
         self._pending: dict[bytes, tuple[asyncio.Future[bytes], OnNotification | None]] = {}
         self._subscriptions: dict[bytes, OnNotification] = {}
-        self._session: aiohttp.ClientSession | None = None
-        self._socket: aiohttp.ClientWebSocketResponse[bool] | None = None
-        self._reader: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         state = "open" if self.is_open else "closed"
@@ -80,31 +78,18 @@ class UpstreamStream:
 
     @property
     def is_open(self) -> bool:
-        return self._reader is not None and not self._reader.done()
+        return self._client.is_running
 
     async def open(self) -> None:
         """Connect. Raises StreamLost."""
-        self._session = self._link.session()
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                self._socket = await self._link.open(self._session, heartbeat_s=HEARTBEAT_S, decode_text=False)
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            await self._client.open()
+        except NOT_CONNECTED:
             raise StreamLost(f"cannot connect to {self.label}") from None
-        loop = asyncio.get_running_loop()
-        self._reader = loop.create_task(self._run(self._socket), name=f"stream {self.label}")
 
     async def close(self) -> None:
         self._on_lost = _nothing
-        try:
-            if self._reader is not None:
-                self._reader.cancel()
-                # Awaiting the reader itself would not distinguish its cancellation from ours.
-                await asyncio.wait([self._reader])
-            if self._socket is not None:
-                await self._socket.close()  # A reader that had not started has not done so.
-        finally:
-            if self._session is not None:
-                await self._session.close()
+        await self._client.close()
 
     async def subscribe(self, method: str, params: bytes, on_notification: OnNotification) -> bytes:
         """Returns the upstream's id of the subscription. Raises SubscriptionRefused or StreamLost."""
@@ -121,7 +106,7 @@ class UpstreamStream:
         self._subscriptions.pop(subscription, None)
 
     async def _call(self, method: str, params: bytes, on_notification: OnNotification | None) -> bytes:
-        if self._socket is None or not self.is_open:
+        if not self.is_open:
             raise StreamLost(f"{self.label} is not connected")
         call_id = b"%d" % next(self._ids)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -129,26 +114,19 @@ class UpstreamStream:
         body = b"".join((jsonrpc.HEAD, call_id, jsonrpc.request_tail(method), params, b"}"))
         try:
             async with asyncio.timeout(REPLY_S):
-                await self._socket.send_str(body.decode())
+                self._client.send(call_id, body)
                 return await answer
-        except (aiohttp.ClientError, OSError, TimeoutError):
+        except TimeoutError:
             raise StreamLost(f"{self.label} does not reply") from None
         finally:
             self._pending.pop(call_id, None)
+            self._client.drop(call_id)
 
-    async def _run(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
-        try:
-            async for message in socket:
-                if message.type is aiohttp.WSMsgType.TEXT:
-                    self._receive(message.data)
-        except (aiohttp.ClientError, OSError):
-            pass
-        finally:
-            for answer, _ in self._pending.values():
-                if not answer.done():
-                    answer.set_exception(StreamLost(f"{self.label} closed the connection"))
-            await socket.close()
-            self._on_lost()
+    def _lost(self, reason: str, *, unsent: Collection[bytes]) -> None:
+        for answer, _ in self._pending.values():
+            if not answer.done():
+                answer.set_exception(StreamLost(f"{self.label} closed the connection"))
+        self._on_lost()
 
     def _receive(self, body: bytes) -> None:
         try:

@@ -1,13 +1,13 @@
-"""A WebSocket connection to an upstream.
+"""A WebSocket connection to an upstream, for calls (websocket_upstream) or for subscriptions (upstream_stream).
 
-The socket is opened when a message is sent and none is open.
+The socket is opened when a message is sent and none is open, or by `open`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from typing import Protocol
 
 import aiohttp
@@ -15,7 +15,9 @@ import aiohttp
 from proxy.wire.address import CONNECT_TIMEOUT_S
 from proxy.wire.websocket_link import WebSocketLink
 
+# A silent connection is pinged after this time, and is lost if no pong arrives within half of it.
 HEARTBEAT_S = 20.0
+NOT_CONNECTED = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 class OnLost(Protocol):
@@ -25,29 +27,54 @@ class OnLost(Protocol):
 
 
 class WebSocketClient:
-    def __init__(self, link: WebSocketLink, label: str, on_message: Callable[[bytes], None], on_lost: OnLost) -> None:
+    def __init__(
+        self,
+        link: WebSocketLink,
+        label: str,
+        on_message: Callable[[bytes], None],
+        on_lost: OnLost,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+        checks_text: bool = True,
+    ) -> None:
+        """`checks_text`: whether a message that is not valid UTF-8 ends the connection."""
         self._link = link
         self._label = label
         self._on_message = on_message
         self._on_lost = on_lost
+        self._heartbeat_s = heartbeat_s
+        self._checks_text = checks_text
         # Messages that were not sent yet, each with the id of its call.
         self._queue: deque[tuple[bytes, bytes]] = deque()
         self._wake = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: aiohttp.ClientSession | None = None
+        self._socket: aiohttp.ClientWebSocketResponse[bool] | None = None
 
     def __repr__(self) -> str:
         return f"<WebSocketClient {self._label}: {len(self._queue)} to send>"
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the socket is open or being opened."""
+        return self._runner is not None and not self._runner.done()
+
+    async def open(self) -> None:
+        """Connect now, rather than with the first message. Raises one of NOT_CONNECTED."""
+        socket = await self._connect()
+        self._start(self._exchange(socket))
+
     def send(self, call_id: bytes, text: bytes) -> None:
         self._queue.append((call_id, text))
         self._wake.set()
-        if self._runner is None or self._runner.done():
-            loop = asyncio.get_running_loop()
-            self._runner = loop.create_task(self._run(), name=f"socket {self._label}")
-            self._tasks.add(self._runner)
-            self._runner.add_done_callback(self._tasks.discard)
+        if not self.is_running:
+            self._start(self._run())
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        self._runner = asyncio.get_running_loop().create_task(work, name=f"socket {self._label}")
+        self._tasks.add(self._runner)
+        self._runner.add_done_callback(self._tasks.discard)
 
     def drop(self, call_id: bytes) -> bool:
         """Drop the message of this call. Returns False if it was sent."""
@@ -63,18 +90,22 @@ class WebSocketClient:
                 for task in self._tasks:
                     task.cancel()
                 await asyncio.wait(self._tasks)
+            if self._socket is not None:
+                await self._socket.close()  # A task that had not started has not done so.
         finally:
             if self._session is not None:
                 await self._session.close()
 
     async def _run(self) -> None:
-        """Open the socket, exchange messages until it is lost, and report the loss."""
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                socket = await self._connect()
-        except (aiohttp.ClientError, OSError, TimeoutError):
+            socket = await self._connect()
+        except NOT_CONNECTED:
             self._lose("connection refused")
             return
+        await self._exchange(socket)
+
+    async def _exchange(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
+        """Exchange messages until the socket is lost, and report the loss."""
         try:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._send_queue(socket))
@@ -92,12 +123,16 @@ class WebSocketClient:
         self._queue.clear()
         self._on_lost(reason, unsent=unsent)
 
-    async def _connect(self) -> aiohttp.ClientWebSocketResponse:
+    async def _connect(self) -> aiohttp.ClientWebSocketResponse[bool]:
         if self._session is None:
             self._session = self._link.session()
-        return await self._link.open(self._session, heartbeat_s=HEARTBEAT_S)
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            self._socket = await self._link.open(
+                self._session, heartbeat_s=self._heartbeat_s, decode_text=self._checks_text
+            )
+        return self._socket
 
-    async def _send_queue(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _send_queue(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
         while True:
             while self._queue:
                 _, body = self._queue.popleft()
@@ -105,7 +140,7 @@ class WebSocketClient:
             self._wake.clear()
             await self._wake.wait()
 
-    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse[bool]) -> None:
         async for message in socket:
             if message.type is aiohttp.WSMsgType.TEXT:
-                self._on_message(message.data.encode())
+                self._on_message(message.data.encode() if self._checks_text else message.data)
