@@ -15,8 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from proxy.core import jsonrpc
-from proxy.wire.websocket_client import NOT_CONNECTED, WebSocketClient
-from proxy.wire.websocket_link import WebSocketLink
+from proxy.wire.websocket_client import NOT_CONNECTED, WebSocketClient, WebSocketLink
 
 # A silent connection is pinged after this time, and is lost if no pong arrives within half of it.
 HEARTBEAT_S = 10.0

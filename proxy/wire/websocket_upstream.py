@@ -19,8 +19,7 @@ from proxy.wire.http1 import ReplyHead
 from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection
 from proxy.wire.upstream_stream import UpstreamStream
 from proxy.wire.waiting_calls import WaitingCall
-from proxy.wire.websocket_client import WebSocketClient
-from proxy.wire.websocket_link import WebSocketLink
+from proxy.wire.websocket_client import WebSocketClient, WebSocketLink
 
 _OK = ReplyHead(200, 0, close=False, plain=True)
 # The id of a call, or of the first call in a batch: this program writes every request, so it is always a number in this place.

@@ -14,10 +14,10 @@ from yarl import URL
 
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.settings import LinkSettings
-from proxy.wire import upstream_stream, websocket_link
+from proxy.wire import upstream_stream, websocket_client
 from proxy.wire.http_connection import AbsentSink
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
-from proxy.wire.websocket_link import WebSocketLink
+from proxy.wire.websocket_client import WebSocketLink
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from tests.service import until
 from tests.web.worker import on_uvloop
@@ -183,8 +183,8 @@ async def test_silent_upstream_is_not_waited_for() -> None:
 
 @on_uvloop
 async def test_message_over_the_limit_ends_the_stream() -> None:
-    limit = vars(websocket_link)["MAX_REPLY_BYTES"]
-    vars(websocket_link)["MAX_REPLY_BYTES"] = 1000
+    limit = vars(websocket_client)["MAX_REPLY_BYTES"]
+    vars(websocket_client)["MAX_REPLY_BYTES"] = 1000
 
     async def flood(socket: web.WebSocketResponse, call: dict[str, Any]) -> None:
         await socket.send_str(notice("0x1", "x" * 5000))
@@ -197,7 +197,7 @@ async def test_message_over_the_limit_ends_the_stream() -> None:
             async with asyncio.timeout(10):
                 await lost.wait()
     finally:
-        vars(websocket_link)["MAX_REPLY_BYTES"] = limit
+        vars(websocket_client)["MAX_REPLY_BYTES"] = limit
 
 
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1/key", "ws://nowhere.invalid/key"])
