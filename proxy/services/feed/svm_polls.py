@@ -128,6 +128,12 @@ class TopicPoll(Protocol):
         """The events since the last poll. Raises RpcError or a Fault."""
 
 
+def is_behind(slot: int, last: int) -> bool:
+    """Whether an upstream is behind the last slot. A lower one by far is a network that was restarted, or the last one was
+    wrong."""
+    return last - MOST_SLOTS * 10 <= slot < last
+
+
 class SlotPoll:
     """New slots at one commitment. `show(slot, slots)`: the notification."""
 
@@ -142,8 +148,7 @@ class SlotPoll:
     async def poll(self, ask: Ask, slots: NewestSlots) -> list[FeedEvent]:
         newest = slots[self._commitment]
         first = max(self._last + 1, newest - MOST_SLOTS + 1) if self._last else newest + 1
-        # A lower slot by far is a network that was restarted.
-        if newest > self._last or newest < self._last - MOST_SLOTS * 10:
+        if not is_behind(newest, self._last):
             self._last = newest
         return [FeedEvent(self._show(slot, slots), slot) for slot in range(first, newest + 1)]
 
@@ -183,7 +188,7 @@ class AccountWatch:
 
     def saw(self, slot: int, value: msgspec.Raw) -> list[FeedEvent]:
         account = _CLOSED if bytes(value) == jsonrpc.NULL else value
-        if slot < self._slot:
+        if is_behind(slot, self._slot):
             return []
         before, self._slot, written = self._seen, slot, hash(bytes(account))
         if before is not None and before[0] == written:
@@ -220,7 +225,7 @@ class ProgramPoll:
             raise RpcError(jsonrpc.error(jsonrpc.LIMIT_EXCEEDED, TOO_MANY_ACCOUNTS))
         reply = read_in_context(result)
         slot = reply.context.slot
-        if slot < self._slot:
+        if is_behind(slot, self._slot):
             return []
         accounts = read_accounts(reply.value)
         before = None if self._seen is None else frozenset(self._seen)
