@@ -106,3 +106,13 @@ def test_list_of_traces_yields_the_same_calls_as_the_tree() -> None:
     assert [(c.path, c.sender, c.recipient, c.value) for c in found] == [
         (c.path, c.sender, c.recipient, c.value) for c in EXPECTED
     ]
+
+
+@pytest.mark.parametrize("value", ["0x1" + "0" * 64, "0x" + "f" * 10_000, "-0x1"])
+def test_value_that_no_chain_has_is_refused(value: str) -> None:
+    transaction = {"hash": "0x1", "from": "0x" + "11" * 20, "value": value, "nonce": "0x0"}
+    with pytest.raises(ValueError, match="256"):
+        activity.decoded_transactions([msgspec.Raw(msgspec.json.encode(transaction))])
+    call = {"type": "CALL", "from": "0x" + "11" * 20, "to": "0x" + "22" * 20, "value": value}
+    with pytest.raises(ValueError, match="256"):
+        activity.calls_of_tree("0x1", {"calls": [call]})

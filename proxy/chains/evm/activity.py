@@ -18,6 +18,8 @@ from proxy.chains.evm.matching import InternalTransfer, MatchTransaction
 
 _MOVES = frozenset({"call", "create", "create2", "selfdestruct", "suicide"})
 _fromhex = bytes.fromhex
+# The longest value: 0x and 64 digits.
+_WORD = 66
 
 
 class _Transaction(msgspec.Struct, rename={"sender": "from", "index": "transactionIndex"}, gc=False):
@@ -61,10 +63,18 @@ def _tx(found: _Transaction) -> MatchTransaction:
         int(found.index or "0x0", 16),
         _fromhex(found.sender[2:]),
         _fromhex(found.to[2:]) if found.to else None,
-        int(found.value, 16),
+        _uint256(found.value),
         int(found.nonce, 16),
         _fromhex(found.input[2:10]) if len(found.input) >= 10 else b"",
     )
+
+
+def _uint256(text: str) -> int:
+    """A value that a chain can have. Raises ValueError for all others: webhooks would carry them on."""
+    value = int(text, 16) if len(text) <= _WORD else -1
+    if value < 0:
+        raise ValueError("not a value of 256 bits")
+    return value
 
 
 # Calls
@@ -86,7 +96,7 @@ def _below(transaction: str, node: Mapping[str, Any], path: tuple[int, ...]) -> 
 
 def _call(transaction: str, path: tuple[int, ...], node: Mapping[str, Any]) -> InternalTransfer | None:
     kind = str(node.get("type", "")).lower()
-    value = int(node.get("value") or "0x0", 16)
+    value = _uint256(node.get("value") or "0x0")
     if kind not in _MOVES or not value or not node.get("to"):
         return None
     return InternalTransfer(transaction, path, kind, _fromhex(node["from"][2:]), _fromhex(node["to"][2:]), value)
@@ -122,8 +132,8 @@ def _traced(transaction: str, path: tuple[int, ...], trace: Mapping[str, Any]) -
             sender, recipient, value = action["address"], action["refundAddress"], action["balance"]
         case _:
             return None
-    if not recipient or not int(value, 16):
+    if not recipient or not (amount := _uint256(value)):
         return None
     return InternalTransfer(
-        transaction, path, str(trace["type"]), _fromhex(sender[2:]), _fromhex(recipient[2:]), int(value, 16)
+        transaction, path, str(trace["type"]), _fromhex(sender[2:]), _fromhex(recipient[2:]), amount
     )
