@@ -208,10 +208,10 @@ class Backtest:
         self, network: Network, index: WatchIndex, block: bytes, logs: dict[str, list[ChainLog]]
     ) -> AsyncIterator[MatchBlock]:
         """A block in pieces that are matched in a step each. The logs of a transaction are in its piece."""
+        await self._turn()
         if index.has("block"):
             yield MatchBlock()
             return
-        await self._turn()
         try:
             items = _block(block).transactions if block else []
             for start in range(0, len(items), ITEMS_PER_STEP):
