@@ -62,10 +62,12 @@ class CallAccounting:
 
     def refund(self, key: Key, fault: Fault, units: int) -> int:
         """Refund a call that failed through our fault, and return what it still costs: the further upstream calls that were
-        made for it."""
-        if isinstance(fault, InternalError):
-            self._admission.refund(key, 1, units)
-        return fault.take_kept()
+        made for it, and its own price if it is not refunded."""
+        further = fault.take_kept()
+        if not isinstance(fault, InternalError):
+            return units + further
+        self._admission.refund(key, 1, units)
+        return further
 
     def refund_unused(self, meter: Meter, *, least: int) -> None:
         """Refund what a metered request that failed has not used, beyond this price."""

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.services.feed.svm_polls import MOST_SLOTS, AccountWatch, PolledParams, ProgramPoll, SlotPoll
+from proxy.chains.svm.polled_params import PolledParams
+from proxy.services.feed.svm_polls import MOST_SLOTS, AccountWatch, ProgramPoll, SlotPoll
 
 ABSURD = 1 << 60
 PARAMS = PolledParams("11111111111111111111111111111111", {}, "confirmed")

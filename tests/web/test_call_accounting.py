@@ -75,3 +75,30 @@ def test_call_ends_once_on_every_surface(surface: str, monkeypatch: pytest.Monke
                 assert (lines[-1]["network"], lines[-1]["units"]) == (LIVE, sum(costs.values()))
 
     main()
+
+
+@pytest.mark.parametrize("surface", [*HTTP, "socket"])
+def test_call_that_passes_its_own_deadline_is_counted_as_paid(surface: str) -> None:
+    """Upstreams were asked, so it is not refunded: the records, the usage and the bucket say the same."""
+    directives: dict[str, Any] = {"X_Timeout_Ms": "100", "X_Explain": "1"}
+    bodies = [rpc(RESULT, []), b"[%b]" % rpc(RESULT, [])]
+
+    @on_uvloop
+    async def main() -> None:
+        async with rpc_harness(1, **NO_CACHE) as harness:
+            harness.upstreams[0].held.add(RESULT)
+            if surface in HTTP:
+                for body in bodies:
+                    await harness.worker.send(body, **directives, **HTTP[surface])
+            else:
+                async with bare(harness.worker, **directives) as socket:
+                    for body in bodies:
+                        socket.write(body)
+                        await socket.json()
+            harness.worker.app.usage.gather()
+            policy = harness.route.policies[RESULT]
+            assert (policy.tally.faults, policy.tally.units) == (2, 2 * policy.units)
+            records = harness.worker.app.recorder.waiting
+            assert [each.units for each in records] == [policy.units] * len(records)
+
+    main()

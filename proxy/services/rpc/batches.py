@@ -139,7 +139,7 @@ class BatchItem:
         self.on_error(error)
 
     def keep(self, units: int) -> None:
-        """The item failed through our fault, and costs only the further upstream calls that were made for it."""
+        """The item failed, and costs these units."""
         self.units = units
         if units and self.policy is not None:
             self.batch.sheet[self.policy.tally].add_units(units)
@@ -372,7 +372,7 @@ class CallBatch:
         return min([item.reached for item in self.items if item.reached], default=0)
 
     def failed(self) -> list[BatchItem]:
-        return [item for item in self.items if isinstance(item.fault, InternalError)]
+        return [item for item in self.items if item.fault is not None]
 
     def leave(self) -> None:
         self._sink = None
