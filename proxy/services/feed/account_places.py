@@ -1,4 +1,5 @@
-"""Places for work that takes long: each account has so many, and its further work waits for one of them, in order."""
+"""Limits on concurrent slow work, per account: each account has a fixed number of places, and its further work waits for one,
+in order."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from weakref import WeakValueDictionary
 
 
 class AccountPlaces:
-    """No account waits for a place of another: `async with places.of(account)`."""
+    """An account never waits for the places of another: `async with places.of(account)`."""
 
     def __init__(self, each: int) -> None:
         self._each = each
-        # Those of accounts that use or await one.
+        # Only for accounts that use or await a place.
         self._places: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     def __repr__(self) -> str:

@@ -243,8 +243,8 @@ class LogDispatch:
                 await self._wake.wait()
 
     async def drain(self, room: Callable[[], Awaitable[None]], block_s: float) -> None:
-        """Publish everything in the queue, one block when there is room for it after the other. Raises TimeoutError if a block
-        takes longer than `block_s`."""
+        """Publish everything in the queue, one block after the other, waiting for room after each. Raises TimeoutError if a
+        block takes longer than `block_s`."""
         now = asyncio.get_running_loop().time
         async with asyncio.timeout(block_s) as limit, asyncio.TaskGroup() as group:
             while self._queue:
@@ -341,7 +341,7 @@ class LogDispatch:
         self._forget_oldest()
 
     def _publish_slice(self, sent: SentBlock, logs: list[LogRecord], start: int) -> None:
-        """Publish logs of a block, of which the first has this place in it."""
+        """Publish logs of a block. `start`: the index of the first of them in the block."""
         made: dict[int, FeedEvent] = {}
         for log_filter, matching in self._index.match(logs).items():
             for number in matching:

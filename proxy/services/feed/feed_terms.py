@@ -1,4 +1,4 @@
-"""The terms on which the feeds of a worker do work for single accounts."""
+"""The limits on the work that the feeds of a worker do for one account."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ POLLS_PER_ACCOUNT = 16
 
 @dataclass(frozen=True, slots=True)
 class FeedTerms:
-    """`replay_memory`: what replays hold. `topic_memory`: what is remembered of polled topics. `replays`, `fetches`, `polls`:
-    the places for them, and for the blocks that replays fetch ahead."""
+    """`replay_memory`: the memory that replays hold. `topic_memory`: the memory for the last state of polled topics. `replays`,
+    `fetches`, `polls`: the places for replays, for the blocks that they fetch ahead, and for polls."""
 
     replay_memory: BudgetLine
     topic_memory: BudgetLine

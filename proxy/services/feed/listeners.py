@@ -21,7 +21,7 @@ class Listeners:
         return len(self._all)
 
     def __iter__(self) -> Iterator[Listener]:
-        """All listeners. They may leave meanwhile."""
+        """All listeners. They may be removed during the iteration."""
         return iter(tuple(self._all))
 
     def add(self, listener: Listener) -> None:

@@ -2,8 +2,8 @@
 
 They come from a stream if an upstream has one, otherwise from polling a filter. Each upstream sees its own set of pending
 transactions, so a change of sources has no gap to fill, but no transaction is published twice. If listeners want full
-transactions and the upstream reports only hashes, the transactions are fetched: the accounts that listen pay for one each, in
-turn, and those that no account has units for are left out.
+transactions and the upstream reports only hashes, the transactions are fetched: the accounts that listen take turns to pay for
+one each. A transaction that no account has units for is left out.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ A replay has its own chain and its own log dispatch. It walks from its first blo
 has published, repeatedly while that block moves on. When both are at the same block, the listener joins the feed in the same
 turn of the event loop. Reorganisations need no special case: the walk reports the removed blocks.
 
-Logs of final blocks are fetched in ranges that the upstream filters, only recent ones block by block. A range is as long as
-its logs are short: the next one is chosen by the size of the last, and no other is fetched before its logs are sent. All that a
-replay holds is counted as memory of its account.
+Logs of final blocks are fetched in ranges that the upstream filters, only recent ones block by block. The number of blocks in a
+range is adapted to the size of the logs of the range before it, and the next range is fetched only after these logs are sent.
+All that a replay holds is counted as memory of its account.
 
 A replay makes its calls for its account, and its key pays for each of them before it is made. Without units it waits.
 """
@@ -56,7 +56,7 @@ FETCHED_AHEAD = 2
 # Attempts at each step before the replay fails, and the pause between them.
 ATTEMPTS = 6
 PAUSE_S = 0.5
-# How long the logs of a recent block may take, and the units for them.
+# How long it may take to fetch the logs of a recent block, including the wait for the units that they cost.
 BLOCK_S = 60.0
 # How long a replay waits for memory of its account.
 MEMORY_S = 30.0
@@ -281,12 +281,13 @@ def _first_of(failed: ExceptionGroup[Exception]) -> Exception:
 
 
 def _next_range(blocks: int, size: int) -> int:
-    """How many blocks have about as many bytes of logs as a range should have, if so many had this size."""
+    """The number of blocks in the next range, so that its logs have about RANGE_BYTES. `size`: the bytes of logs in the last
+    `blocks` blocks."""
     return max(1, min(blocks * RANGE_BYTES // max(1, size), 2 * blocks, LONGEST_RANGE))
 
 
 def _batches(raws: Sequence[msgspec.Raw]) -> Iterator[bytes]:
-    """Logs in arrays of a few."""
+    """The logs as JSON arrays of a few logs each."""
     batch, size = [], 0
     for raw in raws:
         batch.append(raw)

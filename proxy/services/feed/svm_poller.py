@@ -1,9 +1,9 @@
 """Polls an SVM network for the topics that no upstream streams.
 
-Slots are read a few times per slot, once for all topics and at our own expense. All other polls are calls of the accounts
-that listen: they pay the list price of each call before it is made, and share the upstreams as with their own calls. The
-accounts of one topic take turns. Each account has its own places for polls, and its topics wait for these in order, so a flood
-of topics, slow polls or a lack of units delay only the account's own.
+Slots are read a few times per slot, once for all topics and at our own expense. All other polls are calls of the accounts that
+listen: they pay the list price of each call before it is made, and share the upstreams as with their own calls. The accounts of
+one topic take turns. Each account has its own places for polls, and its topics wait for these in order, so a flood of topics,
+slow polls or a lack of units delays only the account's own topics.
 
 Accounts and signatures are read together, as many of one account's as one call takes. Each program and each log filter is read
 on its own: see `svm_polls.py`.
@@ -50,14 +50,14 @@ from proxy.services.rpc.networks import Route
 
 SHORTEST_POLL_S = 0.2
 LONGEST_POLL_S = 2.0
-# A scan of all accounts of a program is dear for an upstream.
+# A scan of all accounts of a program is expensive for an upstream.
 PROGRAM_POLL_S = 2.0
 # The most that an upstream accepts in one call.
 ACCOUNTS_PER_CALL = 100
 SIGNATURES_PER_CALL = 256
 # How long a poll waits for the units of one listener before it looks for another of the same account.
 PATIENCE_S = 1.0
-# How long the topics of an account are not polled that will have no units for long.
+# How long the topics of an account are not polled if it will have no units for a long time.
 REST_S = 5.0
 # Less than this is not counted as memory: the number of an account's subscriptions bounds it.
 COUNTED_FROM = 4096
@@ -83,7 +83,7 @@ _POLLS: dict[str, Callable[[PolledParams], TopicPoll]] = {
     "programSubscribe": ProgramPoll,
     "logsSubscribe": lambda params: MentionPoll(params) if params.target else BlockLogsPoll(params),
 }
-# Topics that are shown from the slots alone.
+# Topics whose notifications follow from the slots alone.
 _FREE = frozenset(("slotSubscribe", "rootSubscribe", "slotsUpdatesSubscribe"))
 _OWN = ""
 POLLED = frozenset((*_POLLS, "accountSubscribe", "signatureSubscribe"))
@@ -99,7 +99,7 @@ class _PollWork:
 
 
 class SvmPoller:
-    """`channels()`: the channels to poll now. `wants(channel)`: whether to poll it still. `end(channel)`: end it."""
+    """`channels()`: the channels to poll now. `wants(channel)`: whether it is still to be polled. `end(channel)`: end it."""
 
     def __init__(
         self,
@@ -124,16 +124,16 @@ class SvmPoller:
         # Channels that are being polled, and when programs are due again.
         self._busy: set[SvmChannel] = set()
         self._due_at: WeakKeyDictionary[SvmChannel, float] = WeakKeyDictionary()
-        # The account and the bytes that count for what is remembered of a channel.
+        # For each channel, the account whose memory holds its last state, and the bytes.
         self._held: dict[SvmChannel, tuple[str, int]] = {}
-        # Accounts that will have no units for long, and when they are tried again.
+        # Accounts that will have no units for a long time, and when they are tried again.
         self._resting: dict[str, float] = {}
 
     def __repr__(self) -> str:
         return f"<SvmPoller {self._route.network.id}, {len(self._busy)} under way>"
 
     async def run(self) -> None:
-        """Loop. A poll that takes long is not waited for, and not repeated meanwhile."""
+        """Loop. A slow poll is not waited for, and not repeated while it runs."""
         async with asyncio.TaskGroup() as group:
             while True:
                 channels = self._channels()
@@ -271,7 +271,8 @@ class SvmPoller:
         self._publish(channel, events)
 
     def _hold(self, channel: SvmChannel, account: str, size: int) -> bool:
-        """Count what is remembered of a channel. If its account has no room for it, end the channel and return False."""
+        """Count the last state of a channel as memory of the account. If its account has no room for it, end the channel and
+        return False."""
         self.release(channel)
         if size < COUNTED_FROM or not self._wants(channel):
             return True

@@ -129,8 +129,8 @@ class TopicPoll(Protocol):
 
 
 def is_behind(slot: int, last: int) -> bool:
-    """Whether an upstream is behind the last slot. A lower one by far is a network that was restarted, or the last one was
-    wrong."""
+    """Whether an upstream is behind the last slot. A slot that is lower by far means that the network was restarted, or that
+    the last slot was wrong."""
     return last - MOST_SLOTS * 10 <= slot < last
 
 
@@ -174,7 +174,7 @@ class SlotsUpdatePoll:
 
 
 class AccountWatch:
-    """The last state of one account, as a hash: it may have megabytes. It is read together with others."""
+    """The last state of one account, as a hash, because the state may have megabytes. It is read together with others."""
 
     def __init__(self, params: PolledParams) -> None:
         self.params = params

@@ -27,7 +27,7 @@ class Topic(NamedTuple):
 
     @property
     def memory(self) -> int:
-        """About the bytes that it takes in memory."""
+        """Its approximate size in memory, in bytes."""
         match self.detail:
             case bytes():
                 return len(self.detail)
