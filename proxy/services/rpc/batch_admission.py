@@ -93,7 +93,7 @@ class BatchRoom:
 
     @property
     def is_free(self) -> bool:
-        """Whether it can be taken without another account's."""
+        """Whether the room can be taken without making another account give up its own."""
         return self.others.memory.has_room(self.account, self.size)
 
     def wait(self) -> bool:

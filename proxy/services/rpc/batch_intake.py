@@ -1,8 +1,8 @@
 """A batch before its admission: its items are parsed, checked and priced, a few in each turn of its account.
 
 This is for batches that are large or have mistakes in them. Nothing is charged or sent before all items are read, because a
-body that is no batch is refused whole. A batch is read when its account has room for its items; until then it waits for the
-account's other batches, for as long as items wait for their rate.
+body that is not a batch is refused as a whole. A batch is read when its account has room for its items; until then it waits for
+the account's other batches, for as long as items wait for their rate.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class BatchIntake:
         return True
 
     def _begin_later(self) -> bool:
-        """Others have given back memory, and no more of it is asked for while they do."""
+        """Called while others give back memory. Only free room is taken: no account is made to give up its room meanwhile."""
         return self._room.is_free and self._begin()
 
     def _give_up(self) -> None:

@@ -1,8 +1,8 @@
 """Calls that wait for a block: with X-Min-Block, until an upstream has reached it.
 
 While calls wait, the heads are polled more often than usual, as long as one of the waiting accounts has polls left: upstreams
-limit the calls of all accounts together. A call that waits for too long, or that is one too many, gets a 503 with the newest
-block, never a result from before the block.
+limit the calls of all accounts together. A call that waits for too long, or for which there is no place, gets a 503 with the
+newest block, never a result from before the block.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BlockWaits:
         """`look` polls the heads of all upstreams."""
         self._look = look
         self._tasks = tasks
-        # With the account of each, because a call can pass to another that has joined it.
+        # The deadline of each flight, and the account that made it: a flight can pass to another account that has joined it.
         self._deadlines: dict[Flight, tuple[float, str]] = {}
         self._places = FairPlaces(MOST_WAITING, per_client=MOST_OF_ACCOUNT)
         # For each account that has caused polls: when it will have all of them again.

@@ -81,8 +81,8 @@ class Broadcast(WholeResultWaiter):
 
 
 def _chosen(dispatcher: Dispatcher, call: Call, now: float, tried: int, known: int) -> Upstream | None:
-    """An upstream that was not tried: of another operator than those that know the transaction, unless all of those have a
-    higher tier."""
+    """An upstream that was not tried. Operators that do not have the transaction yet come first, unless all of their upstreams
+    have a higher tier."""
     found = dispatcher.choose(call, now, tried)
     if found is None or not known >> found.health.index & 1:
         return found

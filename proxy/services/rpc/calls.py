@@ -1,4 +1,4 @@
-"""What a caller keeps for its reply, and calls that a coroutine awaits."""
+"""The state that a caller keeps for its reply, and calls that a coroutine awaits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RpcError(Exception):
 
 
 class CallerState:
-    """What a `Caller` keeps for its reply."""
+    """The state that a `Caller` keeps for its reply."""
 
     __slots__ = ("block", "cache", "flight", "policy", "units")
 

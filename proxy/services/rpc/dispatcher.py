@@ -69,7 +69,7 @@ class RestQueue(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Takeovers:
-    """What a network has for calls that one upstream alone cannot answer. Without it, they end with what the upstream says."""
+    """The objects that take over calls which one upstream alone cannot answer. Without them, the upstream's reply is final."""
 
     logs: LogRanges | None = None
     nulls: NullResults | None = None
@@ -96,7 +96,7 @@ class Dispatcher(FlightHandler):
     def new_flight(self, call: Call, waiter: Waiter, now: float) -> Flight:
         flight = Flight(self, call, waiter, now, moves=self.state.replies.moves, tip=self.state.tip)
         if call.directives is not None and call.directives.timeout_ms:
-            # A deadline of the caller's says nothing about the upstreams.
+            # The caller chose this deadline, so missing it says nothing about the upstreams.
             left_s = now + call.directives.timeout_ms / 1000 - _monotonic()
             asyncio.get_running_loop().call_later(max(0.0, left_s), self._expire, flight)
         return flight
@@ -156,7 +156,7 @@ class Dispatcher(FlightHandler):
         )
 
     def _waits_for_rest(self, flight: Flight, now: float) -> bool:
-        """Let the flight wait if no upstream takes it, because those that could limit our rate."""
+        """Let the flight wait if no upstream takes it now, and one that could serve it limits our rate."""
         waits, call = self.takeovers.rest_waits, flight.call
         if waits is None or flight.is_under_way() or flight.handed_over:
             return False
@@ -370,7 +370,7 @@ class Dispatcher(FlightHandler):
             self.launch(flight, now)
 
     def _send_for_another(self, flight: Flight, now: float) -> None:
-        """The account that made the call has too many of them. Others that joined it get it in their own turn."""
+        """The account that made the call has too many calls under way. Send it again for the next account that joined it."""
         flight.pass_on()
         self.launch(flight, now)
 
@@ -438,8 +438,8 @@ class Dispatcher(FlightHandler):
     def _with_current_head(
         self, flight: Flight, result: msgspec.Raw, upstream: Upstream, now: float
     ) -> msgspec.Raw | None:
-        """The result that may be passed on, of one that contains the head: the head must neither go back nor be implausibly
-        high. None if another upstream is tried, or none is left."""
+        """Check a result that contains the head: the head must neither go back nor be implausibly high. Returns the result to
+        pass on; None if another upstream is tried, or none is left."""
         match self.state.compare_head(bytes(result), upstream.health, now):
             case "current":
                 return result
@@ -474,7 +474,7 @@ class Dispatcher(FlightHandler):
         self._give_up(flight, InternalError(self._message(reason)) if isinstance(reason, str) else reason)
 
     def _may_retry(self, flight: Flight, now: float) -> bool:
-        """The retries of all accounts that wait for the call are spent on it: the first may have none left."""
+        """Spend a retry of the first account that has one left, among all that wait for the call."""
         return any(self.budget.spend(now, client) for client in (flight.client, *flight.joined_by))
 
     def _give_up(self, flight: Flight, fault: Fault) -> None:
@@ -647,7 +647,7 @@ def judge_error(flight: Flight, error: bytes, upstream: Upstream, now: float, to
 def count_invalid_reply(
     flight: Flight, connection: UpstreamConnection, head: ReplyHead, now: float, *, is_foreign: bool
 ) -> None:
-    """Count a reply that is no JSON-RPC reply to our call against the upstream. `is_foreign`: it has another id."""
+    """Count a reply that is not a JSON-RPC reply to our call against the upstream. `is_foreign`: it has another id."""
     upstream = connection.upstream
     if head.status < 400:
         # Only a foreign id means that replies are out of step. The next call on the connection may be another client's: it
@@ -684,7 +684,7 @@ def may_lack_blocks(
     state: NetworkState, flight: Flight, upstream: Upstream, now: float, result: bytes | msgspec.Raw = b""
 ) -> bool:
     """Whether a range ends beyond the head of the upstream that sent its logs, while another one may have more. A range that
-    ends far beyond any head means all blocks up to the latest. Without the result, it is not looked at."""
+    ends far beyond any head means all blocks up to the latest. Without a `result`, only the range decides."""
     if state.only is not None or flight.call.is_piece or flight.handed_over:
         return False
     last = flight.policy.last_block(flight.params, state.heads.tip)

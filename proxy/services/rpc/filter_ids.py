@@ -34,7 +34,8 @@ _MOST_PACKED_BYTES = 8192
 _MOST_DIGITS = 2048
 # The params of a poll: an id, which has up to 256 digits more than the params in it.
 _MOST_ID_BYTES = 4096
-# Signed with the id, which no id can contain: ids with and without params have different tags.
+# Appended to the text that is signed if the id contains params, so that ids with and without params have different tags. No id
+# contains a space.
 _WITH_PARAMS = " with params"
 NOT_FOUND = jsonrpc.error(-32000, "filter not found")
 

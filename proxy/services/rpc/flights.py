@@ -55,7 +55,7 @@ next_id = itertools.count(1000).__next__
 
 @final
 class Call:
-    """What a call is. It is made once and never changes: `mypy` refuses assignments to `Final` attributes."""
+    """The description of a call. It is made once and never changes: `mypy` refuses assignments to `Final` attributes."""
 
     __slots__ = (
         "archive",
@@ -373,7 +373,7 @@ class Flight:
         self.suspects = ()
 
     def keep_fallback(self, result: bytes) -> None:
-        """Keep a doubtful result, in case that no upstream gives a better one."""
+        """Keep a doubtful result, in case no upstream gives a better one."""
         self.fallback_result = result
 
     def note_error(self, error: bytes, weight: int) -> None:
@@ -431,8 +431,8 @@ class Flight:
                 self._log_exception()
 
     def charge(self, key: Key, units: int, fault: Fault | None) -> None:
-        """Count the price of further upstream calls, which the key has paid: in that of the first caller, in the `fault` that
-        is about to be delivered, or in the usage of the key if all callers have left."""
+        """Count the price of further upstream calls, which the key has paid. It is added to the `fault` that is about to be
+        delivered, to the price of the first caller, or to the usage of the key if all callers have left."""
         if not units:
             return
         if fault is not None and not self.done:
@@ -499,7 +499,7 @@ class Flight:
 
 
 class Caller(Waiter, Protocol):
-    """A waiter that keeps what its reply needs. It learns that by events, in this order as far as the call gets."""
+    """A waiter that keeps what its reply needs. These events report it, in this order, as far as the call gets."""
 
     @property
     def policy(self) -> MethodPolicy | None: ...

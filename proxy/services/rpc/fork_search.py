@@ -108,7 +108,8 @@ class ForkSearch:
         return preferred(tied, votes) if tied else ""
 
     async def _not_contradicted(self, tied: list[str], votes: list[Vote]) -> list[str]:
-        """Without the branches that lack the final block that the network had. If all of several lack it, it is out of date."""
+        """Drop the branches that contradict the final block that the network had. If there are several and all contradict it,
+        that block is out of date, and none is dropped."""
         anchor = self._polls.anchor
         if anchor is None:
             return tied
@@ -164,7 +165,8 @@ def _judges(winners: Sequence[UpstreamHealth]) -> list[UpstreamHealth]:
 
 
 def _standing(own: str, judged: set[str]) -> Standing | None:
-    """The standing of an upstream with this hash, by those of the judges. None: they disagree, or not all have one."""
+    """The standing of an upstream with this hash, given the hashes of the judges. None if these disagree, or if one of them is
+    missing."""
     known = judged - {""}
     if not known or own in known:
         return "good"

@@ -23,7 +23,7 @@ HEAD = "penstock_head_1"
 # was stopped.
 WRITE_S = 0.005
 MOMENT_S = 0.001
-# A head that no host has renewed is forgotten: all hosts were down.
+# A head that no host renews for this long is forgotten: all hosts are down.
 KEPT_MS = 60_000
 
 MOVED, LOWERED, WROTE = "moved", "lowered", "wrote"

@@ -26,7 +26,7 @@ class HeldResult:
         return f"<HeldResult {self.size} bytes>"
 
     def reserve(self, size: int, *, has_waited: bool = False) -> bool:
-        """Take room for the whole result of this size, as far as it has not come yet."""
+        """Take room for the part of a result of this size that has not arrived yet."""
         room = size - self.size
         if not (self.share.take(room) if has_waited else self.share.reserve(room)):
             return False

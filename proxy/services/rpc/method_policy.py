@@ -22,7 +22,7 @@ _SCOPES = {
 }
 # A key without any of these may not call any method.
 ANY_SCOPE = _SCOPES["read"] | _SCOPES["write"]
-# JSON-RPC ids longer than this take the long path, which has their limit.
+# JSON-RPC ids longer than this take the long path, which checks their length.
 LONGEST_SHORT_ID: Final = 64
 _ARRAY: Final = ord("[")
 _ID_STARTS: Final = ID_STARTS
@@ -83,7 +83,8 @@ class MethodPolicy:
         # Whether replies are cached or shared on this route, and whether calls may take the short path. See `adapt`.
         self.shared = False
         self.short = False
-        # Whether calls about any block may: all have the same price, and the cache is asked before an upstream is chosen.
+        # Whether calls about any block may take the short path: all have the same price, and the cache is asked before an
+        # upstream is chosen.
         self.any_block = False
         # Whether the params change neither price nor routing nor rights.
         self.is_plain = method.kind == "read" and method.block_at is None

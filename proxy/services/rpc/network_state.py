@@ -154,7 +154,7 @@ class NetworkState:
         self.chain = chain
         # Flights that the same call may join, by cache key.
         self.flights: dict[bytes, Flight] = {}
-        # How often blocks were replaced: results that are joined from several replies must not span it.
+        # How often blocks were replaced: a result that is joined from several replies must not span a replacement.
         self.reorgs = 0
         # The tip: a copy, because `heads` is not compiled.
         self.tip = 0
@@ -340,7 +340,7 @@ class NetworkState:
         is_replaced = self._note_blocks(now)
         self.reorgs += is_replaced or change == "lowered" or change == "reset"
         is_other = self._mark_tip()
-        # Without recent reports of the head there is no telling which replies are recent.
+        # Without recent reports of the head it is not known which replies are recent.
         if is_newer or is_replaced or is_other or change != "still" or not self.hears(now):
             self.forget_recent(is_lower=change == "lowered" or change == "reset")
 

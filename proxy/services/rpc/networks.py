@@ -108,7 +108,7 @@ class Route:
         return self.only is not None and self.only.health.may_serve(policy.method.name)
 
     def short_policies(self, key: Key) -> Mapping[str, MethodPolicy]:
-        """The methods that this key may call on the short path (web/front/client)."""
+        """The methods that this key may call on the short path (web/front/short_call)."""
         if (
             key.locked
             or key.records_params

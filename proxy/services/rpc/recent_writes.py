@@ -15,7 +15,7 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.store.shared_memory.write_table import WriteTable
 from proxy.wire.upstream import Upstream
 
-# What other hosts receive of a write that needs no note: it has no sender and no hash, or one upstream alone takes all writes.
+# Sent to other hosts for a write that needs no note: it has no sender and no hash, or one upstream alone takes all writes.
 NO_NOTE = "0 0"
 
 

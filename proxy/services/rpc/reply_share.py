@@ -4,9 +4,9 @@ Results are streamed where possible. A result is held while it waits for the ite
 WebSocket message, while its client reads slowly and the upstream connection is needed for others, and while it is received
 or sent whole because several callers wait for it. Its bytes count in the worker's memory budget.
 
-A result of known length takes its room before it is read: many half-read results would fill it, and none could be completed. If
-there is no room, it waits unread at its upstream until others were sent, in the order of the account's calls. A result that is
-alone too large, or whose request can send nothing before it is whole, is refused instead.
+A result of known length takes its room before it is read. Otherwise many half-read results could fill the budget, and none
+could be completed. If there is no room, it waits unread at its upstream until others were sent, in the order of the account's
+calls. A result that is too large by itself, or whose request can send nothing before it is whole, is refused instead.
 """
 
 from __future__ import annotations
@@ -84,5 +84,5 @@ class ReplyShare:
             self._replies.give_back(self._account, counted)
 
     def give_all(self) -> None:
-        """May be called again."""
+        """Release everything. Calling it again does nothing."""
         self.give(self._held)

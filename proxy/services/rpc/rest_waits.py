@@ -1,7 +1,8 @@
 """Calls that wait for upstreams that limit our rate, if no other upstream takes them.
 
-They are sent as the upstreams take calls again, at the pace that these keep (`core/upstream_health.py`, *Rate limits*), one of
-each account in turn. A call that has waited for too long, or that is one too many of its account, is refused with a 503.
+They are sent when the upstreams take calls again, at the rate that these allow (`core/upstream_health.py`, *Rate limits*), one
+of each account in turn. A call that has waited for too long, or whose account has too many waiting calls, is refused with a
+503.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from proxy.store.valkey.shared_replies import OnFound, SharedReplies
 
-# Replies that can be taken back: those of a busy minute.
+# Replies that this worker remembers having stored, so that it can delete them: those of a busy minute.
 REMEMBERED = 4096
 
 
@@ -28,7 +28,7 @@ class SharedCache:
         return f"<SharedCache {self._network_id} {self.chain or 'unknown'}>"
 
     def identified(self, chain: str) -> None:
-        """The replies are from now on those of this chain; empty if it is unknown."""
+        """From now on, replies are read and stored as those of this chain; empty if it is unknown."""
         self.chain = chain
 
     def is_available(self, now: float) -> bool:

@@ -18,7 +18,7 @@ from proxy.wire.upstream import Upstream
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused
 from proxy.wire.websocket_upstream import WebSocketUpstream
 
-# How often a stream is checked, and one that is not known to be good.
+# How often a stream is checked, and how often one that is not known to be good.
 CHECK_S, CHECK_AGAIN_S = 60.0, 5.0
 # How long a stream may take to report a slot.
 REPORT_S = 3.0

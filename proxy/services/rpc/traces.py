@@ -38,7 +38,7 @@ class MalformedTrace(Exception):
 
 
 async def _go_on() -> None:
-    """No pause: only workers serve clients beside."""
+    """No pause. Only workers need one, because they serve clients meanwhile."""
 
 
 class TraceReader:

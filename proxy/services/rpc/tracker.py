@@ -1,4 +1,5 @@
-"""Polling the head of each upstream, so that upstreams that lag are avoided and replies from before it are discarded.
+"""Polling the head of each upstream, so that calls avoid upstreams that lag, and cached replies from before a new head are
+discarded.
 
 Probes bypass admission and routing and go straight to their upstream, never behind calls that wait. A failed probe does not
 count against the upstream: its traffic shows its health better. A probe returns the number and the hash of the newest block,
@@ -47,7 +48,7 @@ START_S = 4.0
 PATIENCE_S = 0.25
 # Upstreams that are due within this time of each other are polled in one round, so that their hashes can be compared.
 TOGETHER_S = 0.1
-# What was found longer ago is not adopted: it is from before this process, and the others have ended.
+# Older findings are not adopted: they were made before this process started, by processes that have ended.
 FRESH_S = 10.0
 # How often an upstream names its chain, besides each time that it was silent.
 NAMES_CHAIN_S = 60.0

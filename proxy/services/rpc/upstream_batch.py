@@ -1,7 +1,7 @@
 """Several calls in one request to an upstream: a JSON-RPC batch.
 
-When the reply arrives, each flight receives its own part and goes on alone, as if it had been sent alone. If the reply is no
-valid batch reply, or a large one, the flights are sent again one by one, to other upstreams where possible. An upstream that
+When the reply arrives, each flight receives its own part and goes on alone, as if it had been sent alone. If the reply is not a
+valid batch reply, or is large, the flights are sent again one by one, to other upstreams where possible. An upstream that
 refuses the batch as such receives smaller ones of that client for a while, and in the end none (`core/batch_sizes.py`).
 """
 
@@ -176,7 +176,7 @@ class UpstreamBatch:
 
 
 def _is_single(body: bytes) -> bool:
-    """Whether the reply is one under an id, which can only be another call's."""
+    """Whether the reply is a single one with an id. Such a reply can only belong to another call."""
     try:
         return bytes(jsonrpc.read_any_reply(body).id) not in (b"", jsonrpc.NULL)
     except jsonrpc.NOT_JSON:
@@ -185,7 +185,7 @@ def _is_single(body: bytes) -> bool:
 
 def _is_refused(head: ReplyHead, body: bytes) -> bool:
     """Whether one error stands for all calls: the upstream accepts no batches, or none of this size. An error that the upstream
-    is to blame for is no refusal."""
+    is to blame for is not a refusal."""
     if head.status >= 500 or not head.plain or body[:1] != b"{":
         return False
     try:

@@ -57,7 +57,7 @@ from proxy.wire.upstream import Upstream
 
 log = logging.getLogger("penstock.verifier")
 T = TypeVar("T")
-# Asked of other upstreams, to confirm the block that a proof starts from.
+# The method by which other upstreams confirm the block that a proof starts from.
 CONFIRMS = "eth_getBlockByNumber"
 # Upstreams that may be asked to confirm a block.
 MOST_CONFIRMING = 4
@@ -73,7 +73,8 @@ BLOCK_CHECK_S = 0.05
 MOST_SHOWN = 300
 # Larger results are not compared. Those above SMALL are read in the thread.
 MOST_COMPARED, SMALL = 4 << 20, 1 << 14
-# Checks take turns in one thread of their own: more would starve the loop, and the default ones compress replies of others.
+# Checks take turns in one thread of their own: more threads would starve the loop, and the default ones compress replies for
+# other clients.
 _checks = ThreadPoolExecutor(1, "verifier")
 # Errors of reading a reply. One upstream must not keep others from verifying a call.
 UNREADABLE = (msgspec.DecodeError, RecursionError, ValueError)
@@ -126,7 +127,7 @@ class VerifiedAnswer:
             self._caller.on_fault(fault)
 
     def _further(self) -> int:
-        """The units of calls beyond the price that the caller has paid. Calls after the answer are ours."""
+        """The units of calls beyond the price that the caller has paid. Calls after the answer are not charged."""
         return self._meter.settle(self._price) - self._price
 
     def _is_first(self, outcome: str) -> bool:
@@ -520,7 +521,7 @@ class VerifiedCall:
 
     def _able(self, methods: Collection[str]) -> list[Upstream]:
         now, least = time.monotonic(), self._directives.min_block
-        # One that claims no head would make any old state the latest.
+        # An upstream that reports no head could present any old state as the latest.
         least = max(least, 1 if self._route.heads.tip else 0)
         able = [
             each
@@ -569,7 +570,7 @@ class UpstreamSource:
     def __init__(self, call: VerifiedCall, upstream: Upstream) -> None:
         self._call = call
         self.upstream = upstream
-        # What it replied last, which is what a failed proof is about.
+        # The upstream's last reply, which a failed proof is about.
         self.last_reply: Any = None
         others = [each for each in call.confirming() if each.health.operator != upstream.health.operator]
         self._others = others[: MOST_CONFIRMING - 1]
@@ -593,8 +594,9 @@ class UpstreamSource:
             return None
 
     async def confirm(self, ref: str, block_hash: str) -> bool:
-        """Whether an upstream of another operator has this block too. The only upstream of a network confirms itself. One whose
-        others cannot be asked does not: it may have claimed a head that they do not have."""
+        """Whether an upstream of another operator has this block too. The only upstream of a network confirms itself. If there
+        are others and none of them answers, the block is not confirmed: the upstream may have claimed a head that they do not
+        have."""
         self.is_complete = True
         is_answered = self._call.has_one_upstream
         for other in self._others:

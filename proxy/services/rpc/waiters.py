@@ -1,6 +1,7 @@
 """Waiters: the objects that receive the result of a flight.
 
-This module is apart from `flights.py` because plain modules have subclasses here, and no plain class can have a compiled base.
+This module is separate from `flights.py` because classes in modules that are not compiled inherit from it, and a compiled class
+cannot be their base.
 """
 
 from __future__ import annotations
