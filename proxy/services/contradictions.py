@@ -1,4 +1,4 @@
-"""The log of contradicted replies: writes those that wait in memory in the background, and reads them for operators.
+"""The log of contradicted replies: a loop writes the replies that wait in memory, and operators read them.
 
 An upstream that lies may do so with every call, and a client may repeat a call on which operators disagree: repetitions are
 dropped, few are held in memory, and the table keeps the newest of each network.
@@ -25,7 +25,7 @@ log = logging.getLogger("penstock.contradictions")
 FLUSH_S = 2.0
 # Contradictions that wait in a worker: about 1 MB. With FLUSH_S this bounds how many are written in a second.
 MOST_WAITING = 64
-# Those that were noted lately: repetitions of them are not kept.
+# Recent contradictions that are remembered, so that repetitions of them are dropped.
 MOST_REMEMBERED = 1024
 # Listed in the dashboard.
 MOST_LISTED = 100

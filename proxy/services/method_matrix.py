@@ -1,9 +1,10 @@
 """Calls, errors and latencies by method and upstream, for operators.
 
-Those of a method are counted: they are the tallies that usage and metrics show too. Errors of callers, such as a revert, are
-apart from failures, which are ours or an upstream's. The share of each upstream is estimated from the records of requests, so
-that counting costs calls nothing: failed and slow requests are recorded one by one, and a sampled one stands for all that its
-account's plan has skipped. Without a sample of a method there is nothing to compare its failed requests with, and no estimate.
+The figures of a method are counted: they are the tallies that usage and metrics show too. Errors that the caller caused, such
+as a revert, are kept apart from failures, which are ours or an upstream's. The share of each upstream is estimated from the
+records of requests, so that counting costs calls nothing: failed and slow requests are recorded one by one, and a sampled one
+stands for all that its account's plan has skipped. Without a sample of a method there is nothing to compare its failed requests
+with, and no estimate.
 """
 
 from __future__ import annotations

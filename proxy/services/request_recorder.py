@@ -45,7 +45,7 @@ MORE_PER_S: Final = 10
 BYTES_AT_ONCE: Final = 1 << 19
 BYTES_PER_S: Final = 4096
 BYTES_PER_DAY: Final = 64 << 20
-# The size of a record without its texts, and what it takes in memory besides while it waits.
+# The size of a record without its texts, and the further memory that it takes while it waits.
 BARE_RECORD: Final = 200
 RECORD_OBJECT: Final = 800
 # Items of one batch: more of them would delay other clients by milliseconds.
@@ -106,8 +106,8 @@ class RequestRecorder:
             self._add(call, reason, *self._ids(call.request_id))
 
     def _record_batch(self, call: FinishedCall, batch: CallBatch | ShortBatch) -> None:
-        """Record a batch, and its items that failed. With a batch that is recorded for another reason, all its items. Of many
-        items the first are recorded."""
+        """Record a batch and its failed items, or all its items if it is recorded for another reason: the first MOST_OF_BATCH
+        at most."""
         items = batch.items if isinstance(batch, CallBatch) else []
         failed = [index for index, item in enumerate(items) if item.failure]
         reason = self.reason(call.key.account, call.took_s, call.directives, failed=bool(failed))
@@ -195,7 +195,7 @@ class RequestRecorder:
     # Called by the log of requests
 
     def allow_more(self, now: float, *, day: int = 0) -> None:
-        """Let accounts record again what they may for the time that has passed. `day`: any number that changes with it."""
+        """Refill the allowances of accounts for the time that has passed. `day`: a number that changes with the UTC day."""
         more = int((now - self._since) * MORE_PER_S)
         if more:
             self._since += more / MORE_PER_S

@@ -1,6 +1,6 @@
 """The health of upstreams over time, for operators: sampled from what all workers report.
 
-Every worker looks whether the present moment is sampled already; the first that finds it is not writes the samples of all
+Every worker checks whether the current moment has been sampled; the first one to find that it has not writes the samples of all
 upstreams. A change of state is a difference between two samples, or between the last one and what the workers report now.
 """
 

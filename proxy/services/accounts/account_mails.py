@@ -1,4 +1,5 @@
-"""Mails to the people of an account that are sent once, in the background: they carry links that no database has."""
+"""Mails to the members of an account, each sent at most once, in the background. Their links are stored only as digests, so the
+mails cannot be queued in Postgres."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from proxy.store.shared_memory.bucket_table import SharedBucketTable
 from proxy.store.shared_memory.rate_buckets import RateBuckets
 from proxy.store.valkey.lease_client import LeaseClient
 
-# An address may fail this long at its rate before it has to wait.
+# The burst of failures that an address may make before it has to wait, in seconds of its rate.
 ALLOWANCE_S = 60.0
 _DAY_S = 86_400
 # How soon a caller that does not wait for a lease may try again.
@@ -95,8 +95,8 @@ class Admission:
     def authenticate_by_id(
         self, key_id: str, account: str, address: str, now: float, *, origin: str, words: str
     ) -> Key:
-        """Like `authenticate`, by the id of a key of the account. `words`: the refusal of an id that is empty or of no such
-        key."""
+        """Like `authenticate`, by the id of a key of the account. `words`: the error message if the id is empty or is not that
+        of one of the account's keys."""
         key = self._keyring.by_id(key_id, now)
         if key is None or key.account.id != account:
             raise self.unknown(address, now, words)
@@ -138,7 +138,7 @@ class Admission:
     # Limits that all hosts share
 
     def _pending(self, key: Key, requests: int, units: int) -> Fault:
-        """This host has no lease that is large enough: have one asked for."""
+        """This host has no lease that is large enough: request one."""
         refusal = self._refusal(key, requests, units, LEASE_PAUSE_S)
         if not isinstance(refusal, RateLimited):
             return refusal
@@ -152,7 +152,7 @@ class Admission:
         return limit.slot, (requests * limit.request_s, units * limit.unit_s)
 
     def may_wait(self, refusal: Fault | None, began: float) -> bool:
-        """Whether the refusal is a lease that has to be asked for, and the request has not waited for it too long."""
+        """Whether the request was refused only because a lease is pending, and it has not waited for the lease too long."""
         return isinstance(refusal, LeasePending) and self._leases is not None and self._leases.may_wait(began)
 
     def when_leased(self, key: Key, requests: int, units: int, again: Callable[[], None]) -> None:

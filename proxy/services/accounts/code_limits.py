@@ -1,11 +1,11 @@
-"""Limits for codes of second factors: a person who knows the password must not be able to guess a code, in however many days.
+"""Limits for codes of second factors: a person who knows the password must not be able to guess a code, however long they try.
 
-A wrong code counts for its person, and apart from that in each place from which the person has signed in before, as wrong
-passwords do. So strangers cannot keep the holder out of a browser that the holder has used. Elsewhere, codes of the app are
-refused after MOST_PER_DAY, later after MOST_PER_MONTH, and the holder is informed by mail. A guess is right with a probability
-of 3 in a million, so all guesses of a year together succeed with less than 1 in 300. Recovery codes have 79 bits and cannot be
-guessed; they are counted by client address only, so strangers cannot use up the attempts of the holder. A right code clears the
-counts of its place.
+Wrong codes are counted by person, separately for each place from which the person has signed in before, as wrong passwords are.
+So strangers cannot keep the holder out of a browser that the holder has used. For all other places together, codes of the app
+are refused after MOST_PER_DAY attempts in a day or MOST_PER_MONTH in a month, and the holder is informed by mail. A guess is
+right with a probability of 3 in a million, so all guesses of a year together succeed with less than 1 in 300. Recovery codes
+have 79 bits and cannot be guessed; they are counted by client address only, so strangers cannot use up the attempts of the
+holder. A right code clears the counts of its place.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class CodeLimits:
         await self._store.clear_codes(counted)
 
     async def clear(self, person: str) -> None:
-        """Clear the count of strangers after a new password, which they do not know."""
+        """Clear the count of unknown places after a change of the password: strangers do not know the new one."""
         await self._store.clear_codes(_counted(person, ""))
 
     async def _refused(self, person: str, email: str) -> None:

@@ -54,7 +54,7 @@ class EmailChange:
 
     async def confirm(self, token: str, *, at: SignInPlace) -> tuple[str, str]:
         """Change the address by a link; return the account and the new address. Pending sign-in links, which went to the old
-        address, end."""
+        address, become invalid."""
         await self._sign_in.count_link(at)
         found = await self._store.take_email_change(token) if sessions.is_token(token) else None
         if found is None:

@@ -49,13 +49,15 @@ class KeyCopy:
             await self._file.replace(_copied(rows, since, day))
 
     async def append(self, rows: Sequence[KeyRecord], since: datetime.datetime, day: datetime.date) -> None:
-        """Add changed rows. Without any, the old time stays, which is only earlier than necessary."""
+        """Add changed rows. Without any, the old time stays: the successor then reads changes from earlier than necessary,
+        which is harmless."""
         if self._file is not None and rows:
             await self._file.append(_copied(rows, since, day))
 
 
 def _copied(rows: Sequence[KeyRecord], since: datetime.datetime, day: datetime.date) -> dict[str, Any]:
-    """The rows by id, and last the time: a kill between two frames must not leave it beside older rows."""
+    """The rows by id, with the time last: if the process is killed between two frames, the file must not contain the new time
+    with old rows."""
     stamp = {"copied_at": time.monotonic(), "copied_on": day.isoformat()}
     return {**{row["id"]: dict(row) | stamp for row in rows}, _SINCE: since.isoformat()}
 

@@ -332,7 +332,7 @@ def _rate(row: KeyRecord, plan: Limits) -> BucketRates:
 
 
 def _own_rate(row: KeyRecord, account: BucketRates) -> BucketRates | None:
-    """The key's own limits, unless they are not lower than the account's, which may have been lowered since."""
+    """The key's own limits; None if they are no lower than the account's, which may have been lowered since."""
     requests = min(row["requests_per_second"] or account.requests_per_second, account.requests_per_second)
     units = min(row["units_per_second"] or account.units_per_second, account.units_per_second)
     if (requests, units) == (account.requests_per_second, account.units_per_second):

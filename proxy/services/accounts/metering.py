@@ -36,7 +36,7 @@ LEAST_PAUSE_S = 0.01
 
 
 class _AccountTurns:
-    """The line of an account's payments, and the places of its pieces."""
+    """The queue of an account's payments, and the slots for its pieces."""
 
     __slots__ = ("__weakref__", "line", "pieces")
 
@@ -81,7 +81,7 @@ class Meter:
 
     @property
     def pieces(self) -> asyncio.Semaphore:
-        """The places of the account's pieces: `async with meter.pieces`."""
+        """The slots for the account's pieces: `async with meter.pieces`."""
         return self._turns.pieces
 
     @property
@@ -126,7 +126,7 @@ class Meter:
         return None
 
     def unused(self, units: int) -> None:
-        """A call that was paid for took no upstream call. Its units pay for the next one."""
+        """A call that was paid for needed no upstream call: its units pay for the next one."""
         self.used -= units
 
     def pay_for_hits(self) -> None:
@@ -135,7 +135,7 @@ class Meter:
         self.pays_for_hits = True
 
     def answered_here(self, units: int) -> None:
-        """A call that was paid for was answered from the cache, or with another's call."""
+        """A call that was paid for was answered from the cache, or by joining a call of another client."""
         if not self.pays_for_hits:
             self.unused(units)
 
@@ -150,5 +150,5 @@ class Meter:
         return self.paid
 
 
-# The meter of the request that the current task serves; None in background work, which is ours to pay.
+# The meter of the request that the current task serves; None in background work, which no account pays for.
 meter_of_task: ContextVar[Meter | None] = ContextVar("meter_of_task", default=None)

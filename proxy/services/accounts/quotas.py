@@ -21,8 +21,8 @@ from proxy.tasks import until_set
 
 log = logging.getLogger("penstock.quotas")
 
-# A worker's credit is 1/SHARES of the remaining quota, plus one. So many workers may spend their credit at once, and an account
-# with little left that sends one request at a time rarely has to wait.
+# A worker's credit is 1/SHARES of the remaining quota, plus one. Up to this many workers may spend their credit at once. The
+# extra request means that an account with little left, which sends one request at a time, rarely has to wait.
 SHARES = 64
 
 

@@ -13,7 +13,7 @@ from proxy.core.access import place_of
 from proxy.errors import RateLimited
 from proxy.store.shared_memory.bucket_table import SharedBucketTable
 
-# A bucket holds the requests of this time: opening several pages at once is not refused.
+# A bucket holds the requests of this many seconds, so that opening several pages at once is not refused.
 HOLDS_S = 5.0
 # The people of an account, or of an address, share this many times the rate of one person.
 SHARED = 5

@@ -5,8 +5,8 @@ return the same error, and every request for a link gets the same reply. Attempt
 client address and by email, in the database that all workers share. Each place from which the holder has signed in before, a
 browser with its device cookie or an address, has its own count, which a sign-in clears: strangers cannot keep a holder out by
 wrong passwords, not even from the holder's own address. Password hashing is slow and memory-hungry by design, so it runs on
-threads, a few at a time. Known places and strangers wait apart, in turn: a flood of strangers, from however many addresses,
-keeps no holder out.
+threads, a few at a time. Known places and strangers wait in separate queues, which are served in turn: a flood of strangers,
+from however many addresses, locks no holder out.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SignInPlace:
 
 @dataclass(frozen=True, slots=True)
 class SignedIn:
-    """A session, its cookie token, and for a holder the token of the browser, by which it is known the next time."""
+    """A session, its cookie token, and for a holder the token of the browser, which identifies the browser next time."""
 
     token: str
     session: Session
@@ -348,8 +348,8 @@ class SignIn:
         await self._count(at)
 
     async def _count(self, at: SignInPlace, email: str = "", *, kind: str = "try") -> bool:
-        """Count an attempt, by client address and by email. Links are counted apart, so wrong passwords cannot block them, and
-        so are attempts from each known place of the holder. A known browser may share its address with strangers. Returns
+        """Count an attempt, by client address and by email. Links are counted separately, so wrong passwords cannot block them,
+        and so are attempts from each known place of the holder. A known browser may share its address with strangers. Returns
         whether it comes from a known place."""
         most = self._settings.tries
         known = await self._store.known_places(email, at.places) if email else []
@@ -363,8 +363,8 @@ class SignIn:
         return bool(known)
 
     async def count_mail(self, to: str) -> None:
-        """Count a mail to an address that its reader need not have asked for, or raise RateLimited. All senders share the
-        count, so many accounts cannot flood one address."""
+        """Count a mail that its recipient may not have asked for, or raise RateLimited. All senders share the count, so many
+        accounts cannot flood one address."""
         await self.count("mail to", to.strip(), most=MOST_MAILS, within_s=MAIL_WINDOW_S)
 
     async def count(self, kind: str, subject: str, *, most: int, within_s: float) -> None:

@@ -3,8 +3,8 @@
 A bundler remembers only the operations that it accepted itself, and not for long. So a null is followed up: first at the
 network's other bundlers, then on the chain, where the EntryPoints emitted an event for every operation that they executed. Our
 record shows where to look and what the operation was. If nothing is found, or the chain cannot be read, the result is null.
-Each further call is charged to the caller at its list price, and an account without units gets a 429.
-Callers poll until there is a result, so a search in vain is repeated only when there are new blocks, and only over those.
+Each further call is charged to the caller at its list price, and an account without units gets a 429. Callers poll until there
+is a result, so a search that found nothing is repeated only when there are new blocks, and only over those.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger("penstock.bundler")
 _hashes = msgspec.json.Decoder(list[str]).decode
 _HASH = re.compile(r"0x[0-9a-fA-F]{64}", re.ASCII)
 _serial = itertools.count(1)
-# Operations whose last search in vain is remembered. The oldest are dropped first.
+# Operations for which a search without a result is remembered. The oldest are dropped first.
 MAX_MISSES = 10_000
 # Searches of one network in flight that cover the whole range, and those of one account that run or wait: clients can request
 # hashes that do not exist.

@@ -277,7 +277,7 @@ class Deliverer:
         """Store results, retrying for as long as Postgres is unavailable: no other copy of them exists."""
         while True:
             try:
-                # A receiver's words may be unfit to be stored. Without them the result still counts.
+                # The text of a receiver's reply may be impossible to store. The result is then stored without it.
                 bad = await self._bad.write(batch, self._write_once)
                 await self._bad.write([_without_words(each) for each in bad], self._write_once)
                 break
@@ -311,7 +311,7 @@ class Deliverer:
         telemetry.deliveries_under_way.set(self._lanes.busy)
 
     async def _write_once(self, batch: Sequence[FinishedAttempt]) -> None:
-        """Store results. A part of them may be stored if this fails: to store a result again changes nothing."""
+        """Store results. If this fails, some of them may be stored: storing a result twice changes nothing."""
         now = time.monotonic()
         results = [self._result(claimed, reply, took_s, now - began) for claimed, reply, began, took_s in batch]
         plain = [result for result in results if result.verdict.cause is None and not _is_taken_back(result)]

@@ -3,7 +3,7 @@
 The follower matches only the blocks that it writes after a webhook was created. So the transaction that stores a webhook also
 stores a lookup for each transaction hash, and this loop asks the chain for it. A transaction in a block that the follower has
 written becomes the same event, under the same id, as if the follower had matched it; one in a later block is left to the
-follower. A transaction that no upstream knows is not mined, or the upstream is behind, so it is asked for once more after a
+follower. A transaction that no upstream knows is not mined, or the upstream is behind, so it is looked up once more after a
 while. The request that names a transaction pays for both calls (`CALLS_PER_LOOKUP`).
 """
 
@@ -33,12 +33,12 @@ log = logging.getLogger("penstock.events")
 
 # Lookups made together, and the pause after them: a webhook may name a thousand transactions, and upstreams serve others too.
 BATCH, PAUSE_S = 50, 0.25
-# How long after it was named an unknown transaction is asked for once more. By then every upstream that takes reads has the
+# How long after it was named an unknown transaction is looked up once more. By then every upstream that takes reads has the
 # follower's blocks.
 UNKNOWN_S = 8.0
 CHECK_S, RETRY_S = 20.0, UNKNOWN_S + 0.5
 CALLS_PER_LOOKUP = 2
-# Bounds memory: transactions that were asked for a moment ago.
+# Bounds memory: transactions that were looked up a moment ago.
 MOST_ASKED = 100_000
 
 
@@ -52,7 +52,7 @@ class MinedLookups:
         self._pool = pool
         self._internal_calls = internal_calls
         self._bad = BadRows("mined_lookup")
-        # The age at which each transaction was asked for: the loop also wakes up for others.
+        # The age at which each transaction was looked up: the loop also wakes up for others.
         self._asked_at: LruCache[tuple[str, str], float] = LruCache(MOST_ASKED)
 
     def __repr__(self) -> str:

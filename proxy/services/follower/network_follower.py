@@ -51,7 +51,7 @@ STOPPED_S = 30.0
 # purpose. On other networks a stuck upstream is far more likely, so it takes that many heads and at least this much time.
 SHORTER_HEADS = 20
 SHORTER_S = 600.0
-# While the chain has no new block, the index is read with every so many heads: it may have been reset.
+# While the chain has no new block, the index is read once per this many heads: it may have been reset.
 HEADS_PER_READ = 8
 
 

@@ -166,7 +166,7 @@ class PolicyService:
 
 
 def read_limits(given: Mapping[str, Any]) -> Rules:
-    """The rules but for the lists."""
+    """The rules without the lists."""
     return read_rules(policy.without_lists(given))
 
 

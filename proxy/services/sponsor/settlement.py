@@ -93,7 +93,7 @@ class SettlementSink:
 
 
 class SettlementChain(Protocol):
-    """One network, as far as settlement reads it. `final`: its newest final block, negative while unknown."""
+    """The part of a network that settlement reads. `final`: its newest final block, negative while unknown."""
 
     @property
     def network(self) -> Network: ...

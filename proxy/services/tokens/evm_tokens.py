@@ -1,4 +1,5 @@
-"""ERC-20 balances and metadata: the index lists the contracts whose tokens a holder has received, the contracts the amounts.
+"""ERC-20 balances and metadata: the index lists the contracts whose tokens a holder has received, and the contracts report the
+amounts.
 
 Amounts are never taken from the index: a token may pay interest without an event. All are read at one block.
 """

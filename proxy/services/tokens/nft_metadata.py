@@ -38,8 +38,8 @@ _KIND, _DOCUMENT = "nft", "document"
 _STANDARDS = {721: "ERC721", 1155: "ERC1155"}
 # A longer URI contains the document itself (a data: URI) and is not included in the reply.
 _MAX_SHOWN_URI = 2048
-# A byte of an inline document takes at most this many characters of its URI. A URI that must exceed the document limit by this
-# ratio is not decoded at all.
+# A byte of an inline document takes at most this many characters of its URI. A URI that is longer than the largest document
+# would need is not decoded.
 _MAX_CHARS_PER_BYTE = 3
 # In a list of a hundred tokens, longer images are left out, and inline documents in longer URIs are not decoded, because they
 # would delay the whole list.

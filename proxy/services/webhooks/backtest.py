@@ -50,7 +50,7 @@ READ_AT_ONCE = 4
 MOST_OF_ACCOUNT = 4
 # Addresses that are added to the index, and transactions or logs that are decoded or matched, in one step.
 ADDRESSES_PER_STEP, ITEMS_PER_STEP = 500, 50
-# Bytes that are held for a byte of logs.
+# Bytes that are counted as held per byte of logs, which are larger once decoded.
 LOG_GROWTH = 3
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _logs_of = msgspec.json.Decoder(ChainLog).decode

@@ -130,7 +130,7 @@ class WebhookService:
         config: Mapping[str, Any],
         fault: str | None = None,
     ) -> CreatedWebhook:
-        """Without a `fault`, the webhook of a test key has the parts of the key's plan that are for webhooks."""
+        """Without a `fault`, the webhook of a test key gets the parts of the key's fault plan that concern webhooks."""
         if "webhooks" not in family_of(network).features or not self._follows(network.id):
             raise InvalidRequest(f"chain: webhooks are not available on {network.id}", param="chain")
         self._check_url(url)
