@@ -29,7 +29,7 @@ class ContradictionStore:
         return f"<ContradictionStore {self._pool!r}>"
 
     async def write(self, found: Sequence[ContradictedReply]) -> None:
-        """Add these, and delete what is too old or too much."""
+        """Add these replies, and delete those that are too old or exceed the limit."""
         async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
             await connection.execute(
                 sql.contradictions.add,

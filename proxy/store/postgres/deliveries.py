@@ -29,7 +29,7 @@ from proxy.store.postgres.webhooks import Webhook
 LEASE_S = 30.0
 # The most rows that one statement parks, holds or redelivers.
 AT_ONCE = 5_000
-# Addresses that are purged in the time of another row: as fast as they can be created.
+# Addresses that are purged per other row: they are deleted as fast as they can be created.
 ADDRESSES_PER_ROW = 10
 # The most attempts listed with a delivery.
 SHOWN_ATTEMPTS = 20
@@ -72,7 +72,7 @@ class ClaimedDelivery(NamedTuple):
     test: bool
     body: bytes
     account: str
-    # How a webhook of a test key spoils it.
+    # The fault that the webhook of a test key injects, if any.
     fault: DeliveryFault | None = None
 
 

@@ -5,7 +5,7 @@ the network's webhooks (`webhooks.version_of`), so no webhook is paused or resum
 due and committing them.
 
 A table per day has a unique index of its own, so an event must always be stored under the same day: that of its block. One
-without such a day is stored under the present day, after a look into all tables.
+without such a day is stored under the current day, after a search of all tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from proxy.store.postgres import sql
 from proxy.store.postgres.json_text import json_text
 from proxy.store.postgres.pool import DatabaseConnection
 
-# The position of an incomplete event in their order; and the position before the first.
+# The position of an event in the queue of incomplete events, and the position before the first one.
 EventCursor = tuple[datetime.datetime, str]
 FIRST: EventCursor = (datetime.datetime.min.replace(year=1970, tzinfo=datetime.UTC), "")
 # The block tags by which a chain reports finality.

@@ -198,7 +198,8 @@ class KeyStore:
         return dict(row), key
 
     async def _count_keys(self, connection: DatabaseConnection, account_id: str) -> tuple[int, int, int]:
-        """How many keys the account may have, how many it has, and how many more of them end because they were rotated.
+        """The number of keys that the account may have, the number it has, and the number of further keys that will expire
+        because they were rotated.
 
         The counts stay valid until the end of the transaction.
         """
@@ -212,7 +213,8 @@ class KeyStore:
     async def rotate_key(self, key_id: str, *, overlap_s: float) -> tuple[KeyRow, str]:
         """Create a successor with the same lineage, scopes and rate limits; the old key works until the overlap ends.
 
-        An account may have as many keys that end as keys that last, also if it has more than its plan allows today.
+        The rotated keys of an account that have not expired yet may be as many as its plan allows keys, or as many as it has
+        other keys if that is more.
         """
         if not 0 <= overlap_s <= 366 * 86400:
             raise InvalidRequest("overlap_s must be between 0 and 31622400 seconds", param="overlap_s")

@@ -73,7 +73,7 @@ class MemberStore:
         return rows[0] if rows else None
 
     async def accept(self, digests: Sequence[bytes], password_hash: str) -> NewMember | None:
-        """Use up an invitation. Returns None if it is not valid; if the address is taken, it stays."""
+        """Use up an invitation. Returns None if it is not valid. If the address is taken, the invitation stays."""
         async with self._pool.connection() as connection, connection.transaction():
             row = await connection.fetchrow(sql.members.take_invitation, digests)
             if row is None:

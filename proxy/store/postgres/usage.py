@@ -2,8 +2,8 @@
 
 A batch is added to minutes in one transaction. A host that does not learn whether a batch was committed sends it again with the
 same number, and it is not counted twice. One worker of the fleet sums up minutes to hours and days, about once a minute. It
-sums whole hours instead of adding, so it may do so at any time and again. Minutes are in one table per day (UTC): old ones are
-dropped. Other old rows are deleted in small pieces.
+computes whole hours again instead of adding to them, so it may run at any time and more than once. Minutes are in one table per
+day (UTC): old ones are dropped. Other old rows are deleted in small pieces.
 """
 
 from __future__ import annotations

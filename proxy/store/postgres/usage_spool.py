@@ -155,7 +155,8 @@ class UsageSpool:
         return found
 
     def _new_number(self) -> int:
-        """A number above all before. It is recorded before it is used, so a kill leaves out a number at most."""
+        """A number above all earlier ones. It is recorded before it is used, so a worker that is killed skips one number at
+        most."""
         path = self._directory / "number"
         number = int(path.read_text()) + 1 if path.exists() else 1
         (new := path.with_suffix(".new")).write_text(str(number))

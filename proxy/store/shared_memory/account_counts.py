@@ -1,8 +1,8 @@
 """How many sockets and subscriptions each account has open, over all workers of a host.
 
-Every worker writes only its own numbers, in a region that it claims when it starts, and reads those of the others. So a worker
-that was killed leaves numbers behind that nothing counts: a region whose owner has ended is skipped, and its next owner clears
-it. Numbers are found by the account's slot (`BucketRates.slot`).
+Every worker writes only its own numbers, in a region that it claims when it starts, and reads those of the others. The numbers
+of a worker that was killed are not counted: a region whose owner has ended is skipped, and its next owner clears it. Numbers
+are found by the account's slot (`BucketRates.slot`).
 """
 
 from __future__ import annotations

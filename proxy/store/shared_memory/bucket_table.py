@@ -56,7 +56,7 @@ class SharedBucketTable:
             self._edges[at] = min(max(self._edges[at], now - holds_s) + cost_s, now + holds_s)
 
     def bucket_index(self, name: str) -> int:
-        """Claim a bucket and return its index, for memory beside this table."""
+        """Claim a bucket and return its index, by which other memory can hold a record for each bucket."""
         tag = self._names.tag_of(name)
         with self._guard(tag):
             return self._names.claim(tag) * 8 // ENTRY_BYTES

@@ -18,7 +18,7 @@ from proxy.store.shared_memory.growing_file import map_part
 from proxy.store.shared_memory.poll_table import PollTable
 from proxy.store.shared_memory.write_table import WriteTable
 
-# In the environment of a host's processes: what identifies the host among those that share a Valkey.
+# The environment variable that identifies the host, among those that share a Valkey, to its processes.
 HOST = "PENSTOCK_HOST"
 
 STRIPES = 64

@@ -79,7 +79,7 @@ class LeaseGrant(NamedTuple):
     until: float
     wait_s: float
     slot: int
-    # Requests granted to this host now, and to all hosts of late.
+    # Requests granted to this host now, and to all hosts recently.
     requests: int
     all_requests: float
     # The rest in Valkey's bucket.
@@ -95,7 +95,7 @@ class Tokens:
     # The tokens that were there after the last report, and those of the older slot among them.
     base: float
     old: float
-    # Spent per second, of late.
+    # Spent per second, recently.
     demand: float
     # The edge of the host's own bucket while Valkey is away.
     edge: float
@@ -134,7 +134,7 @@ class Tokens:
         return old, held - old
 
     def drop_all(self) -> None:
-        """A debt does not end (`LeasedBuckets.charge`)."""
+        """Drop all tokens. A debt stays (`LeasedBuckets.charge`)."""
         held = max(0.0, self.held)
         self.base -= held
         self.hold(self.held - held)
@@ -171,7 +171,7 @@ class Lease:
     asked_until: float
     reported_at: float
     answered_at: float
-    # Grants to this host and to all hosts, of late.
+    # Recent grants to this host and to all hosts.
     mine: float
     mine_at: float
     all: float
@@ -188,7 +188,7 @@ class Lease:
     # Spending
 
     def spend(self, request_s: float, unit_s: float) -> bool:
-        """Spend the reserve too."""
+        """Spend tokens, the reserve included. Returns False if there are too few."""
         if not (self.requests.has(request_s) and self.units.has(unit_s)):
             return False
         self.requests.hold(self.requests.held - request_s)

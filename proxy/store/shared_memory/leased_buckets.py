@@ -4,8 +4,7 @@ Each slot has a record of leased tokens (lease_records). `take` spends them unde
 ASK: the caller's worker asks Valkey for its own waiting calls (valkey/lease_client) and leaves the surplus here for all workers
 of the host. The rules of the leases are in schemas/valkey/functions.lua.
 
-While Valkey is away, the host uses its share of each limit: the part of all grants that it got lately, and at least one part of
-as many as there are hosts.
+While Valkey is away, the host uses its share of each limit: its part of all recent grants, and at least 1/N for N hosts.
 
 Upstreams have limits of this kind too. An upstream is chosen first (`look`), and charged when the call is sent (`charge`).
 """
@@ -39,7 +38,7 @@ from proxy.store.shared_memory.robust_mutexes import Mutex
 
 # `take` returns this if the caller has to wait for a lease.
 ASK: Final = -1.0
-# Tokens for this long, or for this many round trips, are asked for in advance; with half of that left, more are.
+# Tokens for this long, or for this many round trips, are requested in advance. When half of them are left, more are requested.
 AHEAD_S: Final = 0.05
 AHEAD_ROUND_TRIPS: Final = 3.0
 
@@ -60,7 +59,7 @@ class LeasedBuckets(RateBuckets):
         self._low: Callable[[int], None] = _ignore
         # Whether Valkey does not answer this worker.
         self.away = True
-        # One part of as many as there are hosts.
+        # 1/N for N hosts.
         self.least_share = 1.0
         # By slot: what one request and one unit cost there, and the slot whose mutex guards it.
         self.rates: dict[int, tuple[BucketRates, int]] = {}
@@ -74,7 +73,7 @@ class LeasedBuckets(RateBuckets):
 
     @classmethod
     def of_upstreams(cls, memory_fd: int, mutexes: list[Mutex]) -> LeasedBuckets:
-        """Guarded by the mutexes of the host's memory, which background processes have too."""
+        """The limits of upstreams. Their mutexes are those of the host's memory, which background processes map too."""
         return cls(mutexes, memory_fd, UPSTREAM_LEASES_AT, slots=UPSTREAMS, alone=False)
 
     def on_low(self, notify: Callable[[int], None]) -> None:
@@ -124,7 +123,7 @@ class LeasedBuckets(RateBuckets):
         return 0.0
 
     def _spend_rest(self, slot: int, now: float, request_s: float, unit_s: float) -> float:
-        """Spend the reserve too, and have more asked for."""
+        """Spend the reserve too, and request more tokens."""
         if (dry_s := self._refused_for(slot, now, request_s, unit_s)) > 0.0:
             return dry_s
         lease = Lease.read(self._cells, slot)

@@ -3,7 +3,8 @@
 The table is set-associative: a name has a few possible places, and of those the entry with the lowest rank makes room for a
 new name. So a flood of names takes no more memory and time.
 
-An entry starts with a 64-bit tag of its name and its rank. The rest is the owner's, and so are locks, if it needs any.
+An entry starts with a 64-bit tag of its name and its rank. The rest is for the owner of the table, who also locks entries if
+necessary.
 """
 
 from __future__ import annotations

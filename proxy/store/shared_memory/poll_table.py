@@ -109,7 +109,8 @@ class PollRecord:
         return _decode(content)
 
     def write(self, poll: HeadPoll) -> None:
-        """Without room for a poll, which then has hashes that are none, the others poll for themselves."""
+        """Write the poll. One that does not fit, because its hashes are not valid hashes, is left out: the other processes then
+        poll for themselves."""
         content = _encode(poll)
         if len(content) > ROOM:
             return

@@ -1,5 +1,4 @@
 """State that all hosts share in Valkey or Redis: leases of limits, counts, live hosts, cached results.
 
-Limits use a connection of our own (`valkey_link`), which calls never wait for long. Cached data goes through aiocache
-(`cache`).
+Limits use our own client (`valkey_link`), for which no call waits long. Cached data goes through aiocache (`cache`).
 """

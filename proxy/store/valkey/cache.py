@@ -36,13 +36,14 @@ READ_AWAY_S = 5.0
 TURN_S = 1.0
 # How long a client waits for the lookup of another one before it makes its own.
 JOIN_S = 1.0
-# Its concurrent lookups. Few, because each takes a fraction of a millisecond and opening a connection takes longer.
+# Concurrent lookups at the server. Few, because each takes a fraction of a millisecond and opening a connection takes longer.
 QUESTIONS = 8
 # Lookups of one client that run or wait. It makes the others without the cache.
 MOST_OF_CLIENT = 1000
 # Memory overhead of an entry in bytes, on top of its key and value.
 ENTRY = 250
-# The part of an equal share that is left to an owner with more: less than all, so that not each entry needs another search.
+# Eviction leaves the largest owner this part of an equal share: less than all of it, so that not every new entry starts another
+# eviction.
 EVENED_PART = 7 / 8
 
 _AWAY = (OSError, TimeoutError)
@@ -158,7 +159,7 @@ class DataCache:
         """Return the cached value, or the result of `make`, which is then cached. Concurrent callers share one lookup.
 
         A failure is raised in every waiting caller and not cached. If the caller that runs the lookup is cancelled, another
-        takes over. A caller that waits for another client's lookup, which is refused or takes long, makes its own: that client
+        takes over. If the lookup of another client is refused or slow, the callers that wait for it make their own: that client
         may have too many requests, or wait for its units. `read` decodes the JSON; pass one that decodes only the part that is
         needed. A cached value from before the block that the request needs is read again.
         """

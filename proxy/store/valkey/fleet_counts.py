@@ -57,7 +57,7 @@ class FleetCounts:
         self._changed.add((kind, slot))
 
     def _share(self, most: int) -> int:
-        """While Valkey is away: one part of as many as there are hosts."""
+        """While Valkey is away: an equal share for each host."""
         return math.ceil(most / self._hosts())
 
     def _words(self, kind: CountKind, slot: int, own: int) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ CHANNEL = f"{TAG}:failures:1"
 PUBLISH_S = 1.0
 # The most addresses in a message: a flood from more of them is spread too thin to be stopped by address.
 MOST = 1000
-# The allowance of an address, as long as it takes to be whole again.
+# The size of an address's bucket: the seconds in which an empty one is refilled.
 HOLDS_S = 60.0
 
 

@@ -29,7 +29,8 @@ Need = tuple[float, float]
 
 
 class SlotAsks:
-    """Calls of this worker that wait for a lease of one slot and were not asked for yet, and how many asks are under way."""
+    """Calls of this worker that wait for a lease of one slot and for which Valkey was not asked yet, and how many asks are
+    under way."""
 
     __slots__ = ("asked_at", "hint", "under_way", "waiting")
 

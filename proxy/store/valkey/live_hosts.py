@@ -1,4 +1,4 @@
-"""How many hosts share the limits. Each says once a second that it is there, and counts all that do.
+"""How many hosts share the limits. Each announces itself once a second, and counts all that do.
 
 While Valkey is away, the last number holds, which the processes of a host share; and the hosts are counted in Postgres, by the
 processes that report themselves there.
@@ -17,7 +17,7 @@ from proxy.store.valkey.valkey_link import ValkeyLink
 
 PRESENT = "penstock_present_1"
 KEY = f"{TAG}:hosts"
-# A host is present for this long after it last said so, which it does every PRESENT_S.
+# A host counts as present for this long after its last announcement, which it repeats every PRESENT_S.
 PRESENT_FOR_S = 5.0
 PRESENT_S = 1.0
 # How often the hosts are counted in Postgres while Valkey is away.

@@ -1,4 +1,5 @@
-"""Processes of one kind that are alive, over all hosts: each says so every second, and is forgotten seconds later."""
+"""Processes of one kind that are alive, over all hosts: each announces itself every second, and is forgotten a few seconds
+after its last announcement."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ LOOK_S = 0.05
 WRITE_S = 1.0
 # How long lookups stop after a failure.
 AWAY_S = 1.0
-# The most queued writes, and the most in one turn. Their bytes too: a server that is slow or away must not fill our memory.
+# The most queued writes and their bytes, so that a server that is slow or away does not fill our memory; and the most that are
+# sent at once.
 QUEUE, QUEUE_BYTES = 1024, 16 << 20
 AT_ONCE, BYTES_AT_ONCE = 64, 1 << 20
 # Names of wrong results that wait to be deleted while the server is away.

@@ -1,4 +1,4 @@
-"""One connection to Valkey or Redis, which calls never wait for long.
+"""One connection to Valkey or Redis, for which no call waits long.
 
 Commands are pipelined: those of one turn of the event loop go out in one write, and replies arrive in their order. A reply that
 is late means that the server hangs or cannot be reached: the connection is dropped, every command under way fails, and the link
@@ -31,7 +31,7 @@ OPEN_S = 1.0
 # The pause before a new connection. It doubles while the server refuses our commands, for example because its memory is full.
 AGAIN_S = 0.1
 LONGEST_AGAIN_S = 2.0
-# A connection that worked for this long was not refused.
+# A connection that worked for this long counts as accepted: the next pause is AGAIN_S again.
 WORKED_S = 1.0
 # How fast the average of the round trips follows.
 FOLLOW = 0.3
@@ -133,7 +133,8 @@ class ValkeyLink:
             self._connection.transport.write(b"".join(out))
 
     def _check(self) -> None:
-        """Look at the age of the oldest command. The replies to read come first: this process may have been stopped."""
+        """Check the age of the oldest command. Replies that have arrived are read first: this process may have been stopped
+        meanwhile."""
         self._watch = self._loop.call_later(0.002, self._check_again) if self._under_way else None
 
     def _check_again(self) -> None:
