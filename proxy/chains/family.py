@@ -25,7 +25,7 @@ MethodKind = Literal["read", "write", "filter", "subscription"]
 CacheRule = Literal["never", "static", "hash", "block", "head"]
 # `number`: the result is the head's number. `block`: the result is the head block if the call is about the latest block.
 HeadResult = Literal["none", "number", "block"]
-# What the first param of a read names, if an upstream may know of it before the others do.
+# The thing that the first param of a read names, if one upstream may know of it before the others do.
 WriteSubject = Literal["none", "transaction", "sender"]
 # A method and its params, for calls that the proxy makes itself.
 UpstreamCall = tuple[str, bytes]

@@ -70,7 +70,7 @@ def _tx(found: _Transaction) -> MatchTransaction:
 
 
 def _uint256(text: str) -> int:
-    """A value that a chain can have. Raises ValueError for all others: webhooks would carry them on."""
+    """A value of 256 bits at most. Raises ValueError for all others: webhooks would deliver them."""
     value = int(text, 16) if len(text) <= _WORD else -1
     if value < 0:
         raise ValueError("not a value of 256 bits")

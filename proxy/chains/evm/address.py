@@ -61,7 +61,8 @@ FORMAT = AddressFormat(parse, checksum, "0x and 40 hex digits", str.lower)
 
 
 def created(deployer: bytes, nonce: int) -> bytes:
-    """The contract that an account creates with this nonce: of the RLP list of the two, for nonces of one byte."""
+    """The address of the contract that an account creates with this nonce: from the hash of the RLP list of the two. Only for
+    nonces of one byte."""
     if not 0 < nonce < 0x80:
         raise ValueError("only nonces from 1 to 127 are known here")
     return bytes(sha3.keccak_256(b"\xd6\x94" + deployer + bytes([nonce])).digest()[12:])

@@ -118,7 +118,8 @@ def facts_of(
 
 
 def _check(logs: list[ChainLog], low: int, high: int, last: Header) -> None:
-    """No log of another block, or of a block that was dropped: such an upstream is in the middle of a change."""
+    """Raise ValueError if a log is of another block, or of one that was dropped: the upstream is in the middle of a
+    reorganisation."""
     blocks = {(log.block_number, log.block_hash) for log in logs}
     hashes: dict[int, str] = {}
     for text, block_hash in blocks:

@@ -11,10 +11,11 @@ the same as `null`.
 strings, which are compared and hashed as fast as short ones and take a fourth of the memory of as many texts. Values are found
 by bisection.
 
-*Index.* A tree with five levels, the address and the four topics. At each level a filter goes down one branch for each
-value it names, or down the branch for anything. A log walks down at most two branches per level, its own value's and the
-one for anything, and every filter whose place it passes matches. A filter that names so many values in several places that
-its paths would fill the memory is put there with some of its lists taken for anything, and is checked when it is met.
+*Index.* A tree with five levels, the address and the four topics. At each level a filter goes down one branch for each value it
+names, or down the branch for anything. A log walks down at most two branches per level, its own value's and the one for
+anything, and every filter whose place it passes matches. A filter that names so many values in several places that its paths
+would fill the memory is indexed with some of its lists treated as anything, and each log that reaches it is checked against the
+whole filter.
 
 *Memory.* `LogFilter.memory` estimates the bytes of a filter and its paths. Accounts may choose filters of any size up to the
 limits below, so callers count them.
@@ -59,7 +60,7 @@ class FilterLog(Protocol):
 
 
 class LogFilter(msgspec.Struct, frozen=True, weakref=True):
-    """Packed values: none of them match anything."""
+    """The packed values of each place. A place without values matches anything."""
 
     addresses: bytes = b""
     topics: tuple[bytes, ...] = ()
@@ -83,7 +84,7 @@ class LogFilter(msgspec.Struct, frozen=True, weakref=True):
 
     @property
     def memory(self) -> int:
-        """About the bytes that it takes in memory, with an index."""
+        """Its approximate size in memory, with its paths in an index, in bytes."""
         kept = [count or 1 for count in _indexed(self)]
         values = len(self.addresses) + sum(map(len, self.topics))
         return FILTER_BYTES + values + PATH_BYTES * math.prod(kept)
@@ -212,7 +213,7 @@ _Ends = dict[LogFilter, bool]
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    # Most nodes have no branches and one end: they have no table of branches, and share that of the end with other nodes.
+    # Most nodes have no branches and one end: they have no table of branches, and share the table of that end with other nodes.
     branches: dict[bytes, _Node] | None = None
     anything: _Node | None = None
     ends: _Ends | None = None
@@ -270,7 +271,7 @@ class LogFilterIndex:
     def __init__(self) -> None:
         self._root = _Node()
         self._filters: set[LogFilter] = set()
-        # Filters that logs are checked against one by one when they meet them.
+        # How many filters have to be checked against each log that reaches them.
         self.checked = 0
 
     def __repr__(self) -> str:

@@ -121,7 +121,7 @@ def _fits(match: Match, selectors: Mapping[str, bytes], logs: Mapping[int, Match
 
 
 def _near_transactions(marks: AddressBits, transactions: Iterable[MatchTransaction]) -> list[MatchTransaction]:
-    """Facts with an address that may be watched. Inlined for speed, like its twin: they run for every fact."""
+    """Facts with an address that may be watched. Inlined for speed, like `_near`: both run for every fact."""
     bits, mask = marks.bits, marks.mask
     return [
         tx

@@ -235,7 +235,6 @@ def at_block(method: Method, params: bytes, number: int) -> bytes:
     return msgspec.json.encode(items)
 
 
-# Methods by which a node would sign with its own keys.
 def subject(method: Method, params: bytes) -> str:
     """The transaction, or the sender at the pending block, that the call is about. Only pending state differs between upstreams
     of one height: it depends on the transactions that each has received."""
@@ -245,6 +244,7 @@ def subject(method: Method, params: bytes) -> str:
     return item[1:-1].decode().lower() if item[:3].lower() == b'"0x' and item.isascii() else ""
 
 
+# Methods by which a node would sign with its own keys, with the error that callers get.
 _NO_SIGNING = "the service holds no private keys: sign {what} in your wallet{then}"
 _SIGN_TRANSACTION = _NO_SIGNING.format(what="the transaction", then=" and send it with eth_sendRawTransaction")
 _SIGN_TEXT = _NO_SIGNING.format(what="the text", then="")

@@ -73,6 +73,6 @@ def _by_behaviour(owner: bytes | None, answers: Sequence[bytes | None]) -> int |
 
 
 def _text(data: bytes | None) -> str | None:
-    """Whether the data is exactly one ABI-encoded string."""
+    """The text, if the data is an ABI-encoded string; otherwise None."""
     found = abi.dynamic(data)
     return None if found is None else found.decode("utf-8", "replace")

@@ -87,7 +87,7 @@ class Rules:
 
 
 def without_lists(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The rules but those that are lists, which may be long: `parse` takes microseconds for them."""
+    """The rules without the lists, which may be long: without them, `parse` takes microseconds."""
     return {name: value for name, value in given.items() if name not in LISTS}
 
 
@@ -98,7 +98,7 @@ def with_lists(rules: Rules, lists: Mapping[str, set[bytes]]) -> Rules:
 
 
 def parse(given: Mapping[str, Any], forms: FamilyFormats) -> Rules:
-    """The rules, or BadRule. Long lists take long: they can be read in parts with `entries`."""
+    """The rules, or BadRule. Long lists are slow to read: they can be read in parts with `entries`."""
     found = Rules(
         max_gas=_dollars(given, "max_gas_usd"),
         max_total=_dollars(given, "max_total_usd"),
@@ -130,8 +130,8 @@ def usd(amount: int) -> str:
 
 
 def cost(wei: int, *, price: int, decimals: int) -> int:
-    """The value of an amount of wei in pico-dollars; `price` is that of one whole coin. Rounded up, so that no part costs more
-    than the whole."""
+    """The value of an amount of wei in pico-dollars; `price` is that of one whole coin. Rounded up, so that the parts of an
+    amount never cost less than the whole."""
     coin: int = 10**decimals
     return -(-wei * price // coin)
 

@@ -57,5 +57,5 @@ def _proven(root: bytes, key: bytes, nodes: Sequence[str]) -> bytes:
         return b""
     try:
         return bytes(HexaryTrie.get_from_proof(root, key, [rlp.decode(raw(each)) for each in nodes]))
-    except Exception:  # The library has many errors for nodes that are none.
+    except Exception:  # The library raises many kinds of errors for invalid nodes.
         raise NotProven("the proof does not lead from the state root to the value") from None

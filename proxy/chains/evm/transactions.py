@@ -10,14 +10,14 @@ import sha3
 
 _params = msgspec.json.Decoder(list[str]).decode
 _any_params = msgspec.json.Decoder(list[Any]).decode
-# EIP-4844: a blob transaction is sent with its blobs beside it, in one list, and its hash does not cover them.
+# EIP-4844: a blob transaction is sent in one list with its blobs, which its hash does not cover.
 _BLOB = 0x03
 _SHORT_TEXT, _LONG_TEXT = 0x80, 0xB7
 _SHORT_LIST, _LONG_LIST = 0xC0, 0xF7
 # The longest head of an RLP item: its first byte, and a length of eight.
 _MOST_HEAD = 9
 _SIGNATURE_ITEMS = 3
-# No type has as many fields. Reading 100,000 would take long.
+# No transaction type has as many fields. Bounds the time: reading 100,000 items would be slow.
 _MOST_FIELDS = 32
 # Types whose last three fields are the signature's parity, r and s (EIP-2930, EIP-1559, EIP-4844, EIP-7702).
 _SIGNED_LAST = (0x01, 0x02, _BLOB, 0x04)

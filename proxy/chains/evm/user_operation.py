@@ -1,9 +1,9 @@
 """User operations (ERC-4337): their two shapes, checked field by field, packed, and hashed as the EntryPoint does.
 
-Entry point 0.6 has eleven fields. From 0.7 on a caller sends them unpacked, and the contract gets them packed: factory
-and its data as `initCode`, the paymaster's four as `paymasterAndData`, two pairs of numbers in one word each. 0.8
-hashes the same packed fields by EIP-712. Callers may use either shape for every version (`in_shape_of`), and both at once
-if they agree. An `Operation` holds the packed fields, as bytes and numbers; fields missing from a draft are zero or empty.
+Entry point 0.6 has eleven fields. From 0.7 on a caller sends them unpacked, and the contract gets them packed: factory and its
+data as `initCode`, the paymaster's four as `paymasterAndData`, two pairs of numbers in one word each. 0.8 hashes the same
+packed fields by EIP-712. Callers may use either shape for every version (`in_shape_of`), and both at once if they agree. A
+`UserOperation` holds the packed fields, as bytes and numbers; fields missing from a draft are zero or empty.
 """
 
 from __future__ import annotations

@@ -45,10 +45,11 @@ KINDS: dict[str, WatchKind] = {
 CATEGORIES: dict[int, Category] = {FUNGIBLE: "erc20", 721: "erc721", 1155: "erc1155"}
 # More pairs of contract and token than these are found by the contract alone.
 MOST_PAIRS = 1024
-# Bits for each address in `Marks`, when they are made; they are rebuilt at half as many. One in this many addresses that are
-# not watched is looked up for nothing. More would not fit where a processor has them at hand.
+# The least number of bits per address when `AddressBits` are built; they are rebuilt when addresses have fewer than half as
+# many. Then about one in this many addresses that are not watched is looked up in vain. More bits would not fit into the
+# processor's cache.
 SPARSE = 16
-# Two bits of a byte, in as many ways as there are, some of them twice.
+# Every pair of bits of a byte. Some occur twice, to fill a table of 32.
 PAIRS = bytes((1 << one | 1 << other) for one in range(8) for other in range(one))
 PAIRS += PAIRS[: 32 - len(PAIRS)]
 # The number of dead entries that are tolerated, however few live ones there are.
@@ -306,7 +307,7 @@ class WatchIndex:
             self._sweep()
 
     def watch(self, webhook_id: str, addresses: Sequence[bytes]) -> None:
-        """Addresses that it does not watch yet."""
+        """Add addresses that the webhook does not watch yet."""
         watcher = self._known[webhook_id]
         if watcher.kind == "log":
             self._watch_logs(watcher, watcher.logs[0] | {_text(each) for each in addresses})
@@ -319,7 +320,7 @@ class WatchIndex:
         self.tables.mark(addresses)
 
     def unwatch(self, webhook_id: str, addresses: Iterable[bytes]) -> None:
-        """Addresses that it watches."""
+        """Remove addresses that the webhook watches."""
         watcher = self._known[webhook_id]
         if watcher.kind == "log":
             self._watch_logs(watcher, watcher.logs[0] - {_text(each) for each in addresses})
@@ -344,7 +345,8 @@ class WatchIndex:
         self._dead = 0
 
     def _keys(self, watcher: Watcher) -> Iterator[tuple[WatchTable, Hashable]]:
-        """The table of a webhook that has no address list and is found by exactly one of its keys."""
+        """The tables and keys under which a webhook without an address list is stored, if a match finds it under exactly one
+        key."""
         wanted, tables = watcher.filter, self.tables
         match watcher.kind:
             case "mined":
