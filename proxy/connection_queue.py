@@ -42,8 +42,8 @@ class ConnectionQueue:
             self.leave(client)
 
     async def enter(self, client: str, *, within_s: float | None) -> None:
-        """Wait for a turn. Raises TimeoutError if it does not come in time, TooManyWaiting at once. None: the caller has a
-        deadline of its own."""
+        """Wait for a turn. Raises TimeoutError if it does not come in time, TooManyWaiting at once. `within_s` None: the caller
+        has its own deadline."""
         if (turn := self.request(client)) is None:
             return
         try:

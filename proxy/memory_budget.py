@@ -5,7 +5,7 @@ here in bytes: the kinds of `KINDS`. A client is an account, or the place of an 
 
 - Worker: all kinds together hold no more than `server.max_held_bytes`.
 - Kind: a sixteenth of that is kept for each kind. The rest is for all of them, so no kind can starve another.
-- Account: an account may hold no more, of all kinds together, than stays free for others. One account alone so gets less than
+- Account: an account may hold no more, of all kinds together, than stays free for others. So one account alone gets less than
   half, a second one half of the rest, and so on: however many accounts take as much as they can, there is room for the next.
 
 A client that needs room and has none is refused, or waits unread at its source (`wait`): waiting clients are called, in the

@@ -1,6 +1,6 @@
 """Background tasks of a process: named loops that restart after a failure, and work that a stop event cancels.
 
-Only this module creates bare tasks.
+Only this module creates bare tasks, except for connections that `wire` opens and supervises itself.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def is_cancelled() -> bool:
 
 
 def report_failure(name: str, exc: BaseException, pause_s: float | None) -> None:
-    """Count and log the failure of a loop that goes on after this pause; with None it does not."""
+    """Count and log the failure of a loop. It is restarted after the pause, or not at all if `pause_s` is None."""
     if not isinstance(exc, Unavailable):
         telemetry.loop_failures_total.labels(name).inc()
         log.error("loop failed", extra={"loop": name, "again_in_s": pause_s}, exc_info=exc)

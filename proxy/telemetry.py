@@ -160,7 +160,7 @@ rows_set_aside_total = Counter(
     "penstock_rows_set_aside_total", "Rows that background loops skipped: their values cannot be processed", ["kind"]
 )
 log_lines_dropped_total = Counter("penstock_log_lines_dropped_total", "Log lines dropped because the queue was full")
-# The last of all: a forked process sets them to 0 in this order, and then this one to 1.
+# The last gauge: a forked process sets all gauges to 0 in the order of their definition, and then this one to 1.
 database_up = _gauge("livemin", "penstock_database_up", "Whether Postgres answers", "database")
 
 

@@ -2,8 +2,8 @@
 
 A connection serves a small request at once. All else waits here for its turns, a short step each: requests sent ahead, the
 request after a refused one, bodies in many chunks, floods of frames, and every request that aiohttp serves. A client is an
-account, or an address before its key is known. Clients have a queue each and are served in turn, so many connections of one
-client share one place. After SLICE_S the loop first handles everything else that has arrived.
+account, or an address before its key is known. Clients have a queue each and are served in turn, so the connections of one
+client share one place, however many they are. After SLICE_S the loop first handles everything else that has arrived.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ async def _subscribe(
 
 
 def _default_config(args: argparse.Namespace) -> dict[str, Any]:
-    """A filter for the events of `webhooks trigger`. On other chains, and of unknown types, none."""
+    """A filter for the events of `webhooks trigger`; empty on other chains and for unknown types."""
     if args.chain != "dev" or args.event_type not in EVENT_TYPES:
         return {}
     try:

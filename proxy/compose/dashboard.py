@@ -163,7 +163,7 @@ class DashboardFeature:
 
 
 def url_of(scheme: str, host: str, port: int) -> str:
-    """The URL of a listening address; for the unspecified address, localhost is the only name that surely works."""
+    """The URL of a listening address; for the unspecified address, localhost is the only name that is certain to work."""
     address = ipaddress.ip_address(host)
     name = "localhost" if address.is_unspecified else f"[{host}]" if address.version == 6 else host
     return f"{scheme}://{name}:{port}"

@@ -42,7 +42,7 @@ from proxy.tasks import Tasks, unless_stopped
 PARTS = ("postgres", "chain", "logs", "pepper", "paymaster.key", "keys.json", "dashboard.json", RUNNING, CHAIN)
 T = TypeVar("T")
 
-# Until then a start has other work to do.
+# How long after the start compiling begins: until then there is other work to do.
 COMPILE_AFTER_S = 30.0
 DEV_NETWORKS = ("dev/mainnet", "dev/testnet")
 
@@ -61,8 +61,8 @@ class Options:
 
 
 def metrics_defaults(port: int | None) -> dict[str, int]:
-    """The guide names the usual port of metrics. A run with a port of its own is one of several on a machine, which must not
-    need the same one."""
+    """The port for metrics: the default, which the guide names. A service with its own `port` may be one of several on this
+    machine, so its metrics use any free port."""
     return {} if port is None else {"port": 0}
 
 

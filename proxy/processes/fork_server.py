@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-# Messages on the connection to the supervisor, beside requests and process ids. After FAILED follows the reason.
+# Messages on the connection to the supervisor, besides requests and process ids. After FAILED follows the reason.
 READY, RETIRE, FAILED = b"ready", b"retire", b"failed: "
 MAX_MESSAGE = 1 << 16
 # Standard input, output and, if the supervisor has a log file, standard error of a process.
@@ -47,7 +47,8 @@ class ForkRequest(msgspec.Struct, frozen=True):
 
 
 def preload(modules: Iterable[str]) -> None:
-    """Import the modules and let each preload its data, and leave all out of garbage collections, which would write to it.
+    """Import the modules, let each preload its data, and exclude all of it from garbage collections, which would write to the
+    shared memory.
 
     Metrics create files when they are imported. Those of this process are removed: it counts nothing.
     """

@@ -46,7 +46,7 @@ class ListeningSockets:
                 self._servers[place] = await accept_from(socket.socket(fileno=os.dup(self._fds[place])))
 
     def close_others(self) -> None:
-        """Close all sockets but the own one. As long as one process has a socket open, clients can connect to it."""
+        """Close all sockets except this worker's own. As long as one process has a socket open, clients can connect to it."""
         for server in self._servers.values():
             server.close()
         self._servers.clear()

@@ -128,17 +128,17 @@ def report_ready(tasks: Tasks) -> None:
 
 
 def freeze_start() -> None:
-    """Leave out of garbage collections what the start has made: modules, tables and services live as long as the process. A
-    full collection would visit them all, and stop the event loop for 50 ms. Also collect less often than by default (after
-    700 objects): a batch alone has more, nearly all are freed by reference, and collections took a sixth of its time."""
+    """Exclude what the start has created from garbage collections: modules, tables and services live as long as the process. A
+    full collection would visit them all, and stop the event loop for 50 ms. Also collect less often than by default (after 700
+    objects): a batch alone has more, nearly all are freed by reference, and collections took a sixth of its time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
 
 
 def yield_often() -> None:
-    """Let threads that format exports and charts give way to the event loop soon. By default each keeps the interpreter for
-    5 ms, by which every call of every client would be delayed."""
+    """Let threads that format exports and charts give way to the event loop soon. By default each keeps the interpreter for 5
+    ms at a time, which would delay the calls of every client."""
     sys.setswitchinterval(SWITCH_S)
 
 

@@ -38,6 +38,6 @@ def _variable(name: str, environ: Mapping[str, str]) -> str:
 
 
 def _is_exempt(host: str, no_proxy: str) -> bool:
-    """A name in NO_PROXY also stands for the names below it."""
+    """A name in NO_PROXY also exempts its subdomains."""
     names = [name.strip().lower().removeprefix("*").lstrip(".") for name in no_proxy.split(",") if name.strip()]
     return any(not name or host == name or host.endswith(f".{name}") for name in names)
