@@ -1,10 +1,11 @@
-"""The calls that one upstream is given at a time, and the queue of those that wait for their turn.
+"""How many calls one upstream gets at a time, and the queue of calls that wait for their turn.
 
-*Limit.* It follows the upstream's latency (`core/concurrency.py`). A call whose client left is discarded here, but the upstream
-still works on it: it counts for as long as calls usually take. It does not work on replies whose readers do not read. These
-take a connection, but no place within the limit. *Shares.* A few places are reserved for clients that hold fewer than are
-free, so that one client cannot hold them all. A client whose reader has lost its connection to others comes after them for a
-while. *Order and patience* are those of `waiting_calls.py`.
+*Limit.* It follows the upstream's latency (`core/concurrency.py`). After a client leaves, its reply is discarded, but the
+upstream still works on the call, so it keeps its place for as long as calls usually take. A streamed reply whose client has
+stopped reading uses a connection but no place within the limit, because the upstream is not working on it. *Shares.* A few
+places are reserved: a client gets one of these only if it holds fewer places than are free, so one client cannot hold them
+all. A client whose connection was taken away because it did not read comes after other clients for a while. `waiting_calls.py`
+decides the order of calls, and how long they wait.
 
 The upstream sends calls by itself while it has room and none waits; these are not counted. Once a call waits, every call passes
 through here, and calls in flight are counted by client.
@@ -19,22 +20,22 @@ from proxy.core.concurrency import ConcurrencyLimit
 from proxy.wire.upstream import CROWDED, ReplySink, Upstream
 from proxy.wire.waiting_calls import READERS_PATIENCE_S, WaitingCall, WaitingCalls, patience_s
 
-# Calls that may wait, of all clients. Beyond it, the client that has most makes room for the others.
+# Bounds the memory of waiting calls. Beyond it, the newest call of the client with the most waiting calls is refused.
 MAX_WAITING = 4096
-# One of this many places is reserved, and at least one unless there are very few.
+# One place in RESERVE_SHARE is reserved, and at least one; none if there are fewer than TINY places.
 RESERVE_SHARE: Final = 32
 TINY: Final = 8
-# A call that was given up counts for as long as this share of calls takes at most, and never longer than this many seconds.
+# A call whose client left counts for this quantile of the upstream's latency, and never longer than this many seconds.
 ABANDONED_QUANTILE: Final = 0.95
 LONGEST_ABANDONED_S: Final = 10.0
-# For how long calls are patient after readers held the connections: the next ones may do so in a moment.
+# For how long calls wait up to READERS_PATIENCE_S after slow readers held half of the connections: it may happen again soon.
 READERS_S: Final = 1.0
-# For how long a connection that a reader had to give up still counts for its client.
+# For how long a connection that was taken from a slow reader still counts for its client.
 EVICTED_S: Final = 10.0
 
 
 class CallQueue:
-    """`limit.allowed` is how many calls the upstream is given at the moment, `reserved` how many of these are reserved."""
+    """`limit.allowed` is how many calls may be in flight at the moment; `reserved` of these places are reserved."""
 
     __slots__ = (
         "_abandoned", "_busy", "_crowded_since", "_evicted", "_held", "_loop", "_patient_until", "_readers", "_sent_at",
@@ -49,15 +50,15 @@ class CallQueue:
         self._waiting = WaitingCalls()
         # Since when calls wait for other calls to end, or 0.0.
         self._crowded_since = 0.0
-        # While calls wait: the calls in flight, by client and in total; and when those were sent that had waited.
+        # While calls wait: the calls in flight, by client and in total, and when each call from the queue was sent.
         self._held: dict[str, int] = {}
         self._busy = 0
         self._sent_at: dict[ReplySink, float] = {}
         # Clients that left while the upstream worked on their call, and until when each is counted.
         self._abandoned: list[tuple[float, str]] = []
-        # Clients whose readers had to give up their connections, and until when each is counted.
+        # Clients whose connections were taken away because they did not read, and until when each is counted.
         self._evicted: list[tuple[float, str]] = []
-        # Replies in flight whose readers do not read.
+        # Streamed replies whose clients do not read.
         self._readers = 0
         self._patient_until = 0.0
 
@@ -75,7 +76,7 @@ class CallQueue:
 
     @property
     def allowed(self) -> int:
-        """The calls that the upstream may be given, including those whose readers do not read."""
+        """How many calls may be in flight, including those whose clients do not read the reply."""
         return min(self.limit.allowed + self._readers, self.limit.most)
 
     @property
@@ -105,7 +106,7 @@ class CallQueue:
         return True
 
     def push_back(self, call: WaitingCall) -> None:
-        """The call cannot be sent yet after all."""
+        """Return a call to the queue that `next_call` returned: it cannot be sent yet."""
         self._waiting.push(call)
 
     def next_call(self, now: float) -> WaitingCall | None:
@@ -122,7 +123,8 @@ class CallQueue:
         return None
 
     def _may_have_one_more(self, client: str) -> bool:
-        """A client without a call does not wait until those of others have ended that a lower limit no longer allows."""
+        """Whether the client may have one more call in flight. After the limit was lowered, there may be more calls in flight
+        than it allows. A client without any does not wait for these to end."""
         held, free = self._held.get(client, 0), self.room(self._busy)
         if free > self.reserved or held < free:
             return True
@@ -158,7 +160,7 @@ class CallQueue:
         self._abandoned.append((now + min(usual, LONGEST_ABANDONED_S), client))
 
     def evicted(self, client: str, now: float) -> None:
-        """A reader of the client had to give up its connection. It may come back at once, but not before others."""
+        """A connection was taken from the client because it did not read. Its next call comes after those of others."""
         self._evicted.append((now + EVICTED_S, client))
 
     def count_held(self) -> None:
@@ -180,8 +182,8 @@ class CallQueue:
 
     def tick(self, now: float, *, used: int, opening: int = 0, readers: int = 0) -> None:
         """Called by the sweep: calls that wait check their deadlines, and those that have waited for too long are refused.
-        `used`: places in use; `opening`: connections that are being opened, each for a call that waits; `readers`: replies
-        whose readers do not read."""
+        `used`: places in use; `opening`: connections that are being opened, each for a call that waits; `readers`: streamed
+        replies whose clients do not read."""
         self._readers = readers
         if self.is_held_by_readers:
             self._patient_until = now + READERS_S
@@ -219,7 +221,8 @@ class CallQueue:
         self._waiting.replace(sink, successor)
 
     def _is_beyond_share(self, call: WaitingCall) -> bool:
-        """Whether the call could not be served in time: as many of each client may wait as will be served until then."""
+        """Whether the call would be too old before its turn. A client may have no more calls waiting than its share of those
+        that the upstream can serve within the patience."""
         latency_s = self.limit.latency_s
         if not latency_s or not call.client:
             return False
@@ -241,7 +244,7 @@ class CallQueue:
         return patience_s(now - self._crowded_since if self._crowded_since else 0.0, self.limit.latency_s)
 
     def _refuse(self, call: WaitingCall) -> None:
-        """Report it in the next turn of the loop: the sink may send the call elsewhere at once, or here."""
+        """Refuse the call. The sink is notified in the next loop turn, because it may send the call again at once."""
         self._upstream.count_shed()
         self._loop.call_soon(self._report_refusal, call)
 

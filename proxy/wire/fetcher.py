@@ -27,7 +27,7 @@ _MOVED = frozenset({301, 302, 303, 307, 308})
 _HEADERS = {
     "User-Agent": f"penstock/{__version__}",
     "Accept": "application/json, image/svg+xml, */*;q=0.5",
-    # Servers that compress all the same are read within the same limits.
+    # Some servers compress anyway. The limits apply to these too.
     "Accept-Encoding": "identity",
 }
 
@@ -55,7 +55,8 @@ class Fetcher:
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._sessions: dict[bool, ClientSession] = {}
-        # A client whose documents take long leaves connections to the others: to hosts of strangers, and to the operator's.
+        # Shares the connections between clients, so that one client's slow documents do not use them all. Untrusted hosts and
+        # the operator's hosts have separate connections.
         self._turns = {own: ConnectionQueue(CONNECTIONS, per_client=MOST_OF_A_CLIENT) for own in (False, True)}
 
     def __repr__(self) -> str:

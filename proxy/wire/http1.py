@@ -1,7 +1,7 @@
-"""Parsing HTTP/1.1 replies: heads and chunked bodies, without I/O.
+"""Parsing HTTP/1.1 replies: headers and chunked bodies, without I/O.
 
-Only the framing of an upstream's head is used; none of its headers reaches a client. Two lengths, a length beside a transfer
-encoding, or anything that is not plainly HTTP/1.x is an error, and the connection is closed.
+Only the status, framing, encoding and Retry-After of an upstream's reply are used; none of its headers reaches a client. Two
+lengths, a length beside a transfer encoding, or anything that is not plainly HTTP/1.x is an error that closes the connection.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from proxy.core.retry_after import retry_after_s
 
 CHUNKED = -1
 UNTIL_CLOSE = -2
-# The longest head that is accepted.
+# Bounds the memory of headers that never end. Trailers are bounded by it too.
 MAX_HEAD_BYTES = 65_536
 
-# The longest line of a chunk's size or of a trailer.
+# Bounds the memory of a line that never ends: a chunk's size, or a trailer.
 MAX_CHUNK_LINE = 4096
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?")
@@ -49,7 +49,7 @@ class ReplyHead:
         retry_after: bytes = b"",
         decoded: ReplyHead | None = None,
     ) -> None:
-        # The head that this one means once its gzip body is read. None if the body is not in gzip format.
+        # The head that sinks get in place of this one when a gzip body is decompressed for them. None for other bodies.
         self.decoded = decoded
         self.status = status
         self.length = length
@@ -74,7 +74,7 @@ class ReplyHead:
 def read_head(head: bytes) -> ReplyHead:
     """Parse a head that ends with an empty line. Raises BadReply."""
     lines = head[:-4].split(b"\r\n")
-    # Without the allowed bytes only the line ends may be left: a bare CR or LF is ambiguous.
+    # With the allowed bytes removed, only the line ends may be left: a bare CR or LF is ambiguous.
     if len(head.translate(None, _PLAIN)) != 2 * len(lines) + 2:
         raise BadReply("control bytes")
     status = _STATUS.fullmatch(lines[0])
@@ -97,7 +97,7 @@ def read_head(head: bytes) -> ReplyHead:
     return ReplyHead(code, length, close=close, plain=is_plain, retry_after=retry_after, decoded=decoded)
 
 
-# For many connections to servers that send the same heads.
+# Many servers send the same headers in every reply, so parsed ones are cached.
 read_known_head = lru_cache(maxsize=64)(read_head)
 
 

@@ -3,8 +3,8 @@
 Calls go out in order and replies come back in order. Most connections carry one call at a time, some several (see `Upstream`).
 
 A reply larger than LARGE is offered to its sink in pieces as they arrive, so that 100 MB need not fit in memory. A sink that
-declines receives it whole, up to MAX_REPLY_BYTES. Whole replies of clients' calls count in the upstream's `memory`, the large
-ones before they are read if their length is known.
+declines receives it whole, up to MAX_REPLY_BYTES. Whole replies to clients' calls above COUNTED_FROM take memory from the
+upstream's `memory` budget: their Content-Length with the first bytes of the body, or without one as much as has arrived.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from proxy.wire.upstream import (
 LARGE: Final = 65_536
 # A large reply is offered once this much of it has arrived: enough to recognise it.
 BEGINNING = 512
-# A reply that is received whole counts from this size on.
+# Replies that are received whole are counted in the memory budget above this size.
 COUNTED_FROM: Final = 1 << 20
-# Failures that are about one call. The others on its connection fail only because this side closes it.
+# Failures of a single call. Other calls on the connection fail only because it is then closed.
 _OF_ONE_CALL: Final = (TOO_LARGE, NO_MEMORY)
 _END: Final = b"\r\n\r\n"
 _START = b"HTTP/1."
@@ -51,7 +51,7 @@ class HttpConnection(UpstreamConnection):
         super().__init__(upstream)
         self._turns = turns
         self._part = b""
-        # The last head and its meaning: upstreams mostly repeat themselves.
+        # The last header block, and its parsed form: upstreams repeat header blocks, so most replies need no parsing.
         self._known_bytes = NEVER
         self._known: ReplyHead | None = None
         self._known_total = 0
@@ -73,7 +73,7 @@ class HttpConnection(UpstreamConnection):
         # Whether reading waits for the client's turn, and the protocol that receives the rest of a large reply.
         self._reads_soon = False
         self._slices: SlicedReading | None = None
-        # When the reader of this reply paused it last, and for how long it did before that.
+        # When this reply was last paused by its reader, and for how long in total before that.
         self._paused_since = 0.0
         self._paused_s = 0.0
 
@@ -117,7 +117,7 @@ class HttpConnection(UpstreamConnection):
             self.fail(str(exc) if str(exc) in _OF_ONE_CALL else f"malformed reply: {exc}")
 
     def eof_received(self) -> None:
-        # At once, and not when the transport is closed: no call may be sent on a connection that is ending.
+        # Leave the pool now, before the transport closes: no call may be sent on a connection that is ending.
         self.upstream.lost(self)
         if self._head is not None and self._head.length == UNTIL_CLOSE:
             try:
@@ -156,7 +156,7 @@ class HttpConnection(UpstreamConnection):
                 self.transport.resume_reading()
 
     def _read_in_turn(self) -> None:
-        """Leave the rest of a large reply until others had their turns. The transport would read up to 8 MB at once."""
+        """Read the rest of a large reply in slices, after other clients' turns. The transport would read up to 8 MB at once."""
         if self.transport is None or self._reads_soon:
             return
         if self._usual or not self.sinks:
@@ -171,7 +171,8 @@ class HttpConnection(UpstreamConnection):
         self._turns.add(self.sinks[0].client, self._read_on)
 
     def _end_slices(self) -> None:
-        """The large reply has ended. The transport takes up another protocol's way of reading when it begins to read."""
+        """The large reply has ended: receive data without slices again. The transport looks at the kind of its protocol only
+        when reading starts, so reading is stopped and started."""
         if self._slices is not None and self.transport is not None:
             self._slices = None
             if not self._paused:
@@ -224,7 +225,7 @@ class HttpConnection(UpstreamConnection):
             self.transport.abort()
 
     def fail(self, reason: str) -> None:
-        # First, because a failed sink may retry at once, and must not get this connection.
+        # Before sinks are notified: a sink may retry at once, and must not get this connection.
         self.abort()
         if reason in _OF_ONE_CALL and self.sinks:
             self._head = None
@@ -296,7 +297,7 @@ class HttpConnection(UpstreamConnection):
         return head
 
     def _after_reply(self, head: ReplyHead, sink: ReplySink) -> None:
-        """Return the connection to the pool before its sink is notified, which may send the next call on it."""
+        """Return the connection to the pool before its sink is notified: the sink may send the next call on it."""
         self.idle_since = self.upstream.now
         if head.close:
             self.upstream.retire(self)
@@ -370,7 +371,8 @@ class HttpConnection(UpstreamConnection):
             self._count(max(self._size, self._head.length))
 
     def _count(self, size: int) -> None:
-        """Count a reply that is received whole. `size`: its bytes so far, or in all. Replies to our own calls do not count."""
+        """Take memory for a reply that is received whole. `size`: its Content-Length, or its bytes so far. Replies to our own
+        calls are not counted."""
         client, memory = self.sinks[0].client, self.upstream.memory
         if memory is None or not client or size <= self._counted:
             return

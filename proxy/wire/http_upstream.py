@@ -29,11 +29,12 @@ from proxy.wire.write_buffer import DEFER_BELOW, WriteBuffer
 
 log = logging.getLogger("penstock.upstream")
 
-# While calls wait, a reply whose client has not read for this long is read into memory, or dropped; and for how long if such
-# clients hold half of the connections.
+# While calls wait, a client that has not read its reply for this long loses the connection: the rest of the reply is read into
+# memory, or dropped. The second limit applies while such clients hold half of the connections or more.
 STALLED_S: Final = 2.0
 STALLED_BY_MANY_S: Final = 0.1
-# Many servers close connections after 5 s without a call. A call that must not be sent twice avoids those idle for this long.
+# Many servers close connections after 5 s without a call. A call that must not be sent twice avoids connections that have been
+# idle for longer than this.
 WARM_S = 1.0
 
 # The ids of the short path. All have the same length, so that the length of a request follows from its method and params.
@@ -67,7 +68,7 @@ class HttpUpstream(Upstream):
         batch: int,
     ) -> None:
         super().__init__(health, depth=depth, batch=batch)
-        # With several calls on each, fewer connections suffice, and more calls leave in one segment.
+        # With several calls on each connection, fewer connections suffice, and more calls are sent in one segment.
         self._queue = CallQueue(self, max(2, limit // depth) * depth if depth > 1 else limit)
         self._address = address
         # Why no connection can be opened, if that was logged.
@@ -92,8 +93,8 @@ class HttpUpstream(Upstream):
         return f"<HttpUpstream {self.label}: {len(self._open)} open, {len(self.idle)} idle, {len(self._queue)} waiting>"
 
     def send_call(self, sink: ReplySink, tail: bytes, params: bytes) -> int:
-        """Ids rotate on each connection. Replies arrive in order, so a stray one meets the next call at the latest, which has
-        another id: a few ids suffice.
+        """Each connection rotates through 256 ids. Replies arrive in order, so a reply too many would be read as the next
+        call's, which has a different id: it is recognised.
         """
         idle = self.idle
         if idle:
@@ -168,7 +169,8 @@ class HttpUpstream(Upstream):
         return connection
 
     def _cork(self) -> UpstreamConnection | None:
-        """The calls of one loop turn go to the connection with the fewest calls in flight until it is full, in one segment."""
+        """Choose the connection that takes the calls of this loop turn, which are sent in one segment: the one with the fewest
+        calls in flight. None if there is no room, or if calls wait."""
         connection = self._least_loaded()
         room = self._queue.room(self._calls()) - self._queue.reserved
         if connection is None or room <= 0 or self._queue:
@@ -250,7 +252,7 @@ class HttpUpstream(Upstream):
         self._relax()
 
     def _replace_for(self, call: WaitingCall, connection: UpstreamConnection) -> None:
-        """The call needs a new connection: open one more, or one in the place of this one."""
+        """The call needs a new connection: open one, after closing this one if the limit allows no more."""
         self._queue.push_back(call)
         if self._is_full() and not connection.sinks:
             self.retire(connection)
@@ -272,7 +274,7 @@ class HttpUpstream(Upstream):
         self._write(connection, call.request)
 
     def _rest(self, connection: UpstreamConnection) -> None:
-        """The connection has no call. While calls wait, only those may take it whose turn it is."""
+        """The connection has no call. While calls wait, it goes to `_reserve`, where only the queue can use it."""
         if self.depth > 1:
             return
         if self._queue or self._spare() < 0:
@@ -281,7 +283,7 @@ class HttpUpstream(Upstream):
             self.idle.append(connection)
 
     def _relax(self) -> None:
-        """No call waits: give back the connections that are not reserved."""
+        """No call waits: return the connections that are not reserved to `idle`."""
         if self.depth > 1:
             return
         while self._reserve and self._spare() > 0:
@@ -324,14 +326,14 @@ class HttpUpstream(Upstream):
         self.release(connection, None)
 
     def _log_failure(self, detail: str) -> None:
-        """Once for each reason, until a connection is opened."""
+        """Log each reason once, until a connection is opened."""
         if detail and detail != self._failure:
             log.warning("cannot connect to an upstream", extra={"upstream": self.label, "reason": detail})
         self._failure = detail
 
     def _fail_waiting(self, reason: str) -> None:
-        """No connection was opened. Calls wait for those that are open if the upstream replies on them, and the sweep tries
-        again. Otherwise one of them fails, or all if no connection is open."""
+        """A connection could not be opened. If the upstream replied lately on others, waiting calls keep waiting, and the sweep
+        tries to connect again. Otherwise the next call fails, or all of them if no connection is open."""
         now = time.monotonic()
         if self.has_replied_since(now - CONNECT_TIMEOUT_S):
             self.health.failed(now)
@@ -348,7 +350,7 @@ class HttpUpstream(Upstream):
             self._relax()
 
     def _release_to_queue(self, connection: UpstreamConnection, ended: ReplySink | None) -> None:
-        """Send the next call here: any call may go to a connection that has just replied."""
+        """Send the next call on this connection. It has just replied, so calls that must not be sent twice can use it too."""
         now = time.monotonic()
         queue = self._queue
         if ended is not None:
@@ -375,14 +377,12 @@ class HttpUpstream(Upstream):
             self._probes.tick(now)
 
     def _free_stalled(self, now: float) -> None:
-        """Take connections from readers that keep them from calls that wait; first from those that have done so longest."""
+        """Take connections from clients that do not read, for calls that wait. Those that have stalled longest come first."""
         after_s = STALLED_BY_MANY_S if self._queue.is_held_by_readers else STALLED_S
         stalled = [each for each in self._open if each.on_stalled is not None and each.stalled_s(now) > after_s]
         stalled.sort(key=lambda each: -each.stalled_s(now))
         for connection in stalled[: len(self._queue)]:
-            if (
-                connection.on_stalled is not None
-            ):  # The reader that was evicted before it may have ended this one's reply.
+            if connection.on_stalled is not None:  # Evicting the reader before this one may have ended its reply.
                 self._queue.evicted(connection.sinks[0].client, now)
                 connection.evict_reader()
 
@@ -399,7 +399,7 @@ class HttpUpstream(Upstream):
         return any(connection.has_replied and connection.idle_since > moment for connection in self._open)
 
     def retire(self, connection: UpstreamConnection) -> None:
-        """Calls behind the last reply would never be answered, so they fail."""
+        """Close the connection. Calls that were sent on it after the last reply would never be answered, so they fail."""
         if connection.sinks:
             connection.abort()
             return

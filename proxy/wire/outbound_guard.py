@@ -26,11 +26,11 @@ from proxy.tasks import client_of_task
 
 # Longer than any legitimate URL, and short enough to parse cheaply.
 LONGEST_URL = 2048
-# Concurrent name lookups and connections, and how many of them a client may have in progress and waiting.
+# Concurrent name lookups and connections, and how many of each a client may have in progress or waiting in the queue.
 LOOKUPS = 32
 CONNECTIONS = 64
 MOST_OF_A_CLIENT = 1000
-# A lookup that finds no free thread for this long fails. Its caller gives up before.
+# A lookup that gets no thread for this long fails. Deadlines of callers are shorter.
 LOOKUP_WAIT_S = 60.0
 PER_HOST = 8
 KEEPALIVE_S = 5.0
@@ -140,8 +140,8 @@ class OutboundGuard:
 class GuardedResolver(AbstractResolver):
     """The system's resolver, on separate threads.
 
-    A name whose servers do not answer takes a thread for up to half a minute, also after its caller has given up. So clients
-    share the threads: one with many such names leaves some to the others.
+    A name whose servers do not answer occupies a thread for up to half a minute, even after its caller has given up. So the
+    threads are shared between clients, and one with many such names does not block the lookups of others.
     """
 
     def __init__(self) -> None:

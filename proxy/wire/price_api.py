@@ -18,7 +18,7 @@ from yarl import URL
 from proxy.core import units
 from proxy.core.retry_after import retry_after_s
 
-# The reply for 500 tokens has 40 KB.
+# Bounds the memory of a reply. One for 500 tokens has 40 KB.
 LARGEST = 1 << 20
 # The pause after a failure. Retry-After may extend it, up to the longest.
 AWAY_S = 10.0
@@ -26,7 +26,7 @@ LONGEST_AWAY_S = 3600.0
 
 
 class PriceApiUnavailable(Exception):
-    """The API did not reply with prices. The last known ones may still be good."""
+    """The API did not reply with prices. Callers may use the last known ones."""
 
 
 class Quote(msgspec.Struct, frozen=True):

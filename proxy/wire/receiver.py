@@ -1,7 +1,7 @@
 """Posting deliveries to webhook receivers, which are untrusted.
 
-The guard checks every connection by its address. Redirects are not followed. Attempt and reply share one deadline. The reply is
-read up to a limit and not decompressed. Failures are not raised: the outcome is returned.
+The guard checks the address of every connection. Redirects are not followed. One deadline covers connecting, sending and the
+reply. The reply is read up to a limit and not decompressed. Failures are not raised: the outcome is returned.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from proxy.wire.receiver_connection import (
 # connection was lost, the address is not allowed, or the reply is not HTTP.
 DeliveryOutcome = Literal["answered", "timeout", "unreachable", "reset", "refused", "invalid"]
 
-# Characters of an unsuccessful reply that its receiver's owner can read.
+# Characters of an unsuccessful reply that the webhook's owner can read.
 EXCERPT = 300
-# URLs whose check is cached.
+# Bounds the cache of checked URLs.
 CHECKED = 10_000
-# Bytes of a body and a head, and characters of a signature, that are recorded.
+# How much of an exchange is recorded: bytes of the body and of the headers, and characters of a signature.
 SHOWN_OF_SUCCESS, SHOWN_OF_FAILURE = 256, 4096
 SHOWN_OF_HEAD = 1024
 SHOWN_OF_SIGNATURE = 12
@@ -139,7 +139,7 @@ class Receiver:
 
 
 def _outcome(exc: Exception) -> DeliveryOutcome | None:
-    """The outcome that an error means; None for an unexpected one."""
+    """The outcome to report for an error; None for an unexpected error."""
     return next((outcome for kinds, outcome in _OUTCOMES if isinstance(exc, kinds)), None)
 
 
@@ -152,7 +152,7 @@ def _reply(reply: ReceiverReply, sent: str) -> DeliveryReply:
 
 
 def _sent(head: bytes, headers: Mapping[str, str]) -> str:
-    """The request's headers, with signatures cut short: a whole one could be sent again by others."""
+    """The request's headers, with signatures cut short: a whole one would let its reader replay the delivery."""
     own = head.decode("ascii").partition("\r\n")[2].replace("\r\n", "\n")
     return own + "\n".join(
         [

@@ -1,11 +1,11 @@
 """Connections to webhook receivers on bare transports: one POST at a time on each, kept open for a moment.
 
-This costs a third of what aiohttp's client does, at thousands of deliveries per second. The guard's rules are the same: its
-resolver looks names up, and it opens each socket for the address that the kernel will get.
+At thousands of deliveries per second, this costs a third of what aiohttp's client costs. The guard's rules are the same: its
+resolver looks up names, and it opens each socket for the address that the kernel will get.
 
-The outcome is known once the head arrives. The head and the beginning of the body are kept for the receiver's owner; of a
-success, the part of the body that arrives with the head. The rest is read and dropped, so that the connection can be reused. A
-connection whose reply takes too long, or exceeds the limit, is closed. Accounts with the same receiver do not share
+The outcome is known once the headers arrive. The headers and the beginning of the body are kept for the webhook's owner; for a
+success, only the part of the body that arrives with the headers. The rest is read and dropped, so that the connection can be
+reused. A connection whose reply takes too long, or exceeds the limit, is closed. Accounts with the same receiver do not share
 connections: bytes that follow the reply to one could be read as the reply to the other.
 """
 
@@ -26,15 +26,16 @@ from proxy.tasks import client_of_task
 from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_known_head
 from proxy.wire.outbound_guard import GuardedResolver, OutboundGuard
 
+# A longer reply is not read to its end: its connection is closed.
 MAX_REPLY = 64 * 1024
-# Bytes of a body that are kept, and how long after the head a body may take.
+# Bytes of a body that are kept, and how long a body may take after the headers.
 SHOWN = 4096
 BODY_S = 1.0
 # Many servers close idle connections after 2 s or 5 s: this side closes them first.
 KEEPALIVE_S = 1.5
 # After this time without a connection, the next address of a name is tried as well (RFC 8305, 5).
 STAGGER_S = 0.25
-# The longest Retry-After that is kept. Dates are shorter.
+# Characters of a Retry-After header that are kept. A date is shorter.
 LONGEST_RETRY_AFTER = 64
 
 # Scheme, host and port.
@@ -243,7 +244,7 @@ class ReceiverConnections:
         return f"<ReceiverConnections {sum(map(len, self._idle.values()))} idle>"
 
     def kept(self, origin: Origin) -> ReceiverConnection | None:
-        """The idle connection that the task's client used last, if one is open."""
+        """The idle connection that the current task's account used last, if one is open."""
         key = client_of_task.get(), origin
         connections = self._idle.get(key)
         while connections:

@@ -1,8 +1,8 @@
 """The words of an upstream's address and headers that no client may see.
 
-Upstreams repeat them in their errors: a gateway names the URL it could not reach, a vendor the key it does not know. The
-settings say which words these are. Short parts of a path, such as `v2` or `mainnet`, occur in harmless texts and are not
-among them.
+Upstreams repeat them in errors: a gateway names the URL that it could not reach, and a vendor the key that it does not know.
+The words are taken from the upstream's settings. Short parts of a path, such as `v2` or `mainnet`, occur in harmless texts, so
+they are not included.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import base64
 from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import SplitResult, unquote, urlsplit
 
-# Shorter words occur by chance. A part of a path is a key if it is this long, or has a digit and the shorter length.
+# A part of a path, a query or a header counts as a key from this length on, or from the shorter one if it has a digit. Shorter
+# words occur by chance.
 _KEY_LENGTH = 12
 _KEY_LENGTH_WITH_DIGIT = 6
-# A password or a header's value is secret however it looks, unless it is too short to be one.
+# A user name or password is secret from this length on. Shorter ones occur in harmless texts.
 _SECRET_LENGTH = 4
 _DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 def private_words(url: str, headers: Mapping[str, str], proxy: str = "") -> tuple[str, ...]:
-    """In lower case. Searched for in texts in lower case: nodes change the case of host names."""
+    """The words in lower case. Errors are converted to lower case before the search, because nodes change the case of host
+    names."""
     parts = urlsplit(url)
     found = {*_host(parts), *_user(parts), *_path(parts), *_header_values(headers)}
     if proxy:
@@ -32,7 +34,7 @@ def _host(parts: SplitResult) -> Iterator[str]:
     host = parts.hostname or ""
     yield f"{host}:{parts.port or _DEFAULT_PORTS.get(parts.scheme, 80)}"
     yield f"//{host}"
-    # A name without a dot, such as `geth`, may be a word of the language.
+    # A name without a dot, such as `geth`, may be an ordinary word.
     if "." in host or ":" in host:
         yield host
 

@@ -10,7 +10,7 @@ _SLICE: Final = memoryview(bytearray(65_536))
 
 
 class SliceReader(Protocol):
-    """The protocol that the slices are for: that of a connection, or of TLS on it."""
+    """The protocol that receives the slices: a connection, or the TLS layer on it."""
 
     def data_received(self, data: bytes) -> None: ...
     def eof_received(self) -> object: ...
@@ -20,8 +20,8 @@ class SliceReader(Protocol):
 
 
 class SlicedReading(asyncio.BufferedProtocol):
-    """Receives the rest of a large reply in slices: larger ones would delay others, and their memory comes from the kernel each
-    time."""
+    """Receives the rest of a large reply in slices. Larger reads would delay other connections, and need a new allocation from
+    the kernel each time."""
 
     def __init__(self, connection: SliceReader) -> None:
         self._connection = connection

@@ -1,6 +1,6 @@
 """TLS to one upstream: its context, the name to verify, and the session that the next connection resumes.
 
-A resumed handshake needs no certificate and no signature. It saves a full one each time an upstream closes idle connections.
+A resumed handshake needs no certificate and no signature, so reconnecting after an upstream closed an idle connection is cheap.
 """
 
 from __future__ import annotations

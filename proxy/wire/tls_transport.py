@@ -1,11 +1,11 @@
 """TLS on a plain transport, for both sides of a connection.
 
-A `TlsTransport` is the protocol of the plain transport below it and the transport of the protocol above it. It decrypts what
-arrives in one step and hands it on in one piece; what is written leaves at once as one write. Nothing is kept in between: the
-plain transport's buffer is the only one, and its back-pressure is passed on as it is.
+A `TlsTransport` is the protocol of the plain transport below it and the transport of the protocol above it. Received data is
+decrypted in one step and passed up in one piece; each write is encrypted and sent at once. Nothing is buffered here: the plain
+transport has the only buffer, and its flow control is passed on unchanged.
 
-The event loop's own TLS does the same with a queue on each side, counts no connection before its handshake has ended, and
-cannot resume the session of an earlier connection.
+The event loop's own TLS has a queue on each side, does not report a connection before its handshake has ended, so it cannot be
+counted until then, and cannot resume the session of an earlier connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ OnHandshake = Callable[[Exception | None], None]
 
 @final
 class TlsTransport(asyncio.Transport):
-    """`on_handshake` is called once, with the error of a handshake that failed. After a good one, it connects `protocol`."""
+    """`on_handshake` is called once, with the error if the handshake failed. If it succeeded, the callback connects
+    `protocol`."""
 
     __slots__ = (
         "_closing",
@@ -69,7 +70,7 @@ class TlsTransport(asyncio.Transport):
         self._on_handshake: OnHandshake | None = on_handshake
         self._lower: asyncio.Transport | None = None
         self._closing = False
-        # Whether the handshake has ended well.
+        # Whether the handshake has succeeded.
         self.is_open = False
         self._on_session = on_session
         self._take_turn = take_turn
@@ -96,7 +97,7 @@ class TlsTransport(asyncio.Transport):
                 self._take_turn(self._shake_hands_in_turn)
 
     def eof_received(self) -> bool:
-        """The peer has closed without the alert that ends a TLS stream: what it sent may be cut off (RFC 8446, 6.1)."""
+        """The peer has closed without the alert that ends a TLS stream, so its data may be cut off (RFC 8446, 6.1)."""
         self.abort()
         return False
 
@@ -179,7 +180,7 @@ class TlsTransport(asyncio.Transport):
             self.close()
 
     def _keep_session(self) -> None:
-        """With TLS 1.3 the server sends the session after the handshake, so it is there with the first data."""
+        """With TLS 1.3 the server sends the session after the handshake, so it has arrived with the first data."""
         session = self._object.session
         if session is not None and session.has_ticket and self._on_session is not None:
             self._on_session(session)
@@ -219,7 +220,7 @@ class TlsTransport(asyncio.Transport):
         if self._lower is None:
             return
         if self.is_open:
-            # Sends the closing alert. The peer's own is not waited for, which the exception says.
+            # Creates the closing alert. `unwrap` raises because the peer's alert has not arrived, which is not waited for.
             try:
                 self._object.unwrap()
             except _FAILED:
@@ -236,7 +237,7 @@ class TlsTransport(asyncio.Transport):
         return self._closing
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """A protocol that wants slices gets what one slice of encrypted data contains."""
+        """A protocol that reads in slices gets the plaintext of one slice of encrypted data at a time."""
         self._protocol = protocol  # type: ignore[assignment]
         if self._lower is not None:
             wants_slices = isinstance(protocol, SlicedReading)

@@ -16,7 +16,8 @@ class TunnelRefused(OSError):
 
 
 class Tunnel(asyncio.Protocol):
-    """Asks the proxy for a connection to `target`, a host and port. `opened` ends when the proxy has made it."""
+    """Asks the proxy for a connection to `target`, a host and port. `opened` is done when the proxy has connected, or fails
+    with TunnelRefused."""
 
     def __init__(self, target: str, proxy: SplitResult) -> None:
         self._request = f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{_authorization(proxy)}\r\n".encode("latin-1")
@@ -30,7 +31,7 @@ class Tunnel(asyncio.Protocol):
         transport.write(self._request)  # type: ignore[attr-defined]
 
     def data_received(self, data: bytes) -> None:
-        """Nothing may follow the proxy's head: the upstream does not speak first."""
+        """No data may follow the proxy's headers: upstreams send nothing before the first request."""
         self._received += data
         if self._received.endswith(_END):
             self._end(self._refusal())

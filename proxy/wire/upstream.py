@@ -21,13 +21,13 @@ from proxy.wire.http1 import ReplyHead
 MAX_REPLY_BYTES = 25 * 1024 * 1024
 # Reasons of failures that sinks treat specially.
 # The connection had served other calls and closed without sending anything: most likely the upstream had closed it already.
-# This does not count against the upstream's health, and a read should be sent again at once.
+# This does not count against the upstream's health, and reads should be sent again at once.
 STALE = "connection closed between calls"
-# The reply before this one did not belong to its call, so later replies on the connection cannot be trusted.
+# An earlier reply did not belong to its call, so later replies on the connection cannot be trusted.
 OUT_OF_STEP = "malformed reply before"
 # The reply exceeds MAX_REPLY_BYTES. The client may have requested it on purpose.
 TOO_LARGE = "too large"
-# There is no memory for the reply: its account makes too many calls with large results.
+# The memory budget has no room for the reply: an account may hold no more bytes than are free.
 NO_MEMORY = "no memory for the reply"
 # The call was not sent because all connections are busy: that is our load, not the upstream's failure.
 CROWDED = "all connections are busy"

@@ -3,8 +3,8 @@
 The client that has the fewest calls in flight comes first, and among equals they take turns: many calls of one client delay its
 own. The queue is bounded in time. A short burst may wait for PATIENCE_S. If calls have waited for longer than that without
 a break, the upstream is overloaded and waiting cannot help: then a call waits no longer than the upstream takes to answer one
-or two, so that the calls that are served are recent ones. (CoDel, RFC 8289, has the same two cases.) If readers hold the
-connections, the upstream is not overloaded, and they lose them soon: then calls wait for that.
+or two, so that the calls that are served are recent ones. (CoDel, RFC 8289, has the same two cases.) If clients that do not
+read hold the connections, the upstream is not overloaded, and these clients soon lose the connections: calls wait for that.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from proxy.wire.upstream import ReplySink
 
 # How long a call may wait for a connection.
 PATIENCE_S: Final = 0.3
-# How long under overload: this multiple of the upstream's time to answer a call, but not less than the least. At one and a half
-# times, calls that are served take less than three times as long as without overload.
+# How long under overload: this multiple of the upstream's latency, but at least LEAST_PATIENCE_S. With 1.5, calls that are
+# served take less than three times as long as without overload.
 OVERLOAD_PATIENCE: Final = 1.5
 LEAST_PATIENCE_S: Final = 0.02
-# How long while readers that do not read hold the connections.
+# How long while clients that do not read hold the connections.
 READERS_PATIENCE_S: Final = 5.0
 # Our own calls, which have no client that could repeat them, may wait longer.
 OWN_PATIENCE_S: Final = 5.0
 
 
 def patience_s(crowded_s: float, latency_s: float) -> float:
-    """How long calls may wait, if calls have been waiting for this long. `latency_s`: 0.0 if it is unknown."""
+    """How long a call may wait. `crowded_s`: for how long calls have been waiting without a break. `latency_s`: 0.0 if it is
+    unknown."""
     if crowded_s < PATIENCE_S or not latency_s:
         return PATIENCE_S
     return min(max(OVERLOAD_PATIENCE * latency_s, LEAST_PATIENCE_S), PATIENCE_S)
@@ -45,7 +46,7 @@ class WaitingCall:
     request: UpstreamRequest
     client: str
     since: float
-    # Whether it needs a connection that has just been used, because it must not be sent twice; or a new one.
+    # `once`: it must not be sent twice, so it needs a connection that was used lately. `fresh`: it needs a new connection.
     once: bool
     fresh: bool
 
@@ -57,7 +58,7 @@ class WaitingCall:
 
 
 class WaitingCalls:
-    """Each sink waits once. A call leaves in constant time: those of a client whose connection is lost all leave together."""
+    """Each sink has one call. Removing one takes constant time, because all calls of a client leave when it disconnects."""
 
     __slots__ = ("_by_client", "_by_sink")
 
@@ -99,7 +100,7 @@ class WaitingCalls:
         return found
 
     def pop(self, client: str) -> WaitingCall:
-        """The oldest call of the client. Its next one comes after those of its equals."""
+        """Remove the client's oldest call. Its next one comes after those of clients with as many calls in flight."""
         calls = self._by_client.pop(client)
         call, _ = calls.popitem(last=False)
         if calls:
@@ -119,7 +120,7 @@ class WaitingCalls:
         return found
 
     def pop_newest(self, client: str) -> WaitingCall:
-        """The newest call of a client that has several."""
+        """Remove the newest call of a client that has several."""
         call, _ = self._by_client[client].popitem()
         del self._by_sink[call.sink]
         return call

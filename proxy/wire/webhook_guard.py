@@ -1,7 +1,7 @@
 """The guard for webhook URLs and deliveries, slightly stricter than the general one.
 
-HTTPS is required, except to the machine itself during development. Names that are never public are refused when a webhook is
-created: every connection would be refused as well, but its author would not learn why.
+HTTPS is required unless the operator allows HTTP, or the receiver is the machine itself during development. Names that are
+never public are refused when a webhook is created: every connection would be refused too, but its author would not learn why.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class WebSocketClient:
                     task.cancel()
                 await asyncio.wait(self._tasks)
             if self._socket is not None:
-                await self._socket.close()  # A task that had not started has not done so.
+                await self._socket.close()  # A task cancelled before it started has not closed it.
         finally:
             if self._session is not None:
                 await self._session.close()

@@ -27,7 +27,7 @@ _ID = re.compile(rb'\[?\{"jsonrpc":"2\.0","id":([0-9]+)')
 
 
 class WebSocketSlot(UpstreamConnection):
-    """The socket as sinks see it: it has no bytes to pause, only sinks to replace."""
+    """The socket as sinks see it. Calls share it, so it cannot be paused; it only replaces and removes sinks."""
 
     __slots__ = ()
 

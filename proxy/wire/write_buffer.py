@@ -1,8 +1,9 @@
 """Buffering writes until the end of an event loop turn, if the turn has more than one.
 
 Data written during a busy turn is queued and sent back to back at its end. The peer is woken once and not between two of our
-reads, which is worth 5 to 30 % of throughput. In a quiet turn there is nothing to wait for, and queueing costs 2 µs per write:
-after a flush of a single write, the next few are sent at once. In a very busy one, those that wait are sent before its end.
+reads, which is worth 5 to 30 % of throughput. In a turn with a single write, queueing only costs 2 µs: after a flush of a
+single write, the next QUIET_WRITES are sent at once. In a very busy turn, the queue is flushed each time it has MOST_QUEUED
+writes.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
-# Larger data is not queued: while it waits, other data would evict it from the processor's cache.
+# Larger data is not queued: other data would evict it from the processor's cache before it is sent.
 DEFER_BELOW: Final = 8192
 # Writes that are sent at once before one is queued again to see whether turns are still quiet.
 QUIET_WRITES: Final = 16
-# Writes that are queued at most. In a turn with many events, peers work on the first ones while the last ones are read.
+# The most writes that are queued. In a turn with many events, peers can work on the first ones while we read the last ones.
 MOST_QUEUED: Final = 64
 
 
