@@ -59,7 +59,7 @@ def _check(stem: str) -> str:
 
 
 def mint(mode: Mode, entropy: bytes) -> str:
-    """A new key. 32 bytes of entropy keep the bias of the reduction to 178 bits below 2**-78."""
+    """A new key. With 32 bytes of entropy, the modulo bias is below 2**-77: a key has 178 random bits."""
     stem = f"svc_{mode}_{_base62(int.from_bytes(entropy, 'big') % 62**_CHANCE, _CHANCE)}"
     return stem + _check(stem)
 
@@ -74,7 +74,7 @@ def has_key(text: str) -> bool:
 
 
 def wrong_key_words(text: str) -> str:
-    """Why a text that is no known key is refused. It is not repeated."""
+    """Why a text that is not a known key is refused. The message does not repeat the text."""
     if text.startswith(ADMIN_PREFIX):
         return f"{BAD_KEY}: this is an operator's admin token, which opens /v1/admin only; {_KEYS}"
     if text.startswith(_HOOK_PREFIX):
@@ -194,8 +194,8 @@ class KeyRestrictions:
 
 
 def _wrong_address(address: str) -> str:
-    """Names the address that was compared, which behind a proxy may differ from the one that the client knows. A forwarded text
-    that is no address is not repeated."""
+    """Names the address that was compared: behind a proxy, it may differ from the one that the client knows. A forwarded text
+    that is not an address is not repeated."""
     found = address_of(address)
     if found is None:
         return "this API key is restricted to some addresses, and the address of this request is not known"
@@ -241,12 +241,13 @@ class Account:
         self.id = id
         self.plan = plan
         self.day_limit = day_limit
-        # Leased and unused; below zero if used on credit.
+        # The requests of the lease that are unused; negative if requests were admitted before the next lease.
         self.left = 0
         # The remaining daily quota beyond the lease, as last read: other workers may have used some since.
         self.remaining = day_limit
         self.exhausted = exhausted
-        # One in this many good requests is recorded (0: none), how many are left until the next one, and whether with params.
+        # One in `sample_every` good requests is recorded (0: none). `unsampled`: how many are left until the next one.
+        # `records_params`: whether records have the params.
         self.sample_every = sample_every
         self.unsampled = sample_every
         self.records_params = False
@@ -318,7 +319,7 @@ class Key:
         self.live = live
         self.scopes = scopes
         self.account = account
-        # Whether the account had a daily limit when this was made: one that gets or loses it has new keys.
+        # Whether the account has a daily limit. If that changes, its keys become new objects.
         self.counts_day = account.day_limit > 0
         # The same for recording params: such calls take the long path, which reads their params.
         self.records_params = account.records_params
@@ -328,16 +329,16 @@ class Key:
         self.fence = fence
         # The directives that its requests may use (core/directives).
         self.directives = directives
-        # How replies to this test key are spoiled, if they are.
+        # The faults to inject into replies to this test key, if any.
         self.fault = fault
-        # The one question of the short path: does the key need more than the account's buckets?
+        # Whether the short path must not serve the key, because it needs more checks than the account's buckets.
         self.locked = disabled or fence is not None or own_rate is not None
         self.dies_at, self.alive = dies_at, True
-        # Its usage counts. The keyring replaces this by tallies that are gathered.
+        # Its usage counts. The keyring replaces these with tallies that are written to the store.
         self.sheet = KeyTallies(account.id, id)
 
     def invalidate(self) -> None:
-        """The key was changed, was revoked, or has expired: holders of this record must look for another."""
+        """The key was changed, was revoked, or has expired: holders of this object must look the key up again."""
         self.alive = False
 
     def may(self, scopes: int) -> bool:

@@ -16,7 +16,7 @@ DeliveryState = Literal["due", "parked", "delivered", "failed"]
 WebhookEnd = Literal["exhaust", "gone"]
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
-# Seconds from a failed attempt to the next. A failure after the last ends the delivery.
+# Seconds from each failed attempt to the next. A failure of the last attempt ends the delivery.
 SCHEDULES: dict[Format, tuple[int, ...]] = {
     "A": (10, 1 * MINUTE, 10 * MINUTE, 1 * HOUR, 6 * HOUR),
     "B": (1, 5, 30, 5 * MINUTE, 30 * MINUTE, 2 * HOUR, 8 * HOUR),

@@ -30,7 +30,7 @@ def parse_short_batch(body: bytes) -> list[RawCall] | None:
         is_ascii = body.isascii()
         if not is_ascii:
             body.decode()
-        # Text that is written in ASCII and without escapes is ASCII.
+        # In an ASCII body without escapes, every string is ASCII too.
         has_ascii_text = is_ascii and b"\\" not in body
         envelopes = _read(body)
         if not 0 < len(envelopes) <= SHORT_BATCH_ITEMS:
@@ -56,7 +56,8 @@ def parse_short_batch(body: bytes) -> list[RawCall] | None:
                 are_usual = False
     except _NOT_CALLS:
         return None
-    # Calls with all four members, a comma or bracket after each and one more bracket leave no room for a repeated member.
+    # The bytes of four members per call, a comma or bracket after each call and one more bracket. If the body is hardly longer,
+    # it has no room for a repeated member.
     if are_usual and len(body) - parts - len(calls) * (_AROUND + 1) - 1 < _LEAST_REPEAT:
         return calls
     return None if jsonrpc.batch_may_repeat(body, envelopes) else calls

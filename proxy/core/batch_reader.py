@@ -13,20 +13,20 @@ from proxy.core import jsonrpc
 from proxy.core.batch_envelopes import parse_short_batch
 from proxy.core.jsonrpc import MAX_DEPTH, PARSE_ERROR, TOO_DEEP, MalformedCall, RawCall
 
-# A step looks at this many brackets for each of its items, and stops after this many bytes unless an item is longer.
+# A step reads at most this many brackets per item, and ends after this many bytes unless an item is longer.
 _BRACKETS_PER_ITEM = 2
 _STEP_BYTES = 8192
 # Bytes that are searched for the next bracket at once.
 _WINDOW = 4096
 
-# Groups are not possessive: Python before 3.11.5 forgets to go back where one of these fails in its middle. They hardly ever
-# have to, because the next byte decides in each place.
+# Groups are not possessive: Python before 3.11.5 does not backtrack correctly when a possessive group fails half-way. Little
+# backtracking is needed, because the next byte decides between the alternatives.
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*"'
 _PLAIN = rb'[^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*' % _STRING
 
 
 def _around(inside: bytes) -> bytes:
-    """Text with brackets in it, and `inside` between these."""
+    """A pattern for text with pairs of brackets in it that enclose `inside`."""
     return rb"%b(?:[\[{]%b[\]}]%b)*" % (_PLAIN, inside, _PLAIN)
 
 
@@ -35,7 +35,7 @@ _USUAL = re.compile(rb"[ \t\r\n]*+(\{%b\})," % _around(_around(_around(_PLAIN)))
 # Up to the next bracket, and up to the next bracket or comma.
 _INSIDE = re.compile(_PLAIN, re.DOTALL)
 _BETWEEN = re.compile(rb'[^"\[\]{},]*+(?:%b[^"\[\]{},]*+)*' % _STRING, re.DOTALL)
-# Quotes in a long string. Only text that escapes them has any, and no call has much of it.
+# The most escaped quotes in a string that is longer than the window. Bounds the time of a search; real calls have few.
 _MOST_QUOTES = 8_000
 _OPENERS = frozenset(b"[{")
 _BRACKETS = frozenset(b"[]{}")
@@ -73,14 +73,14 @@ class BatchReader:
         return found
 
     def _advance(self) -> RawCall | MalformedCall | None:
-        """Go to the next bracket, or behind the current item, which is returned."""
+        """Go on to the next bracket, or past the end of the current item, which is then returned."""
         if self._at == self._start and (usual := _USUAL.match(self._body, self._at, self._at + _WINDOW)):
             self._at = usual.end()
             return self._parsed(usual[1])
         byte = self._skip(_INSIDE if self._depth else _BETWEEN)
         at = self._at
         if byte not in _BRACKETS and (self._depth or byte != _COMMA):
-            return None  # It is farther away than one step goes.
+            return None  # The next bracket is beyond this window.
         self._at = at + 1
         if byte in _OPENERS:
             self._depth += 1
@@ -122,7 +122,7 @@ class BatchReader:
             return jsonrpc.parse(raw)
         except MalformedCall as exc:
             if exc.code == PARSE_ERROR:
-                raise  # If one item is not JSON, the body is not.
+                raise  # If one item is not JSON, the body is not JSON.
             return exc
 
     def _last_item(self, end: int) -> RawCall | MalformedCall:
@@ -135,7 +135,7 @@ class BatchReader:
 
 
 def _end_of_string(body: bytes, start: int) -> int:
-    """The place behind a long string; -1 if it does not end. A quote after an odd number of backslashes is part of it."""
+    """The index after a long string; -1 if it does not end. A quote after an odd number of backslashes is part of it."""
     at = start + 1
     for _ in range(_MOST_QUOTES):
         end = body.find(b'"', at)

@@ -1,17 +1,17 @@
 """How many calls one request to an upstream may contain, by client.
 
-An upstream that refuses a batch as such gets smaller ones for a while. But a refusal may also be about a call in the batch,
-which its client chose, and it looks the same. So it changes the batches of that client only.
+An upstream that refuses a whole batch gets smaller ones for a while. The refusal may also be about one call in the batch, which
+its client chose, and both cases look the same. So a refusal only affects the batches of that client.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# After a refusal, smaller batches are sent for this long. The time doubles with each refusal that follows.
+# After a refusal, smaller batches are sent for this long. The time doubles if a batch is refused again after it has passed.
 SMALLER_S = 60.0
 LONGEST_SMALLER_S = 3600.0
-# Bounds memory. Beyond this the client whose first refusal is longest ago has its full size again.
+# Bounds memory. Beyond this, the client whose first refusal is the oldest gets its full batch size back.
 MAX_CLIENTS = 10_000
 
 

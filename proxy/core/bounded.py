@@ -1,7 +1,7 @@
 """Dictionaries of bounded size, for caches that only save work.
 
-`LruCache` costs a move on every read. Where a read is on the path of a call, a plain dict is read instead, and room is made
-when something is added to a full one.
+`LruCache` moves an entry on every read. Caches on the path of a call use a plain dict instead, and drop the entries that were
+added first when it is full.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 K = TypeVar("K")
 V = TypeVar("V")
 
-# The part of a full table that is dropped at once, and at most so many entries. One at a time would cost a search for the
-# oldest each; all of them would stop the event loop for milliseconds, and everything would have to be found again.
+# A full table drops one entry in DROPPED_PART at once, and at most MOST_DROPPED. One at a time would cost a search for the
+# oldest entry each time. Dropping all of them would block the event loop for milliseconds, and lose the whole cache.
 DROPPED_PART: Final = 16
 MOST_DROPPED: Final = 1024
 

@@ -7,9 +7,8 @@ need few values, except in long lists of text: addresses, topics, ids. The reade
 - The *outline* is all the rest, with a mark in place of each run. Its size, its arrays and objects and its values are bounded,
   and it is parsed once.
 
-A step looks at STEP_BYTES at most. Between two steps the caller serves other clients. Some texts that parsers accept are
-refused, because later parts cannot handle them: repeated names, numbers of many digits, and U+0000, which Postgres cannot
-store.
+A step reads about STEP_BYTES. Between two steps the caller serves other clients. Some valid JSON is refused, because the rest
+of the program cannot handle it: repeated names, numbers of many digits, and U+0000, which Postgres cannot store.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from typing import Any
 
 import orjson
 
-# A step takes 0.2 ms for this much of a list, and 2 ms for as much of escapes only.
+# A step of this size takes 0.2 ms in a list of strings, and 2 ms if it consists of escapes.
 STEP_BYTES = 16_384
-# Strings outside of runs are looked at one by one.
+# Strings outside of runs are read one by one, so a step may have only this many of them.
 STEP_STRINGS = 512
 # The bounds of the outline. No operation needs a tenth of them, and parsing and validating as much takes about 1 ms.
 MOST_CONTAINERS = 200
@@ -30,9 +29,9 @@ MOST_VALUES = 2_000
 # Strings in all runs. The longest lists are 100,000 addresses to add to a webhook, and as many to remove.
 MOST_STRINGS = 250_000
 MOST_OUTLINE_BYTES = 262_144
-# Strings that are longer than a step, such as call data, are counted apart.
+# Strings that are longer than a step, such as call data, have a separate bound.
 MOST_LONG_BYTES = 1_048_576
-# The largest value that `loads` reads in one step.
+# The largest text that `parse_bounded` reads, because it does so in one step.
 MOST_AT_ONCE = 524_288
 MOST_VALUES_AT_ONCE = 5_000
 # 2^256 has 78 digits.
@@ -41,7 +40,7 @@ MOST_DIGITS = 100
 _LEAST_RUN = 16
 
 _SPACE = rb"[ \t\r\n]*+"
-# Groups are not possessive: Python before 3.11.5 forgets to go back where one of these fails in its middle.
+# Groups are not possessive: Python before 3.11.5 does not backtrack correctly when a possessive group fails half-way.
 _RUN = re.compile(rb'(?:%b"[^"\\\x00-\x1f]*+"%b,){%d,}' % (_SPACE, _SPACE, _LEAST_RUN))
 _OUTSIDE = re.compile(rb'[^"]*+')
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*"', re.DOTALL)
@@ -80,7 +79,7 @@ class LongList:
     items: list[Any]
 
     def show(self, first: int, end: int) -> None:
-        """Put only these of the items into the value."""
+        """Replace the list in the value by this slice of it."""
         self.holder[self.place] = self.items[first:end]
 
     def restore(self) -> None:
@@ -229,7 +228,7 @@ class JsonReader:
         return names
 
     def _joined(self, parts: list[Any]) -> list[Any]:
-        """The list with its runs. A list that starts with a run becomes part of it: copying a long one takes a while."""
+        """The list with its runs. If it starts with a run, the run itself is extended: copying a long one takes a while."""
         items: list[Any] = []
         for part in parts:
             if not _is_mark(part):
@@ -242,7 +241,7 @@ class JsonReader:
 
 
 def parse_bounded(text: bytes) -> Any:
-    """The value of a text that is small, or made of few values, in one step. Raises RefusedJson."""
+    """The value of a text that is small and has few values, parsed in one step. Raises RefusedJson."""
     if len(text) > MOST_AT_ONCE:
         raise RefusedJson(f"has more than {MOST_AT_ONCE} bytes")
     if len(text) - len(text.translate(None, b"[{,:")) > MOST_VALUES_AT_ONCE:

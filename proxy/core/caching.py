@@ -1,30 +1,28 @@
 """A cache of replies, bounded in bytes of memory. Pure: the caller says which replies may be cached and for how long.
 
-Two stores, as there are two lifetimes (`proxy/chains/family.py`):
+There are two stores, for the two lifetimes (`proxy/chains/family.py`):
 
-*Recent* replies are valid until the head moves: a plain dict. When the head moves the whole dict is put aside in O(1)
-and freed a few entries at a time by later puts, since dropping half a million at once would stop the event loop for 25
-ms.
+*Recent* replies are valid until the head moves. They are in a plain dict. When the head moves, the whole dict is put aside in
+O(1), and later puts free a few of its entries each: dropping half a million at once would block the event loop for 25 ms.
 
-*Kept* replies are valid forever, so there may be millions of them, and the overhead of an entry is what matters. A dict
-entry costs 38 to 50 bytes and a key object 48 at least, OrderedDict's links another 100. So the kept store is built as
-a processor's cache is: the key picks one of n *sets*, and a set is one record `(keys, result, result, …)` where `keys`
-is the 16-byte keys in one string. `bytes.find` searches it at memory speed; a match that is not at a multiple of 16 is
-a coincidence and counts as a miss. An entry costs 24 bytes beside the result's own object and nothing is ever rehashed.
-Measured with 1,000,000 results of 300 bytes: process memory is 1.26 × the results alone (a dict with
-16-byte keys: 1.51). Results from 4 KB on are compressed, and take a quarter of their size. They are read once per head:
-a hit puts a result among the recent ones as it is.
+*Kept* replies are valid forever, so there may be millions of them, and the overhead of an entry matters. A dict entry costs 38
+to 50 bytes, a key object at least 48, and OrderedDict's links another 100. So the kept store is set-associative, like a
+processor's cache: the key picks one of n *sets*, and a set is one record `(keys, owners, result, result, …)`, where `keys` is
+the 16-byte keys in one string. `bytes.find` searches it at memory speed; a match that is not at a multiple of 16 is a
+coincidence and counts as a miss. An entry costs 25 bytes beside the result's own object, and nothing is ever rehashed. Measured
+with 1,000,000 results of 300 bytes: process memory is 1.26 × the results alone (a dict with 16-byte keys: 1.51). Results of 4
+to 256 KiB are compressed to about a quarter of their size. A hit also stores the uncompressed result among the recent ones, so
+each is decompressed once per head.
 
-Age is order: a set holds its oldest reply first. A hit in the older half of a set moves the reply to the young end, and
-a hit also puts it among the recent ones, where the next lookup costs as much as in a dict: the sets are searched for a
-busy key once per head. To make room, the oldest reply is evicted from the fuller of two sets: the one just put to, and
-the one under a hand that walks round all sets. Choosing between two keeps the sets equally full, which taking from the
-hand alone would not.
+A set is ordered by age, the oldest reply first. A hit in the older half of a set moves the reply to the young end. It also puts
+the reply among the recent ones, where the next lookup is that of a dict, so the sets are searched for a busy key once per head.
+To make room, the oldest reply is evicted from the fuller of two sets: the one that was just written, and the next one in a
+rotation through all sets. Choosing between two keeps the sets equally full, which the rotation alone would not.
 
 *Shares.* An entry belongs to the account whose call put it. A full cache evicts the oldest replies of accounts that have more
-than their fair share, so one account with very many different calls evicts its own. An account's new recent replies are not
-stored while all recent ones take their part of the memory and it has more of them than its share. Accounts are counted by one
-byte of their hash: a few may share a place, and a hit costs nothing.
+than their fair share, so one account with very many different calls evicts its own. While recent replies use up their part of
+the memory, an account with more than its share of them cannot store more. Accounts are counted in 256 places by their hash, so
+a few may share a place. Hits are not counted, so they cost nothing.
 
 A key is a digest (`key_of`): 16 bytes for the method and its params, whatever their length. Two calls with
 the same digest would share a reply, so it is a cryptographic one: Python's own hash has only 64 bits.
@@ -44,28 +42,29 @@ from proxy.core.reply_sets import NO_REPLIES, ReplySet, reply_at, set_of
 Lifetime = Literal["never", "head", "forever"]
 
 KEY_BYTES = 16
-# Digests that are remembered, and of calls up to which size.
+# Bounds the memory of the digests that are cached: their number, and the size of a call.
 REMEMBERED, SHORT = 8192, 512
 # Overhead of an entry beside its result's bytes: the result's object (33 and rounding), its key, its place, a share of the set.
 KEPT_OVERHEAD = 80
 # The same for a recent one: the result's object, the key's object, a dict entry at the usual load.
 RECENT_OVERHEAD = 165
-# So many bytes of replies to a set: about 16 of the usual size, which one short search goes through.
+# Bytes of replies in a set: about 16 of the usual size, so that a search is short.
 SET_BYTES = 8192
 MAX_SETS = 1 << 17
 # The sizes of results that are compressed. Smaller ones save little, and larger ones would delay other calls.
 PACKED_FROM, PACKED_TO = 4096, 1 << 18
-# Places that accounts are counted by, and sets that are searched for a reply of one above its share.
+# The places in which accounts are counted, and how many sets are searched for a reply of an account above its share.
 OWNERS = 256
 SEARCHED_SETS = 8
-# No reply may push out more than this part of the others, and replies that live until the head moves take at most that part.
+# The largest reply is the limit divided by LARGEST_PART, so that it evicts no more than that of the others. All recent replies
+# together take at most the limit divided by RECENT_PART.
 LARGEST_PART = 16
 RECENT_PART = 4
-# Entries of a dropped dict that each put frees: more than one, so that it ends, and few, so that no call waits.
+# Entries of a dropped dict that each put frees: more than it adds, so that freeing ends, and few, so that no call waits.
 FREED_PER_PUT = 8
 
 
-# Frequent calls repeat, and to find a digest takes a fraction of the time of computing it.
+# Calls repeat, and looking up a digest takes a fraction of the time of computing it.
 _digests: Final[dict[bytes, bytes]] = {}
 _PLACES = [bytes([place]) for place in range(OWNERS)]
 
@@ -86,7 +85,7 @@ def _new_key(text: bytes) -> bytes:
 
 
 class OwnedBytes:
-    """The bytes that accounts have in a store, by the place of each."""
+    """The bytes that accounts have in a store, by the account's place."""
 
     __slots__ = ("_by_place", "_owners", "_total")
 
@@ -108,7 +107,7 @@ class OwnedBytes:
         self._total += size
 
     def is_uneven(self) -> bool:
-        """Whether one owner has half as much again as its share."""
+        """Whether an owner has more than one and a half times its share."""
         return max(self._by_place) * self._owners > self._total * 1.5
 
     def first_above(self, places: bytes) -> int:
@@ -120,7 +119,7 @@ class OwnedBytes:
         return -1
 
     def is_above_share(self, place: int) -> bool:
-        """Whether the owner has more than each would have of equal shares."""
+        """Whether the owner has more than an equal share."""
         return self._by_place[place] * self._owners > self._total
 
 
@@ -168,8 +167,8 @@ class ReplyCache:
         return found
 
     def put(self, key: bytes, reply: bytes | memoryview, lifetime: Lifetime, owner: str = "") -> None:
-        """Store the result for the account that caused it. One that is kept forever is not stored again: it cannot have
-        changed."""
+        """Store a result for the account whose call caused it. A result that is already kept forever is not stored again: it
+        cannot have changed."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"a key has {KEY_BYTES} bytes: use key_of")
         if lifetime == "never" or len(reply) > self.limit // LARGEST_PART:
@@ -216,7 +215,7 @@ class ReplyCache:
             self._fronts = 0
 
     def clear(self) -> None:
-        """Forgets everything: for a reorganisation below the final height, after which nothing is known to be true."""
+        """Drop everything, after a reorganisation below the final height: any reply may be wrong."""
         self.head_moved()
         self._retired.clear()
         self._sets = [NO_REPLIES] * (self._mask + 1)
@@ -229,7 +228,7 @@ class ReplyCache:
 
     @property
     def bytes_used(self) -> int:
-        """The memory that the replies take, with all that is stored beside them."""
+        """The memory that the replies take, including the overhead of their entries."""
         return self._kept_bytes + self._recent_bytes + self._retired_bytes
 
     def __len__(self) -> int:
@@ -242,7 +241,7 @@ class ReplyCache:
         )
 
     def _find(self, key: bytes) -> bytes | None:
-        """A kept reply: made young, and put before the sets for the next time."""
+        """Find a kept reply. It becomes young in its set, and is stored among the recent ones for the next lookup."""
         at = hash(key) & self._mask
         replies = self._sets[at]
         if (place := _place(replies, key)) < 0:
@@ -269,7 +268,7 @@ class ReplyCache:
         self._put_recent(key, result)
 
     def _put_recent(self, key: bytes, result: bytes) -> None:
-        # A kept reply in front is counted again in full: too much, never too little.
+        # A kept reply that is also a recent one is counted twice, in full: the bound holds all the more.
         self._recent[key] = result
         self._recent_bytes += len(result) + RECENT_OVERHEAD
         if self._recent_bytes > self.limit // RECENT_PART:
@@ -285,7 +284,7 @@ class ReplyCache:
                 self._evict(at)
 
     def _free(self, count: int) -> None:
-        """Frees the memory of a few replies that a new head has invalidated, the oldest first."""
+        """Free the memory of a few replies that a new head has invalidated, the oldest first."""
         while self._retired and count:
             replies = self._retired[0][1]
             if replies:

@@ -1,34 +1,34 @@
-"""How many calls an upstream is given at a time, learnt from how long it takes to answer them.
+"""How many calls may be in flight at an upstream, learnt from its latency.
 
-The operator sets the most. An upstream that cannot work on that many at a time queues them itself: each answer then takes
+The operator sets the maximum. An upstream that cannot work on that many at a time queues them itself: each answer then takes
 longer, and the throughput does not grow. So the limit follows the latency (a *gradient*): it grows while answers are about as
 fast as with half as many calls, and shrinks in proportion when they are slower.
 
 The latency to compare with is measured, not assumed, because it depends on what clients ask for: now and then the limit is
-halved for a moment, and halved again for as long as answers then take about half as long, because the upstream still queues
-calls. Then the limit follows the latency from before, so a measurement that was disturbed costs only its own time. Only calls
-that had to wait for their turn are observed. Below the limit nothing is measured and nothing changes.
+halved for a moment, and halved again while that makes answers take about half as long, because then the upstream still queues
+calls. After the measurement, the limit continues from its value before it. Only calls that had to wait for their turn are
+observed. Below the limit nothing is measured and nothing changes.
 """
 
 from __future__ import annotations
 
 from math import exp, log, sqrt
 
-# The limit is never less than this share of the most: a few slow answers say little.
+# The limit is never less than this share of the maximum: a few slow answers are weak evidence.
 LEAST_SHARE = 0.125
 # Answers may take this much longer than with half as many calls before the limit shrinks.
 TOLERANCE = 1.3
-# If answers take less than this share of the time with half as many calls, the upstream's throughput is about the same with
-# both, so it queues calls with both. A longer time is the upstream's own.
+# If half as many calls take less than this share of the time, the throughput is about the same, so the upstream still queues
+# calls. Otherwise the latency is the time that the upstream works on a call.
 QUEUED = 0.65
-# A window of observations holds at least this many, or as many as the limit. A smaller limit is not worth measuring.
+# A window has as many observations as the limit, and at least this many. A maximum below this is not measured.
 SMALLEST_WINDOW = 8
-# How often the limit is halved for a moment: after this time, or after this multiple of the latency.
+# How often the limit is halved for a moment: after this time, or after this multiple of the latency if that is longer.
 MEASURE_EVERY_S = 10.0
 MEASURE_EVERY = 30.0
-# After that long without an observation the calls are other ones: a measurement under way starts again.
+# After this long without an observation, clients may send other calls: a measurement in progress is abandoned.
 FORGET_S = 1.0
-# Observations shorter than this are taken for this: the logarithm needs a floor.
+# Shorter latencies count as this one: the logarithm needs a floor.
 SHORTEST_S = 0.0001
 
 
@@ -53,7 +53,7 @@ class ConcurrencyLimit:
         self._measures = False
         # While it is measured: the latency before the limit was last halved.
         self._before_s = 0.0
-        # Calls that are still to end which were sent under the limit before.
+        # Calls in flight that were sent under the previous limit. They are not observed.
         self._skip = most
         # The window: how many calls ended, and the sum of the logarithms of their latencies.
         self._count = 0
@@ -78,7 +78,7 @@ class ConcurrencyLimit:
             self._judge(exp(self._logs / self._count), now)
 
     def _change(self, allowed: int) -> None:
-        """Open a window, in which calls count that are sent from now on."""
+        """Change the limit, and start a window that counts only calls sent from now on."""
         self._skip = self.allowed
         self._count = 0
         self._logs = 0.0

@@ -12,7 +12,7 @@ from typing import Literal
 # Characters of params and of each reply that are kept.
 MOST_PARAMS, MOST_REPLY = 2048, 4096
 # `outvoted`: a quorum agreed on another reply. `refuted`: the chain's hashes contradict it. `split`: operators disagree and
-# none has enough votes, so that which of them is wrong is not known.
+# no reply has enough votes, so it is not known which of them is wrong.
 ContradictionKind = Literal["outvoted", "refuted", "split"]
 
 
@@ -40,7 +40,7 @@ class ContradictedReply:
 
     @property
     def subject(self) -> tuple[str, ...]:
-        """Equal for repetitions, which are not kept."""
+        """Equal for repeated contradictions, of which one is stored."""
         return self.kind, self.network, self.method, self.params, self.upstream, self.digest, self.other_digest
 
 

@@ -1,18 +1,18 @@
-"""Concurrency limits for deliveries, so that a slow receiver delays no other, and one account no other.
+"""Concurrency limits for deliveries, so that a slow receiver does not delay others, nor one account another.
 
 A lane is an account's deliveries to one receiver, which is a server: all webhooks of the account that point to it share the
 lane. It starts with one delivery at a time. Each success doubles this window, up to a maximum; each failure halves it. Other
 accounts have windows of their own at the same receiver, so a customer whose webhooks hang there slows only itself.
 
-Every place is limited four times: by the total, by its account, by its receiver, and by its account at this receiver.
+Four limits apply to every delivery: the total, its account's, its receiver's, and its account's at this receiver.
 
-- The total and a receiver leave room for better lanes: failing and slow ones get at most half of the places, these and unproven
-  ones three quarters, and the rest is reserved for those that respond. So does an account's share.
-- An account has no more places than are free, in total and at a receiver. Alone it gets half of them, and the next one always
-  finds some, also if all receivers of the first responded for a while and now hang together.
+- The total, a receiver's places and an account's share leave room for better lanes: failing and slow lanes get at most half of
+  the places, these and unproven ones together three quarters, and the rest is reserved for lanes that respond.
+- An account has no more places than are free, in total and at a receiver. Alone it gets half of them, and the next account
+  always finds some, even if all receivers of the first one responded for a while and now hang.
 
-Free places go one by one to the account with the fewest deliveries under way, and there to the lane with the fewest. The
-longest wait decides between equals.
+Free places go one by one to the account with the fewest deliveries under way, and there to the lane with the fewest. Between
+equals, the one that has waited longest comes first.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from heapq import heapify, heappop, heapreplace
 from typing import Literal
 
 LaneKind = Literal["slow", "new", "good"]
-# An answer that takes longer is a slow one.
+# A lane whose last answer took longer than this is slow.
 SLOW_S = 1.0
-# Lanes remembered. Above this, the half of the idle ones that were used least recently is forgotten.
+# Bounds memory. With more lanes than this, the least recently used half of the idle ones is forgotten.
 REMEMBERED = 10_000
 _ORIGIN = re.compile(r"(https?)://(?:[^/?#]*@)?(\[[^]/?#]*\]|[^:/?#]*?)\.?(?::(\d*))?(?=[/?#]|$)", re.ASCII)
 _PORTS = {"http": "80", "https": "443"}
@@ -64,8 +64,8 @@ class PlaceTally:
         self.total += count
 
     def has_room(self, kind: LaneKind, places: int) -> bool:
-        """Whether a lane of this kind may take one more of so many places. Places of better lanes count against it only when
-        all are taken."""
+        """Whether a lane of this kind may take one more of `places`. Deliveries of better lanes count only towards the total,
+        not towards the share of its kind."""
         if self.total >= places or kind == "good":
             return self.total < places
         slow = self.of_kind["slow"]
@@ -141,7 +141,7 @@ class Lanes:
         while order and self._all.total < self.total:
             busy, turn, account = order[0]
             receiver = self._next_receiver(account, queues[account])
-            if receiver is None:  # A lane without room now has none in the rest of this round.
+            if receiver is None:  # No lane of the account has room, and none gets room later in this round.
                 heappop(order)
                 continue
             self._take(self._lanes[account, receiver], 1)
@@ -183,7 +183,7 @@ class Lanes:
         lane = self.lane(account, receiver)
         self._take(lane, -1)
         before, lane.kind = lane.kind, "good" if ok and took_s <= SLOW_S else "slow"
-        # All that a lane has under way is of its kind.
+        # All deliveries of a lane count as the lane's kind, so those under way move to the new one.
         for tally in self._tallies(lane):
             tally.add(before, -lane.busy)
             tally.add(lane.kind, lane.busy)
@@ -207,7 +207,7 @@ class Lanes:
 
 
 def _share(places: int, of_others: int) -> int:
-    """The most places that an account may have: half of those that the others leave, so that as many stay free."""
+    """The most places that an account may have: half of those that the others leave, so that it leaves as many free."""
     return max(1, (places - of_others) // 2)
 
 

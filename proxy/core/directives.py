@@ -1,8 +1,8 @@
-"""Directives: how one request wants to be served, as headers or as query parameters.
+"""Directives: headers or query parameters with which a request controls how it is served.
 
-`DIRECTIVES` is the one table of them: it decides which values are valid, which keys may use a directive, and what the
-documentation says. A request without directives has None, so that it pays nothing for them; all others have one immutable
-`Directives`, read once and passed along with the call.
+The table `DIRECTIVES` decides which values are valid, which keys may use a directive, and what the documentation says. A
+request without directives has None, so it costs nothing extra; all others have one immutable `Directives`, read once and passed
+along with the call.
 
 A directive's name is its query parameter and its permission in a key's settings. Its header has the same words: `timeout_ms` is
 `X-Timeout-Ms`. Each may be given once, in either form.
@@ -56,14 +56,14 @@ class Directives:
     timeout_ms: int = 0
     # How many seconds ago a cached reply may have become out of date.
     max_stale: int = 0
-    # The block that the state of the answer must have reached, and how many seconds to wait for it.
+    # The reply must come from the state at this block or a later one; and how many seconds to wait for that block.
     min_block: int = 0
     min_block_wait: float = USUAL_BLOCK_WAIT_S
-    # How to spoil the reply, for tests of clients.
+    # Faults to inject into the reply, for tests of clients.
     fault: FaultPlan | None = None
     # Record what happens to the request.
     explain: int = 0
-    # Put into the replies on a WebSocket what replies over HTTP have as headers.
+    # Add a member to replies on a WebSocket that has what replies over HTTP have as headers.
     meta: int = 0
     # How many more attempts may follow the first one.
     retry: int = MOST_RETRIES
@@ -83,7 +83,7 @@ class Directives:
 
     @property
     def price_factor(self) -> int:
-        """How many times the price of its method a call costs: a verified one is several calls to upstreams."""
+        """The factor on the price of the method: a verified call makes several calls to upstreams."""
         return 1 if self.verify is None else self.verify.price_factor
 
     @property
@@ -104,7 +104,7 @@ class Directive:
     # The valid values, for errors and the documentation.
     values: str
     about: str
-    # Whether every key may use it whose settings do not list others.
+    # Whether it is allowed for keys whose settings do not list directives.
     is_usual: bool = True
 
     @property
@@ -254,8 +254,8 @@ def on_live_key(directives: Directives | None, *, live: bool) -> Fault | None:
 
 
 def unknown_upstream(directives: Directives | None, labels: Collection[str] | None) -> Fault | None:
-    """The error if the named upstream does not exist. `labels` is None for requests that are not JSON-RPC calls: what only
-    these can do is refused there."""
+    """The error if the network has no upstream of that name. `labels`: those of the network; None for requests that are not
+    JSON-RPC calls, for which X-Upstream and X-Verify are an error."""
     if directives is None:
         return None
     if labels is None:

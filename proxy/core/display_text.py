@@ -6,7 +6,7 @@ text is truncated. The result is still plain text: a page that includes it has t
 
 from __future__ import annotations
 
-# Characters that are read before truncation: cleaning a megabyte would cost too much.
+# Only this many times the limit is read, because cleaning a megabyte would cost too much.
 _READ = 4
 SYMBOL, NAME, DESCRIPTION = 64, 256, 10_000
 

@@ -1,10 +1,10 @@
-"""Traces to look at, beside the latencies of calls."""
+"""Exemplars: trace ids that the latency metrics of calls refer to."""
 
 from __future__ import annotations
 
 
 class Exemplars:
-    """For each kind of call the last one that was traced: a trace to look at, beside its latency."""
+    """The trace and the latency of the last traced call, for each network and method."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], tuple[str, float, float]] = {}

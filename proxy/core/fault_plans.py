@@ -35,7 +35,7 @@ _SPEED = re.compile(r"([0-9]{1,6})(B|KB|MB)/s", re.ASCII)
 _CODE = re.compile(r"-?[0-9]{1,6}", re.ASCII)
 _SHARE = re.compile(r"(?:0?\.[0-9]{1,6}|1|1\.0|0)", re.ASCII)
 _UNITS = {"B": 1, "KB": 1000, "MB": 1_000_000}
-# JSON that orjson cannot read, or cannot write again since it writes fewer levels than it reads; and heads that are no number.
+# JSON that orjson cannot read, or cannot write because it writes fewer levels than it reads; and heads that are not numbers.
 _UNUSUAL = (orjson.JSONDecodeError, orjson.JSONEncodeError, ValueError)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.core.usage import BUCKETS, quantile_ms
 
-# Whether an upstream is in a state, from the worst state on.
+# The condition of each state, the worst state first. An upstream is in the first state that applies.
 _STATES: dict[str, Callable[[UpstreamHealth, float], bool]] = {
     "cordoned": lambda health, now: health.cordoned,
     "wrong_chain": lambda health, now: health.standing == "wrong_chain",
@@ -28,7 +28,7 @@ _STATES: dict[str, Callable[[UpstreamHealth, float], bool]] = {
     "up": lambda health, now: True,
 }
 STATES = tuple(_STATES)
-# What each state means, for the log.
+# The explanation of each state, for the log.
 REASONS = {
     "cordoned": "an operator took it out of use",
     "wrong_chain": "it is on another chain than the settings name",
@@ -116,7 +116,7 @@ class UpstreamView:
         self.contradicted += view["contradicted"]
         self.contradiction = view["contradiction"] or self.contradiction
         self.took = [have + more for have, more in zip(self.took, view["took"], strict=True)]
-        # A worker without calls has no data, but counts if no worker has any.
+        # A worker without calls gets a tiny weight, so its figures matter only if no worker has calls.
         weight = sum(view["took"]) + 0.01
         self._failing += weight * view["failing"]
         self._latency_s += weight * view["latency_s"]
@@ -147,7 +147,7 @@ class UpstreamView:
 
 
 def networks_of(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The merged views of all workers, by network and place."""
+    """The merged views of all workers, by network: upstreams of the chain first, then others, by label."""
     sights: dict[str, dict[tuple[str, str], UpstreamView]] = {}
     tips: dict[str, int] = {}
     for view in views:

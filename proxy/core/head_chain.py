@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-# Deeper than any reorganisation that was seen on the networks we know.
+# Deeper than any reorganisation that we know of.
 DEPTH = 256
 
 

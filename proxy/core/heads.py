@@ -6,7 +6,7 @@ has passed; with one, its report. Upstreams that are far behind or silent have n
 branch have none either. The agreed head goes back when most upstreams that have had it no longer do: a reorganisation to a
 shorter branch. If all reports are far below it, the chain was reset.
 *Operators.* Upstreams of one operator may lie together, so they have one vote: with three or more operators, only the highest
-report of each counts, and an operator votes for what most of its upstreams report.
+report of each counts. When hashes are compared, an operator votes for the one that most of its upstreams report.
 *Tip.* The highest block that a caller has received. A single upstream may be slightly ahead of the others, and a caller
 that has seen its block must not get an older one afterwards, unless the upstream itself goes back. It may only be slightly
 ahead, because it may lie; lag is measured against the agreed head.
@@ -33,10 +33,10 @@ HIGHEST = (1 << 63) - 1
 REMEMBERED_BLOCKS = 256
 # Blocks of several upstreams, which may be on several branches.
 REMEMBERED_HASHES = 1024
-# How soon a doubt about the head is checked after the last one, if that was right; and at most, if many in a row were wrong.
+# The pause between two checks of doubts about the head: after a doubt that was right, and the longest, after many wrong ones.
 SOON_S = 0.1
 LATEST_CHECK_S = 30.0
-# A mark must fit into the shared memory too.
+# A hash is shortened to this many bytes, so that it fits into a number of the shared memory.
 MARK_BYTES = 7
 
 # The effect of reports on the tip.
@@ -98,7 +98,7 @@ class NetworkHead:
         return max(self.tip, self.agreed)
 
     def is_plausible(self, number: int, now: float) -> bool:
-        """Whether a block of this number can be there by now."""
+        """Whether the network can have reached a block of this number by now."""
         return not self.agreed or number <= self._furthest(now)
 
     def raise_to(self, number: int) -> None:
@@ -204,8 +204,8 @@ def heard_of(members: Iterable[UpstreamHealth], now: float) -> list[UpstreamHeal
 
 
 def voting_heads(members: Sequence[UpstreamHealth]) -> list[int]:
-    """The heads that have a vote, in descending order: the highest of each operator, or all if there are fewer than three
-    operators, among which a single upstream must decide nothing either."""
+    """The heads that have a vote, in descending order: the highest of each operator. With fewer than three operators, all heads
+    have a vote, so that a single upstream still decides nothing if there are three."""
     highest: dict[str, int] = {}
     for each in members:
         highest[each.operator] = max(each.head, highest.get(each.operator, 0))
@@ -227,7 +227,7 @@ def _most_frequent(hashes: Sequence[str]) -> list[str]:
 
 
 def preferred(tied: Sequence[str], votes: Sequence[tuple[UpstreamHealth, str]]) -> str:
-    """The longest of branches with equal votes, none of which is known to be false; if they are equal, the one in use."""
+    """The branch to use among those with equal votes: the longest; among equally long ones, the one in use."""
     best = max(
         [vote for vote in votes if vote[1] in tied],
         key=lambda vote: (vote[0].head, vote[0].standing == "good", -vote[0].index),
@@ -241,7 +241,7 @@ def second_of_many(heads: list[int]) -> int:
 
 
 def _is_gone(number: int, believed: list[UpstreamHealth]) -> bool:
-    """Whether more operators have lost this block than have it. Most of an operator's upstreams decide whether it has."""
+    """Whether more operators have lost this block than have it. An operator has lost it if most of its upstreams have."""
     balance: dict[str, int] = {}
     for member in believed:
         if not member.silent and number <= max(member.peak, member.head):

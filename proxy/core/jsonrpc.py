@@ -47,7 +47,7 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _Members(msgspec.Struct, gc=False):
-    """The members of an object that is no call which its error reply needs. The decoder skips all others."""
+    """The members of a malformed call that its error reply needs. The decoder skips all others."""
 
     jsonrpc: msgspec.Raw = msgspec.Raw(NULL)
     method: msgspec.Raw = msgspec.Raw()
@@ -93,10 +93,10 @@ def is_batch(body: bytes) -> bool:
 
 
 def parse(body: bytes, envelope: Envelope | None = None) -> RawCall:
-    """A single call, or Malformed. The envelope saves reading it again."""
+    """Parse a single call. Raises MalformedCall. `envelope`: the decoded body, if the caller has decoded it."""
     try:
         if not body.isascii():
-            body.decode()  # Members that are kept as bytes are not read by the decoder: nonsense must not pass in them.
+            body.decode()  # The decoder does not check members that are kept as bytes: they must be UTF-8 too.
         if envelope is None:
             if has_too_many_values(body):
                 raise MalformedCall(PARSE_ERROR, TOO_DEEP)
@@ -121,8 +121,8 @@ def checked(envelope: Envelope) -> RawCall:
     raise MalformedCall(INVALID_REQUEST, _fault(envelope, good_id=good_id), id_ if good_id and id_ else NULL)
 
 
-# Repeated members. The decoder keeps the last one of them and other parsers the first, so a call with any is refused. A
-# repeated member makes a call longer than its parts are, so most calls need no search for one.
+# Repeated members. Our decoder keeps the last one and other parsers keep the first, so a call with any is refused. A call with
+# a repeated member is longer than its parts, so most calls need no search.
 AROUND: Final = len(b'{"jsonrpc":"2.0","method":"","params":,"id":}')
 LEAST_REPEAT: Final = len(b',"id":1')
 # A call with all four members and at most this many bytes around their values certainly repeats none of them.
@@ -155,13 +155,13 @@ def _spaces(text: bytes) -> int:
 
 
 def _least_size(envelope: Envelope) -> int:
-    """The size of the shortest text of the call without a repeated member."""
+    """The size of the call in its shortest form, without spaces and repeated members."""
     size = AROUND + len(envelope.method) + len(envelope.params) + len(envelope.id)
     return size - (0 if envelope.params else len(',"params":')) - (0 if envelope.id else len(',"id":'))
 
 
 def batch_may_repeat(body: bytes, envelopes: Sequence[Envelope]) -> bool:
-    """A quick test that finds nothing in most batches, however they are spaced."""
+    """Whether a call of the batch may have a repeated member. A quick test, which rules it out for most batches."""
     count = len(envelopes)
     if len(body) - sum(map(_least_size, envelopes)) - count - 1 < LEAST_REPEAT:
         return False
@@ -204,7 +204,7 @@ def _json_fault(body: bytes, exc: Exception) -> str:
 
 
 def _member_fault(members: _Members, exc: Exception) -> str:
-    """What is wrong with an object that is no call."""
+    """Why an object is not a call."""
     if bytes(members.jsonrpc) != b'"2.0"':
         return 'member "jsonrpc" must be "2.0"'
     if not members.method:
@@ -258,7 +258,7 @@ class UpstreamReply(msgspec.Struct, gc=False):
 
 
 class NumberedReply(msgspec.Struct, gc=False):
-    """The reply to a call whose id is a positive number. It is faster to read than an id that is kept as bytes."""
+    """The reply to a call whose id is a positive number. This is faster to read than an id that is kept as bytes."""
 
     id: int = 0
     result: msgspec.Raw = msgspec.Raw()
@@ -273,11 +273,11 @@ read_any_replies = _replies
 
 
 class ForeignReply(ValueError):
-    """A reply under the id of another call: replies on this connection no longer match the calls."""
+    """A reply with the id of another call: replies on this connection no longer match the calls."""
 
 
 def read_reply(body: bytes, id: bytes) -> UpstreamReply:  # noqa: A002
-    """The upstream's reply to our call, or ValueError: such bytes are never relayed."""
+    """The upstream's reply to our call. Raises ValueError for anything else, which must not be relayed."""
     try:
         if not body.isascii():
             body.decode()
@@ -300,7 +300,8 @@ _WITHOUT_ID = (-32700, -32600)
 
 
 def is_anonymous_error(reply: UpstreamReply) -> bool:
-    """A parse error or an invalid request under no id. Other bodies without an id may be a gateway's and are not relayed."""
+    """Whether this is a parse error or an invalid request without an id. Other replies without an id may be a gateway's and
+    are not relayed."""
     if not reply.error or bytes(reply.id) not in (NULL, b"") or bytes(reply.result) not in (NULL, b""):
         return False
     try:
@@ -310,7 +311,7 @@ def is_anonymous_error(reply: UpstreamReply) -> bool:
 
 
 def read_replies(body: bytes) -> dict[bytes, UpstreamReply]:
-    """The replies to a batch of ours by id, or ValueError. An error without an id is found under NULL."""
+    """The replies to a batch of ours, by id; an error without an id is under NULL. Raises ValueError."""
     try:
         if not body.isascii():
             body.decode()

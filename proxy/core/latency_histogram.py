@@ -26,18 +26,19 @@ EDGES_S: Final[tuple[float, ...]] = (
 _FIRST: Final[float] = EDGES_S[0]
 _SECOND: Final[float] = EDGES_S[1]
 _THIRD: Final[float] = EDGES_S[2]
-# Samples below which a quantile says nothing.
+# With fewer samples, a quantile is meaningless.
 ENOUGH_SAMPLES = 20
-# Quantiles forget half of the calls when they are of this many: they follow a change of the upstream within as many calls.
+# When there are this many samples, half of them are forgotten, so quantiles follow a change of the upstream's speed.
 FORGET_AT = 2048
-# Operators see the calls of this time: an hour of old ones would hide that an upstream is quick again. It moves on in steps.
+# Operators see the calls of the last five minutes, since a longer window would hide that an upstream is fast again. The window
+# moves in steps.
 WINDOW_S: Final = 300.0
 STEP_S: Final = 15.0
 
 
 class LatencyHistogram:
-    """How many calls each bucket holds: `totals` of all time, from which those are subtracted that are forgotten or outside of
-    the window. So a call is counted in one place. `samples` is how many calls quantiles are of."""
+    """Counts calls by bucket. `totals` has all calls ever; quantiles subtract those that are forgotten, and `recent` those
+    before the window, so adding a call changes one number. `samples`: the calls that quantiles are computed from."""
 
     __slots__ = ("_forgotten", "_steps", "samples", "totals")
 
@@ -72,7 +73,8 @@ class LatencyHistogram:
         return EDGES_S[-1]
 
     def recent(self, now: float) -> list[int]:
-        """The calls in the window. It is asked for all the time: the first answer has all calls."""
+        """The calls in the window, by bucket. This must be called regularly, to move the window; the first result has all
+        calls."""
         steps = self._steps
         if not steps or now - steps[-1][0] >= STEP_S:
             steps.append((now, list(self.totals) if steps else [0] * len(self.totals)))

@@ -8,8 +8,8 @@ zero is a full bucket, so fresh memory needs no initialisation, and a changed ra
 Amounts are therefore given in seconds of refill. The edges live in a mutable sequence that the caller owns and
 guards (store/shared_memory/rate_buckets shares one among the workers of a host): a slot's request edge, then its unit edge.
 
-A bucket admits its capacity at once, and the refill while it is used: of many requests within 20 ms, a rate of 100 per
-second admits 102. No stretch of time admits more than that, over all workers together.
+A bucket admits its capacity at once, and then what is refilled: of many requests within 20 ms, a rate of 100 per second
+admits 102. No interval admits more than capacity and refill, over all workers of a host together.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from typing import Final, Protocol, final
 
 # Sums of a tenth are not exact in binary: without this a bucket of ten would refuse its tenth request.
 TOLERANCE_S: Final = 1e-6
-# A process may be stopped between reading the clock and taking: other workers' edges are then ahead of its time. Edges
-# further ahead than this can only be the memory of another clock, and would refuse everything until it is reached.
+# A process may be suspended between reading the clock and taking, so other workers' edges may be ahead of its time. An edge
+# further ahead than this can only come from another clock. It would refuse every request until then, so it counts as a full
+# bucket.
 MOST_AHEAD_S: Final = 60.0
 EDGES_PER_SLOT: Final = 2
 
 
 @final
 class BucketRates:
-    """The rates of an account or a key, and the slot of their buckets. `request_s` and `unit_s` are what one request
-    and one unit cost there, in seconds of refill."""
+    """The rates of an account or a key, and the slot of their buckets. `request_s` and `unit_s` are the cost of one
+    request and of one unit, in seconds of refill."""
 
     __slots__ = ("limit_line", "request_s", "requests_per_second", "slot", "unit_s", "units_per_second")
 
@@ -54,7 +55,7 @@ class BucketRates:
 
 
 class CallRate(Protocol):
-    """A limit on calls that is checked before a call is chosen for it, and charged when the call is sent."""
+    """An upstream's limit on calls: checked while an upstream is chosen, and charged when the call is sent."""
 
     def admits(self, now: float) -> bool: ...
     def take(self, now: float) -> None: ...
@@ -93,7 +94,7 @@ class BucketEdges(Protocol):
 
 
 def take(edges: BucketEdges | MutableSequence[float], at: int, now: float, request_s: float, unit_s: float) -> float:
-    """Take from both buckets or from neither. Zero when taken, else the seconds to wait."""
+    """Take from both buckets or from neither. Returns 0.0, or the seconds to wait if nothing was taken."""
     full = now - 1.0
     requests = edges[at]
     units = edges[at + 1]
@@ -120,7 +121,7 @@ def take_both(
     requests: int,
     units: int,
 ) -> float:
-    """Take from an account's buckets and from those of one of its keys, or from none. Zero when taken, else the longer wait."""
+    """Take from an account's buckets and from those of one of its keys, or from none. Returns 0.0, or the longer wait."""
     wait = take(edges, rate.slot * EDGES_PER_SLOT, now, requests * rate.request_s, units * rate.unit_s)
     own_wait = take(edges, own.slot * EDGES_PER_SLOT, now, requests * own.request_s, units * own.unit_s)
     if wait and not own_wait:
@@ -131,7 +132,7 @@ def take_both(
 
 
 def give_back(edges: BucketEdges | MutableSequence[float], at: int, request_s: float, unit_s: float) -> None:
-    """Undo a take whose call we failed ourselves."""
+    """Undo a take, for a call that failed because of us."""
     edges[at] -= request_s
     edges[at + 1] -= unit_s
 

@@ -1,6 +1,6 @@
 """A mapping of bounded size, for every cache outside the path of a call.
 
-Caches on that path are plain dicts in compiled modules, where a bound costs less as two lines beside the lookup.
+Caches on that path are plain dicts, bounded by `core/bounded.py`: a read of an `LruCache` costs more.
 """
 
 from __future__ import annotations

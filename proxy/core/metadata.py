@@ -95,12 +95,12 @@ def _parsed(text: str | bytes) -> Any:
 
 
 def _integer(digits: str) -> int | str:
-    """As an int if it is short enough: Python refuses to parse more than 4,300 digits."""
+    """An int if it is short; otherwise text, because Python refuses to parse more than 4,300 digits."""
     return int(digits) if len(digits) <= 100 else digits
 
 
 def _decimal(digits: str) -> Decimal | str:
-    """As text if no decimal can be as large: `1e9999999999999999999999`."""
+    """A Decimal; text if it is long, or too large for one, such as `1e9999999999999999999999`."""
     try:
         return Decimal(digits) if len(digits) <= 100 else digits
     except ArithmeticError:
@@ -108,7 +108,7 @@ def _decimal(digits: str) -> Decimal | str:
 
 
 def _nothing(_: str) -> None:
-    """NaN and the infinities."""
+    """NaN and the infinities become None."""
 
 
 def _first_text(data: dict[str, Any], names: Iterable[str]) -> str | None:
@@ -153,7 +153,7 @@ def _all_traits(data: dict[str, Any]) -> Iterator[Trait]:
 
 
 def _traits(value: Any) -> Iterator[Trait]:
-    """From a list of traits, of pairs or of words; from an object of them; or from the text of either."""
+    """The traits in a list of objects or of plain values, in an object by name, or in JSON text of either."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         value = _parsed(value)
     if isinstance(value, dict):
@@ -173,7 +173,7 @@ def _traits_of_item(item: Any) -> Iterator[Trait]:
     if any(name in item for name in _VALUES):
         yield Trait(_type(kind), _text(item))
         return
-    # No value by any name we know: each of its members is one.
+    # The item has no member that is known as a value, so each of its members is a trait.
     yield from (Trait(_type(key), _text(value)) for key, value in item.items() if key not in _ABOUT)
 
 

@@ -1,8 +1,8 @@
-"""Finds the name that a mistyped one most likely stands for, in a few microseconds: anyone may send such names by the thousand.
+"""Finds the name that a mistyped one most likely stands for, in a few microseconds: anyone may send thousands of such names.
 
-Names count as near if they differ only in letter case and underscores, or then by one edit: a letter that is missing, added,
+Case and underscores are ignored. Names are near if they are then equal or one edit apart: a letter that is missing, added,
 changed or swapped with its neighbour. Two texts are one edit apart if they are equal after a letter is deleted from either or
-both (SymSpell), so all deletions of the known names are kept in a table. Longer texts are near to no name.
+both (SymSpell), so all deletions of the known names are kept in a table. Texts longer than MOST_CHARACTERS are near to no name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NearNames:
 
 @lru_cache(maxsize=8)
 def near_names(names: frozenset[str]) -> NearNames:
-    """The same table for all networks with these names, built when a name is first mistyped."""
+    """The table for these names, built when a name is first mistyped. Networks with the same names share it."""
     return NearNames(sorted(names))
 
 

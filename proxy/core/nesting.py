@@ -19,12 +19,12 @@ _NEITHER = bytes(byte for byte in _OTHERS if byte not in _QUOTES)
 # No call has more arrays and objects, or more values: a megabyte of 32-byte words has 15,000.
 _MOST_OPENERS = 10_000
 _MOST_VALUES = 25_000
-# A smaller text cannot have enough values to matter, and a text with few brackets and commas is not searched to its end.
+# A smaller text cannot have enough values to matter. A larger one is counted only if it has more than _FEW of a kind.
 _SMALL = 32_768
 _FEW = 64
 # Each value but the first in its array or object follows one of these, and each escape begins with a backslash.
 _COUNTED = (b",[{", b"\\")
-# Innermost pairs are removed so often at most, and then the brackets that are left are counted one by one.
+# How often innermost pairs are removed at most. If this many brackets or fewer are then left, they are counted one by one.
 _PASSES = 16
 _MOST_COUNTED = 20_000
 
@@ -45,8 +45,8 @@ def is_deeper(data: bytes, most: int) -> bool:
 
 
 def has_too_many_values(data: bytes) -> bool:
-    """Whether a text has more values than any call, or more escapes, which take as long to parse. Those in strings count too,
-    which makes no difference in practice."""
+    """Whether a text has more values than any call, or as many escapes, which take as long to parse. Commas and brackets in
+    strings are counted too, which makes no difference in practice."""
     return len(data) > _SMALL and any(_are_many(data, counted) for counted in _COUNTED)
 
 
@@ -59,7 +59,8 @@ def _are_many(data: bytes, counted: bytes) -> bool:
 def _brackets(data: bytes) -> bytes:
     """The brackets outside of strings."""
     if b"\\" not in data:
-        # Without brackets in them, strings are pairs of quotes. Two that are merged here have no bracket between them.
+        # Most strings have no brackets, so only their two quotes are left, which are removed. This may also join the quotes
+        # of two neighbouring strings, but never removes a bracket.
         data = data.translate(None, _NEITHER).replace(b'""', b"")
     return _STRINGS.sub(b"", data).translate(None, _OTHERS) if b'"' in data else data
 
@@ -79,7 +80,7 @@ def _depth(brackets: bytes) -> int:
 
 
 def _openers(data: bytes, bracket: bytes, most: int) -> int:
-    """The number of occurrences, up to the limit that matters. `find` skips what `count` looks at byte by byte."""
+    """The number of occurrences, counted up to one more than `most`. `find` is faster than `count` if there are few."""
     found, at = 0, data.find(bracket)
     while at >= 0 and found <= most:
         found += 1

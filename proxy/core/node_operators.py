@@ -1,8 +1,8 @@
 """Who runs an upstream. Votes count per operator, because the upstreams of one operator can fail, lie or be replaced together.
 
 Settings name the operator. Without a name it is the domain of the URL's host: other subdomains, ports, paths and credentials do
-not make another operator. All hosts that are not on the public internet are one operator. In doubt two upstreams count as one:
-a missing vote is an error, whereas a vote too many could verify a lie.
+not make another operator. All hosts that are not on the public internet are one operator. In doubt, two upstreams count as one
+operator: one vote too few is an error, but one too many could verify a false reply.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REGISTRIES = frozenset(("ac", "co", "com", "edu", "gov", "net", "or", "org"))
 
 
 def operator_of(host: str) -> str:
-    """The operator of an upstream on this host, without a name for it. Empty: a host that has no name."""
+    """The operator of an upstream on this host, if the settings do not name one. The host is empty for a Unix socket."""
     try:
         address = ip_address(host)
     except ValueError:

@@ -1,6 +1,6 @@
 """One-time codes of an authenticator app (TOTP, RFC 6238): six digits, SHA-1, a new code every 30 seconds.
 
-Apps support these values without exception, and no others.
+All apps support these values, and many support no others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def code_at(secret: bytes, step: int) -> str:
 
 
 def step_of(secret: bytes, code: str, now: float) -> int | None:
-    """The step that the code belongs to, or None if it is not one of now."""
+    """The step that the code belongs to, or None if it is not valid now."""
     current = int(now) // STEP_S
     steps = range(current - LENIENT_STEPS, current + LENIENT_STEPS + 1)
     return next((step for step in steps if hmac.compare_digest(code_at(secret, step).encode(), code.encode())), None)

@@ -28,9 +28,9 @@ class DayRows(NamedTuple):
 
 
 def days_of(page: Page, days: Sequence[DayRows]) -> tuple[list[datetime.date], int]:
-    """The days whose tables a page has rows of, newest first, and the offset of the page among the rows of these days.
+    """The days whose tables have rows of the page, newest first, and the offset of the page among the rows of these days.
 
-    Tables may overlap in time: a row can be in the table of an earlier day than that of its time.
+    Tables may overlap in time: a row can be in the table of a day before its own time.
     """
     left = sorted(days, key=lambda each: each.oldest, reverse=True)
     offset = page.offset

@@ -39,8 +39,8 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
 
 
 class Balances(TypedDict):
-    """All tokens of a holder, as they are cached. Each stays JSON, because a reply shows one page of them: this saves 0.3 ms
-    for 500."""
+    """All tokens of a holder, as they are cached. Each stays encoded as JSON, because a reply has only one page of them: this
+    saves 0.3 ms for 500 tokens."""
 
     tokens: list[msgspec.Raw]
     as_of_block: int
@@ -54,13 +54,13 @@ def listed(holdings: Iterable[Holding]) -> list[dict[str, Any]]:
     """Items of the balance list in order. Zero balances are left out."""
     rated = [(each.worth, each) for each in holdings if each.raw > 0]
     rated.sort(key=lambda pair: _place(pair[1].token))
-    # The sort is stable: a second one by value keeps the first among equals, and needs no negative decimals, which round.
+    # Sorts are stable, so equal values keep the order of the first sort. One sort would need negative decimals, which round.
     rated.sort(key=lambda pair: Decimal(-1) if pair[0] is None else pair[0], reverse=True)
     return [_item(each, worth) for worth, each in rated]
 
 
 def _place(token: TokenInfo) -> tuple[bool, str, str, str]:
-    """The order ignores the case of a checksum."""
+    """The sort key of tokens of equal value. It ignores the case of checksummed addresses."""
     return token.symbol is None, token.symbol or "", token.contract.lower(), token.contract
 
 

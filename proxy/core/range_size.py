@@ -6,7 +6,7 @@ refused. That limit is retried after a while, since it may have been specific to
 
 from __future__ import annotations
 
-# Logs of one reply: a few megabytes, and a transaction of a fraction of a second.
+# The logs to aim for in one reply: a few megabytes, stored in a database transaction of a fraction of a second.
 GOOD_LOGS = 5_000
 MOST_BLOCKS = 10_000
 # A chain's density is unknown at first: the first reply must not be a gigabyte.

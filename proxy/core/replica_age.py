@@ -1,15 +1,16 @@
 """How old the data of a replica is.
 
 Positions in the primary's write-ahead log are sampled with the time. A replica that has replayed a position has everything
-that was committed before that position was sampled. This needs no synchronised clocks, and holds for a replica that has lost
-its primary: its own figures would call it current.
+that was committed before that position was sampled. This needs no synchronised clocks, and works for a replica that has lost
+its primary, which by its own figures would look up to date.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-# Samples kept: one a second, so a replica that lags by more than a minute is current again once it has caught up.
+# Bounds memory, with one sample a second. The age of a replica that lags by more than a minute keeps growing until it has
+# caught up to within a minute.
 MOST_SAMPLES = 60
 
 
@@ -24,7 +25,7 @@ class ReplicaAge:
         return f"<ReplicaAge current at {self._current_at:.1f}, {len(self._samples)} samples ahead>"
 
     def sample(self, at: float, *, written: int, replayed: int) -> None:
-        """Record the primary's position at a time, and the replica's after that."""
+        """Record the primary's position at this time, and the replica's position as read after that."""
         self._samples.append((at, written))
         while self._samples and self._samples[0][1] <= replayed:
             self._current_at = self._samples.popleft()[0]

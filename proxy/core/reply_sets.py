@@ -1,7 +1,7 @@
 """The records of a cache's sets: a few replies with their keys.
 
-A record is a msgspec Struct without garbage collection: tuples or lists would be walked through by the collector, 20 to 30 ms
-at a time.
+A record is a msgspec Struct that the garbage collector does not track: with tuples or lists, its traversals would take 20 to
+30 ms each.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import msgspec
 
 
 class ReplySet(msgspec.Struct, gc=False):
-    """The keys of a set in one string, oldest first, and the places of their owners. Its results are the further fields of a
-    subclass: one for each length."""
+    """The keys of a set in one string, oldest first, and the places of their owners. The results are fields of a subclass;
+    there is a subclass for each number of results."""
 
     keys: bytes
     owners: bytes
@@ -38,6 +38,6 @@ def _field(place: int) -> str:
 
 @cache
 def _shape(count: int) -> type[ReplySet]:
-    """The record of a number of results."""
+    """The record type for this many results."""
     fields = [(_field(place), bytes) for place in range(count)]
     return cast(type[ReplySet], msgspec.defstruct("ReplySet", fields, bases=(ReplySet,), gc=False))

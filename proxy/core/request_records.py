@@ -1,7 +1,7 @@
 """Records of requests: what happened to one call, for the person who made it.
 
-Every failed and every slow request is recorded, others by a sample and on request. A record never has a secret: only the id of
-its key; params only if the account has turned that on, without anything that looks like a key.
+Every failed and every slow request is recorded; others if they ask for it, or are sampled. A record never has a secret: it has
+the id of the key, and params only if the account has turned that on, without anything that looks like a key.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ VERIFYING, READING = "for verification: ", "for the reply: "
 
 MOST_PARAMS = 2048
 MOST_ERROR = 500
-# Error codes by status; other statuses have the nearest of them.
+# Error codes by status. Other statuses below 500 have `invalid_request`, and the rest `internal_error`.
 CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 429: "rate_limited"}
 _RPC_CODE = re.compile(r'"code":\s*(-?\d{1,12})\b')
 _SECRET = re.compile(rf"(?:{'|'.join(KEY_PREFIXES)})[0-9A-Za-z]*")
 
 
 class RequestRecord(msgspec.Struct, kw_only=True):
-    """A struct, which takes a fraction of a dataclass's time to make: this happens while a client waits."""
+    """A struct, because creating one takes a fraction of a dataclass's time, and a client waits for it."""
 
     id: str
     # Unix time at its end.
@@ -84,13 +84,13 @@ class RequestFilter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorGroup:
-    """Failed requests that have these in common. `example`: the error of one of them."""
+    """Failed requests with the same status, code, method and key. `example`: the error of one of them."""
 
     status: int
     code: str
     method: str
     key: str
-    # Empty if it was deleted meanwhile, like that of the account.
+    # Empty if the key was deleted meanwhile. `account_name` likewise.
     key_name: str
     account: str
     account_name: str

@@ -10,7 +10,7 @@ _SECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 def retry_after_s(text: str, now: float) -> float:
-    """The seconds that it asks to wait; 0 if it is missing or not valid. `now` is the time of day."""
+    """The seconds to wait; 0 if the header is missing or not valid. `now`: Unix time."""
     text = text.strip()
     if _SECONDS.fullmatch(text):
         return float(text)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-# Retries that each client has for itself when the shared savings are spent: this many at once, and this many a second.
+# The retries that each client still has when the shared budget is spent: a burst of this many, and this many per second.
 OWN_RETRIES = 20
 OWN_RETRIES_PER_S = 10.0
-# Bounds memory. Beyond this the client that spent its own retries first has all of them again.
+# Bounds memory. Beyond this, the client that has been tracked longest gets all of its own retries back.
 MAX_CLIENTS = 10_000
 
 
 class RetryBudget:
-    """Extra load that retries and hedges may cause: a share of the calls, saved up. The savings must cover all calls that
-    are under way on an upstream when it goes down; a few are granted from the start.
+    """Bounds the extra load of retries and hedges. Each call adds `share` of a retry to the budget, up to `most`, which should
+    cover all calls in flight on an upstream when it goes down. The budget starts with a fifth of `most`.
 
-    All clients share the savings, and one whose calls all fail can use them up. Then each client still has a few retries of its
-    own, which come back with time.
+    All clients share the budget, and one whose calls all fail can use it up. Each client then still has a few retries of its
+    own, which are refilled over time.
     """
 
     __slots__ = ("_most", "_own", "_saved", "_share")
@@ -23,7 +23,7 @@ class RetryBudget:
         self._share = share
         self._most = most
         self._saved = most / 5
-        # By client: the moment from which on all its own retries are there again.
+        # By client: when its own retries will be fully refilled.
         self._own: dict[str, float] = {}
 
     def __repr__(self) -> str:
@@ -34,7 +34,7 @@ class RetryBudget:
         self._saved = saved if saved < self._most else self._most
 
     def spend(self, now: float = 0.0, client: str | None = None) -> bool:
-        """Without a client only the savings are spent."""
+        """Take one retry or hedge. Returns False if there is none left. Without a client, only the shared budget is used."""
         if self._saved >= 1.0:
             self._saved -= 1.0
             return True

@@ -23,7 +23,7 @@ PERMISSIONS: dict[Role, frozenset[Permission]] = {
 
 
 def refusal(role: Role, needed: Permission) -> str:
-    """Why the role may not do what needs the permission; empty if it may."""
+    """Why the role does not have the permission; empty if it has."""
     if needed in PERMISSIONS[role]:
         return ""
     if role == "visitor":

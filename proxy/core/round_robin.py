@@ -48,7 +48,7 @@ class RoundRobin(Generic[T]):
         queue.append(item)
 
     def pop(self, client: str) -> T:
-        """The oldest item of the client, whose next turn comes after those of all others."""
+        """Remove the client's oldest item. The client's next turn comes after those of all others."""
         queue = self._queues.pop(client)
         item = queue.popleft()
         if queue:

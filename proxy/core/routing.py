@@ -3,13 +3,13 @@
 Everything here is arithmetic on what is passed in; time is an argument. An `UpstreamHealth` belongs to one upstream and changes
 with every call; an `UpstreamGroup` is the upstreams of one network and chooses among them.
 
-*Choice.* Two candidates are drawn by weight (power of two choices). The first is taken unless the second is plainly better by
-score, the wait to expect: so upstreams that are equally fast share by weight, a slow or loaded one is passed by, and one that
-looks best to everybody is not run over.
+*Choice.* Two candidates are drawn by weight (power of two choices). The first is taken unless the second has a clearly better
+score, which estimates the wait. So upstreams that are equally fast share calls by weight, a slow or loaded one is avoided, and
+the one with the best score does not get the calls of all workers at once.
 *Lag.* An upstream behind the network's head by more than the allowance takes no reads until it has caught up.
 *Standing.* An upstream of another chain, or on another branch than most, takes no calls at all, and none before its chain was
 checked.
-*Tiers.* A higher tier is used only when no upstream of a lower one can be.
+*Tiers.* A higher tier is used only when no upstream of a lower tier can take the call.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Final
 
 from proxy.core.upstream_health import UpstreamHealth
 
-# How much worse the first of two drawn may be and still be taken: within that, upstreams are equally fast.
+# The first of two candidates is taken unless its score is worse than the second's by more than this factor.
 EQUALLY_FAST = 1.5
-# Hedge when a reply is later than all but this share of the recent ones, but never before the floor.
+# A hedge is sent when a call takes longer than this quantile of recent ones, within these bounds.
 HEDGE_QUANTILE = 0.95
 HEDGE_FLOOR_S = 0.05
 HEDGE_CEILING_S = 2.0
@@ -51,7 +51,7 @@ class UpstreamNeeds:
         self.tried = tried
         self.head = head
         self.archive = archive
-        # Whether an upstream will do that lags, that lacks the method, or whose breaker is open softly.
+        # Whether the call accepts an upstream that lags, that lacks the method, or whose breaker is softly open.
         self.may_lag = False
         self.may_lack = False
         self.softly = False
@@ -98,7 +98,8 @@ class UpstreamGroup:
         return [
             member
             for member in self.members
-            # `free`, `serves_all` and `lacking` save the calls that mostly say the same: 2 µs of 5 with three members.
+            # `free`, `serves_all` and `lacking` usually make the method calls unnecessary: this saves 2 of 5 µs with three
+            # members.
             if not needs.tried >> member.index & 1
             and (member.free or member.takes_calls(now) or (needs.softly and member.allows_fallback(now)))
             and (member.serves_all or member.may_serve(needs.method))
@@ -109,7 +110,7 @@ class UpstreamGroup:
         ]
 
     def _second_best(self, now: float, needs: UpstreamNeeds) -> list[UpstreamHealth]:
-        """The members that meet as many of the needs as any does."""
+        """The members that meet the needs after the fewest concessions."""
         is_any_soft = bool([member for member in self.members if member.is_soft or now < member.rests_until])
         for concession in CONCESSIONS:
             needs.concede(concession)
@@ -123,7 +124,7 @@ class UpstreamGroup:
         return []
 
     def doubtful_for_writes(self, now: float) -> int:
-        """The upstreams, as a bit set of indexes, that a write goes to only if there is no other: it cannot be repeated."""
+        """The upstreams, as a bit set of indexes, that get a write only if there is no other: a write cannot be repeated."""
         found = 0
         for member in self.members:
             if member.pause_s or member.silent or now < member.writes_paused_until:
@@ -133,7 +134,7 @@ class UpstreamGroup:
     def _better_of_two(self, fit: list[UpstreamHealth]) -> UpstreamHealth:
         if len(fit) == 1:
             return fit[0]
-        # A linear congruential step: cheap, and no need for more chance than this.
+        # A linear congruential generator: cheap, and random enough.
         self._draw = draw = (self._draw * 1103515245 + 12345) & 0x7FFFFFFF
         if self._even:
             at = (draw >> 8) % len(fit)
@@ -144,7 +145,8 @@ class UpstreamGroup:
         return second if second.score() * EQUALLY_FAST < first.score() else first
 
     def hedge_after_s(self, asked: UpstreamHealth) -> float:
-        """When another one is asked as well. An upstream too new to tell is measured by the others."""
+        """After how many seconds the call is sent to another upstream as well. If there are too few samples of this upstream,
+        the lowest quantile of the others is used."""
         quantile = asked.quantile_s(HEDGE_QUANTILE)
         if quantile is None:
             known = [q for member in self.members if (q := member.quantile_s(HEDGE_QUANTILE)) is not None]

@@ -1,7 +1,7 @@
-"""Sandbox tokens: they stand for an API key in requests that a signed-in person sends from the reference.
+"""Sandbox tokens: they stand for an API key in requests that a signed-in person sends from the API reference.
 
-The key itself is known to its holder only. A token names the key, ends after a few minutes, and is signed together with the
-session's cookie: without that cookie, which no script can read, it is worth nothing.
+The service does not store keys, so it cannot fill in the key itself. A token has the id of the key, expires after LASTS_S, and
+its signature covers the session's cookie: without that cookie, which no script can read, it is worth nothing.
 """
 
 from __future__ import annotations

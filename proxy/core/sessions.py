@@ -19,9 +19,9 @@ SessionKind = Literal["none", "account", "admin"]
 ADMIN_PREFIX = "adm_"
 TOKEN_BYTES = 32
 _TOKEN = re.compile(r"(?:adm_)?[A-Za-z0-9_-]{43}", re.ASCII)
-# Long enough that guessing is hopeless at the rate that is allowed; and not so long that hashing it takes a while.
+# Long enough that guessing is hopeless at the allowed rate of attempts, and short enough to hash quickly.
 SHORTEST_PASSWORD, LONGEST_PASSWORD = 12, 200
-# How long a place from which a holder has signed in counts as known: 90 days.
+# How long a browser or an address from which an account holder has signed in counts as known: 90 days.
 PLACE_S = 90 * 86_400.0
 # Methods that change nothing (RFC 9110, 9.2.1).
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -45,7 +45,8 @@ def is_csrf(token: str, given: str) -> bool:
 
 
 def is_foreign(*, fetch_site: str, origin: str, hosts: Collection[str], secure: bool = False) -> bool:
-    """Whether a browser reports that another origin's page sent this. Programs report nothing and have no cookies to abuse.
+    """Whether a browser reports that another origin's page sent this. Other programs report nothing and have no cookies to
+    abuse.
 
     An opaque origin, `null`, names no host and is never our own (RFC 6454, 7.1). `secure`: whether the request came over https,
     so that a page over http is another origin.

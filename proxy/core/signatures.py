@@ -4,10 +4,10 @@
     Format B    X-Platform-Signature: "sha256=" and hex of HMAC-SHA256 over the body
     Standard    webhook-signature: "v1," and base64 of HMAC-SHA256 over "{id}.{timestamp}.{body}"; several with spaces between
 
-A secret is text, `whsec_` and base64. Formats A and B use the text itself as the key, as a receiver has it in its
-settings; Standard Webhooks uses the decoded base64. After a rotation the old secret signs as well, for a day: in
-webhook-signature beside the new one, and, because the headers of the formats hold one digest, in a second header of the
-same name with -Previous.
+A secret is text: `whsec_` and base64. Formats A and B use the text itself as the key, as it is in the receiver's
+settings; Standard Webhooks uses the decoded base64. For a day after a rotation, deliveries are signed with the old secret
+too: webhook-signature has both signatures. The headers of formats A and B hold one digest, so the old secret's is in a
+second header, whose name ends in -Previous.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from proxy.core.attempts import format_of
 PREFIX = "whsec_"
 # "At least 24 random bytes", and no more than Standard Webhooks allows (64).
 SECRET_BYTES = 32
-# How far a receiver lets a timestamp be from its own clock; and how long an old secret signs.
+# How far a timestamp may be from the receiver's clock, and how long deliveries are signed with an old secret too.
 TOLERANCE_S = 300
 ROTATION_S = 86400
 

@@ -1,17 +1,17 @@
 """Amounts: raw integers, decimal text, and values in dollars. Exact at any size, without floats.
 
-A raw amount has up to 78 digits, and up to 255 of them may be decimals. The decimal context holds the product of any
-amount and any price, and rounding happens in one place only: in the text of a dollar value.
+A raw amount has up to 78 digits, and a token up to 255 decimals. The decimal context holds the product of any amount
+and any price, and rounding happens in one place only: in the text of a dollar value.
 """
 
 from __future__ import annotations
 
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 
-# Enough digits for 256-bit amounts times prices of as many digits again.
+# More than enough digits for 256-bit amounts (78) times prices (_DIGITS).
 EXACT = Context(prec=400, rounding=ROUND_HALF_EVEN)
 MOST_DECIMALS = 255
-# A price beyond these is a mistake, or chosen to exhaust memory when it is multiplied.
+# A price outside of these bounds is a mistake, or an attempt to exhaust memory by multiplication.
 _LEAST, _MOST, _DIGITS = Decimal("1e-40"), Decimal("1e20"), 60
 # The last place of a value in dollars.
 FINEST = Decimal("0.00000001")

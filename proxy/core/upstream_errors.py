@@ -11,9 +11,9 @@ has reached its own limits it is sent elsewhere and the upstream is left alone f
 
 Phrases are matched in the message alone, lower-cased. `data` is the contract's to fill: a revert reason may say anything.
 
-A message may repeat the caller's own words, so words alone never count much. The codes by which JSON-RPC rejects the request
-itself count against no upstream, and an upstream rests only when its code says so. All other blame is shared with the rule in
-`routing`: failures of one client's calls close no upstream to others.
+A message may repeat the caller's own words, so a phrase alone has little effect. The codes by which JSON-RPC rejects the
+request itself do not count against an upstream, and an upstream rests only if its code says so. All other blame follows the
+rule in `upstream_health`: failures of one client's calls do not close an upstream to others.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ ErrorKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ErrorMeaning:
-    """`retry_elsewhere`: another upstream may answer better. `blame`: it counts against the upstream that returned it.
-    `code`: ours for it, where facts 4.2 gives one. `weight`: if several upstreams failed, the error with the greatest weight
-    is passed on: one about the call before an upstream's own problem, and last the lack of a method."""
+    """`retry_elsewhere`: another upstream may answer better. `blame`: it counts against the upstream that returned it. `code`:
+    our code for it; None keeps the upstream's. `weight`: if several upstreams failed, the error with the greatest weight is
+    passed on: first one about the call, then an upstream's own problem, then the lack of a method."""
 
     retry_elsewhere: bool = False
     blame: bool = False
@@ -69,15 +69,15 @@ KINDS: dict[ErrorKind, ErrorMeaning] = {
 }
 
 
-# JSON-RPC 2.0, 5.1: the request is not JSON, no request, or has the wrong params. All three are the caller's to choose.
+# JSON-RPC 2.0, 5.1: the request is not JSON, not a request, or has the wrong params. A caller can cause all three.
 REJECTS_THE_REQUEST = frozenset((-32700, -32600, -32602))
-# Codes that say nothing about the cause: a tracer script or a contract can put any words beside them.
+# Codes that do not identify the cause: a tracer script or a contract can cause them with any message.
 GENERIC_CODES = frozenset((0, 3, -32000, -32603)) | REJECTS_THE_REQUEST
 
 
 class UpstreamError(msgspec.Struct, frozen=True, gc=False):
-    """A classified upstream error. `kind` decides; code and message are those of the upstream. `wants_rest`: it asks for a
-    pause. `lacks_method`: the code itself says that the upstream does not have the method, so nothing was executed."""
+    """A classified upstream error. `code` and `message` are the upstream's. `wants_rest`: the upstream asks for a pause.
+    `lacks_method`: its code says that it does not have the method, so nothing was executed."""
 
     kind: ErrorKind
     code: int
@@ -145,10 +145,11 @@ RULES: tuple[ErrorRule, ...] = (
              "has exceeded", "free tier", "upgrade your tier", "current plan's limit", "too much load", "throttled"),
     _phrases("rate_limited", "limit exceeded", "limit reached",
              codes=(-32000, -32005, -32007, -32009, -32011, -32012, -32016)),
-    # Behind or unhealthy: another one may answer. Solana's codes for this mean other things elsewhere.
+    # The upstream is behind or unhealthy; another one may answer. By phrase, because Solana's codes mean other things
+    # elsewhere.
     _phrases("server", "node is behind", "node is unhealthy", "still syncing", "is syncing"),
     _phrases("invalid", "was skipped", "transaction version"),
-    # Before missing data: "the method trace_block is not available" misses no block.
+    # Before missing data: "the method trace_block is not available" is about the method, not about a block.
     _phrases("unsupported", "unsupported method", "not whitelisted", "not included in your", "not implemented",
              "method * not found", "method not found", "method * not available", "method not available",
              "method * not supported", "method not supported", "method * not allowed", "method * disabled",

@@ -3,24 +3,22 @@
 Everything here is arithmetic on what is passed in; time is an argument.
 
 *Breaker.* Closed while calls succeed; open after a run of failures or when most fail; then one trial call at a time, and each
-failed trial doubles the pause. A call that another upstream answered first, although it was asked later, counts as failed if
-its upstream answered nothing else meanwhile: so one that has fallen silent is left alone long before its calls time out, and
-one that is overloaded is slow, not broken.
+failed trial doubles the pause. A call that another upstream answered first, although it was sent there later, counts as failed
+if its upstream answered nothing else meanwhile. So an upstream that has stopped answering is avoided long before its calls time
+out, and one that is overloaded counts as slow, not as broken.
 
-*Blame.* Nothing that clients choose takes an upstream from the others. Clients can send calls that fail: params that an
-upstream rejects, crashes on, or works on for minutes; and one attacker may have many accounts. So a breaker opens *fully*
-only when no call caused the failure (a refused connection), or when the upstream does not report its head either, for
-which we ask ourselves. Otherwise it opens *softly*: the upstream is passed over while another one takes calls, and used
-as before when none does.
+*Blame.* A client must not be able to take an upstream away from other clients. Clients can send calls that fail: params that an
+upstream rejects, crashes on, or works on for minutes; and one attacker may have many accounts. So a breaker opens *fully* only
+when no call caused the failure (a refused connection), or when our own polls for the upstream's head fail too. Otherwise it
+opens *softly*: the upstream is avoided while another one takes calls, and used as before when none does.
 
-*Rate limits.* An upstream that answers 429 rests for exactly as long as it asks while others take its calls. If no other does,
-refusing every call until then would make an outage of what is often one full second of a rate limit. So a call goes through
-now and then to find out whether it takes calls again; these trials become rare quickly. From the first 429
-on, the upstream gets no more calls per second than it has answered. This *pace* rises slowly, and ends when there was no 429
-for a while.
+*Rate limits.* An upstream that answers 429 rests for as long as it asks, up to LONGEST_REST_S, while others take its calls. If
+no other upstream can, refusing every call would turn one second of a rate limit into an outage. So a trial call is sent now and
+then; the time between trials doubles with each one that is refused. From the first 429 on, the upstream gets no more calls per
+second than it has answered. This *pace* rises slowly, and ends after PACED_S without a 429.
 
-*Methods.* An upstream that replies "method not found" is passed over for that method while another one takes the call. The
-reply is neither a success, which would favour the upstream for its speed, nor a failure.
+*Methods.* An upstream that replies "method not found" is avoided for that method while another one takes the call. The reply
+counts neither as a success, which would favour the upstream for its speed, nor as a failure.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ from typing import Literal
 from proxy.core.latency_histogram import LatencyHistogram
 from proxy.core.limits import TOLERANCE_S, CallRate
 
-# How fast the averages follow: the last twenty calls or so.
+# The weight of a new value in the averages: they cover about the last twenty calls.
 FOLLOW = 0.05
-# A run of failures that opens the breaker; and the share of failures, once there were enough calls to tell.
+# The breaker opens after this many failures in a row, or above this share of failures once there were enough calls.
 FAILURES_IN_A_ROW = 5
 FAILING_SHARE = 0.5
 ENOUGH_CALLS = 10
-# Writes that may fail in a row before others are preferred: each one is a client's transaction.
+# After this many failed writes in a row, other upstreams are preferred for writes: each one is a client's transaction.
 WRITE_FAILURES_IN_A_ROW = 3
 # A call is late after this many times the usual latency, within these bounds.
 LATE = 2.0
@@ -47,24 +45,25 @@ FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 30.0
 # How long an upstream is passed over for a method that it does not have. It may be upgraded meanwhile.
 LACKING_S = 300.0
-# The longest Retry-After that is obeyed: longer ones are taken for a mistake.
+# The longest Retry-After that is obeyed. A longer one is most likely a mistake.
 LONGEST_REST_S = 300.0
 # The first trial during a rest. Each one that is refused doubles the time to the next, up to the whole rest.
 FIRST_TRIAL_S = 0.25
-# The pace of an upstream that limits our rate: this part of the calls that it answered lately. The first pace is not lower than
-# this, because the upstream may have had few calls, or may be busy with those of others. The next one is this part of the last
-# pace at most. A pace is given up after so many seconds without a 429.
+# The pace of an upstream that limits our rate is PACE_PART of the calls per second that it answered lately. The first pace is
+# at least FIRST_PACE, because the upstream may have had few calls, or may be busy with those of others. After another 429, the
+# pace is at most SLOWER times the one before, and at least LEAST_PACE. It ends after PACED_S without a 429.
 PACE_PART, FIRST_PACE, SLOWER = 0.9, 10.0, 0.7
 LEAST_PACE = 1.0
 PACED_S = 60.0
-# How it rises in each second without a 429: until the second 429 shows the limit, below the limit, and above it.
+# The factor by which the pace rises in each second: while the limit is unknown, below the limit, and above it. The limit
+# becomes known with the second 429.
 SEEKING, NEARING, BEYOND = 2.0, 1.2, 1.05
 # Calls that may go out at once: the pace of this many seconds, or one call.
 PACE_BURST_S = 0.5
-# The time over which answered calls are counted, to know the pace.
+# Answered calls are sampled at this interval, to compute the pace.
 SAMPLE_S = 1.0
 
-# Replies that other upstreams or the chain's hashes contradicted, after which an upstream takes no calls, and for how long.
+# After this many replies that other upstreams or the chain's hashes contradicted, an upstream gets no calls for this long.
 CONTRADICTIONS = 3
 DISTRUSTED_S = 600.0
 
@@ -112,7 +111,7 @@ class UpstreamHealth:
     head_hash = ""
     parent_hash = ""
     peak = 0
-    # Whether it did not even say where its head is when it was last asked, and when it last did so again.
+    # Whether the last poll for its head failed, and when a poll last succeeded after one that failed.
     silent = False
     back_at = 0.0
     # Takes no reads: too far behind the others, or `ahead` of them by more than is possible.
@@ -147,7 +146,7 @@ class UpstreamHealth:
     ) -> None:
         self.label = label
         # Upstreams of one operator have one vote together. Clients see `operator_name`: the name in the settings, or else the
-        # label, because the domain of an upstream is not theirs to know.
+        # label, because they must not learn the domain of an upstream.
         self.operator = operator or label
         self.operator_name = operator_name or label
         # Identifies it independently of its position in the settings.
@@ -164,7 +163,7 @@ class UpstreamHealth:
         self.latencies = LatencyHistogram()
         # The upstream's own limit, if it has one. All workers of the host share it.
         self.rate = rate
-        # Whether calls go through without a second thought: kept by what happens, and by `refresh`.
+        # Whether calls may be sent without the checks of `takes_calls`. Cleared by events that add one; `refresh` updates it.
         self.free = rate is None
 
     def __repr__(self) -> str:
@@ -230,7 +229,7 @@ class UpstreamHealth:
         self.count_failure(now, by_call=by_call)
 
     def count_failure(self, now: float, *, by_call: bool = False) -> None:
-        """It failed; or returned a server error, and another upstream has answered the same call."""
+        """Count a failure for the breaker: a call failed, or got a server error while another upstream answered it."""
         self.calls += 1
         self.tries_rest = False
         self.failures_in_a_row += 1
@@ -260,7 +259,7 @@ class UpstreamHealth:
         """Open the breaker: no calls for a while, twice as long as last time."""
         if self.pause_s and now < self.paused_until:
             self.is_soft = self.is_soft and softly
-            return  # A call that was under way when it opened: it says nothing new.
+            return  # The call was under way when the breaker opened, so its failure is not news.
         self.pause_s = min(self.pause_s * 2 or FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self.paused_until = max(self.rests_until, now + self.pause_s)
         self.trial_until = 0.0
@@ -268,8 +267,8 @@ class UpstreamHealth:
         self.free = False
 
     def write_failed(self, now: float) -> None:
-        """It replied to a write with an HTTP error. A write is not repeated, so no other upstream's reply will show whose fault
-        that was: after a few of them, writes go elsewhere for a while."""
+        """It replied to a write with an HTTP error. A write is not repeated, so no other upstream's reply shows whether the
+        write or the upstream was at fault. After a few of them, writes go elsewhere for a while."""
         self.writes_failed += 1
         if self.writes_failed >= WRITE_FAILURES_IN_A_ROW:
             doublings = min(self.writes_failed - WRITE_FAILURES_IN_A_ROW, 6)
@@ -295,8 +294,8 @@ class UpstreamHealth:
         self.free = False
 
     def _slow_down(self, now: float) -> None:
-        """Set the pace by the calls that were answered lately, and lower than the last one. If none was, the upstream refuses
-        everything for a while, which says nothing about its limit."""
+        """Set the pace from the calls that were answered lately, below the last pace. If none was answered, the upstream
+        refuses every call for a while, which is no sign of its limit: the pace stays."""
         elapsed_s = min(max(now - self.sampled_before_at, SAMPLE_S), 2 * SAMPLE_S)
         pace = PACE_PART * (self.good - self.sampled_before_good) / elapsed_s
         if self.pace_s and not pace:
@@ -309,7 +308,7 @@ class UpstreamHealth:
             self.pace_s = 1.0 / max(pace, FIRST_PACE)
 
     def _sample(self, now: float) -> None:
-        """Count the calls that were answered, and go faster while there is no 429."""
+        """Sample the answered calls, and raise the pace while there is no 429."""
         self.sampled_before_at, self.sampled_before_good = self.sampled_at, self.sampled_good
         self.sampled_at, self.sampled_good = now, self.good
         if self.pace_s and now >= self.rests_until:
@@ -331,7 +330,7 @@ class UpstreamHealth:
         return True
 
     def contradicted(self, now: float, what: str = "") -> None:
-        """A reply was wrong beyond doubt. An upstream that keeps lying takes no calls for a while."""
+        """A reply was proved wrong or outvoted. After CONTRADICTIONS of them, the upstream gets no calls for a while."""
         self.contradicted_replies += 1
         self.last_contradiction = what
         if now - self.contradicted_at > DISTRUSTED_S:
@@ -343,7 +342,7 @@ class UpstreamHealth:
             self.refresh(now)
 
     def refresh(self, now: float) -> None:
-        """A pause ends by time alone, so the clock has to be checked."""
+        """Called regularly and after changes: pauses end by the clock, so `free` and `withheld` are computed again."""
         self.withheld = self.cordoned or self.standing != "good" or now < self.distrusted_until
         if now - self.sampled_at >= SAMPLE_S:
             self._sample(now)
@@ -360,14 +359,15 @@ class UpstreamHealth:
             self.peak = number
 
     def head_poll_failed(self, now: float) -> None:
-        """It did not say where its head is. Its traffic decides; one that is being tried has failed."""
+        """A poll for its head failed. Only calls open a closed breaker; but if they have failed too, or the breaker is open, it
+        opens fully."""
         self.silent = True
         if self.pause_s or self.failures_in_a_row >= FAILURES_IN_A_ROW:
             self.open(now)
 
     def head_reported(self, took_s: float, now: float) -> None:
-        """It said where its head is. One that was silent is back: the next call may try it. One that is quick again is not
-        thought slow for ever, although it gets no calls that would show it."""
+        """A poll for its head succeeded. If polls failed before, the next call may be a trial. The latency is lowered if the
+        poll was fast: a slow upstream gets too few calls to show that it is fast again."""
         if self.silent:
             self.back_at = now
             if self.pause_s:
@@ -420,11 +420,11 @@ class UpstreamHealth:
         return self.lacking.get(method, 0.0) > now
 
     def score(self) -> float:
-        """Lower is better: the wait to expect, by load for its weight, and failures."""
+        """The expected wait, from latency, load relative to weight, and failures. Lower is better."""
         return (self.latency_s + 0.0005) * (1.0 + self.inflight / self.weight) * (1.0 + 4.0 * self.failing_share)
 
     def late_after_s(self) -> float:
-        """The age from which a call is late. A distant upstream is not late while its calls take their usual time."""
+        """The age from which a call is late. It follows the latency, so calls to a distant upstream are not all late."""
         return min(max(LATE * self.latency_s, SOONEST_LATE_S), LATEST_LATE_S)
 
     def quantile_s(self, share: float) -> float | None:

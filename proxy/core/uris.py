@@ -21,7 +21,7 @@ _ARWEAVE = re.compile(r"ar:/*([A-Za-z0-9_-]{43})(/.*|\?.*)?", re.ASCII | re.DOTA
 # Gateways by path (https://gateway/ipfs/CID/...) and by subdomain (https://CID.ipfs.gateway/...).
 _BY_PATH = re.compile(r"https?://[^/?#]+/(ipfs)/([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
 _BY_HOST = re.compile(r"https?://([^./]+)\.ipfs\.[^/?#]+(.*)", re.IGNORECASE | re.DOTALL)
-# The first version is base 58 of a SHA-256; the second says its base by its first letter, in practice b, k, z or f.
+# Version 0 is base 58 of a SHA-256; the first letter of version 1 names its base, in practice b, k, z or f.
 _CID = re.compile(
     r"Qm[1-9A-HJ-NP-Za-km-z]{44}|b[a-z2-7]{50,120}|k[0-9a-z]{50,120}|z[1-9A-HJ-NP-Za-km-z]{46,120}|f[0-9a-f]{50,130}",
     re.ASCII,
@@ -101,7 +101,7 @@ def over_http(uri: str, gateways: Gateways) -> str | None:
 
 
 def quoted(text: str) -> str:
-    """The text with all characters encoded that a URI may not contain. Encoded ones stay as they are."""
+    """The text with all characters percent-encoded that a URI may not contain. Encoded ones stay as they are."""
     return _NOT_A_URI.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "replace")), text)
 
 
@@ -154,7 +154,7 @@ def _inline(head: str, body: str) -> InlineDocument | None:
 
 
 def _decoded(found: re.Match[bytes]) -> bytes:
-    """A run of encoded bytes at once."""
+    """Decodes a run of percent-encoded bytes."""
     return bytes.fromhex(found[0].replace(b"%", b"").decode())
 
 

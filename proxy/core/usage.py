@@ -29,7 +29,7 @@ _AUTO: tuple[tuple[int, UsageStep], ...] = ((3 * 3600, "minute"), (8 * 86_400, "
 
 
 class Tally:
-    """Counts of one method on one network: a fixed place for each, nothing allocated per call."""
+    """Counts of one method on one network. Counting a call allocates nothing."""
 
     __slots__ = ("buckets", "errors", "faults", "hits", "joins", "labels", "results", "seconds", "units")
 
@@ -75,7 +75,7 @@ class Tally:
         self.units += units
 
     def count_results(self, calls: int, units: int, seconds: float) -> None:
-        """Count calls that took as long as each other and had results; `units` is the price of one."""
+        """Count calls with results that all took the same time; `units` is the price of one."""
         self.results += calls
         self.units += calls * units
         self.seconds += calls * seconds
@@ -93,7 +93,7 @@ class Tally:
 
 
 class KeyTallies(dict[Tally, Tally]):
-    """One key's own tallies since they were last gathered, each under the one of all keys."""
+    """One key's tallies since they were last gathered. The dict's key is the tally of the same method for all keys."""
 
     __slots__ = ("account", "key", "touched")
 
@@ -129,8 +129,8 @@ def gather(touched: TouchedTallies) -> list[tuple[str, str, Tally]]:
 
 @dataclass(slots=True)
 class UsageSums:
-    """Sums, as they are stored and shown. A call without a result is an error. `faults` are those that are not the callers':
-    an upstream failed, or we did."""
+    """Sums, as they are stored and shown. A call without a result is an error. `faults`: the errors that callers did not cause,
+    because an upstream failed, or we did."""
 
     requests: int = 0
     errors: int = 0
@@ -201,7 +201,7 @@ class ChartLine:
         self.total.merge(used)
 
 
-# The name of the line for all that are not shown separately.
+# The name of the line for everything that has no line of its own.
 OTHER = "other"
 
 

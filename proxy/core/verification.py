@@ -1,8 +1,8 @@
 """How a reply is verified before it is passed on, and when upstreams agree on one.
 
-*Quorum*: upstreams of several operators are asked, and enough of them must give the same reply. *Proof*: the chain's own hashes
-show that the reply of one upstream is true; a quorum agrees on the hash of the block only. Each operator has one vote, however
-many upstreams it runs.
+*Quorum*: the call is sent to upstreams of several operators, and enough of them must give the same reply. *Proof*: the chain's
+own hashes show that the reply of one upstream is true; a quorum is needed only for the hash of the block. Each operator has one
+vote, however many upstreams it runs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MOST_ASKED = 9
 PROOF_QUORUM = 2
 # A proof takes about this many calls: the value with its proof, the header, and the header's hash elsewhere.
 PROOF_PRICE = 4
-# Members that some nodes leave out. Upstreams may agree without them; those that they do not all give are left out.
+# Members that some nodes leave out. They are ignored in comparisons. The reply has those in which all upstreams agree.
 OPTIONAL = frozenset(
     ("author", "blockTimestamp", "removed", "root", "sealFields", "size", "totalDifficulty", "uncles", "v", "yParity")
 )
-# The messages of errors whose code upstreams agree on. Clients look for "reverted".
+# The messages for errors if upstreams agree on the code, but not on the message. Clients look for "reverted".
 _REVERT_CODE, _REVERTED = 3, "execution reverted"
 _OTHER_ERROR = "upstreams agree on the code of this error, but not on its message"
 _QUORUM = re.compile(r"quorum ([1-9])/([1-9])", re.ASCII)

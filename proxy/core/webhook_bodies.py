@@ -21,7 +21,8 @@ CORRECTIONS = {"A": "correction", "B": "CORRECTION"}
 
 
 def event_id(webhook_id: str, event_type: str, *place: str, time: int = 0) -> str:
-    """`place`: network, hash of the block, transaction and the place in it. `time`: how often it was there before."""
+    """`place`: network, hash of the block, transaction and the index in it. `time`: how often the event was withdrawn
+    before."""
     parts = (webhook_id, event_type, *place, *((str(time),) if time else ()))
     return "evt_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
@@ -44,7 +45,7 @@ def body_of(
     data: Mapping[str, Any],
     test: bool = False,
 ) -> bytes:
-    """`event`: its id. `at`: ISO 8601 with milliseconds. A test says that it is one."""
+    """`event`: its id. `at`: ISO 8601 with milliseconds. `test`: whether the body gets the member `test`."""
     marked = {"test": True} if test else {}
     if format_of(event_type) == "A":
         head = {"id": event, "event_type": event_type, "webhook_id": webhook_id, "created_at": at[:19] + "Z"}

@@ -10,9 +10,9 @@ from proxy.core import fault_plans, webhook_bodies
 from proxy.core.attempts import AttemptVerdict
 from proxy.core.fault_plans import FaultPlan
 
-# A copy follows the delivery after this time, like one that was sent again because its result was lost.
+# A copy follows the delivery after this time, like a repetition after the result of an attempt was lost.
 COPY_AFTER_S = 1.0
-# Bounds memory: plans that are kept as they were read.
+# Bounds the cache of parsed plans.
 READ_PLANS = 1000
 
 
@@ -37,7 +37,7 @@ class DeliveryFault:
         return verdict
 
     def takes_back(self, verdict: AttemptVerdict) -> bool:
-        """Whether the event is taken back now. A correction stays."""
+        """Whether the event is taken back now. Corrections are not taken back."""
         return self.plan.correction and not self.is_correction and verdict.state == "delivered"
 
 
