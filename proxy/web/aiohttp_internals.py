@@ -1,4 +1,4 @@
-"""The only module that uses what aiohttp does not document.
+"""The only module that uses undocumented members of aiohttp.
 
 setup.cfg pins aiohttp's minor version, and `tests/web/test_aiohttp_internals.py` names each of these members, so that a new
 version fails there first.
@@ -16,8 +16,8 @@ __all__ = ["AiohttpConnection", "RequestServer", "has_c_parser", "reply_in_versi
 
 RequestServer: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-# aiohttp's parser stops after each request until that one is taken up. If it read on, an error in what follows would replace
-# the requests that it has read.
+# With this limit, aiohttp's parser stops after each request until it is being served. If the parser read on, an error in later
+# bytes would replace the requests that it has already parsed.
 web_protocol.MAX_MSG_QUEUE_SIZE = 1
 
 
@@ -36,7 +36,7 @@ def reply_in_version(request: web.BaseRequest, version: HttpVersion) -> None:
 
 
 class AiohttpConnection(web.RequestHandler):
-    """aiohttp's handler of a connection, with names for the state that it keeps to itself."""
+    """aiohttp's handler of a connection, with public names for its private state."""
 
     __slots__ = ()
 
@@ -60,7 +60,8 @@ class AiohttpConnection(web.RequestHandler):
         return self._message_tail
 
     def drop_unserved_request(self) -> None:
-        """Do not serve a request that was parsed in this turn. aiohttp would use what `connection_lost` takes away."""
+        """Do not serve a request that was parsed in this turn. Called before `connection_lost`, which clears state that aiohttp
+        would use."""
         if self._messages and self._current_request is None and self._task_handler is not None:
             self._task_handler.cancel()
 

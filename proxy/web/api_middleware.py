@@ -95,7 +95,7 @@ class ApiMiddleware:
             current_span.reset(token)
 
     def _span(self, request: web.Request) -> Span | None:
-        """The span of a request that is sampled. A WebSocket is none: it may last for days."""
+        """The span of a sampled request. A WebSocket gets none, because it may last for days."""
         if self._tracer is None or "Upgrade" in request.headers:
             return None
         resource = request.match_info.route.resource

@@ -104,7 +104,7 @@ class ApiOperation:
         return {name: read[name] if name in read else parameter.absent() for name, parameter in self.query.items()}
 
     def check_body(self, raw: bytes | bytearray) -> Any:
-        """Parse and validate a body in one go, as in tests. Large ones take long: see `body_steps`."""
+        """Parse and validate a body at once, for tests. Large bodies would block the event loop: see `body_steps`."""
         steps = self.body_steps(raw)
         while True:
             try:
@@ -144,7 +144,8 @@ class ApiOperation:
         return data
 
     def _check_length(self, long: LongList) -> None:
-        """Check the length of a list that is validated in parts. The parts of others are too long already."""
+        """Check the length of a list that is validated in parts. A list with a limit below ITEMS_PER_STEP is refused with its
+        first part."""
         most = self.longest_lists.get(tuple(step for step in long.path if isinstance(step, str)))
         if most is not None and len(long.items) > most:
             path = ".".join(map(str, long.path))
@@ -187,7 +188,7 @@ class ApiSpec:
 
 @cache
 def load(schemas: Path) -> ApiSpec:
-    """Read once by each process, or by the one that it is forked from."""
+    """The API spec in this directory. It is read once; forked workers share the result."""
     document = orjson.loads((schemas / "openapi.json").read_bytes())
     components = document["components"]
     components.update({path.stem: orjson.loads(path.read_bytes()) for path in (schemas / "components").glob("*.json")})
@@ -263,7 +264,7 @@ def _operations(document: dict[str, Any]) -> Iterator[ApiOperation]:
 
 
 def _permission(spec: Mapping[str, Any]) -> Permission | None:
-    """An operation of an account cannot leave it open who may use it."""
+    """The permission that the operation needs. Each operation of an account must name one."""
     found: Permission | None = spec.get("x-permission")
     if spec.get("x-session") == "account" and found not in PERMISSIONS["owner"]:
         raise ValueError(

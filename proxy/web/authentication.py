@@ -1,4 +1,4 @@
-"""Whose request it is, of those that aiohttp serves: the address of its client, and its API key."""
+"""Authenticates the requests that aiohttp serves: by API key or sandbox token, and by the client's address."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class Authentication:
         return key
 
     def serve_as(self, request: web.Request, client: str) -> None:
-        """The request, and those that follow on its connection, share the turns and the database of this client."""
+        """Count the request, and later ones on its connection, against this client's share of loop turns and database
+        connections."""
         client_of_task.set(client)
         if isinstance(request.protocol, HandlerConnection):
             request.protocol.client = client
@@ -87,12 +88,13 @@ class Authentication:
             request[_VOUCHED] = await self._sandbox.vouch(request, presented)
 
     def recognise(self, request: web.Request) -> None:
-        """Show a key's rate headers on a path that needs no key too, or if the key was refused for its address."""
+        """Find the key for the rate headers of a reply: on a path that needs no key, or if the key was refused for the client's
+        address."""
         request[STATE].key = self._admission.known(_presented(request), time.monotonic())
 
 
 def _presented(request: web.Request, in_query: Sequence[str] = ()) -> str | None:
-    """The key that the request presents, or None. Two different keys name no client: they are refused like an unknown one."""
+    """The key that the request presents, or None. Two different keys are refused like an unknown one."""
     words = [line.partition(" ") for line in request.headers.getall("Authorization", ())]
     bearer = [token for scheme, _, token in words if scheme.lower() == "bearer"]
     for given in (in_query, request.headers.getall("X-API-Key", ()), bearer):

@@ -1,7 +1,7 @@
-"""How large a body can be that conforms to its schema: a larger one is refused before it is read.
+"""The largest body that a schema allows: larger ones are refused before they are read.
 
-Every character may be escaped, and the text may be indented. A schema without a bound, such as a string without `maxLength`,
-has no largest body.
+The bound allows for every character to be escaped, and for indentation. A schema without a bound, such as a string without
+`maxLength`, has no largest body.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from proxy.core.bounded_json import MOST_DIGITS
 SCHEMAS_AT = "#/components/schemas/"
 # Line breaks and spaces around each value, and around the whole body.
 SPACE, SPACE_AROUND = 40, 4096
-# A character with its code, as in `\\u0041`.
+# The bytes of a character that is written as an escape, such as `\\u0041`.
 ESCAPED = 6
 _COMBINED = ("anyOf", "oneOf", "allOf")
 _KEYWORD = len("false")

@@ -92,7 +92,7 @@ class CallAccounting:
             key.sheet[caller.policy.tally].count(outcome, caller.cache, caller.units, took_s)
 
     def of_operation(self, key: Key, network: str, operation: str) -> Tally:
-        """The tally of a key for a REST operation, or for a method that is no call of the network."""
+        """The tally of a key for a REST operation, or for a method that is not sent to the network, such as a paymaster's."""
         return self._usage.of_operation(key, network, operation)
 
     # The access log and the record

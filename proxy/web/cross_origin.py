@@ -1,9 +1,9 @@
 """Requests of web pages from other origins (CORS: https://fetch.spec.whatwg.org/#http-cors-protocol).
 
-A preflight carries no key, so its reply is the same for every origin: it lets the page send its request, and shows nothing of
-the origins that keys allow. The page may read the reply to that request if its key allows the origin; a key without a list of
+A preflight carries no key, so its reply is the same for every origin: it lets the page send its request, and does not reveal
+which origins keys allow. The page may read the reply to that request if its key allows the origin; a key without a list of
 origins follows the operator's `server.cors_origins`. Replies to requests without a valid key, such as a 401, can be read by
-every page. Cookies are never accepted from other origins, and the paths for signed-in people take no part in this.
+every page. Cookies are never accepted from other origins, and the paths for signed-in people have no CORS headers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiohttp import web
 from proxy.core.access import Key, KeyRestrictions
 
 ANY = "*"
-# Browsers ask again after this time. Chromium keeps a preflight for two hours at most.
+# Browsers send another preflight after this time. Chromium caches one for at most two hours.
 MAX_AGE_S = 7200
 # A wildcard covers every header but Authorization.
 _ALLOWED_HEADERS = "Authorization, *"
@@ -50,7 +50,7 @@ class CrossOrigin:
         return web.Response(status=204, headers=headers)
 
     def add_headers(self, request: web.Request, reply: web.StreamResponse, key: Key | None) -> None:
-        """Let the page read the reply, if it may."""
+        """Let the page read the reply, if the key or the operator allows its origin."""
         if not self._takes_part(request):
             return
         reply.headers["Vary"] = ", ".join((*reply.headers.getall("Vary", ()), "Origin"))

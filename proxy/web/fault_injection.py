@@ -1,7 +1,7 @@
 """Carries out the fault plan (`core/fault_plans.py`) of a test key's request.
 
-A plan can delay requests and their replies, which are held in memory meanwhile. So an account may have a limited number of them
-at a time, and a request whose client leaves is given up.
+A plan can delay requests and replies, which are held in memory meanwhile. So the number of delayed requests is limited, in
+total and per account, and a request whose client leaves is cancelled.
 """
 
 from __future__ import annotations
@@ -27,13 +27,12 @@ _MESSAGE = "injected by X-Fault"
 PIECES_PER_S = 10
 # A slow body is sent within this time, however large it is: it is held in memory until then.
 LONGEST_BODY_S = 60
-# Requests that are delayed at a time, in all and of one account. A slow reply takes a hundredth of a worker's time for about 30
-# of them.
+# Requests that are delayed at a time, in total and of one account. About 30 slow replies take a hundredth of a worker's time.
 MOST_DELAYED, MOST_OF_ACCOUNT = 1024, 128
 
 
 def plan_for(directives: Directives | None) -> FaultPlan | None:
-    """The plan that applies to this request, by chance where the plan says so."""
+    """The fault plan of this request, or None. A plan with `p` applies by chance."""
     plan = None if directives is None else directives.fault
     return plan if plan is not None and random.random() < plan.p else None
 
@@ -68,7 +67,7 @@ class FaultInjection:
             return web.Response(body=body, status=status, content_type=JSON)
         reply = FaultyResponse(body, plan, request, status)
         if plan.slow_body:
-            # A large body has its own share of the memory for replies.
+            # Takes a place only: the memory of a large reply is counted elsewhere (`ReplyShare`).
             self._take(account, 0)
             reply.on_written = weakref.finalize(reply, self._give_back, account, 0)
         return reply

@@ -27,7 +27,7 @@ IMMUTABLE = "public, max-age=31536000, immutable"
 REVALIDATED = "no-cache"
 
 
-# Files are compressed once, so the level is that of a small size. brotli's highest level saves another 9 %, and would delay the
+# Files are compressed once, so the levels favour small sizes. brotli's highest level saves another 9 %, but would delay the
 # start of a worker by more than a second.
 GZIP_LEVEL, ZSTD_LEVEL, BROTLI_LEVEL = 9, 12, 6
 
@@ -67,7 +67,7 @@ class PackedFile:
 
 
 class DerivedFile:
-    """A file that is made and compressed when it is first requested, in a thread. Most workers never need it, and they start in
+    """A file that is built and compressed when it is first requested, in a thread. Most workers never need it, and start in
     half the time without it."""
 
     def __init__(self, name: str, make: Callable[[], bytes]) -> None:

@@ -60,14 +60,14 @@ class SlicedBody(Payload):
 
 
 def slice_body(reply: web.StreamResponse) -> None:
-    """Let the body be written in slices if it is large."""
+    """Replace a large body by one that is written in slices."""
     if type(reply) is web.Response and isinstance(reply.body, bytes) and len(reply.body) > WRITTEN_AT_ONCE:
         reply.body = SlicedBody(reply.body)
 
 
 async def compress(request: web.Request, reply: web.StreamResponse, *, least: int) -> None:
-    """Compress a reply of `least` bytes or more if the client accepts that; 0 compresses none. Replies to a session are left as
-    they are: from the sizes of many compressed ones, an attacker could learn a secret in them (BREACH)."""
+    """Compress a reply of `least` bytes or more if the client accepts that; 0 compresses none. Replies to requests with a
+    cookie are not compressed: from the sizes of many compressed ones, an attacker could learn a secret in them (BREACH)."""
     body = reply.body if isinstance(reply, web.Response) else None
     is_small = not isinstance(body, bytes) or not 0 < least <= len(body)
     if is_small or "Content-Encoding" in reply.headers or "Cookie" in request.headers:

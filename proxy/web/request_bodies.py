@@ -14,10 +14,10 @@ from proxy.web.api_spec import ApiOperation
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import HandlerConnection
 
-# Who sent a large body, and the memory that it takes.
+# The sender of a large body, and the memory that is counted for it.
 _HELD: web.RequestKey[tuple[str, int]] = web.RequestKey("held", tuple)
-# Bodies from this size on are counted until the request ends, with what is parsed from them: an object of Python for each value
-# beside the text.
+# Bodies from this size on are counted until the request ends, at this multiple of their size: the text, and a Python object for
+# each parsed value.
 _LARGE_BODY, _PARSED = 65_536, 3
 _OCTETS = "application/octet-stream"
 

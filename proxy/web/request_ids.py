@@ -1,4 +1,4 @@
-"""The ids of requests that bring none."""
+"""Ids for requests that have no X-Request-Id."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def stem() -> bytes:
 
 
 def new_request_id() -> str:
-    """The hot path makes ids from the same stem; the `s` keeps both counters apart."""
+    """A new id. The hot path creates ids from the same stem; the `s` distinguishes the two counters."""
     return f"{stem().decode()}s{next(_serial):07x}"

@@ -1,4 +1,4 @@
-"""What is known of a request that aiohttp serves, for the headers of its reply and for its record."""
+"""The state of a request that aiohttp serves, for the headers of its reply and for its record."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The words for a value that its schema refuses: which values or members are allowed, not the keyword that failed.
+"""Error messages for values that a schema refuses. They say which values or members are allowed, not which keyword failed.
 
-The validator's own messages quote regular expressions and leave out most values of a long enum. A schema with a pattern says
-in `x-form` what the pattern stands for ("an EVM address: 0x and 40 hex digits").
+The validator's own messages quote regular expressions and leave out most values of a long enum. A schema with a pattern
+describes it in `x-form` ("an EVM address: 0x and 40 hex digits").
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ async def live_of(usage: UsageService, account: str | None) -> dict[str, Any]:
 
 
 def _shown_action(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The address of an operator is not shown to the account."""
+    """An entry of the account's log. The address of an operator is left out."""
     return {**row, "at": time_of(row["at"]), "address": "" if row["by"] == "operator" else row["address"]}
 
 

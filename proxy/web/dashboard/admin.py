@@ -157,7 +157,7 @@ class AdminHandlers:
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """A change of an account, for its log."""
+    """The changes to an account, as text for its log."""
     changed = [name for name in _EDITED if before[name] != after[name]]
     return ", ".join(f"{name} {'by plan' if after[name] is None else after[name]}" for name in changed)
 

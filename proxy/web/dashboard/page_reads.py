@@ -1,7 +1,7 @@
 """/account/reads and /admin/reads: everything that a page shows, in one request.
 
-Each part is checked and read as if it had been requested alone, and has its own status. So a section whose part fails says
-why, and the others show their data.
+Each part is checked and read as if it had been requested alone, and has its own status. So if one part fails, its section of
+the page shows the error, and the others show their data.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class _PartReader(NamedTuple):
 
 class PageReads:
     def __init__(self, spec: ApiSpec, handlers: Mapping[str, SessionHandler], *, site: str) -> None:
-        """`handlers`: those of all operations that can be a part, by operation id. The operations here are not among them, so
-        that a request cannot multiply. `site`: the public URL of this installation, if it is known."""
+        """`handlers`: those of all operations that can be a part, by operation id. They must not include the operations here,
+        so that a part cannot request further parts. `site`: the public URL of this installation, if it is known."""
         self._site = site
         operations = [operation for operation in spec.operations.values() if operation.id in handlers]
-        # A fixed segment counts before a parameter.
+        # Paths with fewer parameters are matched first.
         operations.sort(key=lambda operation: operation.path.count("{"))
         self._readers = [_PartReader(_pattern(each.path), each, handlers[each.id]) for each in operations]
 

@@ -1,4 +1,4 @@
-"""/account/members and /account/invitations: the people of an account. And operators who look at one."""
+"""/account/members and /account/invitations: the people of an account; and visits of operators to an account."""
 
 from __future__ import annotations
 

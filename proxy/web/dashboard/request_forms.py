@@ -65,7 +65,7 @@ def _body(document: Mapping[str, Any], spec: Mapping[str, Any]) -> Any:
 
 
 def _resolved(document: Mapping[str, Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The node that a reference means, with the node's own members."""
+    """The node that a reference points to, with the members beside the reference."""
     if "$ref" not in node:
         return node
     found: Any = document

@@ -2,8 +2,8 @@
 
 A request passes, in this order: the check for a foreign origin, the rate of the client's address, the session, the CSRF token,
 the role of the person, validation of the path and the query against the API spec, the rates of the person and the account, then
-validation of the body. Replies are never cached by browsers or intermediaries. They cost no units,
-except for the upstream calls that some make, such as back-tests: the account pays for these as with a key.
+validation of the body. Replies are never cached by browsers or intermediaries. They cost no units, except for the upstream
+calls that some make, such as back-tests: the account pays for these as with a key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 from proxy.web.session_cookies import cookie_name
 
 CSRF = "X-CSRF-Token"
-# Longer ones say nothing more about the browser.
+# Characters of a User-Agent header that are stored: enough to recognise the browser.
 MAX_AGENT = 200
 _ERASES = ("delete_account", "admin_delete_account")
 _PRIVATE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
@@ -73,7 +73,7 @@ class SessionRequest:
 
     @property
     def arrival(self) -> SignInPlace:
-        """The place, for a session beside the current one."""
+        """The place, for a session that does not replace the current one."""
         return SignInPlace(self.address, agent=self.agent)
 
     @property
@@ -117,7 +117,7 @@ class SessionEndpoints:
         self._actions = actions
         self._settings = settings
         self._host = settings.url.partition("://")[2].partition("/")[0].lower()
-        # The handlers that only read JSON, by operation id: a page may ask for several of them at once.
+        # The handlers of reads with JSON replies, by operation id: a page may request several of them at once.
         self.readers: dict[str, SessionHandler] = {}
 
     def wrapped(self, handlers: Mapping[str, SessionHandler]) -> dict[str, Handler]:
@@ -251,6 +251,6 @@ def _subject_of(found: Any) -> str:
 
 
 def _created_in(found: Any) -> str:
-    """The id of what was created, for the log: no path names it."""
+    """The id of a created object, for the log: the path does not contain it."""
     data = found.data if isinstance(found, RestReply) else None
     return str(data.get("id", "")) if isinstance(data, Mapping) else ""

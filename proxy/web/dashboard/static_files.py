@@ -2,8 +2,8 @@
 
 The page refers to its files under a digest of all of them (`/dashboard/<digest>/page.js`), and modules import each other by
 relative paths. So browsers may cache every file forever and still never mix two versions. The page itself is revalidated each
-time, with a 304 while it is unchanged. Another digest comes from another worker during an upgrade: our file is served, and is
-not cached.
+time, with a 304 while it is unchanged. A request with another digest comes from a page of another version, during an upgrade:
+it gets our file, which must not be cached.
 
 The page contains its style sheets and a first script, and the imports of all modules, so that the script can load those of a
 view at once.

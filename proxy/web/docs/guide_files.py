@@ -28,7 +28,7 @@ MISSING = PackedFile.of(
 )
 _INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-# Themes set style attributes; without scripts of others they cannot do harm.
+# The theme sets style attributes, so inline styles are allowed. They are harmless as long as no foreign script runs.
 _POLICY = (
     "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self'{scripts}; worker-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -41,7 +41,7 @@ class GuideFiles:
         self._names = {
             path.relative_to(site).as_posix() for path in site.rglob("*") if path.suffix in TYPES and path.is_file()
         }
-        # Filled on first use: a worker that serves no guide holds nothing of it.
+        # Filled on first use: a worker that serves no page of the guide holds none in memory.
         self._files: dict[str, PackedFile] = {}
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""Makes the examples of the API spec work where it is served: each names a network that has an upstream here.
+"""Makes the examples of the API spec work on this installation: each names a network that has an upstream here.
 
-The files in `schemas/` name well-known chains. An example on one that is not served moves to a served network of the same
-family. One in a family without any is left out.
+The files in `schemas/` name well-known chains. An example for a network that is not served is moved to a served network of the
+same family. If the family has none, the example is left out.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LocalExamples:
         return moved
 
     def _examples(self, value: Any) -> dict[str, Any]:
-        """One example per family, under its name. A body's example of that name belongs to it."""
+        """One example per family, under the family's name. Examples of bodies have the same names."""
         return {family: {"value": value(network)} for family, network in self._by_family.items()}
 
     def _moved(self, node: Any) -> Any:

@@ -1,8 +1,8 @@
 """The client connections of a worker: how many there are, and how long each may take.
 
-aiohttp limits only idle time, so the limiter adds deadlines for request heads, request bodies and unread replies; one sweep
-checks the connections that have one running. The limiter also caps connections in total and per address, and closes all
-connections on a drain. It sees every protocol of a connection as a `LimitedConnection`.
+aiohttp limits only idle time, so the limiter adds deadlines for request headers, request bodies and unread replies; one sweep
+checks the connections that have a deadline. The limiter also limits connections in total and per address, and closes all
+connections on a drain. It uses every protocol of a connection through the interface `LimitedConnection`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from proxy.web.reply import fixed_headers, raw_fault
 from proxy.web.request_ids import new_request_id
 
 SWEEP_S = 0.5
-# Connections that are checked in one turn of the event loop. A client may have thousands, and each takes a few microseconds.
+# Connections that are checked in one loop turn: each takes a few microseconds, and a client may have thousands.
 CHECKED_PER_TURN = 200
 _FORWARDED = re.compile(rb"^X-Forwarded-For:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
-# During a drain, a connection that was quiet for this long has no request on its way.
+# During a drain, a connection that was quiet for this long is closed: no request should be on its way.
 QUIET_S = 1.0
 
 _LATE_HEAD = RequestTimeout("the request's head did not arrive in time")
@@ -66,8 +66,8 @@ class ConnectionLimiter:
     """All connections of one worker."""
 
     def __init__(self, limits: ServerSettings, turns: TurnQueue, bodies: BudgetLine, *, site: str = "") -> None:
-        """`bodies`: memory for those that are still arriving. A body that arrives whole takes none. `site`: the public URL of
-        this installation, if it is known, for links in errors."""
+        """`bodies`: the memory for bodies that are still arriving. A body that arrives in one piece takes none. `site`: the
+        public URL of this installation, if it is known, for links in errors."""
         self.site = site
         self.limits = limits
         self.turns = turns
@@ -138,8 +138,8 @@ class ConnectionLimiter:
     ) -> tuple[float, int]:
         """Abort the connection of a client that reads its reply too slowly.
 
-        `unsent` are the bytes that were unread at `stalled_since`, 0 before the first check. Returns both again. They start
-        again when the client has read enough, and when more has been written.
+        `unsent` are the bytes that were unread at `stalled_since`, 0 before the first check. Returns both for the next check.
+        They are reset when the client has read enough, and when more has been written.
         """
         if connection.transport is None:
             return stalled_since, unsent
@@ -217,7 +217,7 @@ class ConnectionLimiter:
                 await self._close_quiet(now)
                 telemetry.connections_open.set(len(self.connections))
 
-    # Apart from the loop above, whose variables would keep the last connection in memory.
+    # Separate from the loop above, whose variables would keep the last connection in memory.
 
     async def _check(self, now: float) -> None:
         async for connection in _in_turns(self.timed):
@@ -255,12 +255,12 @@ def _unread(transport: asyncio.Transport) -> int:
     return transport.get_write_buffer_size() + int.from_bytes(queued, sys.byteorder)
 
 
-# Linux reports a client that has closed its side, also behind bytes that are not read yet. Elsewhere only a reset is reported.
+# Linux reports that a client has closed its side, even if bytes before that are unread. Other systems report only a reset.
 _LEAVING = getattr(select, "POLLRDHUP", 0)
 
 
 def has_left(transport: asyncio.Transport) -> bool:
-    """Whether the client has closed the connection, or its side of it. A transport that is not read does not notice that."""
+    """Whether the client has closed the connection, or its side of it. A transport does not notice this while it is paused."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), _LEAVING)
     return bool(poll.poll(0))

@@ -1,12 +1,12 @@
 """The hot path: complete POSTs with a known length and a known key on JSON-RPC routes.
 
 Every client connection starts as a `FrontConnection`. Its `RequestReader` turns bytes into requests; its `ReplyWriter` waits
-for their outcomes and writes the replies. A message of any other form changes the connection's protocol for good: aiohttp's
-own handler gets the bytes from the start of that message. A connection serves one request at a time, so it holds the state of
+for their outcomes and writes the replies. At the first message of any other form, the connection is handed over to aiohttp for
+good, with the bytes from the start of that message. A connection serves one request at a time, so it holds the state of
 that request itself and allocates nothing for it.
 
 Most calls take the short path (`short_call.py`), and cached results are answered right here. All other calls become a `Flight`
-or go through `RpcService`, with the same outcome.
+or go through `RpcService`. Clients see no difference.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from proxy.web.front.request_reader import LARGE_BODY, RequestMessage, RequestRe
 from proxy.web.front.short_call import ShortCall
 from proxy.wire.upstream import Upstream
 
-# Bytes that a client may send ahead of its replies, whether these are immediate or not. Beyond that it is not read until half
-# of them are served. Bytes read at once before that, up to 256 KiB, come on top.
+# Bounds the bytes that a client may send before it has its replies. Beyond it, reading pauses until at most half of this is
+# left. The last read may exceed it by up to 256 KiB.
 MAX_AHEAD: Final = 262_144
-# A body that arrives in larger pieces is read in turns.
+# The rest of a body that arrives in larger pieces than this is read in turn with other clients.
 READ_AT_ONCE: Final = 65_536
 _monotonic: Final = time.monotonic
 _read_envelope: Final = jsonrpc.read_envelope
@@ -57,7 +57,7 @@ class FrontConnection(asyncio.Protocol):
         # The room that was taken for a body that is still arriving, and the account that it counts for.
         self._arriving = 0
         self._sender = ""
-        # Unread bytes of a client that does not read, since its clock runs.
+        # See `ConnectionLimiter.watch_reader`.
         self._unsent = 0
         # Whether reading ahead is scheduled, and a message that waits for the connection's turn.
         self._reads_soon = False
@@ -141,7 +141,7 @@ class FrontConnection(asyncio.Protocol):
             self._serve_message(message)
 
     def _read_in_turn(self) -> None:
-        """Leave the rest of a large body until others had their turns. The transport would read up to 8 MB at once."""
+        """Read the rest of a large body after other clients' turns. The transport would read up to 8 MB at once."""
         self._replies.pause_reading()
         self._limiter.turns.add(self._sender, self._read_on)
 
@@ -178,7 +178,8 @@ class FrontConnection(asyncio.Protocol):
             self._hand_over(message.data + self._reader.take_rest())
 
     def _serve_in_turn(self, message: RequestMessage) -> None:
-        """Refused calls cost their client nothing, and a change of the protocol takes long: they share a place with others."""
+        """Serve the message in the client's next turn: it follows a refused call, which costs its client nothing, or it has to
+        be handed over to aiohttp, which takes long. Other clients are served in between."""
         self._next = message
         self._replies.await_turn()
         client = self._replies.client or self._address
@@ -224,7 +225,7 @@ class FrontConnection(asyncio.Protocol):
         return False
 
     def _hand_over(self, data: bytes) -> None:
-        """Give the connection to aiohttp, with every byte of the message."""
+        """Hand the connection over to aiohttp, with every byte of the message."""
         transport = self._replies.transport
         assert transport is not None
         self._context.write_buffer.flush()
@@ -261,7 +262,7 @@ class FrontConnection(asyncio.Protocol):
         route = head.route
         state = route.state
         if policy.shared:
-            # A hit is answered here, in one piece: hits are the most frequent calls.
+            # Hits are the most frequent calls, so they are answered right here.
             state.stay_current()
             known = state.replies.get(key_of(policy.request_tail, params)) if state.caches else None
             if known is not None:
@@ -277,7 +278,7 @@ class FrontConnection(asyncio.Protocol):
         context.forwarder.forward((replies, policy, params), route, key, now)
 
     def _serve_large(self, head: RequestHead, data: bytes, start: int) -> None:
-        """Skip the short path: it would save less than another copy of a large body costs."""
+        """Serve a large body without the short path, which would save less than another copy of the body costs."""
         call = large_envelope.read_call(data, start)
         self._serve_in_full(head, b"" if call else data[start:], None, call=call)
 

@@ -1,8 +1,8 @@
 """A connection that aiohttp serves, in turns and with deadlines.
 
-A connection starts as a `FrontConnection` (the hot path). `hand_over` makes it a `HandlerConnection` for good when it sends any
-other request. aiohttp parses what comes a share at a time, so that no connection keeps the loop from others; unparsable
-requests get the API's error body.
+A connection starts as a `FrontConnection` (the hot path). When it sends a request of another form, `hand_over` makes it a
+`HandlerConnection` for good. Received bytes are parsed a share at a time, so that no connection blocks the event loop for
+others. Requests that cannot be parsed get the API's error body.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ log = logging.getLogger("penstock.front")
 # Headers in one request. With MAX_LINE_BYTES this bounds the parser's memory for a head that never ends.
 MAX_HEADERS = 100
 MAX_LINE_BYTES = 8190
-# RFC 9112, 3: request lines of at least 8000 bytes should be supported. Its own figure, which tells its error from a line's.
+# RFC 9112, 3: request lines of at least 8000 bytes should be supported. It differs from MAX_LINE_BYTES so that the two errors
+# can be distinguished.
 MAX_TARGET_BYTES = 8000
-# Bytes of one connection that aiohttp parses in one step, and the line ends in them. A chunk has two, and costs up to 5 µs.
+# The bytes and line ends that aiohttp parses in one step. A chunk has two line ends, and takes up to 5 µs.
 PARSE_BYTES = 8192
 PARSE_LINES = 50
-# Bytes of a body that no handler has read, after its reply. Up to that they are skipped, so that the connection can be kept.
+# After a reply, up to this many bytes of a body that its handler did not read are skipped, so that the connection can be kept.
+# Beyond it, the connection is closed.
 MAX_UNWANTED_BYTES = 16_384
-# Bytes around the chunks of a body, besides a quarter of the body itself. Many tiny chunks cost far more time than their bytes.
+# The most bytes of chunk framing, besides a quarter of the body's size: many tiny chunks cost far more time than their bytes.
 MAX_CHUNK_OVERHEAD = 16_384
 
 
@@ -63,14 +65,14 @@ class HandlerConnection(AiohttpConnection):
         )
         self._limiter = limiter
         self._address = address
-        # The account of its last request, or its address: connections of one client share a place in the queue for turns.
+        # The account of its last request, or its address. All connections of a client share its turns.
         self.client = address
         self._phase: Literal["idle", "reading", "busy"] = "idle"
         self._left = limiter.limits.keepalive_requests
         self._since = limiter.now()
         self._stalled_since = 0.0
         self._unsent = 0
-        # Received, and left for later turns of the loop from `_parsed` on.
+        # Received bytes; those from `_parsed` on are parsed in later turns.
         self._unparsed = b""
         self._parsed = 0
         self._parses_soon = False
@@ -98,7 +100,8 @@ class HandlerConnection(AiohttpConnection):
             await super().start()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, a share in each turn. Empty data is aiohttp's own call, to parse what its parser holds."""
+        """Queue the bytes, to be parsed a share in each turn. aiohttp itself calls this with empty data, so that bytes which
+        its parser holds are parsed."""
         if not data:
             super().data_received(data)
             return
@@ -167,7 +170,8 @@ class HandlerConnection(AiohttpConnection):
         return not body.is_eof() and self._body_bytes > size + size // 4 + MAX_CHUNK_OVERHEAD
 
     def _stop_reading(self, body: StreamReader, reason: Exception) -> None:
-        """End the body for its reader, who would take the closed connection for a bug."""
+        """Drop the rest of the body and raise `reason` in the code that reads it, which would otherwise treat the closed
+        connection as a bug."""
         self._drop_unparsed()
         body.set_exception(reason)
 
@@ -189,9 +193,9 @@ class HandlerConnection(AiohttpConnection):
         self._stalled_since = 0.0
 
     def release(self) -> tuple[asyncio.Transport | None, str, bytes]:
-        """Detach the connection from aiohttp: its transport, its address, and the bytes behind the request.
+        """Detach the connection from aiohttp. Returns its transport, its address, and the bytes after the request.
 
-        aiohttp sees a client that has left. The transport is None if the client really has.
+        To aiohttp, the client has left. The transport is None if it really has.
         """
         transport, ahead = self.transport, self.bytes_behind_request + self._bytes_left()
         if self._unparsed:
@@ -231,7 +235,7 @@ class HandlerConnection(AiohttpConnection):
             self.force_close()
 
     async def serve(self, request: web.BaseRequest, handler: RequestServer) -> web.StreamResponse:
-        """Start handlers in turn: none is short, and many connections may send their requests at the same moment."""
+        """Run the handler in the client's next turn: handlers take long, and many connections may send requests at once."""
         self._body_bytes = 0
         await self._limiter.turns.wait(self.client)
         return await handler(request)
@@ -260,7 +264,7 @@ class HandlerConnection(AiohttpConnection):
             fault = _parse_fault(exc) if status == 400 else of_status(status, "the request is not valid HTTP")
             reply = fault_reply(fault, self._limiter.site)
         reply.headers.update(self._limiter.headers_for(self._address))
-        # aiohttp takes a request that it could not parse for one of HTTP/1.0.
+        # aiohttp treats a request that it could not parse as HTTP/1.0.
         reply_in_version(request, HttpVersion11)
         reply.force_close()
         return reply
@@ -269,7 +273,7 @@ class HandlerConnection(AiohttpConnection):
 def hand_over(
     front: LimitedConnection, limiter: ConnectionLimiter, transport: asyncio.Transport, address: str, data: bytes
 ) -> None:
-    """Give a connection to aiohttp for good, and replay the bytes of its message."""
+    """Hand a connection over to aiohttp for good, and replay the bytes of its message."""
     # RFC 9112, 2.2: empty lines before a request are ignored.
     data = data.lstrip(b"\r\n")
     end = data.find(b"\r\n")

@@ -1,4 +1,4 @@
-"""What is to be recorded of the request under way, until its reply is written."""
+"""Collects the record of the request under way, until its reply is written."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class RecordDraft:
     def record(
         self, head: RequestHead, caller: Caller, status: int, request_id: bytes, took_s: float, *, size: int
     ) -> None:
-        """Record what happened to the request, if it is to be recorded. `size`: the bytes of the reply's body. Only the params
-        stay until the next request."""
+        """Record the request, if it is to be recorded. `size`: the bytes of the reply's body. The draft is cleared, except for
+        the params, which the next request replaces."""
         self._request_id = request_id
         if self._awaits_end:
             return
@@ -91,7 +91,7 @@ class RecordDraft:
     def record_end(
         self, head: RequestHead | None, caller: Caller, began: float, *, batch: CallBatch | None = None
     ) -> None:
-        """Record a request at the end of its reply, or without `batch` where the reply broke off."""
+        """Record a request whose reply was sent in parts. Without `batch`, the reply broke off."""
         self._awaits_end = False
         self._batch = batch
         self._failure = "" if batch is not None else BROKEN_REPLY

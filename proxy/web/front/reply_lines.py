@@ -1,4 +1,4 @@
-"""The prepared bytes of reply heads, and the access log's line."""
+"""The status and header lines of replies on the hot path; those that repeat are prepared as bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sends a large reply that is in memory in slices: the kernel may take megabytes at once, and other clients would wait."""
+"""Sends a large reply from memory in slices: the kernel may take megabytes at once, and other clients would wait for that."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_ONCE: Final = 262_144
 
 @final
 class ReplySlices:
-    """What is left of a large reply. A slice is sent in each of the client's turns."""
+    """The unsent rest of a large reply. A slice is sent in each of the client's turns."""
 
     __slots__ = ("_client", "_on_end", "_rest", "_stream", "_turns")
 

@@ -40,11 +40,12 @@ class ReplyStream:
         # The upstream connection that sends the pieces, and the form in which they are passed on.
         self._source: UpstreamConnection | None = None
         self._form = StreamForm()
-        # Whether the reply is read from the upstream although the client does not read it; the bytes so held, and for whom.
+        # Whether the reply is read from the upstream into memory, because the client does not read it; the bytes that are held,
+        # and the account that they count for.
         self._holds = False
         self._held_bytes = 0
         self._account = ""
-        # A large result that is sent whole, bytes or msgspec.Raw, and that other callers may wait for too.
+        # A large result that is sent whole (bytes or msgspec.Raw). Other callers may be sent the same object.
         self._whole: object = None
 
     def __repr__(self) -> str:
@@ -72,7 +73,7 @@ class ReplyStream:
         return self._hold(size)
 
     def hold_whole(self, account: str, result: bytes | msgspec.Raw) -> bool:
-        """The same for a result that other callers may wait for too: it is held once for all of the account."""
+        """The same for a result that other callers may get too: its memory counts once for all callers of the account."""
         if not self._held.take_shared(account, result, len(result)):
             return False
         self._account, self._whole = account, result
@@ -106,7 +107,7 @@ class ReplyStream:
             self.transport.write(self._form.end())
 
     def break_off(self) -> None:
-        """Abort the connection, so that the client cannot take half a reply for a whole one."""
+        """Abort the connection, so that the client cannot mistake half a reply for a whole one."""
         self._source = None
         self._form.stop()
         self._abort()
@@ -118,11 +119,11 @@ class ReplyStream:
             self._source.pause()
 
     def stalled(self, since: float) -> None:
-        """The time for which the client may read nothing starts again at this moment; 0.0: it reads."""
+        """Count the time for which the client reads nothing from this moment on. 0.0: it reads."""
         self.stalled_since = since
 
     def read_again(self) -> None:
-        """The client reads again, so all that was held has been sent."""
+        """The client reads again, and has read most of what was held: give the memory back."""
         self.stalled_since = 0.0
         self._release()
 

@@ -45,9 +45,9 @@ from proxy.web.front.request_reader import RequestReader
 from proxy.wire.upstream import Piece, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW
 
-# A body from this size on is compressed in a thread: on the loop, it would delay other clients by half a millisecond and more.
+# A body from this size on is compressed in a thread: on the loop, it would delay other clients by half a millisecond or more.
 OFF_LOOP: Final = 262_144
-# Parts of a batch's reply that are sent in one turn of the loop: the kernel may take megabytes at once, and others would wait.
+# Bytes of a batch's reply that are sent in one turn: the kernel may take megabytes at once, and other clients would wait.
 TURN_BYTES: Final = 65_536
 _monotonic: Final = time.monotonic
 
@@ -84,7 +84,8 @@ class ReplyWriter:
         self.block = 0
         self.flight: Flight | None = None
         self.batch: BatchUnderWay | None = None
-        # The batch whose reply is being sent in parts, the bytes of them in this turn, and whether more wait for the next turn.
+        # The batch whose reply is being sent in parts, the bytes that were sent in this turn, and whether the next turn is
+        # awaited.
         self._streamed: CallBatch | None = None
         self._sent_in_turn = 0
         self._awaits_turn = False
@@ -103,7 +104,7 @@ class ReplyWriter:
         return "" if self.head is None else self.head.key.account.id
 
     @property
-    def streams(self) -> bool:  # A notification has no reply.
+    def streams(self) -> bool:  # False for a notification, which has no reply.
         return bool(self.id)
 
     def open(self, transport: asyncio.Transport) -> None:
@@ -137,7 +138,7 @@ class ReplyWriter:
     def begin_call(
         self, head: RequestHead, policy: MethodPolicy, id_: bytes, now: float, block: int, cache: str
     ) -> None:
-        """A call was admitted on the short path. In one step, because this is a part of almost every request."""
+        """A call was admitted on the short path. Sets everything in one step, because almost every request passes here."""
         self.busy = True
         self.head = head
         self.policy = policy
@@ -148,7 +149,7 @@ class ReplyWriter:
         self.units = policy.units
 
     def begin(self, head: RequestHead, now: float) -> None:
-        """A request begins of which nothing else is known yet."""
+        """A request begins. Only its head is known yet."""
         self.busy = True
         self.head = head
         self.policy = None
@@ -192,7 +193,7 @@ class ReplyWriter:
             self._finish(self._no_content())
 
     def write_result(self, result: bytes | msgspec.Raw, now: float) -> None:
-        """Count a good call and send its reply. In one piece, since almost every request ends here."""
+        """Count a good call and send its reply. One long function for speed, since almost every request ends here."""
         context = self._context
         head: RequestHead = self.head  # type: ignore[assignment]
         policy: MethodPolicy = self.policy  # type: ignore[assignment]
@@ -240,7 +241,7 @@ class ReplyWriter:
 
     def _write_whole(self, result: bytes | msgspec.Raw) -> None:
         """Send a large result that was not streamed: a cached one, or one that several callers wait for. It is not copied, and
-        counts until the client has read most of it."""
+        its memory is counted until the client has read most of it."""
         if not self.stream.hold_whole(self.client, result):
             self._finish_body(jsonrpc.error_reply(self.id, NO_ROOM))
             return
@@ -256,12 +257,12 @@ class ReplyWriter:
         self._finish_body(jsonrpc.error_reply(self.id, error))
 
     def _write_encoded(self, encoding: int, result: bytes | msgspec.Raw) -> None:
-        """Send a large result compressed. A cached one was compressed for an earlier caller, or is now for the next ones."""
+        """Send a large result compressed. For a cached result, the compressed form is kept for later callers."""
         if len(result) > FREE_BYTES and not self.stream.hold(self.client, len(result)):
             self._finish_body(jsonrpc.error_reply(self.id, NO_ROOM))
             return
         start = jsonrpc.result_start(self.id)
-        # A reply that is not cached has no bytes of its own: it is a part of the upstream's.
+        # Only cached results come again as the same object, so only their compressed form is kept.
         is_kept = self.cache == "hit" and encoding != encodings.BROTLI
         if is_kept and len(start) <= MAX_PREFIX and len(result) < OFF_LOOP:
             body = self._context.encoded.get(bytes(result), encoding).between(start, b"}")
@@ -278,8 +279,8 @@ class ReplyWriter:
             packed = encodings.compress(encoding, body)
             self._finish(self._ok(len(packed), encoding) + packed)
         else:
-            # Its parts are known only now, and the call itself is over. A reply that has become small is sent like a large one,
-            # because memory may be held for it.
+            # The headers are built now, while the call's state is still there. The reply is sent as a large one even if it has
+            # become small, because memory may be held for it.
             head = self._ok_lines(0, encoding)
             self.flight = None
             self._context.compress_apart(
@@ -301,8 +302,8 @@ class ReplyWriter:
         return True
 
     def _refund(self, fault: Fault) -> None:
-        """A fault costs no more than further upstream calls that were made: the call was refused before it was charged, or the
-        failure is ours."""
+        """Refund a call that failed through our fault, and count it. It still costs the further upstream calls that were made
+        for it."""
         assert self.head is not None
         self.units = self._context.accounting.refund(self.head.key, fault, self.units)
         self._count("faults")
@@ -326,7 +327,7 @@ class ReplyWriter:
     # A large reply to a batch, in parts
 
     def on_batch_begin(self, batch: CallBatch) -> None:
-        """The price is that of all items: refunds of items that fail later do not show in the header."""
+        """Send the headers. Their price is that of all items: items that fail later are refunded, but the header stays."""
         self._context.write_buffer.flush()
         self._streamed = batch
         self.units = batch.units
@@ -373,7 +374,7 @@ class ReplyWriter:
     # Large results, in pieces
 
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
-        """Send our head and the beginning of the result. Without a length the reply is chunked."""
+        """Send our headers and the beginning of the result. Without a length, the reply is chunked."""
         self._context.write_buffer.flush()
         start = jsonrpc.result_start(self.id)
         if left == len(beginning) and (encoding := self._encoding_for(left)):
@@ -454,7 +455,7 @@ class ReplyWriter:
             self._on_free()
 
     def _close_after_reply(self) -> None:
-        self._reader.drop_ahead()  # RFC 9112, 9.6: requests behind the last reply are not served, even if scheduled.
+        self._reader.drop_ahead()  # RFC 9112, 9.6: requests after the last one are not served, even if scheduled.
         self._context.write_buffer.flush()
         if self.transport is not None:
             self.transport.close()

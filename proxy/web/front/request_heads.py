@@ -1,11 +1,11 @@
 """Request heads: a strict parser for the common case, and a cache of its results.
 
 The parser accepts a narrow subset of HTTP/1.1: a POST with a length, on a JSON-RPC route, with one known key, and nothing that
-changes the framing or the connection. Every other head is left to aiohttp: None means *hand over*, never *refuse*. An accepted
-head must mean the same to aiohttp, which a differential fuzz test checks.
+changes the framing or the connection. Every other head is left to aiohttp: None means *hand over*, never *refuse*. aiohttp must
+understand an accepted head in the same way, which a differential fuzz test checks.
 
 Clients mostly repeat their heads, so results are cached by the exact bytes. A head is cached the second time it is seen, so
-that heads which never repeat (each with its own trace id) do not fill the cache, and only while its key is alive.
+that heads which never repeat (each with its own trace id) do not fill the cache. It is used only while its key is alive.
 """
 
 from __future__ import annotations
@@ -314,5 +314,5 @@ class RequestHeadReader:
 
 
 def _is_sampled(name: bytes, line: bytes) -> bool:
-    """Whether a line asks for a trace. Such requests are handed over, and the others not even slowed down."""
+    """Whether a line asks for a trace. Such requests are handed over."""
     return name.lower() == _TRACEPARENT and line.rstrip(b" \t")[-1:] in _SAMPLED

@@ -13,9 +13,9 @@ from typing import Final, final
 from proxy.web.front.request_heads import HeadTemplate, RequestHead, RequestHeadReader
 from proxy.wire.http_connection import NEVER
 
-# A body from this size on takes longer to copy than to decide about.
+# Copying a body from this size on takes longer than the short path saves.
 LARGE_BODY: Final = 16_384
-# How often a connection's heads are compared to find a template. Some clients' heads have none.
+# How often a connection's heads are compared to find a template: some clients' heads have none, so the search is given up.
 TEMPLATE_ATTEMPTS: Final = 4
 _END: Final = b"\r\n\r\n"
 
@@ -83,7 +83,7 @@ class RequestReader:
         return not self.ahead and self._body is None
 
     def forget_known(self) -> None:
-        """Parse the next head, however well known it is."""
+        """Parse the next head, even if it repeats the last one."""
         self.known_bytes = NEVER
 
     def drop_ahead(self) -> None:
@@ -118,7 +118,7 @@ class RequestReader:
         return self._take_first(data, 0)
 
     def _take_first(self, data: bytes, at: int) -> RequestMessage | None:
-        """The request that begins at `at`. Later bytes stay where they are, with the cursor behind the request."""
+        """The request that begins at `at`. Later bytes stay in `ahead`, and the cursor moves to the end of the request."""
         body_at = data.find(_END, at) + 4
         if body_at == 3:
             # RFC 9112, 2.2: a line ends in CRLF. A client that sends LF alone would wait for its reply forever.

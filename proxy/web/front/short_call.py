@@ -1,8 +1,9 @@
 """The short path: a plain read, an idle connection to the only upstream, a good reply.
 
-Most calls are such. The upstream connection passes the reply straight to this sink, which passes it to the reply writer of its
-client connection. A call that is slow, fails or has an unusual reply becomes a `Flight`, with the same outcome. One client
-connection has one call under way at a time, so one `ShortCall` is reused for all of them and nothing is allocated per call.
+Most calls are of this kind. The upstream connection passes the reply straight to this sink, which passes it to the reply writer
+of its client connection. A call that is slow, fails or has an unusual reply becomes a `Flight`; clients see no difference. A
+client connection has one call under way at a time, so one `ShortCall` is reused for all of them and nothing is allocated per
+call.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ShortCall:
 
     def __init__(self, replies: ReplyWriter) -> None:
         self._replies = replies
-        # The call under way: its params, the number that is its id, its upstream.
+        # The call under way: its params, its id at the upstream, and the upstream.
         self._params = b""
         self._wire_id = 0
         self._upstream: Upstream | None = None
@@ -65,7 +66,7 @@ class ShortCall:
     # Called by the upstream connection
 
     def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
-        """Pass on a good reply. In one piece, since almost every call ends here."""
+        """Pass on a good reply. Kept short, since almost every call ends here."""
         upstream, replies = connection.upstream, self._replies
         client: RequestHead = replies.head  # type: ignore[assignment]
         policy: MethodPolicy = replies.policy  # type: ignore[assignment]
@@ -94,7 +95,7 @@ class ShortCall:
         self._to_flight(upstream).on_fail(upstream, reason, sent=sent)
 
     def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
-        """Pass on a large reply that is complete. One that comes in pieces needs a flight to follow it to its end."""
+        """Pass on a large reply that is complete. One that arrives in pieces becomes a flight, which follows it to its end."""
         replies = self._replies
         policy: MethodPolicy = replies.policy  # type: ignore[assignment]
         start = result_at(policy, b"%d" % self._wire_id, head, beginning) if len(beginning) == head.length else 0

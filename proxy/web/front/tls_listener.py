@@ -1,8 +1,8 @@
-"""TLS for client connections: each is counted and timed from its first byte, and becomes a connection of the front after its
+"""TLS for client connections: each is counted and has a deadline from its start, and becomes a `FrontConnection` after its
 handshake.
 
-All connections start from one context. Its callback puts the certificate for the client's server name in place, so new
-certificates take effect for new connections while the open ones go on.
+All connections start with one context. Its callback selects the certificate for the client's server name, so new certificates
+take effect for new connections while open ones continue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TlsListener:
     def __init__(self, limiter: ConnectionLimiter, tls: TlsSettings, certificates: Certificates) -> None:
         self._limiter = limiter
         self._tls = tls
-        # A session is resumed by the context that made it, so all connections start with the same one for good.
+        # Only the context that created a session can resume it, so all connections start with the same one.
         self._base = certificates.contexts(tls)[0][1]
         self._base.sni_callback = self._choose
         self._default = self._base
@@ -44,7 +44,7 @@ class TlsListener:
         """Use these certificates for new connections."""
         found = certificates.contexts(self._tls)
         self._default = found[0][1]
-        # The first certificate with a name keeps it.
+        # If several certificates have the same name, the first one is used.
         self._by_name = {name: context for names, context in reversed(found) for name in names}
 
     def _choose(self, connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, base: ssl.SSLContext) -> None:
@@ -82,7 +82,7 @@ class PendingHandshake(asyncio.Protocol):
         self._address = peer[0] if isinstance(peer, tuple) else ""
         self._since = self._limiter.now()
         self._front = self._limiter()
-        # A handshake costs as much as many calls: those of one address take turns with everything else.
+        # A handshake costs as much as many calls, so the handshakes of one address take turns with other clients' work.
         take_turn = partial(self._limiter.turns.add, self._address)
         self._tls = TlsTransport(self._context, self._front, self._on_handshake, take_turn=take_turn)
         transport.set_protocol(self._tls)  # type: ignore[arg-type]

@@ -95,7 +95,7 @@ def _attempt(found: Attempt) -> dict[str, Any]:
 
 
 def _exchange(found: Attempt) -> dict[str, Any]:
-    """Null for attempts that were made before exchanges were recorded."""
+    """The recorded exchange of an attempt. Its texts are empty if nothing was sent."""
     return {
         "request_headers": found.sent,
         "response_headers": found.reply_headers,

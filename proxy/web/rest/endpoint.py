@@ -38,8 +38,8 @@ from proxy.web.reply import encoded_reply
 from proxy.web.request_directives import directives_of, without_directives
 from proxy.web.request_state import STATE
 
-# Pauses between two looks for the block of X-Min-Block, each of which reads the data again: a third of the time so far, within
-# these bounds.
+# The pause before the data is read again, to find out whether it has reached the block of X-Min-Block: a third of the time
+# waited so far, within these bounds.
 BLOCK_CHECK_S, LONGEST_CHECK_S = 0.1, 1.0
 
 
@@ -81,7 +81,7 @@ class RestRequest:
 
     @property
     def min_block(self) -> int:
-        """The block that the result must belong to, or a later one; 0 for any."""
+        """The result must be from this block or a later one; 0 for any."""
         return self.directives.min_block if self.directives is not None else 0
 
     @property
@@ -201,7 +201,7 @@ class RestEndpoints:
 
 
 async def _in_time(operation: ApiOperation, handler: RestHandler, asked: RestRequest) -> Any:
-    """Run the handler within the request's own deadline. Only reads have one: a change must not be given up half-way."""
+    """Run the handler within the request's own deadline. Only reads have one: a change must not be cancelled half-way."""
     timeout_ms = asked.directives.timeout_ms if asked.directives is not None else 0
     if not timeout_ms or operation.method != "GET":
         return await _at_block(handler, asked)

@@ -15,7 +15,7 @@ from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
 from proxy.web.rest.endpoint import RestHandler, RestRequest
 from proxy.web.timestamps import moment_of, time_of
 
-# The scopes of a key that may read requests of the account's other keys, and of one that may read deliveries.
+# A key needs this scope to read requests of the account's other keys, and one of these to read deliveries.
 ALL_REQUESTS = SCOPE_BIT["requests:read"]
 DELIVERIES = ALL_REQUESTS | SCOPE_BIT["webhooks:manage"]
 

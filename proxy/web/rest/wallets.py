@@ -35,7 +35,7 @@ class WalletHandlers:
         found = [wallet for wallet in known if wanted is None or wallet.network == wanted.id]
         if not found:
             raise NotFound("there is no such wallet")
-        # The same address on several chains is the rule. Without `chain` it is the one that was created first.
+        # A wallet usually has the same address on several chains. Without `chain`, the one that was created first is returned.
         wallet = found[0]
         network = request.network(request.network_word(wallet.network))
         state = await self._wallets.state(network, wallet)

@@ -18,10 +18,10 @@ from proxy.turn_queue import next_turn
 from proxy.web.rest.deliveries import shown_health
 from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
 
-# Addresses that are written, and kept until they are purged, at the price of a unit.
+# How many addresses one unit pays for: writing them, and keeping them until they are purged.
 ADDRESSES_PER_UNIT = 100
 LOOKUP_METHOD = "eth_getTransactionByHash"
-# Units that are paid at a time: less than any key may spend per second.
+# Units that are charged at a time: less than any key may spend per second.
 PAID_AT_ONCE = 10
 
 
@@ -137,8 +137,8 @@ class WebhookHandlers:
         }
 
     async def _pay(self, network: str, addresses: int, transactions: int) -> None:
-        """Pay for the addresses that are written, and for the calls that look up whether transactions were mined before. Raises
-        RateLimited at once if the account does not get so many units in time."""
+        """Pay for the addresses that are stored, and for the calls that look up whether transactions were mined already. Raises
+        RateLimited at once if the account does not get that many units in time."""
         meter = meter_of_task.get()
         if meter is None:
             return
@@ -174,7 +174,7 @@ class WebhookHandlers:
 
 
 def _count(config: Mapping[str, Any], name: str, but: Iterable[Any] = ()) -> int:
-    """How many values a list of the config has besides those in `but`. The service checks it."""
+    """The number of values in a list of the config that are not in `but`. The service validates the list."""
     found, known = config.get(name), {str(each).lower() for each in but}
     if not isinstance(found, list):
         return 0

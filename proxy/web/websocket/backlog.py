@@ -1,9 +1,9 @@
 """Events of one socket that cannot be sent now: its client does not read, or its key has no compute units left.
 
-They wait in a bounded queue, in order. A client that lets the queue overflow by not reading is closed with 1013; it can
-reconnect and subscribe from the last block it has. A key without units keeps its connection: the client gets one error, events
-that do not fit are dropped, and once the rest is sent the client is informed which blocks it missed. Only then are events sent
-directly again.
+They wait in a bounded queue, in order. If the queue overflows because the client does not read, the socket is closed with 1013;
+the client can reconnect and subscribe from the last block it has. A key without units keeps its connection: the client gets one
+error, events that do not fit are dropped, and once the rest is sent, a message lists the blocks that it missed. Only then are
+events sent directly again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.web.websocket.socket_context import EventKind
 from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.unit_allowance import UnitAllowance
 
-# Bytes of a notification around its event, about.
+# The approximate size of a notification without its event.
 AROUND_AN_EVENT = 130
 
 
@@ -114,7 +114,7 @@ class Backlog:
         self.send()
 
     def _add(self, subscription: QueuedSubscription, event: FeedEvent) -> None:
-        # Its frame is built when it is sent: an event may keep those of many subscriptions, and may never be sent.
+        # The frame is built when the event is sent: an event caches a frame for each subscription id, and may never be sent.
         size = len(event.result) + AROUND_AN_EVENT
         if not self._has_room(subscription, size):
             self.send()

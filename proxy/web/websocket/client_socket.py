@@ -1,9 +1,9 @@
 """One WebSocket, from its handshake to its close: messages in, frames out, and a bound on everything that waits.
 
-*Reading.* Messages are read while fewer than the allowed number of calls are under way, and fewer bytes of their messages than
-one message may have, and the client reads what it is sent. Otherwise they stay in the client's own buffers. A large message is
-read in several turns, and waits while its account is at its limit (`large_messages.py`). A client that leaves too many bytes of
-replies unread is closed. While a socket is not read, it is asked now and then whether its client has left.
+*Reading.* Messages are read while fewer than `max_in_flight` calls are under way, the messages of these have fewer bytes than
+`max_message_bytes`, and the client reads its replies. Otherwise messages stay in the client's own buffers. A large message is
+read in several turns, and waits while its account is at its limit (`large_messages.py`). A socket whose client leaves too many
+bytes of replies unread is closed. While a socket is not read, it is polled for whether its client has left.
 
 *Writing.* Frames sent in one turn of the event loop leave in one write (`socket_output.py`).
 
@@ -33,15 +33,16 @@ from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.subscriptions import Subscription, Subscriptions
 from proxy.web.websocket.unit_allowance import UnitAllowance
 
-# Frames read from one socket before others have their turn, whether or not they complete a message.
+# Frames that are read from one socket in a turn, whether or not they complete a message.
 FRAMES_PER_TURN = 16
-# The same for the bytes of messages: a compressed one may become a thousand times as large.
+# The same for the bytes of messages: a compressed message may become a thousand times as large.
 BYTES_PER_TURN = 65_536
-# How long a client may take to answer a close frame, and to read the frames before it.
+# How long a client that has read everything may take to answer a close frame.
 CLOSE_REPLY_S = 1.0
 # How long a client may take to decompress the last messages. RFC 6455, 5.5.1: after both close frames the server "MUST close
 # the underlying TCP connection immediately".
 DECOMPRESS_S = 0.2
+# How long a client may take to read the frames before the close frame, and to answer it.
 CLOSE_READ_S = 10.0
 _PING = frame(b"", frames.PING)
 _monotonic = time.monotonic
@@ -227,12 +228,12 @@ class ClientSocket(asyncio.Protocol):
             self.output.send(frame(payload, frames.PONG))
 
     def _may_be_decompressing(self) -> bool:
-        """Whether the client may not have come to the close frame yet. Node's own client decompresses in the background: if the
-        connection ends meanwhile, it takes that for a failure (1006)."""
+        """Whether the client may not have processed our last messages yet. Node's own client decompresses in the background: if
+        the connection ends meanwhile, it reports a failure (1006)."""
         return self.output.window_bits > 0 and self.context.now() - self.output.deflated_at < DECOMPRESS_S
 
     def _wait_for_more(self) -> None:
-        """Inside a message a deadline runs, from its first byte on; between messages none does."""
+        """Wait for more bytes. Inside a message, a deadline runs from its first byte on; between messages there is none."""
         self._resume_reading()
         if self._reader.is_between:
             self._message_since = 0.0
@@ -276,7 +277,7 @@ class ClientSocket(asyncio.Protocol):
             self._read_soon()
 
     def ping(self) -> None:
-        """Send one ping. A client that sent nothing in all the rounds it has is closed."""
+        """Send one ping. The socket is closed if its client sent nothing in `silent_rounds` rounds."""
         if self._silent_rounds >= self.context.silent_rounds:
             self.close(frames.POLICY, "no reply to pings")
             return
@@ -345,7 +346,7 @@ class ClientSocket(asyncio.Protocol):
             transport.close()
 
     def close_if_quiet(self, now: float, quiet_s: float) -> None:
-        """Do nothing: pings find clients that are gone, and a drain closes sockets itself."""
+        """Do nothing: pings find clients that are gone, and `ClientSockets.drain` closes sockets."""
 
     def force_close(self) -> None:
         self.close(frames.RESTART, "service restart")

@@ -1,7 +1,7 @@
 """All WebSockets of a worker: opening, limits per account, pings, key changes, and the drain.
 
-Pings go out in slices, so that they do not come all at once. A key that is revoked or expires takes its sockets with it; a key
-that was only changed keeps them.
+Pings are sent to a share of the sockets at a time, so that they are spread over the interval. When a key is revoked or expires,
+its sockets are closed; a key that was only changed keeps them.
 """
 
 from __future__ import annotations

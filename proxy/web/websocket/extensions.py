@@ -1,7 +1,7 @@
 """Negotiating permessage-deflate (RFC 7692), without context takeover in either direction.
 
-So no memory is kept between messages, and a compressed message is the same bytes for all clients with the same window. An offer
-with a parameter that is not known or valid is declined; without an acceptable offer nothing is compressed.
+No memory is kept between messages, and a compressed message has the same bytes for all clients with the same window. An offer
+with an unknown or invalid parameter is declined; without an acceptable offer, nothing is compressed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def window_bits(offers: str) -> int:
 
 
 def acceptance(bits: int) -> str:
-    """The reply's header. A client that offered the largest window need not see it repeated."""
+    """The reply's header. The largest window is the default, so it is not repeated."""
     window = f"; server_max_window_bits={bits}" if bits < _LARGEST_WINDOW else ""
     return f"{_NAME}; server_no_context_takeover; client_no_context_takeover{window}"
 

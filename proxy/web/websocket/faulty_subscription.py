@@ -59,13 +59,13 @@ class FaultySubscription(Subscription):
         super().__init__(owner, request, id_=id_, kind=kind, caller=caller)
         self._fault = fault
         self._later: Callable[..., object] = owner.call_later
-        # With the bytes that count as memory of the account.
+        # Events that wait for their delay, with the bytes that are counted for the account.
         self._delayed: deque[tuple[Sequence[FeedEvent], int]] = deque()
         # The events of the last blocks, by block.
         self._recent: dict[int, list[FeedEvent]] = {}
 
     def on_events(self, events: Sequence[FeedEvent]) -> None:
-        """Replayed events are sent as they are, except that they count for a drop."""
+        """Events of a replay are not delayed, but count towards a drop."""
         delay_ms = self._fault.plan.delay_ms
         if self.early is not None:
             self._defer(events)

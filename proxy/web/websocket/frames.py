@@ -1,15 +1,14 @@
 """RFC 6455 frames: encoding of ours, and a strict reader for those of clients.
 
-A server's frames are not masked; a client's must be. The one extension is permessage-deflate without context takeover (RFC
-7692): a compressed message to many clients is the same bytes for all of them, and no memory is kept between messages. Binary
-messages are accepted if they contain valid
-UTF-8, because web3.py sends its calls that way.
+A server's frames are not masked; a client's must be. The only extension is permessage-deflate without context takeover (RFC
+7692): a compressed message to many clients has the same bytes for all of them, and no memory is kept between messages. Binary
+messages are read like text, because web3.py sends its calls that way.
 
 The reader is fed bytes and returns messages and control frames in order. If a client breaks a rule, it raises an exception with
 the close code. It holds at most one message of the allowed size, in however many pieces it arrives. One call of `take` reads
-one frame, so that its caller can count them: an empty fragment costs as much time as a message. A compressed message is
-decompressed a part in each call, and a large one is returned by a later call than its last frame, so that its caller can
-postpone it.
+one frame, so that its caller can count them: an empty fragment costs as much time as a message. Each call decompresses a part
+of a compressed message, and a large message is returned by a later call than the one that reads its last frame, so that the
+caller can postpone it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MAX_CONTROL = 125
 # Fragments of one message. Small ones are fine in a large message: one more is allowed for every BYTES_PER_FRAGMENT bytes.
 MAX_FRAGMENTS = 1024
 BYTES_PER_FRAGMENT = 16
-# Reading a message from this size on takes longer than to decide about it.
+# A message from this size on takes so long to read that its account may have to wait first (`large_messages.py`).
 LARGE_MESSAGE = 16_384
 # The reserved bit that marks a compressed message, on its first frame.
 _DEFLATED = 0x40
@@ -98,7 +97,7 @@ def close_code(payload: bytes) -> int:
 
 
 def unmask(payload: bytes | bytearray, mask: bytes) -> bytes:
-    """Section 5.3. In C: a megabyte as one long integer takes milliseconds."""
+    """Section 5.3. Uses aiohttp's C function: in Python, a megabyte takes milliseconds."""
     text = bytearray(payload)
     websocket_mask(mask, text)
     return bytes(text)
@@ -211,7 +210,8 @@ class FrameReader:
             raise ProtocolViolation(NOT_UTF8, "the message is not valid deflate data") from None
 
     def _text(self, payload: bytes) -> Message:
-        """Some libraries send JSON in binary messages. One that is not JSON gets the same error as a text that is not."""
+        """The message as text. Some libraries send JSON in binary messages, which are not checked here: one that is not UTF-8
+        gets the error of a call that is not JSON."""
         if self._kind == TEXT:
             _check_utf8(payload)
         return TEXT, payload

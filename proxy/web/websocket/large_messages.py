@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-# Ten refused messages a second of an account: they take a hundredth of a worker's time.
+# Limits the refused large messages of an account to ten a second, which take a hundredth of a worker's time.
 PAUSE_S = 0.1
 
 

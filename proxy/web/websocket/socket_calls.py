@@ -1,6 +1,7 @@
-"""The calls of one socket: each message is a call or a batch, served as over HTTP and answered when its reply is there.
+"""The calls of one socket: each message is a call or a batch, served as over HTTP and answered as soon as its reply is ready.
 
-Replies carry the ids of their calls, so a slow call delays no other. A malformed message is answered by an error on the socket.
+Replies carry the ids of their calls, so a slow call does not delay others. A malformed message is answered by an error on the
+socket.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class SocketCalls:
         self.request_id = terms.request_id
         self.directives = terms.directives
         self._on_answered = on_answered
-        # With the size of their messages.
+        # The calls under way, with the sizes of their messages.
         self._under_way: dict[SocketCall | SocketBatch, int] = {}
         self.bytes_under_way = 0
         self._served = 0
@@ -143,7 +144,7 @@ class SocketCalls:
             self.refuse(exc, self._served, len(message))
 
     def refuse(self, exc: MalformedCall, number: int, size: int) -> None:
-        """Charge for a malformed message of this size what an error costs: it must not be cheaper than a call."""
+        """Answer a malformed message with an error, and charge for it: a malformed message must not be free."""
         admission, now = self.context.admission, time.monotonic()
         refusal = admission.charge(self.key, 1, UNITS_OF_AN_ERROR, now)
         if admission.may_wait(refusal, now):
@@ -210,7 +211,7 @@ class SocketCalls:
         return b',"meta":' + msgspec.json.encode(found)
 
     def leave(self) -> None:
-        """The client has left: nothing waits for the replies any more."""
+        """The client has left: give up all calls under way."""
         calls, self._under_way, self.bytes_under_way = self._under_way, {}, 0
         for later, size in self._delayed.values():
             later.cancel()
@@ -444,6 +445,6 @@ class SocketBatch:
         return [*found, b"]"] if found else []
 
     def _end(self, outcome: str, units: int) -> None:
-        self._batch = None  # It refers to this object and to the message, which would wait for the garbage collector.
+        self._batch = None  # Breaks a reference cycle, which would keep the message until the garbage collector runs.
         took_s = time.monotonic() - self._began
         self._owner.answered(self, "batch", outcome=outcome, units=units, took_s=took_s)

@@ -17,8 +17,8 @@ from proxy.services.rpc.reply_share import ReplyShare
 from proxy.turn_queue import Step
 from proxy.web.websocket.frames import deflated_frame, frame
 
-# Sockets written to in one turn. While calls come in between, a slice stays small and delays them by a tenth of a
-# millisecond. While none do, the slice doubles, because every turn costs as much as half a message.
+# Sockets that are written to in one turn. While the loop has other work between two slices, a slice stays small and delays that
+# work by a tenth of a millisecond. Otherwise the slice doubles, because every turn costs as much as half a message.
 SMALL_SLICE, LARGE_SLICE = 16, 128
 # Less than this between two turns means that the loop had nothing else to do.
 IDLE_GAP_S = 15e-6
@@ -121,7 +121,8 @@ class SocketOutput:
         # When the client stopped reading; 0.0 while it reads.
         self.stalled_since = 0.0
         self._in_turn = in_turn
-        # The rest of large messages and the frames behind them, with the memory of each message at its end; and its bytes.
+        # The unsent rest of large messages and the frames after them, with the memory of each message at its end; and their
+        # bytes.
         self._rest: deque[bytes | memoryview | ReplyShare] = deque()
         self._rest_bytes = 0
         # The memory of large messages that were written and that the client has not read yet.

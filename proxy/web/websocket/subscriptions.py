@@ -1,8 +1,9 @@
 """The subscriptions of one socket: how they start, how their events are sent, how they end.
 
-A notification contains the subscription's id, so equal ids make equal bytes. The id is therefore a function of the topic and of
-how many times the socket has subscribed to it. For almost all clients that is the first time, so an event is framed once and
-written to all of them. The id is still unique on its socket and never used there twice. Families with numeric ids count them.
+A notification contains the subscription's id, so sockets with equal ids get equal bytes. The id is therefore a function of the
+topic and of how many times the socket has subscribed to it. For almost all clients that is the first time, so an event is
+framed once and written to all of them. The id is still unique on its socket and never used there twice. In families with
+numeric ids, each socket counts its subscriptions.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ log = logging.getLogger("penstock.sockets")
 
 # go-ethereum's code and message for an unknown id.
 _NOT_FOUND = jsonrpc.error(-32000, "subscription not found")
-# Topics whose counts one socket remembers. Beyond that it continues from a number that none of them has reached.
+# Bounds the memory of a socket's counts by topic. Beyond it, all counts continue from a number that none of them has reached.
 MOST_COUNTS = 1000
-# How long calls for a subscription may wait for compute units before it ends: longer than any rate limit, shorter than a day's.
+# A subscription whose calls would wait longer than this for compute units ends: per-second limits refill sooner, and a daily
+# quota would take hours.
 LONGEST_PAUSE_S = 60
-# Larger params are read beside the event loop: the largest filter takes 4 ms.
+# Larger params are parsed in a thread: the largest filter takes 4 ms.
 READ_AT_ONCE = 16_384
 # Events that may wait for the reply to the batch that created their subscription.
 MOST_EARLY = 1000
@@ -56,7 +58,7 @@ class SubscriptionIds:
     __slots__ = ("_base", "_counts", "_made")
 
     def __init__(self) -> None:
-        # By the digest of the topic, which may be large and outlives its subscription here.
+        # Counts by the digest of the topic: a topic may be large, and its count outlives its subscription.
         self._counts: dict[bytes, int] = {}
         self._made = 0
         # When the counts were last dropped, no topic had a higher count than this.
@@ -100,7 +102,7 @@ class Subscription:
         self.kind = kind
         self.tally = kind.tally_of(owner.network)
         self.is_open = True
-        # Under this name an event has its frame for sockets like this one.
+        # The key under which an event caches its frame for sockets with this id and compression.
         self._slot = b"%d %b" % (self._output.window_bits, self.id) if self._output.window_bits else self.id
         # Whether it is replaying old blocks. A replay waits for room itself, so none of its events is dropped.
         self.replays = request.from_block is not None
@@ -116,7 +118,7 @@ class Subscription:
         return f"<Subscription {self.id.decode()} {self.topic.kind}{'' if self.is_open else ', closed'}>"
 
     def on_events(self, events: Sequence[FeedEvent]) -> None:
-        """Send directly if nothing is in the way. In one piece, because it runs for every socket of a topic."""
+        """Send directly if possible. One long function for speed, because it runs for every socket of a topic."""
         owner, kind, slot = self._owner, self.kind, self._slot
         count = len(events)
         units = kind.units * count
@@ -179,7 +181,7 @@ class Subscription:
             self._owner.end(self)
 
     def frame_of(self, event: FeedEvent) -> bytes:
-        """The event's frame, built once for all sockets that have this id, and once more for those that accept compression."""
+        """The event's frame. It is built once for all sockets with this id, and once more for each compression window."""
         found = event.frames.get(self._slot)
         if found is None:
             found = event.frames[self._slot] = self._output.message(
@@ -274,7 +276,7 @@ class Subscriptions:
                 self._start(caller, read_request(policy.family, policy.method.name, params))
 
     async def _start_large(self, caller: Caller, policy: MethodPolicy, params: bytes) -> None:
-        """Start a subscription with a filter of thousands of values. It is read beside the event loop."""
+        """Start a subscription with a filter of thousands of values, which is parsed in a thread."""
         self._take_turns()
         read = partial(read_request, policy.family, policy.method.name, params)
         with _failing(caller):

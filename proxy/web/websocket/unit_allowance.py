@@ -83,7 +83,7 @@ class UnitAllowance:
         self._waiting.pop(retry, None)
 
     def _wake(self) -> None:
-        """Call all waiting senders. One that runs out again queues behind the others."""
+        """Call all waiting senders. One that finds no units joins the end of the queue."""
         self._timer = None
         waiting, self._waiting = self._waiting, {}
         for retry in waiting:
