@@ -80,5 +80,5 @@ class ContradictionLog:
         return await self._store.read(network=None, since=None, most=MOST_LISTED)
 
     async def read(self, network: str | None, since: datetime.datetime | None) -> list[dict[str, Any]]:
-        """All that are kept, of one network or of all, newest first."""
+        """All stored contradictions, of one network or of all, newest first."""
         return await self._store.read(network=network, since=since, most=None)

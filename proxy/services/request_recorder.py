@@ -64,7 +64,7 @@ class RequestRecorder:
         self._is_on = is_on
         self.slow_s = slow_s if is_on else math.inf
         self.waiting: list[RequestRecord] = []
-        # What each of them takes of the memory.
+        # The memory that each of them takes.
         self._sizes: list[int] = []
         # Records that were dropped and are not counted in the metrics yet.
         self._dropped = 0

@@ -62,7 +62,7 @@ class Meters:
 
 
 class Meter:
-    """What one request has paid, and what its calls have used of it."""
+    """The units that one request has paid, and those that its calls have used."""
 
     __slots__ = ("_admission", "_deadline", "_is_closed", "_turns", "key", "paid", "pays_for_hits", "used")
 
@@ -135,7 +135,7 @@ class Meter:
         self.pays_for_hits = True
 
     def answered_here(self, units: int) -> None:
-        """A call that was paid for was answered from the cache, or by joining a call of another client."""
+        """A call that was paid for was answered from the cache, or by joining an equal call under way."""
         if not self.pays_for_hits:
             self.unused(units)
 

@@ -114,7 +114,7 @@ class MinedLookups:
         return "" if watcher is None else watcher.account
 
     async def _ends(self, connection: DatabaseConnection, lookup: MinedLookup, result: object) -> bool:
-        """Write the event of a lookup, if any. One that fails because of its values has ended."""
+        """Write the event of a lookup, if any. A lookup that fails because of its values counts as ended."""
         with self._bad.skipped(webhook=lookup.webhook):
             async with connection.transaction():
                 return await self._is_ended(connection, lookup, result)

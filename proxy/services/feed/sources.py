@@ -96,7 +96,7 @@ class FeedSources:
 
     async def has_successor(self, source: FeedSource, clock: Callable[[], float]) -> bool:
         """Whether a higher-ranked source can take over. Notifications are lost while a stream is replaced, so one that pushes
-        must be reachable: its failure may not have shown in its health yet. One that is not backs off."""
+        must be reachable: its failure may not have shown in its health yet. A source that is not reachable backs off."""
         for each in self._sources[: self._sources.index(source)]:
             if each.retry_at > clock() or not self._is_healthy(each, clock()):
                 continue

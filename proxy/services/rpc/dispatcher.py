@@ -236,7 +236,7 @@ class Dispatcher(FlightHandler):
         self.send(flight, upstream, now)
 
     def _repeat(self, flight: Flight, now: float) -> None:
-        """The call hangs on every upstream. One that was silent and is back gets it again."""
+        """The call hangs on every upstream. Send it again to an upstream that was silent and is back."""
         upstream = upstream_that_is_back(self.state, flight, now)
         if upstream is None:
             return

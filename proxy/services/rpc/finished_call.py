@@ -35,7 +35,7 @@ class FinishedCall(msgspec.Struct, kw_only=True, frozen=True):
     params: bytes = b""
     directives: Directives | None = None
     batch: CallBatch | ShortBatch | None = None
-    # Where the attempts are found: in a flight, in the calls that were made for a REST operation, or here.
+    # The attempts are in a flight, in the calls that were made for a REST operation, or here.
     flight: Flight | None = None
     calls: Sequence[PendingReply] = ()
     attempts: Sequence[RecordedAttempt] = ()

@@ -210,7 +210,7 @@ def _is_known(
         if not directives.may_join:
             return False
     flight = state.flights.get(slot)
-    # One that hangs is not joined: it ends with a timeout, and long before the caller's own time is up.
+    # A flight that hangs is not joined: it would end with a timeout, long before the caller's own time is up.
     if flight is None or now - flight.began > route.dispatcher.call_timeout_s / 2:
         return False
     # A call that may be split is not shared with other accounts: its pieces are paid for by one.

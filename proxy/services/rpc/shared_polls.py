@@ -73,7 +73,7 @@ class SharedPolls:
         self._write(health, last)
 
     def judge(self, health: UpstreamHealth, now: float) -> None:
-        """Share the upstream's standing. One that has not named its chain to this process may have named it to another."""
+        """Share the upstream's standing, unless this process has not checked it yet: another process may have."""
         if health in self._last and health.standing != "unchecked":
             self._write(health, replace(self._last[health], by=self._me, standing=health.standing, judged_at=now))
 
