@@ -105,7 +105,7 @@ def is_cancelled() -> bool:
 
 
 def report_failure(name: str, exc: BaseException, pause_s: float | None) -> None:
-    """Count and log the failure of a loop. It is restarted after the pause, or not at all if `pause_s` is None."""
+    """Count and log the failure of a loop. It goes on after the pause, or ends if `pause_s` is None."""
     if not isinstance(exc, Unavailable):
         telemetry.loop_failures_total.labels(name).inc()
         log.error("loop failed", extra={"loop": name, "again_in_s": pause_s}, exc_info=exc)

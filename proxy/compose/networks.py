@@ -235,7 +235,7 @@ class NetworkBuilder:
 
 
 def _by_use(network: Network, upstreams: list[UpstreamSettings]) -> tuple[Numbered, Numbered]:
-    """Those that take calls, and those that carry subscriptions only."""
+    """The upstreams that take calls, and those that carry subscriptions only."""
     takes_all = family_of(network).socket_calls
     numbered = list(enumerate(upstreams))
     calls = [(n, each) for n, each in numbered if takes_all or not each.url.startswith("ws")]

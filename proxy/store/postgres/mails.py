@@ -45,7 +45,7 @@ class MailStore:
         return f"<MailStore {self._pool!r}>"
 
     async def claim(self, kinds: Sequence[str]) -> list[QueuedMail]:
-        """Claim due mails of these kinds. Those of a later version stay for its senders."""
+        """Claim due mails of these kinds. Kinds that only a later version knows are left for its senders."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(sql.mails.claim, LEASE_S, AT_ONCE, kinds)
         return [

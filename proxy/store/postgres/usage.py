@@ -129,7 +129,7 @@ class UsageStore:
             return await _sum_up(connection)
 
     async def _find_series(self, connection: DatabaseConnection, series: set[UsageSeries]) -> None:
-        """Read the ids of series. One that cannot be stored has none."""
+        """Read the ids of series. A series that cannot be stored gets none."""
         make_room(self._numbers, REMEMBERED)
         new = sorted(each for each in series if each not in self._numbers)
         for start in range(0, len(new), ROWS):

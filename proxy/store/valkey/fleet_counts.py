@@ -44,7 +44,7 @@ class FleetCounts:
         reply = await self._link.ask(*self._words(kind, slot, own))
         self._heard(kind, slot, own, reply)
         others = self._others.get((kind, slot), 0)
-        # Those before it may have been closed meanwhile.
+        # Sockets or subscriptions that were counted before it may have been closed meanwhile.
         place = min(place, self._counts.total(kind, slot))
         return place <= (most - others if isinstance(reply, int) else self._share(most))
 
