@@ -118,6 +118,24 @@ async def test_event_is_delivered_listed_and_redelivered(desk: Desk) -> None:
     assert (read.body, len(read.attempts)) == (b"evt_2", 2)
 
 
+async def test_redelivery_skips_no_number_of_an_attempt(desk: Desk) -> None:
+    """Before the first attempt, while a retry waits, and after the last one. Only an attempt in progress keeps its number."""
+    await desk.add("evt_1", day=today())
+    assert await desk.store.redeliver(desk.webhook, "evt_1")
+    numbers = []
+    for state in ("due", "failed", "delivered"):
+        claimed = await desk.claim()
+        numbers += [each.claim for each in claimed]
+        await desk.finish(claimed, state)
+        assert await desk.store.redeliver(desk.webhook, "evt_1")
+    assert numbers == [1, 2, 3]
+    under_way = await desk.claim()
+    assert await desk.store.redeliver(desk.webhook, "evt_1")
+    # Its outcome no longer counts.
+    await desk.finish(under_way)
+    assert [each.claim for each in await desk.claim()] == [6]
+
+
 async def test_event_is_stored_once_whichever_day_it_is_added(desk: Desk) -> None:
     await desk.store.purge(30)
     for day in (today(), days_ago(1), days_ago(400), None):

@@ -1021,6 +1021,13 @@ create table attempts (
     reply_body text
 ) partition by range (began_at);
 
+-- Whether the outcome of a delivery's last claim is not known yet.
+create function attempt_is_open(event text, claim bigint, state text) returns boolean language sql stable
+set search_path from current as $$
+    select state not in ('delivered', 'failed') and claim > 0
+        and not exists (select from attempts where event_id = event and number = claim)
+$$;
+
 -- Attempts of days that have no table of their own. The columns of a unique index of all days would have to include the time.
 create table attempts_of_other_days partition of attempts (unique (event_id, number)) default;
 

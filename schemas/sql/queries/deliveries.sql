@@ -208,8 +208,8 @@ select wanted.webhook_id, recent.* from unnest($1::text[]) as wanted (webhook_id
 ) recent order by wanted.webhook_id, recent.began_at;
 
 -- redeliver
--- Restart the retry schedule. An attempt in progress no longer counts, and deliveries of an inactive webhook wait. A finished
--- delivery has none in progress, so it keeps its claim: claims are the numbers of attempts, and none is skipped.
+-- Restart the retry schedule. An attempt in progress no longer counts, and deliveries of an inactive webhook wait. Claims are
+-- the numbers of attempts: a delivery without an attempt in progress keeps its claim, so that no number is skipped.
 -- Events removed by a reorganisation are not sent again.
 with whose as materialized (
     select id, status from webhooks where id = $1 and status <> 'deleted' for share
@@ -217,7 +217,7 @@ with whose as materialized (
 update deliveries set
     state = case when whose.status = 'active' then 'due' else 'parked' end,
     table_day = delivery_table(day, 'due'), due_at = now(), tries = 0,
-    claim = claim + (state not in ('delivered', 'failed'))::integer, counted = false, finished_at = null
+    claim = claim + attempt_is_open(event_id, claim, state)::integer, counted = false, finished_at = null
 from whose
 where webhook_id = whose.id and event_id = $2 and state <> 'dropped'
     and not exists (select from events where events.day = deliveries.day and id = $2 and taken_back)
@@ -238,7 +238,8 @@ with whose as materialized (
     update deliveries set
         state = case when whose.status = 'active' then 'due' else 'parked' end,
         table_day = delivery_table(day, 'due'), due_at = now(), tries = 0,
-        claim = claim + (state not in ('delivered', 'failed'))::integer, counted = false, finished_at = null
+        claim = claim + attempt_is_open(deliveries.event_id, claim, state)::integer, counted = false,
+        finished_at = null
     from picked, whose
     where deliveries.event_id = picked.event_id and deliveries.table_day = picked.table_day
         and deliveries.webhook_id = whose.id
