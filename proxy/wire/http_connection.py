@@ -392,6 +392,8 @@ class HttpConnection(UpstreamConnection):
         beginning = self._collected[0] if len(self._collected) == 1 else b"".join(self._collected)
         self._streams = self.sinks[0].on_large(self, head.decoded or head, beginning)
         if self._streams:
+            # The sink counts what it holds.
+            self._give_memory()
             self.upstream.is_streamed(self.sinks[0])
         self._collected = [] if self._streams else [beginning]
         if head.length > MAX_REPLY_BYTES and not self._streams:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from proxy.memory_budget import MemoryBudget
 from proxy.wire.http_connection import LARGE
 from proxy.wire.tls_transport import RECORD_BYTES
 from proxy.wire.upstream import MAX_REPLY_BYTES, UpstreamConnection
@@ -193,3 +194,20 @@ async def test_one_turn_reads_a_bounded_part_of_a_large_reply() -> None:
             seen.append(len(call.body))
         assert max(after - before for before, after in itertools.pairwise(seen)) <= one_read
         await still_works(upstream, server)
+
+
+@on_uvloop
+async def test_streamed_reply_leaves_no_memory_counted_for_its_account() -> None:
+    """Its length was counted while too little had come to offer it."""
+
+    async def act(exchange: Exchange) -> None:
+        data = http(answer(await exchange.call(), result="a" * 2_000_000))
+        begun = data.index(b"\r\n\r\n") + 100
+        await exchange.send_each([data[:begun], data[begun:]])
+
+    async with pool(act) as (upstream, _):
+        upstream.memory = memory = MemoryBudget(64 << 20).of("replies")
+        call = send_call(upstream, takes_large=True, client="acct_1")
+        assert await call.result() == "a" * 2_000_000
+        assert call.events[0] == "large"
+        assert memory.total == 0
