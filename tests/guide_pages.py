@@ -153,8 +153,8 @@ def _tools(room: Path) -> Path:
     tools.mkdir()
     for name, line in {
         "python3": f'exec "{sys.executable}" "$@"',
-        # The oldest Node here, so that programs need none newer than a reader has; another for types.
-        "node": f'case "$*" in *strip-types*|*.mts*) exec "{node_binary()}" "$@";; *) exec "{_oldest_node()}" "$@";; esac',
+        # The oldest Node here, so that programs need none newer than a reader has; another for types and for Hardhat.
+        "node": f'case "$*" in *strip-types*|*.mts*|*hardhat*) exec "{node_binary()}" "$@";; *) exec "{_oldest_node()}" "$@";; esac',
         "penstock": f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -m proxy "$@"',
         "cast": f'exec "{_installed("cast")}" "$@"',
         "kubernetes-validate": f'exec "{sys.executable}" -m kubernetes_validate "$@"',
