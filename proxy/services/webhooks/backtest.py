@@ -179,6 +179,7 @@ class Backtest:
     ) -> AsyncIterator[int]:
         """The number of events in each block."""
         raw_logs = await self._logs(network, index, first, last)
+        found: list[tuple[int, list[str]]] = []
         # Decoded logs are larger than their JSON.
         with self._held(LOG_GROWTH * len(raw_logs)):
             logs = await self._by_block(network, raw_logs)
@@ -189,12 +190,14 @@ class Backtest:
                 with self._held(sum(map(len, blocks))):
                     for number, block in zip(numbers, blocks, strict=True):
                         pieces = self._pieces(network, index, block, logs.pop(number, {}))
-                        yield await self._count(network, index, pieces, receipts)
+                        found.append(await self._count(index, pieces, receipts))
+        for count, uncertain in found:
+            yield count - await self._failed(network, uncertain)
 
     async def _count(
-        self, network: Network, index: WatchIndex, pieces: AsyncIterator[MatchBlock], receipts: _Receipts
-    ) -> int:
-        """The number of events in the pieces of a block, without those of failed transactions."""
+        self, index: WatchIndex, pieces: AsyncIterator[MatchBlock], receipts: _Receipts
+    ) -> tuple[int, list[str]]:
+        """The number of events in the pieces of a block, and the transactions of those that do not count if these failed."""
         count, uncertain = 0, list[str]()
         async for piece in pieces:
             found = matching.matched(index.tables, piece)
@@ -202,7 +205,7 @@ class Backtest:
             names = _uncertain(found)
             receipts.add(len(names))
             uncertain += names
-        return count - await self._failed(network, uncertain)
+        return count, uncertain
 
     async def _pieces(
         self, network: Network, index: WatchIndex, block: bytes, logs: dict[str, list[ChainLog]]
