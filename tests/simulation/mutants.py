@@ -108,7 +108,12 @@ MUTANTS = {
         Mutant(
             "bucket-charged-twice", f"{_CORE}.limits", "    requests += request_s\n", "    requests += 2 * request_s\n"
         ),
-        Mutant("failure-charged", f"{_RPC}.rpc_service", "        return fault.take_kept()", "        return units"),
+        Mutant(
+            "failure-charged",
+            "proxy.web.call_accounting",
+            "        return further",
+            "        return units",
+        ),
         # Memory
         Mutant("reply-memory-kept", f"{_RPC}.reply_share", "self._replies.give_back(self._account, counted)", "pass"),
         Mutant(

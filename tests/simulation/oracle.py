@@ -127,6 +127,12 @@ class Call:
     def is_verified(self) -> bool:
         return "X-Verify" in self.directives
 
+    @property
+    def is_paid_if_it_fails(self) -> bool:
+        """Upstreams were asked: a block that is not reached, a deadline of the caller's own, and replies that differ are no
+        fault of the service."""
+        return bool(self.min_block) or "X-Timeout-Ms" in self.directives or self.is_verified
+
     def price(self) -> int:
         units = PRICES[self.method]
         is_state = self.method in ("eth_getBalance", "eth_call") and self.params[1].startswith("0x")
@@ -494,7 +500,7 @@ class Oracle:
         least = account.events + sum(call.units for call in account.calls if call.outcome in ("result", "error"))
         unknown = [call for call in account.calls if call.outcome not in ("result", "error", "refused", "failed")]
         most = least + account.malformed + sum(max(call.price(), ARCHIVE_PRICE) for call in unknown)
-        failed = sum(call.price() for call in account.calls if call.outcome == "failed" and call.min_block)
+        failed = sum(call.price() for call in account.calls if call.outcome == "failed" and call.is_paid_if_it_fails)
         self._compare_usage(account, units, least, most + failed)
 
     def _compare_usage(self, account: Account, units: int, least: int, most: int) -> None:
