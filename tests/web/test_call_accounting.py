@@ -49,6 +49,7 @@ async def _send_all(harness: RpcHarness, surface: str) -> None:
 def test_call_ends_once_on_every_surface(surface: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[dict[str, Any]] = []
     monkeypatch.setattr(AccessLines, "add", lambda self, line: lines.append(orjson.loads(line)))
+    monkeypatch.setattr(AccessLines, "flush", lambda self: None)
 
     @on_uvloop
     async def main() -> None:
