@@ -154,7 +154,7 @@ def _tools(room: Path) -> Path:
     for name, line in {
         "python3": f'exec "{sys.executable}" "$@"',
         # The oldest Node here, so that programs need none newer than a reader has; another for types and for Hardhat.
-        "node": f'case "$*" in *strip-types*|*.mts*|*hardhat*) exec "{node_binary()}" "$@";; *) exec "{_oldest_node()}" "$@";; esac',
+        "node": f'case "$*" in *strip*|*.mts*|*hardhat*) exec "{node_binary()}" "$@";; *) exec "{_oldest_node()}" "$@";; esac',
         "penstock": f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -m proxy "$@"',
         "cast": f'exec "{_installed("cast")}" "$@"',
         "kubernetes-validate": f'exec "{sys.executable}" -m kubernetes_validate "$@"',
