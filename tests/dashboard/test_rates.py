@@ -17,6 +17,7 @@ from proxy.store.shared_memory import host_memory
 from proxy.store.shared_memory.host_memory import HostMemory
 from tests.dashboard.service import Client, DashboardService
 from tests.flows.upstream import echo, reply
+from tests.service import until
 
 AT_ONCE = 64
 PER_SECOND = 20.0
@@ -105,9 +106,16 @@ async def test_account_pays_for_the_upstream_calls_of_a_back_test_with_a_session
     finally:
         for upstream in service.upstreams:
             upstream.act = echo
+    # It is in the account's usage, as units without a request.
+    await until(lambda: is_in_usage(holder, paid=8), within_s=10.0, every_s=0.2)
     # What calls no upstream costs nothing.
     for _ in range(10):
         assert (await holder.get("/account/webhooks")).status == 200
+
+
+async def is_in_usage(holder: Client, *, paid: int) -> bool:
+    totals = (await holder.get("/account/usage?by=method")).data["totals"]
+    return bool(totals["units"] >= paid and totals["requests"] == 0)
 
 
 async def no_logs(call: dict[str, object]) -> web.StreamResponse:

@@ -54,6 +54,10 @@ def utc_day() -> datetime.date:
     return datetime.datetime.now(datetime.UTC).date()
 
 
+# The key of the usage of people who are signed in.
+SESSION_KEY = "dashboard"
+
+
 class Keyring:
     def __init__(
         self,
@@ -240,7 +244,7 @@ class Keyring:
 
     async def session_key(self, account_id: str) -> Key:
         """A key with all scopes for a person who is signed in to the account. It is not in the keyring and counts no requests,
-        but upstream calls that it makes are paid from the account's units."""
+        but upstream calls that it makes are paid from the account's units, and are in its usage."""
         row = await self._store.read_account(account_id)
         plan = self._plans[row["plan"] if row["plan"] in self._plans else "free"].limits
         rate = BucketRates(
@@ -250,10 +254,12 @@ class Keyring:
         )
         self._slots.reserve_rates(rate, None)
         account = Account(id=account_id, plan=row["plan"], day_limit=0)
-        return Key(
+        key = Key(
             id="", lineage="", digest=b"", live=True, scopes=ALL_SCOPES, account=account, rate=rate, disabled=False,
             dies_at=math.inf,
         )  # fmt: skip
+        key.sheet = KeyTallies(account_id, SESSION_KEY, self.touched)
+        return key
 
     def successor(self, key: Key) -> Key | None:
         """The current record of a changed key, or None if it is no longer valid."""

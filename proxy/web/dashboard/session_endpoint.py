@@ -134,7 +134,7 @@ class SessionEndpoints:
         for name, handler in handlers.items():
             if (mirror := f"account_{name}") in self._spec.operations:
 
-                async def call(request: SessionRequest, handler: RestHandler = handler) -> Any:
+                async def call(request: SessionRequest, handler: RestHandler = handler, name: str = name) -> Any:
                     if request.who.is_operator:
                         raise Unauthorized(
                             "an operator's session has no account: sign in to an account", reason="session"
@@ -147,7 +147,8 @@ class SessionEndpoints:
                             RestRequest(key, ALL_SCOPES, request.path, request.query, request.body, resolver)
                         )
                     finally:
-                        meter.settle(least=0)
+                        if units := meter.settle(least=0):
+                            self._api.accounting.of_operation(key, "", name).add_units(units)
 
                 found[mirror] = call
         return self.wrapped(found)
