@@ -350,7 +350,10 @@ class Supervisor:
         except OSError as exc:
             reason = exc.strerror or str(exc)
             raise StartError(
-                [f"metrics.port: cannot listen on {wanted.host}:{wanted.port} ({reason}): choose another port"]
+                [
+                    f"metrics.port: cannot listen on {wanted.host}:{wanted.port} ({reason}): choose another port, with "
+                    "metrics.port in the settings or PENSTOCK_METRICS__PORT; 0 takes any that is free"
+                ]
             ) from None
         self._scrape = scrape
         return port

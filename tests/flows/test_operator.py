@@ -201,4 +201,5 @@ async def test_metrics_port_in_use_is_reported(empty_database: Path, tmp_path: P
         code, said = await production.failed(empty_database, tmp_path / "log")
     assert code == 2
     assert "metrics.port" in said
+    assert "PENSTOCK_METRICS__PORT" in said
     assert "Traceback" not in said
