@@ -95,5 +95,5 @@ def _key() -> Key:
         account=account,
         rate=BucketRates(0, 1, 1),
         disabled=False,
-        dies_at=math.inf,
+        expires_at=math.inf,
     )

@@ -83,9 +83,9 @@ def _by_method() -> float:
 def _by_key() -> float:
     wholes = [Tally("network", f"method_{n}") for n in range(METHODS)]
     touched: TouchedTallies = []
-    sheets = [KeyTallies("account", f"key_{n}", touched) for n in range(KEYS)]
+    tallies = [KeyTallies("account", f"key_{n}", touched) for n in range(KEYS)]
     usage = UsageService(UsageStore(Pool("", size=1, acquire_timeout_s=1.0)), touched, flush_s=2.0, keep_s={})
-    turns = [sheets[n % KEYS] for n in range(CALLS)]
+    turns = [tallies[n % KEYS] for n in range(CALLS)]
     began = time.perf_counter()
     for n in range(CALLS):
         tally = turns[n][wholes[n % METHODS]]
@@ -101,13 +101,13 @@ async def _flush_cost(pool: Pool) -> float:
     """µs of CPU per call for a flush, from the gathered counts to the confirmation by Postgres."""
     touched: TouchedTallies = []
     wholes = [Tally("network", f"method_{n}") for n in range(METHODS)]
-    sheets = [KeyTallies("account", f"key_{n}", touched) for n in range(KEYS)]
+    tallies = [KeyTallies("account", f"key_{n}", touched) for n in range(KEYS)]
     usage = UsageService(UsageStore(pool), touched, flush_s=2.0, keep_s={})
     taken = []
     for _ in range(BEST_OF):
         for _ in range(GATHERS):
             for n in range(CALLS):
-                sheets[n % KEYS][wholes[n % METHODS]].count("results", "", 2, 0.001)
+                tallies[n % KEYS][wholes[n % METHODS]].count("results", "", 2, 0.001)
             usage.gather()
         began = time.process_time()
         await usage.flush()

@@ -16,6 +16,6 @@ def key_of(**changes: object) -> Key:
         "account": Account(id="acct_1", plan="free", day_limit=100),
         "rate": BucketRates(0, 10, 200),
         "disabled": False,
-        "dies_at": 1.0,
+        "expires_at": 1.0,
     }
     return Key(**(facts | changes))  # type: ignore[arg-type]

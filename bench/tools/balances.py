@@ -23,7 +23,7 @@ def _key(text: str) -> Key:
     return Key(
         id="key", lineage="key", digest=access.digest(PEPPER.encode(), text), live=True, scopes=access.scope_bits(()),
         account=Account(id="acct", plan="enterprise", day_limit=0), rate=BucketRates(1, 10**6, 10**8), disabled=False,
-        dies_at=math.inf,
+        expires_at=math.inf,
     )  # fmt: skip
 
 

@@ -142,7 +142,7 @@ async def penstock(listener: socket.socket) -> tuple[App, str]:
             account=Account(id="acct_bench", plan="enterprise", day_limit=0),
             rate=BucketRates(1, 1_000_000, 1_000_000_000),
             disabled=False,
-            dies_at=math.inf,
+            expires_at=math.inf,
         )
     )
     await app.listen(listener)

@@ -128,7 +128,7 @@ async def load_of(pool: Pool, signer: TimedSigner) -> Load:
     )
     key = Key(
         id="key", lineage="key", digest=b"", live=True, scopes=~0, rate=BucketRates(0, 1, 1), disabled=False,
-        dies_at=float("inf"), account=Account(id=account["id"], plan="free", day_limit=0),
+        expires_at=float("inf"), account=Account(id=account["id"], plan="free", day_limit=0),
     )  # fmt: skip
     entry_point = bytes.fromhex(network.chain.entry_points["0.7"][2:])
     paymasters = Paymasters([Paymaster(network.id, "0.7", b"\x99" * 20, entry_point, 1, signer, (60_000, 0))])

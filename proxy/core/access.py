@@ -209,7 +209,7 @@ def _wrong_origin(origin: str) -> str:
     return f"this API key may not be used from {named}"
 
 
-def fence_of(blocks: list[str], origins: list[str]) -> KeyRestrictions | None:
+def restrictions_of(blocks: list[str], origins: list[str]) -> KeyRestrictions | None:
     return KeyRestrictions(tuple(blocks), tuple(origins)) if blocks or origins else None
 
 
@@ -279,21 +279,21 @@ class Key:
         "account",
         "alive",
         "counts_day",
-        "dies_at",
         "digest",
         "directives",
         "disabled",
+        "expires_at",
         "fault",
-        "fence",
         "id",
         "lineage",
         "live",
-        "locked",
+        "needs_full_checks",
         "own_rate",
         "rate",
         "records_params",
+        "restrictions",
         "scopes",
-        "sheet",
+        "tallies",
     )
 
     def __init__(
@@ -308,8 +308,8 @@ class Key:
         rate: BucketRates,
         own_rate: BucketRates | None = None,
         disabled: bool,
-        dies_at: float,
-        fence: KeyRestrictions | None = None,
+        expires_at: float,
+        restrictions: KeyRestrictions | None = None,
         directives: frozenset[str] = frozenset(),
         fault: FaultPlan | None = None,
     ) -> None:
@@ -326,16 +326,16 @@ class Key:
         self.rate = rate
         self.own_rate = own_rate
         self.disabled = disabled
-        self.fence = fence
+        self.restrictions = restrictions
         # The directives that its requests may use (core/directives).
         self.directives = directives
         # The faults to inject into replies to this test key, if any.
         self.fault = fault
         # Whether the short path must not serve the key, because it needs more checks than the account's buckets.
-        self.locked = disabled or fence is not None or own_rate is not None
-        self.dies_at, self.alive = dies_at, True
+        self.needs_full_checks = disabled or restrictions is not None or own_rate is not None
+        self.expires_at, self.alive = expires_at, True
         # Its usage counts. The keyring replaces these with tallies that are written to the store.
-        self.sheet = KeyTallies(account.id, id)
+        self.tallies = KeyTallies(account.id, id)
 
     def invalidate(self) -> None:
         """The key was changed, was revoked, or has expired: holders of this object must look the key up again."""

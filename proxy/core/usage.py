@@ -1,6 +1,6 @@
 """Usage of keys: how it is counted while calls run, and how charts are built from it.
 
-A call is counted once, in the tally of its key: `key.sheet[policy.tally]`. Every second the touched tallies are
+A call is counted once, in the tally of its key: `key.tallies[policy.tally]`. Every second the touched tallies are
 *gathered*: added to the totals that the metrics show, and to the batch that is written to the store. The cost is one
 look-up per call: 0.1 µs.
 
@@ -119,10 +119,10 @@ TouchedTallies = list[tuple[KeyTallies, Tally]]
 def gather(touched: TouchedTallies) -> list[tuple[str, str, Tally]]:
     """The usage of each key since the last call, with its account. Nothing is counted twice."""
     found = []
-    for sheet, whole in touched:
-        own = sheet.pop(whole)
+    for tallies, whole in touched:
+        own = tallies.pop(whole)
         whole.add(own)
-        found.append((sheet.account, sheet.key, own))
+        found.append((tallies.account, tallies.key, own))
     touched.clear()
     return found
 

@@ -95,7 +95,7 @@ class UsageService:
         whole = self._operations.get((network, operation))
         if whole is None:
             whole = self._operations[network, operation] = Tally(network, operation)
-        return key.sheet[whole]
+        return key.tallies[whole]
 
     def gather(self) -> None:
         minute = int(time.time()) // 60

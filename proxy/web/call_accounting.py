@@ -89,7 +89,7 @@ class CallAccounting:
     def count(self, key: Key, caller: Caller, outcome: str, took_s: float) -> None:
         """Count a call whose method is known. The items of a batch are counted one by one, when they are answered."""
         if caller.policy is not None:
-            key.sheet[caller.policy.tally].count(outcome, caller.cache, caller.units, took_s)
+            key.tallies[caller.policy.tally].count(outcome, caller.cache, caller.units, took_s)
 
     def of_operation(self, key: Key, network: str, operation: str) -> Tally:
         """The tally of a key for a REST operation, or for a method that is not sent to the network, such as a paymaster's."""

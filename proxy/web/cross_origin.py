@@ -63,8 +63,8 @@ class CrossOrigin:
 
     def _allowed(self, key: Key | None, origin: str) -> str:
         """The origin that may read replies to this key; empty if it may not."""
-        if key is not None and key.fence is not None and key.fence.origins:
-            return origin if key.fence.has_origin(origin) else ""
+        if key is not None and key.restrictions is not None and key.restrictions.origins:
+            return origin if key.restrictions.has_origin(origin) else ""
         if key is None or self._allows_any:
             return ANY
         return origin if self._defaults.has_origin(origin) else ""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.core.access import KeyRestrictions, block_of, fence_of, origin_of
+from proxy.core.access import KeyRestrictions, block_of, origin_of, restrictions_of
 
 
-def test_no_lists_are_no_fence() -> None:
-    assert fence_of([], []) is None
+def test_no_lists_are_no_restrictions() -> None:
+    assert restrictions_of([], []) is None
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_malformed_origin_is_refused(text: str) -> None:
 
 
 def test_each_list_that_is_not_empty_must_hold() -> None:
-    fence = KeyRestrictions(("10.0.0.0/8", "::1/128"), ("https://app.example.com", "https://*.example.org"))
+    restrictions = KeyRestrictions(("10.0.0.0/8", "::1/128"), ("https://app.example.com", "https://*.example.org"))
     good = "https://app.example.com"
-    assert not fence.refusal("10.9.9.9", good)
-    assert not fence.refusal("::ffff:10.9.9.9", good)
-    assert not fence.refusal("::1", "https://deep.down.EXAMPLE.org")
-    assert "address" in str(fence.refusal("11.0.0.1", good))
-    assert "address" in str(fence.refusal("nonsense", good))
+    assert not restrictions.refusal("10.9.9.9", good)
+    assert not restrictions.refusal("::ffff:10.9.9.9", good)
+    assert not restrictions.refusal("::1", "https://deep.down.EXAMPLE.org")
+    assert "address" in str(restrictions.refusal("11.0.0.1", good))
+    assert "address" in str(restrictions.refusal("nonsense", good))
     for origin in (
         "",
         "null",
@@ -64,7 +64,7 @@ def test_each_list_that_is_not_empty_must_hold() -> None:
         "https://evil.com/.example.org",
         "https://*.example.org",
     ):
-        assert "origin" in str(fence.refusal("10.0.0.1", origin)), origin
+        assert "origin" in str(restrictions.refusal("10.0.0.1", origin)), origin
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,6 @@ def test_refusal_names_the_origin(origin: str, words: str) -> None:
     assert "app.example.com" not in refusal.message
 
 
-def test_fences_are_equal_by_what_they_let_in() -> None:
-    assert fence_of(["10.0.0.0/8"], []) == KeyRestrictions(("10.0.0.0/8",), ())
+def test_restrictions_are_equal_by_what_they_let_in() -> None:
+    assert restrictions_of(["10.0.0.0/8"], []) == KeyRestrictions(("10.0.0.0/8",), ())
     assert KeyRestrictions(("10.0.0.0/8",), ()) != KeyRestrictions((), ())

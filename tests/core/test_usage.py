@@ -28,9 +28,9 @@ def test_usage_of_a_key_is_gathered_once_and_added_to_the_total() -> None:
     touched: TouchedTallies = []
     whole = Tally("net", "method")
     one, other = KeyTallies("acct", "key_1", touched), KeyTallies("acct", "key_2", touched)
-    for sheet, times in ((one, 3), (other, 5)):
+    for tallies, times in ((one, 3), (other, 5)):
         for _ in range(times):
-            sheet[whole].count("results", "hit", 2, 0.001)
+            tallies[whole].count("results", "hit", 2, 0.001)
     found = {key: (tally.results, tally.units, tally.hits) for _, key, tally in gather(touched)}
     assert found == {"key_1": (3, 6, 3), "key_2": (5, 10, 5)}
     assert (whole.results, whole.units, sum(whole.buckets)) == (8, 16, 8)
@@ -42,9 +42,9 @@ def test_usage_of_a_key_is_gathered_once_and_added_to_the_total() -> None:
 def test_usage_counted_after_gathering_is_gathered_the_next_time() -> None:
     touched: TouchedTallies = []
     whole = Tally("net", "method")
-    sheet = KeyTallies("acct", "key", touched)
+    tallies = KeyTallies("acct", "key", touched)
     for _ in range(3):
-        sheet[whole].count("faults", "", 0, 1.0)
+        tallies[whole].count("faults", "", 0, 1.0)
         assert [tally.faults for _, _, tally in gather(touched)] == [1]
     assert whole.faults == 3
 

@@ -30,13 +30,13 @@ async def test_oldest_usage_is_dropped_while_the_database_fails_and_the_rest_is_
     pool: Pool, database: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     touched: TouchedTallies = []
-    sheet = KeyTallies("acct", "key", touched)
+    tallies = KeyTallies("acct", "key", touched)
     usage = UsageService(UsageStore(pool), touched, flush_s=0.02, keep_s={}, most_waiting=3)
     tasks = Tasks()
 
     def count() -> None:
         for whole in METHODS:
-            sheet[whole].count("results", "", 2, 0.001)
+            tallies[whole].count("results", "", 2, 0.001)
 
     def has_given_up() -> bool:
         count()

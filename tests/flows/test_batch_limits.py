@@ -56,7 +56,7 @@ async def test_items_beyond_the_bound_are_refused_with_a_time_to_retry() -> None
             assert item["error"]["code"] == -32005
             assert item["error"]["data"] == {"retryAfter": 1}
         assert reply.headers["x-compute-units"] == str(3 * admitted)
-        counted = key.sheet[harness.route.policies["eth_call"].tally]
+        counted = key.tallies[harness.route.policies["eth_call"].tally]
         assert (counted.results, counted.faults, counted.units) == (admitted, 60 - admitted, 3 * admitted)
 
 
@@ -80,7 +80,7 @@ async def test_wait_for_the_own_rate_is_not_a_part_of_the_calls_time() -> None:
         assert waits()[0] - items >= 60 - 11
         waited_s = waits()[1] - waited_s
         assert (60 - admitted) * 0.5 < waited_s <= 60 * took_s
-        counted = key.sheet[harness.route.policies["eth_call"].tally]
+        counted = key.tallies[harness.route.policies["eth_call"].tally]
         assert counted.seconds + waited_s <= 60 * took_s
         assert counted.seconds < 0.5 * waited_s
 

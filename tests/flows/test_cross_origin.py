@@ -30,7 +30,11 @@ async def served(*origins: str) -> AsyncIterator[Worker]:
     async with rpc_harness(1, server={"cors_origins": list(origins)}) as harness:
         page = harness.worker.add_key("page")
         harness.worker.app.keyring.remove(page)
-        page.fence, page.locked, page.alive = KeyRestrictions((), (APP, "https://*.example.org")), True, True
+        page.restrictions, page.needs_full_checks, page.alive = (
+            KeyRestrictions((), (APP, "https://*.example.org")),
+            True,
+            True,
+        )
         harness.worker.app.keyring.add(page)
         yield harness.worker
 

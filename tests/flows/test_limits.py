@@ -181,8 +181,8 @@ async def test_reply_to_a_too_large_head_has_the_rate_headers(service: Service, 
 
 async def test_key_refused_for_its_origin_gets_the_rate_headers(service: Service) -> None:
     account = await service.new_account("free", "--requests-per-second", "1000")
-    fenced = await service.new_key(account["id"], "--allow-ip", "203.0.113.0/24")
-    reply = await send_once(service, post(rpc("eth_chainId"), key=str(fenced["key"])))
+    restricted = await service.new_key(account["id"], "--allow-ip", "203.0.113.0/24")
+    reply = await send_once(service, post(rpc("eth_chainId"), key=str(restricted["key"])))
     assert "address" in reply.fault(403)["message"]
     check_headers(reply, 1000)
 

@@ -45,7 +45,7 @@ def test_proof_of_logs_is_paid_for_block_by_block(blocks: int) -> None:
             asked = [{"fromBlock": hex(950 - blocks), "toBlock": hex(949)}]
             await verified(harness, "eth_getLogs", asked, "proof", "rich")
             cost = made(harness) - before
-            assert key.sheet[harness.route.policies["eth_getLogs"].tally].units + 4 * 20 >= cost
+            assert key.tallies[harness.route.policies["eth_getLogs"].tally].units + 4 * 20 >= cost
 
     run()
 

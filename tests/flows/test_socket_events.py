@@ -549,7 +549,7 @@ def change(running: Worker, old: Key, *, limits: Limits = PLENTY, disabled: bool
         account=old.account,
         rate=BucketRates(old.rate.slot, limits.requests_per_second, limits.units_per_second),
         disabled=disabled,
-        dies_at=old.dies_at,
+        expires_at=old.expires_at,
     )
     running.app.keyring.remove(old)
     running.app.keyring.add(new)

@@ -112,7 +112,7 @@ async def test_calls_of_a_replay_are_paid_for_as_they_are_made() -> None:
             while (took_s := time.monotonic() - began) < 5:
                 await asyncio.sleep(0.1)
                 assert list_price(harness) - before <= FREE.units_per_second * (took_s + 2)
-            charged = sum(tally.units for tally in key.sheet.values())
+            charged = sum(tally.units for tally in key.tallies.values())
             assert charged >= list_price(harness) - before - FREE.units_per_second
         await until(lambda: not harness.evm._waiting)
 

@@ -103,7 +103,7 @@ async def test_polls_are_paid_for_as_they_are_made() -> None:
                 while (took_s := time.monotonic() - began) < 6:
                     await asyncio.sleep(0.1)
                     assert list_price(harness) <= FREE.units_per_second * (took_s + 2)
-                charged = sum(tally.units for tally in key.sheet.values())
+                charged = sum(tally.units for tally in key.tallies.values())
                 assert charged >= list_price(harness) - FREE.units_per_second
 
 
@@ -123,6 +123,6 @@ async def test_accounts_that_listen_to_the_same_topic_pay_in_turn() -> None:
                 start = harness.count("getProgramAccounts")
                 await until(lambda: harness.count("getProgramAccounts") >= start + 10)
                 tally = harness.worker.app.networks.routes[SOLANA].policies["getProgramAccounts"].tally
-                paid = [key.sheet[tally].units for key in keys]
+                paid = [key.tallies[tally].units for key in keys]
                 assert min(paid) >= 4 * PRICES["getProgramAccounts"]
                 assert sum(paid) <= (harness.count("getProgramAccounts") + 1) * PRICES["getProgramAccounts"]

@@ -310,7 +310,7 @@ async def test_charge_finds_its_payer() -> None:
         flight.charge(key, 5, fault)
         assert fault.take_kept() == 5
         flight.charge(key, 7, None)
-        assert key.sheet[flight.policy.tally].units == 7
+        assert key.tallies[flight.policy.tally].units == 7
 
 
 @on_uvloop

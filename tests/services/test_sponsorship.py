@@ -60,7 +60,7 @@ class Sponsor:
         self.now = NOW
         self.key = Key(
             id="key", lineage="key", digest=b"", live=True, scopes=~0, rate=BucketRates(0, 1, 1), disabled=False,
-            dies_at=float("inf"), account=Account(id=account, plan="free", day_limit=0),
+            expires_at=float("inf"), account=Account(id=account, plan="free", day_limit=0),
         )  # fmt: skip
         points = self.network.chain.entry_points
         payers = [

@@ -168,7 +168,7 @@ class World:
         self.oracle.check_writes(executed)
         self.oracle.check_limits()
         for account, key in zip(self.oracle.accounts, keys, strict=True):
-            self.oracle.check_usage(account, sum(tally.units for tally in key.sheet.values()))
+            self.oracle.check_usage(account, sum(tally.units for tally in key.tallies.values()))
         for leftover in gateway.leftovers():
             self.oracle.violate("leftover", leftover)
 

@@ -240,7 +240,7 @@ async def test_key_that_expires_between_two_requests_of_a_connection_is_refused(
             async with await worker.connect() as client:
                 for _ in range(3):
                     assert (await client.send(request)).status == 200
-                key.dies_at = 0.0
+                key.expires_at = 0.0
                 replies.append(await client.send(request))
                 (await client.send(request)).fault(401)
         replies[0].fault(401)

@@ -102,7 +102,7 @@ class Worker:
             account=account,
             rate=beside.rate if beside else BucketRates(place, limits.requests_per_second, limits.units_per_second),
             disabled=disabled,
-            dies_at=time.monotonic() + lives_s,
+            expires_at=time.monotonic() + lives_s,
             directives=directives,
             fault=fault,
         )

@@ -101,7 +101,7 @@ class AccountService:
         mode: access.Mode,
         scopes: Sequence[str],
         own: LimitChange,
-        fence: KeyRestrictionChange,
+        restrictions: KeyRestrictionChange,
         directives: Sequence[str] | None = None,
     ) -> tuple[KeyRow, str]:
         await self._check(account, own)
@@ -112,7 +112,7 @@ class AccountService:
             mode=mode,
             scopes=scopes,
             own=own,
-            restrictions=fence,
+            restrictions=restrictions,
             allowed_directives=directives,
         )
 
@@ -124,7 +124,7 @@ class AccountService:
         name: str | None,
         scopes: Sequence[str] | None,
         own: LimitChange,
-        fence: KeyRestrictionChange,
+        restrictions: KeyRestrictionChange,
         status: str | None,
         directives: Sequence[str] | None = None,
         fault: str | None = None,
@@ -133,7 +133,13 @@ class AccountService:
         await self._check(account, own)
         _check_grant(directives, row["directives"] or ())
         await self._keys.update_key(
-            key_id, name=name, scopes=scopes, own=own, restrictions=fence, allowed_directives=directives, fault=fault
+            key_id,
+            name=name,
+            scopes=scopes,
+            own=own,
+            restrictions=restrictions,
+            allowed_directives=directives,
+            fault=fault,
         )
         if status is not None:
             await self._keys.set_key_status(key_id, status)

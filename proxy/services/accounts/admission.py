@@ -240,6 +240,6 @@ def _lease_pending() -> Fault:
 
 def _allowed_from(key: Key, address: str, origin: str) -> Key:
     """The key. Raises if it is restricted to other addresses or origins."""
-    if key.fence is not None and (refusal := key.fence.refusal(address, origin)):
+    if key.restrictions is not None and (refusal := key.restrictions.refusal(address, origin)):
         raise refusal
     return key

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from proxy.core import directives
-from proxy.core.access import ALL_SCOPES, Account, Key, Limits, digest, fence_of, is_well_formed, scope_bits
+from proxy.core.access import ALL_SCOPES, Account, Key, Limits, digest, is_well_formed, restrictions_of, scope_bits
 from proxy.core.bounded import make_room
 from proxy.core.fault_plans import FaultPlan, plan_of
 from proxy.core.limits import BucketRates
@@ -106,7 +106,7 @@ class Keyring:
         key = self._memo.get(text)
         if key is None or not key.alive:
             key = self._look_up(text)
-        return None if key is None or not key.alive or key.dies_at <= now else key
+        return None if key is None or not key.alive or key.expires_at <= now else key
 
     def _look_up(self, text: str) -> Key | None:
         """Find a key by digest and cache it. Drops a stale cache entry, which is cheaper than scanning for them."""
@@ -222,7 +222,7 @@ class Keyring:
     def add(self, key: Key) -> None:
         """Make the key known."""
         self._slots.reserve_rates(key.rate, key.own_rate)
-        key.sheet = KeyTallies(key.account.id, key.id, self.touched)
+        key.tallies = KeyTallies(key.account.id, key.id, self.touched)
         self._by_id[key.id] = key
         self._index(key)
 
@@ -240,7 +240,7 @@ class Keyring:
     def by_id(self, key_id: str, now: float) -> Key | None:
         """The valid key with this id."""
         key = self._by_id.get(key_id)
-        return None if key is None or key.dies_at <= now else key
+        return None if key is None or key.expires_at <= now else key
 
     async def session_key(self, account_id: str) -> Key:
         """A key with all scopes for a person who is signed in to the account. It is not in the keyring and counts no requests,
@@ -256,15 +256,15 @@ class Keyring:
         account = Account(id=account_id, plan=row["plan"], day_limit=0)
         key = Key(
             id="", lineage="", digest=b"", live=True, scopes=ALL_SCOPES, account=account, rate=rate, disabled=False,
-            dies_at=math.inf,
+            expires_at=math.inf,
         )  # fmt: skip
-        key.sheet = KeyTallies(account_id, SESSION_KEY, self.touched)
+        key.tallies = KeyTallies(account_id, SESSION_KEY, self.touched)
         return key
 
     def successor(self, key: Key) -> Key | None:
         """The current record of a changed key, or None if it is no longer valid."""
         found = self._by_id.get(key.id)
-        return found if found is not None and found.dies_at > time.monotonic() else None
+        return found if found is not None and found.expires_at > time.monotonic() else None
 
     def remove(self, key: Key) -> None:
         """Invalidate a key. Holders of the old record see `alive` turn false."""
@@ -291,8 +291,8 @@ class Keyring:
             rate=rate,
             own_rate=_own_rate(row, rate),
             disabled=row["status"] == "disabled",
-            dies_at=math.inf if expires_in_s is None else now + expires_in_s,
-            fence=fence_of(row["allowed_ips"], row["allowed_origins"]),
+            expires_at=math.inf if expires_in_s is None else now + expires_in_s,
+            restrictions=restrictions_of(row["allowed_ips"], row["allowed_origins"]),
             directives=directives.allowed_to(row["directives"]),
             fault=_fault(row),
         )
@@ -317,7 +317,17 @@ class Keyring:
         return account
 
 
-_COMPARED = ("counts_day", "scopes", "rate", "own_rate", "disabled", "fence", "directives", "fault", "records_params")
+_COMPARED = (
+    "counts_day",
+    "scopes",
+    "rate",
+    "own_rate",
+    "disabled",
+    "restrictions",
+    "directives",
+    "fault",
+    "records_params",
+)
 
 
 def _fault(row: KeyRecord) -> FaultPlan | None:
@@ -348,6 +358,6 @@ def _own_rate(row: KeyRecord, account: BucketRates) -> BucketRates | None:
 
 def _same(old: Key, new: Key) -> bool:
     """Whether the relevant fields are equal. Expiry times may differ slightly because two clocks are involved."""
-    if math.isinf(old.dies_at) != math.isinf(new.dies_at) or abs(old.dies_at - new.dies_at) > 0.5:
+    if math.isinf(old.expires_at) != math.isinf(new.expires_at) or abs(old.expires_at - new.expires_at) > 0.5:
         return False
     return all(getattr(old, name) == getattr(new, name) for name in _COMPARED)

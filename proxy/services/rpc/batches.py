@@ -142,7 +142,7 @@ class BatchItem:
         """The item failed, and costs these units."""
         self.units = units
         if units and self.policy is not None:
-            self.batch.sheet[self.policy.tally].add_units(units)
+            self.batch.tallies[self.policy.tally].add_units(units)
 
     def decline(self, why: bytes | Fault) -> None:
         """Answer the item without calling an upstream. A refusal is free."""
@@ -288,7 +288,7 @@ class BatchItem:
         self.took_s = time.monotonic() - self.batch.began
         if self.policy is not None:
             units = self.units if self.fault is None else 0
-            self.batch.sheet[self.policy.tally].count(outcome, self.cache, units, self.took_s - self.waited_s)
+            self.batch.tallies[self.policy.tally].count(outcome, self.cache, units, self.took_s - self.waited_s)
         self.batch.settled()
 
 
@@ -296,7 +296,7 @@ class CallBatch:
     """The items of one request. `done` is called when all are answered, unless the reply was sent in parts to `sink`."""
 
     __slots__ = (
-        "_done", "_has_begun", "_next", "_open", "_sink", "_size", "_streams", "began", "items", "share", "sheet", "units",
+        "_done", "_has_begun", "_next", "_open", "_sink", "_size", "_streams", "began", "items", "share", "tallies", "units",
     )  # fmt: skip
 
     def __init__(
@@ -304,7 +304,7 @@ class CallBatch:
         calls: Sequence[RawCall | MalformedCall],
         done: Callable[[CallBatch], None],
         now: float,
-        sheet: KeyTallies,
+        tallies: KeyTallies,
         share: ReplyShare,
         sink: BatchSink | None = None,
     ) -> None:
@@ -314,7 +314,7 @@ class CallBatch:
         self.units = 0
         self.began = now
         # The tallies that its items are counted in.
-        self.sheet = sheet
+        self.tallies = tallies
         # The memory that it holds. The owner gives it back once the reply is sent.
         self.share = share
         self._open = -1

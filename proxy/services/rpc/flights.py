@@ -441,7 +441,7 @@ class Flight:
         for waiter in self.waiters:
             if waiter.on_charged(units):
                 return
-        key.sheet[self.policy.tally].add_units(units)
+        key.tallies[self.policy.tally].add_units(units)
 
     def _log_exception(self) -> None:
         log.exception("a reply was not delivered", extra={"method": self.policy.method.name})

@@ -110,10 +110,10 @@ class Route:
     def short_policies(self, key: Key) -> Mapping[str, MethodPolicy]:
         """The methods that this key may call on the short path (web/front/short_call)."""
         if (
-            key.locked
+            key.needs_full_checks
             or key.records_params
             or key.account.day_limit
-            or key.dies_at < math.inf
+            or key.expires_at < math.inf
             or (self.is_live and not key.live)
         ):
             return _NONE

@@ -168,7 +168,7 @@ class RpcService:
         send = partial(self._send_items, route, key, directives, subscriber)
         factor = 1 if directives is None else directives.price_factor
         if calls is None or len(calls) > self.max_batch:
-            batch = CallBatch((), done, now, key.sheet, share, sink)
+            batch = CallBatch((), done, now, key.tallies, share, sink)
             return self._take_in(body, batch, route, key, subscriber, send, refuse, factor)
         if directives is None:
             short, units = self._short_calls(calls, route, key)
@@ -177,7 +177,7 @@ class RpcService:
                 short_batch = ShortBatch(short, route, done, key, share, sink, units=units)
                 short_batch.send(route.only, now)
                 return short_batch
-        batch = CallBatch((), done, now, key.sheet, share, sink)
+        batch = CallBatch((), done, now, key.tallies, share, sink)
         checked = CheckedItems()
         self._check_items(batch, checked, route, key, subscriber, factor, calls)
         if self._admission.charge(key, len(calls), checked.units, now) is not None:

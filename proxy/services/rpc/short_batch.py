@@ -39,7 +39,7 @@ def may_be_short(policy: MethodPolicy, call: RawCall) -> bool:
 
 class ShortBatch:
     __slots__ = (
-        "_became", "_body", "_calls", "_client", "_done", "_first_id", "_ids", "_route", "_sheet", "_sink", "_upstream",
+        "_became", "_body", "_calls", "_client", "_done", "_first_id", "_ids", "_route", "_sink", "_tallies", "_upstream",
         "began", "reached", "share", "units",
     )  # fmt: skip
 
@@ -57,7 +57,7 @@ class ShortBatch:
         self._calls = calls
         self._route = route
         self._done = done
-        self._sheet = key.sheet
+        self._tallies = key.tallies
         self._client = key.account.id
         self._first_id = 0
         self._ids = b""
@@ -111,10 +111,10 @@ class ShortBatch:
         for (policy, call), result in zip(self._calls, results, strict=True):
             parts += (_NEXT, call[2], b',"result":', result)
             if policy is not counted:
-                self._sheet[counted.tally].count_results(same, counted.units, took)
+                self._tallies[counted.tally].count_results(same, counted.units, took)
                 counted, same = policy, 0
             same += 1
-        self._sheet[counted.tally].count_results(same, counted.units, took)
+        self._tallies[counted.tally].count_results(same, counted.units, took)
         parts[0] = _FIRST
         parts.append(_LAST)
         self._body = b"".join(parts)
@@ -166,7 +166,7 @@ class ShortBatch:
         assert upstream is not None
         self._upstream = None
         calls = [call for _, call in self._calls]
-        self._became = batch = CallBatch(calls, self._done, self.began, self._sheet, self.share, self._sink)
+        self._became = batch = CallBatch(calls, self._done, self.began, self._tallies, self.share, self._sink)
         batch.on_charged(self.units)
         batch.expect(len(calls))
         dispatcher = self._route.dispatcher

@@ -122,7 +122,7 @@ class AccountHandlers:
             mode=body["mode"],
             scopes=body.get("scopes", ()),
             own=limits_in(body),
-            fence=restrictions_in(body),
+            restrictions=restrictions_in(body),
             directives=directives_in(body),
         )
         return RestReply({**shown_key(row), "key": key}, status=201)
@@ -138,7 +138,7 @@ class AccountHandlers:
             name=body.get("name"),
             scopes=body.get("scopes"),
             own=limits_in(body),
-            fence=restrictions_in(body),
+            restrictions=restrictions_in(body),
             directives=directives_in(body),
             status=body.get("status"),
             fault=body.get("fault"),

@@ -289,7 +289,12 @@ class FrontConnection(asyncio.Protocol):
         replies, key, route = self._replies, head.key, head.route
         now = _monotonic()
         replies.begin(head, now)
-        if key.disabled or key.dies_at <= now or not key.scopes & route.any_scope or (route.is_live and not key.live):
+        if (
+            key.disabled
+            or key.expires_at <= now
+            or not key.scopes & route.any_scope
+            or (route.is_live and not key.live)
+        ):
             replies.on_fault(self._context.refusal(head, now))
             return
         try:

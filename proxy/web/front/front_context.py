@@ -133,7 +133,7 @@ class FrontContext:
     def refusal(self, head: RequestHead, now: float) -> Fault:
         """Why the key may not call this route: disabled, expired, no matching scope, or a test key on a live network."""
         key = head.key
-        if key.dies_at <= now:
+        if key.expires_at <= now:
             key.invalidate()
             return Unauthorized("the API key is not valid")
         refusal = self._admission.authorize(key, head.route.any_scope, head.route.network)

@@ -198,7 +198,7 @@ class ReplyWriter:
         head: RequestHead = self.head  # type: ignore[assignment]
         policy: MethodPolicy = self.policy  # type: ignore[assignment]
         took_s = now - self.began
-        tally = head.key.sheet[policy.tally]
+        tally = head.key.tallies[policy.tally]
         if took_s == 0.0 and self.cache == "hit":
             tally.count_hit(self.units)
         else:
@@ -514,7 +514,7 @@ class ReplyWriter:
         self._context.accounting.log_request(head, self, status, request_id, now - self.began)
         self.draft.record(head, self, status, request_id, now - self.began, size=size)
         # The rates of an expired key are not shown, like those of an unknown one.
-        if now < head.key.dies_at:
+        if now < head.key.expires_at:
             rates = b"".join(self._context.rate_lines(head.key, now))
         else:
             rates = self._context.rate_lines_without_key(self.transport)

@@ -310,7 +310,7 @@ class RequestHeadReader:
             return None
         key = self._find(text.strip().decode("ascii"))
         # Keys with restrictions go to aiohttp, where the client's address and origin are checked, and so do those with faults.
-        return None if key is None or key.fence is not None or key.fault is not None else key
+        return None if key is None or key.restrictions is not None or key.fault is not None else key
 
 
 def _is_sampled(name: bytes, line: bytes) -> bool:

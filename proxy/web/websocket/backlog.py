@@ -147,7 +147,7 @@ class Backlog:
                 if not allowance.spend(units):
                     self._wait_for_units(subscription)
                     return
-                allowance.key.sheet[subscription.tally].add_units(units)
+                allowance.key.tallies[subscription.tally].add_units(units)
             queue.popleft()
             self._bytes -= size
             subscription.send(event)

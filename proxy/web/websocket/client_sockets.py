@@ -123,7 +123,7 @@ class ClientSockets:
                 socket.close(POLICY, "the API key was revoked")
             elif fault := self.context.admission.authorize(successor, ANY_SCOPE, socket.calls.route.network):
                 socket.close(POLICY, fault.message)
-            elif successor.fence is not None and successor.fence != key.fence:
+            elif successor.restrictions is not None and successor.restrictions != key.restrictions:
                 socket.close(POLICY, "the API key's restrictions have changed: connect again")
             else:
                 socket.calls.key = self._allowances[key.id].key = successor
@@ -131,7 +131,7 @@ class ClientSockets:
     def _close_expired(self) -> None:
         now = time.monotonic()
         for of_key in [*self._by_key.values()]:
-            for socket in [*of_key] if next(iter(of_key)).key.dies_at <= now else ():
+            for socket in [*of_key] if next(iter(of_key)).key.expires_at <= now else ():
                 socket.close(POLICY, "the API key has expired")
 
     # Pings and metrics

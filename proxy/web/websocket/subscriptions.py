@@ -131,7 +131,7 @@ class Subscription:
             self._defer(events)
             return
         allowance.left -= units
-        allowance.key.sheet[self.tally].add_units(units)
+        allowance.key.tallies[self.tally].add_units(units)
         kind.sent += count
         if count == 1:
             event = events[0]
@@ -211,7 +211,7 @@ class Subscription:
         allowance = self._owner.allowance
         if not allowance.spend(units):
             return False
-        allowance.key.sheet[tally].add_units(units)
+        allowance.key.tallies[tally].add_units(units)
         return True
 
     async def wait_for_units(self) -> None:
