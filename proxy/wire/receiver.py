@@ -55,6 +55,10 @@ _UNSEEN = re.compile(r"[^\x20-\x7e\xa0-\U0010ffff]+")
 _HEADERS = {"User-Agent": f"Penstock-Webhooks/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
 
 
+class _ConnectTimeout(TimeoutError):
+    """There was no connection in time, so nothing was sent."""
+
+
 class RecordedExchange(NamedTuple):
     """The parts of an attempt that its owner can read: header lines without secrets, and the beginning of the reply's body."""
 
@@ -99,7 +103,8 @@ class Receiver:
         except Exception as exc:
             if (outcome := _outcome(exc)) is None:
                 raise
-            return DeliveryReply(outcome, exchange=RecordedExchange(sent))
+            is_sent = outcome not in ("unreachable", "refused") and not isinstance(exc, _ConnectTimeout)
+            return DeliveryReply(outcome, exchange=RecordedExchange(sent) if is_sent else None)
 
     async def _post(self, origin: Origin, head: bytes, body: bytes, headers: Mapping[str, str]) -> ReceiverReply:
         named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -124,8 +129,11 @@ class Receiver:
             raise
 
     async def _connect(self, origin: Origin, end: float) -> ReceiverConnection:
-        async with asyncio.timeout_at(end):
-            return await self._connections.connect(origin)
+        try:
+            async with asyncio.timeout_at(end):
+                return await self._connections.connect(origin)
+        except TimeoutError:
+            raise _ConnectTimeout from None
 
     def _check(self, text: str) -> tuple[Origin, bytes]:
         found = self._checked.get(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -120,6 +121,20 @@ async def test_failed_test_includes_an_excerpt_of_the_reply(service: Service, bo
         (seen,) = (await deliveries(service, made))["deliveries"]
         (attempt,) = seen["attempts"]
         assert (seen["status"], attempt["status_code"], attempt["response_excerpt"]) == ("failed", 503, "excerpt")
+
+
+async def test_attempt_without_a_connection_has_no_headers(service: Service) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}/"
+    async with hooked(service, url) as made:
+        event = (await service.send("POST", f"/webhooks/{made['id']}/test", {}))[1]["event_id"]
+        await until(ended(service, made))
+        status, seen = await service.send("GET", f"/webhooks/{made['id']}/deliveries/{event}")
+        assert status == 200, seen
+        conforms(seen, "DeliveryDetail")
+        (attempt,) = seen["attempts"]
+        names = ("request_headers", "response_headers", "response_body")
+        assert [attempt[name] for name in names] == [None, None, None]
 
 
 async def test_deliveries_are_redelivered_one_by_one_and_since_a_time(service: Service, box: Inbox) -> None:

@@ -95,11 +95,11 @@ def _attempt(found: Attempt) -> dict[str, Any]:
 
 
 def _exchange(found: Attempt) -> dict[str, Any]:
-    """The recorded exchange of an attempt. Its texts are empty if nothing was sent."""
+    """The recorded exchange of an attempt: null for what was not sent or not received."""
     return {
-        "request_headers": found.sent,
-        "response_headers": found.reply_headers,
-        "response_body": found.reply_body,
+        "request_headers": found.sent or None,
+        "response_headers": found.reply_headers or None,
+        "response_body": None if found.status is None else found.reply_body,
     }
 
 
