@@ -14,6 +14,7 @@ import pytest
 from eth_account import Account
 from web3 import Web3
 
+from proxy.services.webhooks.backtest import MAX_FULL_BLOCKS
 from tests.delivery.harness import Inbox, inbox
 from tests.dev.onchain import Reverted, rpc
 from tests.service import Service, until
@@ -423,3 +424,19 @@ async def test_back_test_counts_the_events_that_were_sent(service: Service, box:
     conforms(reply, "BacktestResult")
     assert reply["events"] == len(received)
     assert reply["blocks_with_events"] == len({each["block_number"] for each in received})
+    del request["from_block"], request["to_block"]
+    status, newest = await service.send("POST", "/webhooks/backtest", request)
+    assert (status, newest["events"]) == (200, len(received)), newest
+    assert newest["to_block"] >= reply["to_block"]
+    assert newest["from_block"] == max(0, newest["to_block"] - MAX_FULL_BLOCKS + 1)
+
+
+async def test_webhook_shows_how_many_events_matched_in_a_day(service: Service, box: Inbox, chain: Chain) -> None:
+    holder = random_address()
+    async with hooked(service, box, "address_activity", addresses=[holder]) as hook:
+        assert (await service.send("POST", f"/webhooks/{hook.made['id']}/test", {}))[0] == 202
+        await chain.send(holder, value=1)
+        await chain.send(holder, value=2)
+        await hook.received(3)
+        status, shown = await service.send("GET", f"/webhooks/{hook.made['id']}")
+        assert (status, shown["health"]["events_last_day"]) == (200, 2)

@@ -98,8 +98,10 @@ class Backtest:
         return f"<Backtest {self._running.total()} running, by {self._internal_calls!r}>"
 
     async def run(
-        self, network: Network, event_type: str, config: Mapping[str, Any], *, first: int, last: int
+        self, network: Network, event_type: str, config: Mapping[str, Any], *, first: int | None, last: int | None
     ) -> BacktestResult:
+        """Test the blocks from `first` to `last`. Without a last one the range ends with the newest block, and without a
+        first one it is as long as possible."""
         client = client_of_task.get()
         if self._running[client] >= MOST_OF_ACCOUNT:
             raise RateLimited(f"this account runs {MOST_OF_ACCOUNT} back-tests already: wait for one", retry_after_s=1)
@@ -129,7 +131,7 @@ class Backtest:
             self._memory.give_back(client, size)
 
     async def _run(
-        self, network: Network, event_type: str, config: Mapping[str, Any], *, first: int, last: int
+        self, network: Network, event_type: str, config: Mapping[str, Any], *, first: int | None, last: int | None
     ) -> BacktestResult:
         if "webhooks" not in family_of(network).features:
             raise InvalidRequest(f"chain: webhooks are not available on {network.id}", param="chain")
@@ -141,7 +143,7 @@ class Backtest:
         for start in range(0, len(addresses or ()), ADDRESSES_PER_STEP):
             await self._turn()
             index.watch("", (addresses or [])[start : start + ADDRESSES_PER_STEP])
-        await self._check(network, first, last, most=self._most(index))
+        first, last = await self._range(network, first, last, most=self._most(index))
         counts: list[int] = []
         receipts = _Receipts()
         for start in range(first, last + 1, BATCH):
@@ -163,16 +165,19 @@ class Backtest:
         assert watcher is not None
         return watcher.kind in _NEED_FULL_BLOCKS or bool(watcher.filter.selectors)
 
-    async def _check(self, network: Network, first: int, last: int, *, most: int) -> None:
-        if last < first:
-            raise InvalidRequest("to_block: must not be before from_block", param="to_block")
-        if last - first >= most:
-            raise InvalidRequest(
-                f"to_block: this config can be tested on at most {most} blocks at once", param="to_block"
-            )
+    async def _range(self, network: Network, first: int | None, last: int | None, *, most: int) -> tuple[int, int]:
+        """The first and the last block to test, of which there are at most `most`."""
+        if first is not None and last is not None:
+            _check_range(first, last, most)
         head = int(await self._call(network, "eth_blockNumber"), 16)
-        if last > head:
+        if last is None:
+            last = head
+        elif last > head:
             raise InvalidRequest(f"to_block: the newest block is {head}", param="to_block")
+        if first is None:
+            first = max(0, last - most + 1)
+        _check_range(first, last, most)
+        return first, last
 
     async def _counts(
         self, network: Network, index: WatchIndex, first: int, last: int, receipts: _Receipts
@@ -307,6 +312,13 @@ class Backtest:
             return await self._internal_calls.call(network, method, *params)
         except RpcError as exc:
             raise _unreadable(network, exc) from None
+
+
+def _check_range(first: int, last: int, most: int) -> None:
+    if last < first:
+        raise InvalidRequest("to_block: must not be before from_block", param="to_block")
+    if last - first >= most:
+        raise InvalidRequest(f"to_block: this config can be tested on at most {most} blocks at once", param="to_block")
 
 
 def _unreadable(network: Network, error: RpcError | None = None) -> Unavailable:

@@ -38,6 +38,8 @@ SHOWN_ATTEMPTS = 20
 CLOCKS = datetime.timedelta(hours=1)
 # The attempts that a webhook's health is judged by.
 RECENT = 50
+# A webhook's events of the last day are counted up to this many: a list of webhooks reads few rows for each.
+COUNTED = 100
 _DAY_TABLES = (
     ("events", sql.deliveries.add_event_days, sql.deliveries.remove_event_days),
     ("deliveries", sql.deliveries.add_delivery_days, sql.deliveries.remove_delivery_days),
@@ -127,6 +129,8 @@ class WebhookHealth:
     """The last attempts of a webhook, newest last: when each began, its outcome, status and duration."""
 
     attempts: tuple[Attempt, ...]
+    # Its events of the last 24 hours, without tests, counted up to COUNTED.
+    events: int
 
 
 class DeliveryStore:
@@ -282,13 +286,15 @@ class DeliveryStore:
         return replace(_delivery(row, row, attempts), body=row["body"])
 
     async def health(self, webhook_ids: Sequence[str]) -> dict[str, WebhookHealth]:
-        """The last attempts of each webhook."""
+        """The last attempts and the events of each webhook."""
         async with self._pool.connection() as connection:
             rows = await connection.fetch(sql.deliveries.recent_attempts, webhook_ids, RECENT)
+            counts = await connection.fetch(sql.deliveries.count_last_day, webhook_ids, COUNTED)
+        counted = {row["webhook_id"]: row["events"] for row in counts}
         found: defaultdict[str, list[Attempt]] = defaultdict(list)
         for row in rows:
             found[row["webhook_id"]].append(_attempt(row))
-        return {each: WebhookHealth(tuple(found[each])) for each in webhook_ids}
+        return {each: WebhookHealth(tuple(found[each]), counted[each]) for each in webhook_ids}
 
     async def redeliver(self, webhook_id: str, event_id: str) -> bool:
         """Make a delivery due again; return False if there is none or its event was removed by a reorganisation."""

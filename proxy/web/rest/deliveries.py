@@ -104,7 +104,7 @@ def _exchange(found: Attempt) -> dict[str, Any]:
 
 
 def shown_health(found: WebhookHealth) -> dict[str, Any]:
-    """The rate of success of the last attempts, the last failure, and every attempt for a small chart."""
+    """The rate of success of the last attempts, the last failure, every attempt for a small chart, and the day's events."""
     failed = [each for each in found.attempts if not is_delivered(each.status)]
     count = len(found.attempts)
     return {
@@ -112,6 +112,7 @@ def shown_health(found: WebhookHealth) -> dict[str, Any]:
         "failing": count > 0 and not any(is_delivered(each.status) for each in found.attempts[-FAILING_AFTER:]),
         "last_failure": _attempt(failed[-1]) if failed else None,
         "recent": [{"duration_ms": each.took_ms, "delivered": is_delivered(each.status)} for each in found.attempts],
+        "events_last_day": found.events,
     }
 
 

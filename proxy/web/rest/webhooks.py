@@ -125,7 +125,7 @@ class WebhookHandlers:
         body = request.body
         network = request.network(body["chain"])
         found = await self._backtest.run(
-            network, body["event_type"], body.get("config", {}), first=body["from_block"], last=body["to_block"]
+            network, body["event_type"], body.get("config", {}), first=body.get("from_block"), last=body.get("to_block")
         )
         return {
             "chain": body["chain"],

@@ -207,6 +207,17 @@ select wanted.webhook_id, recent.* from unnest($1::text[]) as wanted (webhook_id
     ) order by began_at desc limit $2
 ) recent order by wanted.webhook_id, recent.began_at;
 
+-- count_last_day
+-- The events of each webhook in the last 24 hours, without tests, counted up to a limit.
+select wanted.webhook_id, counted.events from unnest($1::text[]) as wanted (webhook_id) cross join lateral (
+    select count(*) as events from (
+        select from deliveries
+        where deliveries.webhook_id = wanted.webhook_id and created_at > now() - interval '1 day'
+            and event_id not like 'evt\_test\_%'
+        limit $2
+    ) newest
+) counted;
+
 -- redeliver
 -- Restart the retry schedule. An attempt in progress no longer counts, and deliveries of an inactive webhook wait. Claims are
 -- the numbers of attempts: a delivery without an attempt in progress keeps its claim, so that no number is skipped.
