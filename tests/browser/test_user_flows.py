@@ -10,6 +10,7 @@ import subprocess
 import orjson
 from playwright.async_api import Page, expect
 
+from proxy.dev.funded_accounts import FUNDED
 from tests.browser.visitor import WAIT_MS, Site, Visitor
 from tests.service import until
 
@@ -150,6 +151,39 @@ async def test_webhook_that_would_never_have_an_event_is_not_created(holder: Vis
     await holder.dialog.get_by_label("Network").select_option("dev-mainnet")
     await holder.button("Create webhook", holder.dialog).click()
     await expect(holder.dialog.get_by_role("alert")).to_contain_text("matches nothing")
+
+
+async def test_webhook_without_events_shows_what_a_back_test_finds(holder: Visitor) -> None:
+    page = holder.page
+    for address, found in ((f"0x{'5e' * 20}", "finds 0 in"), (FUNDED.address, "finds [1-9]")):
+        await holder.create_webhook(f"/{address}", event="ADDRESS_ACTIVITY", filters={"Addresses": address})
+        await expect(page.get_by_text("0 events matched in the last 24 h.")).to_be_visible()
+        await holder.button("Back-test").click()
+        silence = page.get_by_text(re.compile(f"^0 events matched in the last 24 h; the back-test {found}"))
+        await expect(silence).to_be_visible()
+        await holder.button("Send test event").click()
+        await expect(page.get_by_role("status").filter(has_text="Test event delivered")).to_be_visible()
+        await expect(silence).to_be_visible()  # a test event does not count
+
+
+async def test_webhook_form_has_one_list_of_events_and_a_choice_of_format(holder: Visitor) -> None:
+    page, dialog = holder.page, holder.dialog
+    await holder.open("webhooks")
+    await holder.button("Create webhook").first.click()
+    events = await dialog.get_by_label("Event").locator("option").all_inner_texts()
+    assert len(events) == len({*events}) == 8
+    await expect(dialog.get_by_label("Format B", exact=True)).to_be_checked()
+    await dialog.get_by_label("Event").select_option("log")  # only in Format A
+    await expect(dialog.get_by_label("Format B", exact=True)).to_be_disabled()
+    await expect(dialog.get_by_label("Format A", exact=True)).to_be_checked()
+    await dialog.get_by_label("Event").select_option("NEW_BLOCK")  # only in Format B
+    await expect(dialog.get_by_label("Format A", exact=True)).to_be_disabled()
+    await expect(dialog.get_by_label("Format B", exact=True)).to_be_checked()
+    await holder.button("Cancel", dialog).click()
+    filters = {"Token contracts": f"0x{'5e' * 20}"}
+    for wire, event_type in (("Format A", "token_transfer"), ("Standard Webhooks", "TOKEN_TRANSFER")):
+        await holder.create_webhook(f"/{event_type}", event="TOKEN_TRANSFER", wire=wire, filters=filters)
+        await expect(page.get_by_text(event_type, exact=True)).to_be_visible()
 
 
 async def test_webhook_of_a_test_key_gets_a_fault_plan(site: Site, page: Page) -> None:

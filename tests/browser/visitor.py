@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,13 +135,18 @@ class Visitor:
         await self.page.get_by_label("Send as").select_option("Another key…")
         await self.page.get_by_label("API key").fill(self.site.service.keys[plan])
 
-    async def create_webhook(self, path: str, *, event: str = "NEW_BLOCK") -> None:
-        """Creates a webhook on the development chain through the form, and opens its page."""
+    async def create_webhook(
+        self, path: str, *, event: str = "NEW_BLOCK", wire: str = "Format B", filters: Mapping[str, str] | None = None
+    ) -> None:
+        """Creates a webhook on the development chain through the form, and opens its page. `wire`: the format of deliveries."""
         await self.open("webhooks")
         await self.button("Create webhook").first.click()
         await self.dialog.get_by_label("Endpoint URL").fill(self.site.receiver.url + path)
         await self.dialog.get_by_label("Event").select_option(event)
         await self.dialog.get_by_label("Network").select_option("dev-mainnet")
+        for label, value in (filters or {}).items():
+            await self.dialog.get_by_label(label).fill(value)
+        await self.dialog.get_by_label(wire, exact=True).check()
         await self.button("Create webhook", self.dialog).click()
         await self.dialog.get_by_label("Signing secret").wait_for()
         await self.button("View webhook").click()

@@ -80,6 +80,26 @@ export function checks(label, options, chosen) {
   };
 }
 
+/* A group of radio buttons, each with a sentence: options are {value: [label, sentence]}. `disable` takes the values that cannot be chosen. */
+export function choice(label, options, chosen) {
+  const group = `choice-${++serial}`;
+  const buttons = Object.entries(options).map(([value, [shown, sentence]]) => {
+    const box = el("input", { type: "radio", name: group, value, id: `field-${++serial}`, "aria-describedby": `${group}-${value}` });
+    box.checked = value === chosen;
+    return { box, node: el("div.check", null, box, el("div", null, el("label", { for: box.id }, shown), el("p.hint", { id: `${group}-${value}` }, sentence))) };
+  });
+  const disable = (values) => {
+    for (const { box } of buttons) box.disabled = values.includes(box.value);
+    const kept = buttons.find(({ box }) => box.checked && !box.disabled) ?? buttons.find(({ box }) => !box.disabled);
+    kept.box.checked = true;
+  };
+  return {
+    node: el("fieldset", null, el("legend", null, label), el("div.choices", null, buttons.map(({ node }) => node))),
+    read: () => buttons.find(({ box }) => box.checked).box.value,
+    disable,
+  };
+}
+
 /* A form around fields. If `send` fails, its error appears above the buttons and the fields keep their values. `isInline`: with the button beside them. */
 export function form(fields, { label, send, cancel, kind = "main", isInline = false }) {
   const problem = el("div.problem");

@@ -17,20 +17,33 @@ const TOKEN_IDS = ["token_ids", "Token IDs", "list", "Tokens of the contracts ab
 const SELECTORS = ["selectors", "Functions", "list", "Selectors or signatures, such as transfer(address,uint256)."];
 const FINALITY = ["finality", "Notify", { "": "When included in a block", safe: "When safe", finalized: "When finalized" }];
 
-export const FILTERS = {
-  address_activity: { about: "activity of addresses", fields: [ADDRESSES, DIRECTION, MIN, FINALITY] },
-  token_transfer: { about: "ERC-20 transfers", fields: [ADDRESSES, CONTRACTS, FROM, TO, MIN, FINALITY] },
-  nft_transfer: { about: "ERC-721 and ERC-1155 transfers", fields: [ADDRESSES, CONTRACTS, TOKEN_IDS, FINALITY] },
-  mined_transaction: { about: "mined transactions", fields: [HASHES, FINALITY] },
-  log: { about: "contract logs", fields: [ADDRESSES, TOPICS, FINALITY] },
-  ADDRESS_ACTIVITY: { about: "activity of addresses", fields: [ADDRESSES, DIRECTION, MIN, FINALITY] },
-  MINED_TRANSACTION: { about: "mined transactions", fields: [HASHES, FINALITY] },
-  NFT_ACTIVITY: { about: "NFT mints, transfers and burns", fields: [ADDRESSES, CONTRACTS, TOKEN_IDS, FINALITY] },
-  TOKEN_TRANSFER: { about: "ERC-20 transfers", fields: [CONTRACTS, FROM, TO, MIN, FINALITY] },
-  INTERNAL_TRANSFER: { about: "internal native transfers", fields: [ADDRESSES, DIRECTION, MIN, FINALITY] },
-  NEW_BLOCK: { about: "new blocks", fields: [FINALITY] },
-  PENDING_TRANSACTION: { about: "pending transactions", fields: [ADDRESSES, DIRECTION, MIN, SELECTORS] },
+/* The events by their type in Format B, or in Format A if B does not have them. */
+export const EVENTS = {
+  ADDRESS_ACTIVITY: { name: "Activity of addresses", formatA: "address_activity", fields: [ADDRESSES, DIRECTION, MIN, FINALITY] },
+  TOKEN_TRANSFER: { name: "ERC-20 transfers", formatA: "token_transfer", fields: [ADDRESSES, CONTRACTS, FROM, TO, MIN, FINALITY] },
+  NFT_ACTIVITY: { name: "NFT mints, transfers and burns", formatA: "nft_transfer", fields: [ADDRESSES, CONTRACTS, TOKEN_IDS, FINALITY] },
+  MINED_TRANSACTION: { name: "Mined transactions", formatA: "mined_transaction", fields: [HASHES, FINALITY] },
+  log: { name: "Contract logs", formatA: "log", fields: [ADDRESSES, TOPICS, FINALITY] },
+  INTERNAL_TRANSFER: { name: "Internal native transfers", fields: [ADDRESSES, DIRECTION, MIN, FINALITY] },
+  NEW_BLOCK: { name: "New blocks", fields: [FINALITY] },
+  PENDING_TRANSACTION: { name: "Pending transactions", fields: [ADDRESSES, DIRECTION, MIN, SELECTORS] },
 };
+
+/* How deliveries are written and signed. The API selects the first two by the case of the event type; every delivery has the headers of the third. */
+export const FORMATS = {
+  b: ["Format B", "Signed in X-Platform-Signature. Retried 7 times in about 10 hours, then the event is marked as failed."],
+  a: ["Format A", "Signed with a timestamp in X-Service-Signature. Retried 5 times in about 7 hours, then the webhook pauses and you get an email."],
+  standard: ["Standard Webhooks", "The body and retries of Format B. Any Standard Webhooks library verifies it by webhook-signature, which all formats have."],
+};
+
+export const formatOf = (type) => (type === type.toLowerCase() ? "a" : "b");
+export const eventOf = (type) => Object.keys(EVENTS).find((event) => event === type || EVENTS[event].formatA === type);
+
+/* The formats that an event does not have. */
+export const missingFormats = (event) => (formatOf(event) === "a" ? ["b"] : EVENTS[event].formatA ? [] : ["a"]);
+
+/* The event type of an event in a format. */
+export const typeOf = (event, format) => (format === "a" ? EVENTS[event].formatA : event);
 
 function fieldOf([name, label, kind, hint]) {
   if (typeof kind === "object") return { name, ...forms.select(label, kind, { hint }) };
@@ -61,7 +74,7 @@ export function filterForm(config) {
   return {
     node: el("fieldset", null, el("div.spread", null, el("legend", null, "Filter"), modes), region),
     setType: (type) => {
-      fields = FILTERS[type].fields.map(fieldOf);
+      fields = EVENTS[eventOf(type)].fields.map(fieldOf);
       setMode(isJson ? "json" : "fields");
     },
     showJson: () => setMode("json"),

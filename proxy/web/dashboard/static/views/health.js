@@ -33,5 +33,10 @@ export function healthOf({ health: { success_rate: rate, recent } }) {
   return el("div.health", null, format.percent(rate), sparkline(bars, `Duration of the last ${bars.length} attempts`));
 }
 
+// The API counts the events of a day up to this many.
+const COUNTED = 100;
+
+export const eventsOf = ({ health: { events_last_day: events } }) => (events < COUNTED ? String(events) : `${COUNTED}+`);
+
 export const lastFailureOf = ({ health: { last_failure: last } }) => (last
   ? [resultOf(last), el("span.below", null, format.ago(last.started_at))] : format.NONE);

@@ -5,8 +5,8 @@ import { el, refreshChildren, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, note, pager, poll, secretDialog, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
-import { filterForm, watchesNothing } from "./filters.js";
-import { healthOf, isSuccess, lastFailureOf, outcomeOf, resultOf, statusBadge } from "./health.js";
+import { eventOf, EVENTS, filterForm, formatOf, FORMATS, watchesNothing } from "./filters.js";
+import { eventsOf, healthOf, isSuccess, lastFailureOf, outcomeOf, resultOf, statusBadge } from "./health.js";
 import { highlighted } from "./json.js";
 
 const LIMIT = 20;
@@ -29,6 +29,7 @@ class WebhookView {
   #exchanges = new Map();
   #head = el("div");
   #test = null;
+  #backtest = "";
   #testResult = el("div", { "aria-live": "polite" });
 
   constructor(id) {
@@ -52,13 +53,32 @@ class WebhookView {
     refreshChildren(this.#head, heading(hook.url, { actions: this.#actions(hook) }),
       hook.status !== "active" && note(statusText(hook), "wait"),
       hook.status === "active" && watchesNothing(hook) && note("This webhook watches nothing, so it will never have an event. Edit it to add a filter."),
+      hook.status === "active" && !watchesNothing(hook) && this.#silence(hook),
       hook.status === "active" && hook.health.failing && note("None of the last attempts was delivered. Open a delivery to see the replies of your endpoint."),
-      card(null, facts([["Status", statusBadge(hook)], ["Event", el("code", null, hook.event_type)], ["Network", hook.chain],
-        ["Webhook ID", idField(hook.id)], ["Delivered", healthOf(hook)], ["Last failure", lastFailureOf(hook)],
+      card(null, facts([["Status", statusBadge(hook)], ["Event", [EVENTS[eventOf(hook.event_type)].name, el("span.below", null, `${FORMATS[formatOf(hook.event_type)][0]}, `, el("code", null, hook.event_type))]], ["Network", hook.chain],
+        ["Webhook ID", idField(hook.id)], ["Events, 24 h", eventsOf(hook)], ["Delivered", healthOf(hook)], ["Last failure", lastFailureOf(hook)],
         ["Created", format.time(hook.created_at)], ["Updated", format.time(hook.updated_at)],
         ...(hook.fault ? [["Faults", el("code", null, hook.fault)]] : [])]),
       el("details.more", null, el("summary", null, "Filter"), codeBlock("config", JSON.stringify(hook.config, null, 2)).node)));
     return hook;
+  }
+
+  /* A webhook without events of the last day: its filter may never match, which a back-test shows. */
+  #silence(hook) {
+    if (hook.health.events_last_day > 0) return null;
+    if (this.#backtest) return note(`0 events matched in the last 24 h; ${this.#backtest}`, "wait");
+    // Pending transactions are not in past blocks.
+    const isTestable = account.can("manage") && hook.event_type !== "PENDING_TRANSACTION";
+    return el("div.note.wait.spread", { role: "status" }, el("span", null, "0 events matched in the last 24 h."),
+      isTestable && asyncButton("Back-test", () => this.#runBacktest(hook), { kind: "small", title: "Counts the events that this filter has in the newest blocks. Costs compute units." }));
+  }
+
+  async #runBacktest({ chain, event_type, config }) {
+    const { events, from_block: first, to_block: last } = await account.post("/webhooks/backtest", { chain, event_type, config });
+    const blocks = `the last ${format.counted(last - first + 1, "block")}`;
+    this.#backtest = `the back-test finds ${format.number(events)} in ${blocks}. ${events
+      ? "Events before the webhook was created are not sent." : "Check the addresses and the other values of the filter."}`;
+    await this.load();
   }
 
   /* The head stays as it is while a part of it is open. */
@@ -102,6 +122,7 @@ class WebhookView {
           await account.patch(this.#path, { ...(url.read() !== hook.url && { url: url.read() }), ...(changed && { config }),
             ...(hasFault && fault.read() !== (hook.fault ?? "") && { fault: fault.read() }) });
           close();
+          this.#backtest = "";
           toast("Webhook updated");
           await this.load();
         },

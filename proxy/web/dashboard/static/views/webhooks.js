@@ -6,8 +6,8 @@ import * as forms from "../forms.js";
 import { chainNameOf, networkField, networksWith } from "../networks.js";
 import { asyncRegion, button, card, dialog, empty, heading, pager, secretDialog, secretField, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
-import { filterForm, FILTERS, watchesNothing } from "./filters.js";
-import { healthOf, lastFailureOf, statusBadge } from "./health.js";
+import { eventOf, EVENTS, filterForm, formatOf, FORMATS, missingFormats, typeOf, watchesNothing } from "./filters.js";
+import { eventsOf, healthOf, lastFailureOf, statusBadge } from "./health.js";
 
 const LIMIT = 25;
 const STATUS = { "": "All", active: "Active", paused: "Paused", disabled: "Disabled" };
@@ -34,7 +34,8 @@ function webhooksTable({ webhooks, page, total }, filters, reload) {
     account.can("manage") && button("Create webhook", create, { kind: "main" }));
   return [table("Webhooks", [
     { name: "Endpoint URL", show: (hook) => el("a", { href: `#/webhooks/${hook.id}` }, hook.url) },
-    { name: "Event", show: (hook) => [el("code", null, hook.event_type), el("span.below", null, hook.chain)] },
+    { name: "Event", show: (hook) => [EVENTS[eventOf(hook.event_type)].name, el("span.below", null, `${hook.chain} · ${FORMATS[formatOf(hook.event_type)][0]}`)] },
+    { name: "Events, 24 h", kind: "num", show: eventsOf },
     { name: "Delivered", show: healthOf },
     { name: "Last failure", show: lastFailureOf },
     { name: "Created", show: (hook) => format.date(hook.created_at) },
@@ -53,29 +54,39 @@ async function create() {
     const url = forms.text("Endpoint URL", { type: "url", required: true, placeholder: "https://hooks.example.com/penstock",
       hint: "An HTTPS URL that responds with 2xx within 15 seconds." });
     const network = networkField("Network", choices, { valueOf: chainNameOf, hint: "For example ethereum, base or ethereum-sepolia." });
-    const grouped = { "Format A": {}, "Format B": {} };
-    for (const type of Object.keys(FILTERS)) grouped[type === type.toLowerCase() ? "Format A" : "Format B"][type] = `${type}: ${FILTERS[type].about}`;
     const filter = filterForm();
-    const type = forms.select("Event", grouped, { onchange: () => filter.setType(type.read()) });
-    filter.setType(type.read());
-    return forms.form([url.node, type.node, network.node, filter.node], {
+    const wire = forms.choice("Format", FORMATS, "b");
+    const choose = () => {
+      filter.setType(event.read());
+      wire.disable(missingFormats(event.read()));
+    };
+    const event = forms.select("Event", Object.fromEntries(Object.entries(EVENTS).map(([key, { name }]) => [key, name])), { onchange: choose });
+    choose();
+    return forms.form([url.node, event.node, network.node, filter.node, wire.node], {
       label: "Create webhook",
       cancel: close,
       send: async () => {
-        const webhook = { url: url.read(), chain: network.read(), event_type: type.read(), config: filter.read() };
+        const webhook = { url: url.read(), chain: network.read(), event_type: typeOf(event.read(), wire.read()), config: filter.read() };
         if (watchesNothing(webhook)) throw new Error("Fill in the filter: an empty one matches nothing, so no event would ever be sent");
         const created = await account.post("/webhooks", webhook);
         close();
-        reveal(created);
+        reveal(created, wire.read());
       },
     });
   });
 }
 
-function reveal(webhook) {
+const VERIFY = {
+  b: "X-Platform-Signature is sha256= and the hex HMAC-SHA256 of the body, with the whole secret as the key.",
+  a: "X-Service-Signature is the hex HMAC-SHA256 of X-Service-Timestamp, a dot and the body, with the whole secret as the key.",
+  standard: "Give the secret to a Standard Webhooks library, with the headers webhook-id, webhook-timestamp and webhook-signature.",
+};
+
+function reveal(webhook, wire) {
   const node = secretDialog("Webhook created", (close) => [
     el("p", null, "Verify deliveries with this signing secret. Copy it now. You cannot see it again."),
     secretField(webhook.signing_secret, "Signing secret"),
+    el("p.hint", null, VERIFY[wire], " ", el("a", { href: "/docs#receiving-webhooks" }, "Receivers in Python, Node and Go")),
     el("div.actions", null, button("View webhook", close, { kind: "main" }))]);
   node.addEventListener("close", () => { location.hash = `#/webhooks/${webhook.id}`; });
 }
