@@ -1,5 +1,5 @@
-"""Tests the service's connections for `check --connect` and `upstreams test`: one row for the database, the cache and each
-upstream, with the problem if there is one."""
+"""Tests the service's connections for `check --connect` and `upstreams test`: one row for the database, the cache, the
+mail server and each upstream, with the problem if there is one."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
 from proxy.turn_queue import TurnQueue
 from proxy.wire.http1 import ReplyHead
+from proxy.wire.mailer import Mailer, Undelivered
 from proxy.wire.upstream import Upstream, UpstreamConnection
 from proxy.wire.write_buffer import WriteBuffer
 
@@ -75,6 +76,8 @@ async def tried(found: Settings, tables: Tables, *, offline: bool) -> list[Conne
         rows.append(await _outcome("limits", lambda: _link(found.valkey.limits_url)))
     if found.valkey.cache_url:
         rows.append(await _outcome("cache", lambda: _ping(found.valkey.cache_url)))
+    if found.mail.host:
+        rows.append(await _outcome("mail", Mailer(found.mail).try_connection))
     return rows + await tried_upstreams(found, tables)
 
 
@@ -103,7 +106,7 @@ async def _outcome(name: str, attempt: Callable[[], Awaitable[None]]) -> Connect
         return _part(name, "failed", exc.faults[0].partition(": ")[2])
     except TimeoutError:
         return _part(name, "failed", f"no reply within {CACHE_S:g} s")
-    except (OSError, RedisError) as exc:
+    except (OSError, RedisError, Undelivered) as exc:
         return _part(name, "failed", str(exc))
     return _part(name, "up")
 

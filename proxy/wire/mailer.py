@@ -77,10 +77,23 @@ class Mailer:
             message.add_alternative(mail.html, subtype="html")
         return message
 
+    async def try_connection(self) -> None:
+        """Connect and log in without sending a mail. Raises Undelivered with the reason."""
+        try:
+            async with self._connection():
+                pass
+        except aiosmtplib.SMTPAuthenticationError as exc:
+            raise Undelivered(f"the server refused mail.username and mail.password ({exc.code})", final=False) from None
+        except (aiosmtplib.SMTPException, OSError, TimeoutError) as exc:
+            raise Undelivered(str(exc) or type(exc).__name__, final=False) from None
+
     async def _send(self, message: EmailMessage) -> None:
+        async with self._connection() as connection:
+            await connection.send_message(message)
+
+    def _connection(self) -> aiosmtplib.SMTP:
         given = self._settings
-        await aiosmtplib.send(
-            message,
+        return aiosmtplib.SMTP(
             hostname=given.host,
             port=given.port,
             username=given.username or None,

@@ -175,3 +175,11 @@ async def test_header_cannot_be_injected(mail_server: MailServer) -> None:
         await mail_server.mailer().send(bad, at=0.0)
     assert raised.value.final
     assert not mail_server.mails
+
+
+async def test_connection_is_tried_without_sending(mail_server: MailServer) -> None:
+    await mail_server.mailer().try_connection()
+    assert mail_server.mails == []
+    wrong = Mailer(MailSettings("127.0.0.1", mail_server.port, "starttls", "", "", "a@penstock.example", 5.0))
+    with pytest.raises(Undelivered, match="STARTTLS"):
+        await wrong.try_connection()
