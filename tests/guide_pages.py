@@ -29,6 +29,8 @@ from tests.client_scripts import ENVIRONMENT, SCRIPTS
 from tests.service import ROOT
 
 PAGES = ROOT / "docs"
+# Runs on a host of its own, as root: tests/flows/test_host.py.
+HOST_PAGE = PAGES / "host.md"
 # Directories of the files that pages include, as in mkdocs.yml.
 INCLUDED = (ROOT / "schemas" / "receivers", ROOT / "config")
 MODULES = SCRIPTS / "node_modules"
