@@ -23,7 +23,7 @@ PYTEST := $(PY) -m tests.second_look --processes $(JOBS)
 COMPILED := tests/core tests/store/test_rate_buckets.py tests/wire tests/web $(wildcard tests/flows/test_upstream_*.py) \
 	tests/flows/test_cache.py tests/flows/test_logs_filters.py tests/flows/test_short_batches.py
 PURE := tests/core tests/chains tests/test_settings.py \
-	$(filter-out %/test_sql.py %/test_compiled.py,$(wildcard tests/house/test_*.py))
+	$(filter-out %/test_sql.py %/test_compiled.py,$(wildcard tests/conventions/test_*.py))
 
 # The geth that some tests use. It is built once for all work trees, because that takes minutes.
 GETH_VERSION := v1.17.8

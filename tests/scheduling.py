@@ -72,10 +72,10 @@ TOGETHER = (
     ),
     (
         # They read every module of the project.
-        "tests/house/test_compiled.py",
-        "tests/house/test_imports.py",
-        "tests/house/test_modules.py",
-        "tests/house/test_names.py",
+        "tests/conventions/test_compiled.py",
+        "tests/conventions/test_imports.py",
+        "tests/conventions/test_modules.py",
+        "tests/conventions/test_names.py",
     ),
 )
 # A long unit that starts last leaves the other processes idle. The first files of the units that take longest, in the order
@@ -89,7 +89,7 @@ LONG = (
     "tests/flows/test_smart_wallets.py",
     "tests/flows/test_serve.py",
     "tests/fleet/test_fleet_limits.py",
-    "tests/house/test_compiled.py",
+    "tests/conventions/test_compiled.py",
     "tests/flows/test_upstream_faults.py",
     "tests/flows/test_real_reorgs.py",
     "tests/dev/test_package.py",
@@ -117,7 +117,7 @@ LONG = (
     "tests/follower/test_network_follower.py",
     "tests/flows/test_socket_events.py",
     "tests/flows/test_faults.py",
-    "tests/house/test_grammar.py",
+    "tests/conventions/test_grammar.py",
     "tests/follower/test_random_chains.py",
     "tests/flows/test_upstream_branches.py",
     "tests/flows/test_pepper.py",

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.house.source import ROOT
+from tests.conventions.source import ROOT
 
 # One with faults, one without.
 SEEDS = (3, 4)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import ROOT
+from tests.conventions.source import ROOT
 from tests.simulation.mutants import MUTANTS, mutated
 
 # Seeds that once broke a rule, with the reason.

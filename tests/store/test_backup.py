@@ -17,9 +17,9 @@ from proxy.store.postgres.keys import KeyStore
 from proxy.store.postgres.pool import Pool
 from proxy.store.postgres.secrets import Vault
 from proxy.store.postgres.webhooks import NewWebhook, WebhookStore
+from tests.conventions.test_sql import catalog
 from tests.database import connected
 from tests.flows.production import PEPPER, settings_text
-from tests.house.test_sql import catalog
 from tests.service import command_here
 
 RELATIONS = "select relname from pg_class where relkind = any($1) and relnamespace = 'public'::regnamespace order by 1"

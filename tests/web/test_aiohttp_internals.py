@@ -16,7 +16,7 @@ from aiohttp.test_utils import make_mocked_request
 from proxy.web import aiohttp_internals
 from proxy.web.aiohttp_internals import AiohttpConnection, reply_in_version, version_of
 from proxy.web.front.handler_connection import HandlerConnection
-from tests.house.source import ROOT, modules
+from tests.conventions.source import ROOT, modules
 
 ADAPTER = aiohttp_internals.__name__
 # Of a connection before its first request, with the values that the adapter expects.

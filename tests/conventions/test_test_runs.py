@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import second_look
-from tests.house.source import ROOT
+from tests.conventions.source import ROOT
 
 CONFTEST = """
 from tests import forked_run

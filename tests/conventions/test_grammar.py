@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import ROOT
+from tests.conventions.source import ROOT
 
 OLDEST = (3, 11)
 NEWEST = (3, 14)

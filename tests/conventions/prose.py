@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.house.source import ROOT
+from tests.conventions.source import ROOT
 
 CODE = ("proxy", "bench", "tests")
 CONFIG = ("*.toml", "*.cfg", "Makefile", ".editorconfig", "*.yml", "*.yaml", "*.conf", "*.sql")

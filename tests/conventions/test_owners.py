@@ -9,7 +9,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.house.source import modules
+from tests.conventions.source import modules
 
 DATA_PLANE = ("proxy.services.rpc", "proxy.web.front", "proxy.wire")
 # Assignments to attributes of other objects, by module and target. This list may only get shorter.

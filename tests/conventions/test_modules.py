@@ -16,7 +16,7 @@ from importlib import import_module
 import orjson
 
 from proxy.__main__ import COMMANDS
-from tests.house.source import ROOT, modules
+from tests.conventions.source import ROOT, modules
 
 IMPORT_ALL = """
 import importlib, sys

@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.house.source import modules, ring_of
+from tests.conventions.source import modules, ring_of
 
 # The rooms whose state is looked for, and the modules outside of rooms that hold state for them.
 ROOMS = ("core", "services", "store", "web", "wire")

@@ -8,14 +8,14 @@ from functools import cache
 
 import pytest
 
-from tests.house.prose import Passage, passages, sentences, words_in
+from tests.conventions.prose import Passage, passages, sentences, words_in
 
 PER_THOUSAND = 0.5
 _BEGINNING = re.compile(r"[\"'“(*_]*(What|Who|Whoever|Where|Of)\b")
 _PERSON = re.compile(r"\b(whoever|nobody|somebody)\b", re.IGNORECASE)
 _TOLD = re.compile(r"\b(told|tells)\b", re.IGNORECASE)
 # This file and its helper name the words.
-EXEMPT = {"tests/house/test_prose.py"}
+EXEMPT = {"tests/conventions/test_prose.py"}
 
 
 def beginnings(text: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.house.source import PACKAGE, ROOT
+from tests.conventions.source import PACKAGE, ROOT
 
 TEXT = (PACKAGE / "README.md").read_text("utf-8")
 # Files of every package, and the entry point.
@@ -18,7 +18,7 @@ def test_every_room_is_in_the_map() -> None:
 
 def test_every_file_that_is_named_is_there() -> None:
     """By its path, or inside its own part by its name."""
-    tests = [path for room in ("house", "simulation") for path in (ROOT / "tests" / room).glob("*.py")]
+    tests = [path for room in ("conventions", "simulation") for path in (ROOT / "tests" / room).glob("*.py")]
     paths = (*PACKAGE.rglob("*.*"), *(ROOT / "config").glob("*.toml"), *tests)
     there = [f"/{path.relative_to(ROOT)}" for path in paths]
     pages = [page.read_text("utf-8") for page in sorted((ROOT / "docs" / "internals").glob("*.md"))]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import PACKAGE
+from tests.conventions.source import PACKAGE
 
 PROXY = PACKAGE
 # The functions that parse JSON, and aiohttp's `request.json()`.

@@ -13,7 +13,7 @@ import pytest
 
 from proxy import compiled
 from proxy.commands import compiling
-from tests.house.source import ROOT, modules
+from tests.conventions.source import ROOT, modules
 
 SMALL = ("proxy.core.limits", "proxy.store.shared_memory.rate_buckets")
 # Constructs that mypyc translates differently: coroutines and generators share one exception, and groups are unsupported.

@@ -8,7 +8,7 @@ class.
 
 from __future__ import annotations
 
-from tests.house.shared_state import found
+from tests.conventions.shared_state import found
 
 # One account cannot take the share of another.
 BY_ACCOUNT = {

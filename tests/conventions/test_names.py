@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from tests.house.source import PACKAGE, modules, ring_of
+from tests.conventions.source import PACKAGE, modules, ring_of
 from tests.shipped_tables import TABLES
 
 CHAINS = TABLES.chains.chains

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from functools import cache
 
-from tests.house.source import imports_of, modules, ring_of
+from tests.conventions.source import imports_of, modules, ring_of
 
 # Modules that every ring but the pure ones may import beside its inner rings.
 SUPPORT = {

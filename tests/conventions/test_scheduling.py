@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.source import ROOT
+from tests.conventions.source import ROOT
 from tests.scheduling import LONG, TOGETHER, place_of, runs_compiled_code, unit_of
 
 
