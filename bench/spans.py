@@ -1,7 +1,7 @@
 """Traces: the CPU time that they add to a call, off and on, in this process.
 
-Off, the code for traces runs only where a head is parsed. That is measured as plain Python, next to the same module without the
-lines for traces, with heads that are never repeated. Whole calls are measured with a client, which is the same in every row.
+Off, the code for traces runs only where headers are parsed. That is measured as plain Python, next to the same module without
+its lines for traces, with headers that are never repeated. Whole calls are measured with a client, the same in every row.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from proxy.core.access import Key
 from tests.http_client import fresh_call, rpc
 from tests.web.worker import LIVE, NO_CACHE, Worker, running_worker
 
-HEADS_SOURCE = compiled.ROOT / "web" / "front" / "request_heads.py"
+HEADS_SOURCE = compiled.ROOT / "web" / "front" / "request_headers.py"
 # Its lines for traces.
 TRACE_LINES = (
     " or (self._is_tracing and _is_sampled(name, line))",
@@ -59,7 +59,7 @@ async def _round(off: Worker, on: Worker) -> Costs:
     }
 
 
-# Heads
+# Headers
 
 
 def _heads_us(worker: Worker) -> dict[str, float]:
@@ -71,13 +71,13 @@ def _heads_us(worker: Worker) -> dict[str, float]:
 
 
 def _module(without: tuple[str, ...]) -> ModuleType:
-    """The module of the heads, run from its source, without some of its lines."""
+    """The module of request headers, run from its source, without some of its lines."""
     source = HEADS_SOURCE.read_text("utf-8")
     for lines in without:
         assert lines in source, lines
         source = source.replace(lines, "")
-    module = ModuleType("request_heads")
-    exec(compile(source, "request_heads.py", "exec"), module.__dict__)
+    module = ModuleType("request_headers")
+    exec(compile(source, "request_headers.py", "exec"), module.__dict__)
     return module
 
 
@@ -86,7 +86,7 @@ def _reader(module: ModuleType, is_tracing: bool, worker: Worker) -> Any:
         return worker.app.keyring.find(text, 0.0)
 
     routes = {f"/v1/rpc/{LIVE}": worker.app.networks.routes[LIVE]}
-    return module.RequestHeadReader(routes, find, max_head=8192, max_body=100_000, is_tracing=is_tracing)
+    return module.RequestHeaderReader(routes, find, max_header_bytes=8192, max_body=100_000, is_tracing=is_tracing)
 
 
 def _read_us(reader: Any, worker: Worker) -> float:

@@ -62,7 +62,7 @@ MODULES = (
     "proxy.web.front.reply_slices",
     "proxy.web.front.reply_stream",
     "proxy.web.front.reply_writer",
-    "proxy.web.front.request_heads",
+    "proxy.web.front.request_headers",
     "proxy.web.front.request_reader",
     "proxy.web.front.short_call",
     "proxy.web.front.stream_form",

@@ -146,7 +146,7 @@ class UpgradeRequired(InvalidRequest):
         return {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
 
 
-class HeadTooLarge(InvalidRequest):
+class HeadersTooLarge(InvalidRequest):
     status = 431
     usual_reason = "size"
 

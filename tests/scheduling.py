@@ -102,7 +102,7 @@ LONG = (
     "tests/follower/test_backfill.py",
     "tests/flows/test_nft_metadata.py",
     "tests/follower/test_failover.py",
-    "tests/web/test_request_heads_fuzz.py",
+    "tests/web/test_request_headers_fuzz.py",
     "tests/isolation/test_upstream_words.py",
     "tests/flows/test_worker_faults.py",
     "tests/dev/test_bundler.py",

@@ -107,7 +107,7 @@ class RawSocket:
         self.writer = writer
 
     def write(self, payload: bytes, opcode: int = frames.TEXT, *, final: bool = True) -> None:
-        head = frames.frame_head(len(payload), opcode)
+        head = frames.frame_header(len(payload), opcode)
         first = head[0] if final else head[0] & 0x7F
         mask = os.urandom(4)
         self.writer.write(bytes((first, head[1] | 0x80)) + head[2:] + mask + frames.unmask(payload, mask))

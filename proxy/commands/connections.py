@@ -25,7 +25,7 @@ from proxy.settings import Settings, Tables
 from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
 from proxy.turn_queue import TurnQueue
-from proxy.wire.http1 import ReplyHead
+from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.mailer import Mailer, Undelivered
 from proxy.wire.upstream import Upstream, UpstreamConnection
 from proxy.wire.write_buffer import WriteBuffer
@@ -48,11 +48,11 @@ class ReportingProbe(Probe):
             self.failure = f"no reply within {within_s:g} s"
         return result
 
-    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
-        super().on_reply(connection, head, body)
+    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
+        super().on_reply(connection, headers, body)
         if self._result.result() is None:
             problem = "it refuses the call" if self.is_answered else "its reply is not JSON-RPC"
-            self.failure = f"{problem} (HTTP status {head.status})"
+            self.failure = f"{problem} (HTTP status {headers.status})"
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         self.failure = reason
@@ -66,7 +66,7 @@ class BatchProbe(Probe):
         super().__init__(upstream, method, params)
         self._body = b"[%b,%b]" % (self._body, self._body)
 
-    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         self._settle(body if body.lstrip().startswith(b"[") else None)
 
 

@@ -62,7 +62,7 @@ from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.front_connection import FrontConnection
 from proxy.web.front.front_context import FrontContext
 from proxy.web.front.handler_connection import require_c_parser
-from proxy.web.front.request_heads import RequestHeadReader
+from proxy.web.front.request_headers import RequestHeaderReader
 from proxy.web.front.tls_listener import TlsListener
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestEndpoints, RestHandler
@@ -345,7 +345,7 @@ class App:
         )
         return ClientSockets(context, self.keyring)
 
-    def _head_reader(self) -> RequestHeadReader:
+    def _head_reader(self) -> RequestHeaderReader:
         paths = {
             f"{routes.BASE}/{stem}/{chain}/{network.name}": route
             for stem, found in (("rpc", self.networks), ("bundler", self.smart_wallets.bundlers))
@@ -353,10 +353,10 @@ class App:
             if (route := found.find(network)) is not None
             for chain in (network.chain.name, *network.chain.aliases)
         }
-        return RequestHeadReader(
+        return RequestHeaderReader(
             paths,
             lambda text: self.keyring.find(text, time.monotonic()),
-            max_head=self.settings.server.max_head_bytes,
+            max_header_bytes=self.settings.server.max_header_bytes,
             max_body=self.settings.server.max_body_bytes,
             is_tracing=self.tracer is not None,
         )

@@ -36,14 +36,14 @@ class ServerSettings:
     port: int
     workers: int
     dev: bool
-    head_timeout_s: float
+    header_timeout_s: float
     body_timeout_s: float
     write_timeout_s: float
     min_read_rate: int
     max_held_bytes: int
     keepalive_s: float
     keepalive_requests: int
-    max_head_bytes: int
+    max_header_bytes: int
     max_body_bytes: int
     max_connections: int
     connections_per_address: int

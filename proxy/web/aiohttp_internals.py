@@ -76,7 +76,7 @@ class AiohttpConnection(web.RequestHandler):
         self.resume_input()
 
     async def serve(self, request: web.BaseRequest, handler: RequestServer) -> web.StreamResponse:
-        """Run the handler of a request whose head is complete."""
+        """Run the handler of a request whose headers are complete."""
         return await handler(request)
 
     async def _handle_request(

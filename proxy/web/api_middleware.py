@@ -21,7 +21,7 @@ from proxy.core.verification import VERIFICATIONS
 from proxy.errors import (
     ExpectationFailed,
     Fault,
-    HeadTooLarge,
+    HeadersTooLarge,
     InternalError,
     InvalidRequest,
     MethodNotAllowed,
@@ -151,8 +151,8 @@ class ApiMiddleware:
     def _check_head(self, request: web.Request) -> None:
         check_strictly(request)
         size = len(request.raw_path) + sum(len(name) + len(value) + 4 for name, value in request.raw_headers)
-        if size > self._settings.max_head_bytes:
-            raise HeadTooLarge(f"the request's head is larger than {self._settings.max_head_bytes} bytes")
+        if size > self._settings.max_header_bytes:
+            raise HeadersTooLarge(f"the request's headers are larger than {self._settings.max_header_bytes} bytes")
         if request.headers.get("Expect", CONTINUE).lower() != CONTINUE:
             raise ExpectationFailed(f"the header Expect must be {CONTINUE}")
 

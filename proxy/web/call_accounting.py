@@ -23,7 +23,7 @@ from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.services.usage import UsageService
 from proxy.telemetry import AccessLines
-from proxy.web.front.request_heads import RequestHead
+from proxy.web.front.request_headers import RequestHeaders
 
 _LINE: Final = b'{"time":"%b","level":"info","logger":"penstock.access","message":"'
 _REQUEST: Final = (
@@ -97,11 +97,13 @@ class CallAccounting:
 
     # The access log and the record
 
-    def log_request(self, head: RequestHead, caller: Caller, status: int, request_id: bytes, took_s: float) -> None:
+    def log_request(
+        self, headers: RequestHeaders, caller: Caller, status: int, request_id: bytes, took_s: float
+    ) -> None:
         """Add the line of a request on the hot path. aiohttp's requests are logged by the middleware, with their paths."""
         if self._log is not None:
-            network, method = head.route.network.id.encode(), method_of(caller.policy).encode()
-            key, cache, ms = head.key.id.encode(), caller.cache.encode(), took_s * 1000
+            network, method = headers.route.network.id.encode(), method_of(caller.policy).encode()
+            key, cache, ms = headers.key.id.encode(), caller.cache.encode(), took_s * 1000
             line = (self._log_time, request_id, network, method, status, ms, key, caller.units, cache)
             self._log.add(_REQUEST % line)
 

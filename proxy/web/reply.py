@@ -107,8 +107,8 @@ def raw_fault(fault: Fault, site: str, headers: Mapping[str, str]) -> bytes:
     """A complete HTTP reply for a connection without a parsed request. The connection is closed after it."""
     body = orjson.dumps(fault.body(site))
     extra = "".join(f"{name}: {value}\r\n" for name, value in {**fault.headers, **headers}.items())
-    head = (
+    lines = (
         f"HTTP/1.1 {fault.status} {HTTPStatus(fault.status).phrase}\r\nContent-Type: {JSON}\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n{extra}\r\n"
     )
-    return head.encode("ascii") + body
+    return lines.encode("ascii") + body

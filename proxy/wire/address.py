@@ -28,7 +28,7 @@ class UpstreamAddress:
     host: str
     port: int
     tls: TlsClient | None
-    head: bytes = field(repr=False)
+    request_start: bytes = field(repr=False)
     proxy: SplitResult | None = field(default=None, repr=False)
     socket: str = ""
 

@@ -17,13 +17,13 @@ from proxy.core.retry_after import retry_after_s
 CHUNKED = -1
 UNTIL_CLOSE = -2
 # Bounds the memory of headers that never end. Trailers are bounded by it too.
-MAX_HEAD_BYTES = 65_536
+MAX_HEADER_BYTES = 65_536
 
 # Bounds the memory of a line that never ends: a chunk's size, or a trailer.
 MAX_CHUNK_LINE = 4096
 
 _STATUS = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?")
-# The bytes that are allowed in a head, without line ends.
+# The bytes that are allowed in headers, without line ends.
 _PLAIN = bytes(byte for byte in range(256) if byte == 9 or (byte >= 32 and byte != 127))
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _READ = frozenset((b"connection", b"content-length", b"content-encoding", b"transfer-encoding", b"retry-after"))
@@ -34,7 +34,7 @@ class BadReply(Exception):
     """The bytes are not a reply with valid framing."""
 
 
-class ReplyHead:
+class ReplyHeaders:
     """How to read the body that follows. `length`: its bytes, CHUNKED or UNTIL_CLOSE."""
 
     __slots__ = ("close", "decoded", "length", "plain", "retry_after", "status")
@@ -47,9 +47,9 @@ class ReplyHead:
         close: bool,
         plain: bool,
         retry_after: bytes = b"",
-        decoded: ReplyHead | None = None,
+        decoded: ReplyHeaders | None = None,
     ) -> None:
-        # The head that sinks get in place of this one when a gzip body is decompressed for them. None for other bodies.
+        # The headers that sinks get in place of these when a gzip body is decompressed for them. None for other bodies.
         self.decoded = decoded
         self.status = status
         self.length = length
@@ -59,7 +59,7 @@ class ReplyHead:
         self.retry_after = retry_after
 
     def __repr__(self) -> str:
-        return f"<ReplyHead {self.status} length {self.length}{' close' if self.close else ''}>"
+        return f"<ReplyHeaders {self.status} length {self.length}{' close' if self.close else ''}>"
 
     @property
     def wants_rest(self) -> bool:
@@ -71,11 +71,11 @@ class ReplyHead:
         return math.ceil(retry_after_s(self.retry_after.decode("latin-1"), time.time())) if self.retry_after else 0
 
 
-def read_head(head: bytes) -> ReplyHead:
-    """Parse a head that ends with an empty line. Raises BadReply."""
-    lines = head[:-4].split(b"\r\n")
+def read_headers(headers: bytes) -> ReplyHeaders:
+    """Parse headers that end with an empty line. Raises BadReply."""
+    lines = headers[:-4].split(b"\r\n")
     # With the allowed bytes removed, only the line ends may be left: a bare CR or LF is ambiguous.
-    if len(head.translate(None, _PLAIN)) != 2 * len(lines) + 2:
+    if len(headers.translate(None, _PLAIN)) != 2 * len(lines) + 2:
         raise BadReply("control bytes")
     status = _STATUS.fullmatch(lines[0])
     if status is None:
@@ -92,13 +92,13 @@ def read_head(head: bytes) -> ReplyHead:
     close = close or length == UNTIL_CLOSE
     decoded = None
     if encoding == b"gzip" and length:
-        decoded = ReplyHead(code, CHUNKED, close=close, plain=True, retry_after=retry_after)
+        decoded = ReplyHeaders(code, CHUNKED, close=close, plain=True, retry_after=retry_after)
     is_plain = encoding == b"identity"
-    return ReplyHead(code, length, close=close, plain=is_plain, retry_after=retry_after, decoded=decoded)
+    return ReplyHeaders(code, length, close=close, plain=is_plain, retry_after=retry_after, decoded=decoded)
 
 
 # Many servers send the same headers in every reply, so parsed ones are cached.
-read_known_head = lru_cache(maxsize=64)(read_head)
+read_known_headers = lru_cache(maxsize=64)(read_headers)
 
 
 def _framing(lines: list[bytes]) -> dict[bytes, bytes]:
@@ -196,7 +196,7 @@ class Chunks:
             case "trailer":
                 self.done = not text
                 self._trailed += len(line)
-                if self._trailed > MAX_HEAD_BYTES:
+                if self._trailed > MAX_HEADER_BYTES:
                     raise BadReply("trailers")
             case "data":
                 raise AssertionError("data has no lines")

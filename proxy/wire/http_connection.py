@@ -14,7 +14,7 @@ from typing import Final
 
 from proxy.core.encodings import GzipReader, TooMuchData, decompress
 from proxy.turn_queue import Step, TurnQueue
-from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
+from proxy.wire.http1 import CHUNKED, MAX_HEADER_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHeaders, read_headers
 from proxy.wire.sliced_reading import SlicedReading
 from proxy.wire.upstream import (
     MAX_REPLY_BYTES,
@@ -36,13 +36,13 @@ COUNTED_FROM: Final = 1 << 20
 _OF_ONE_CALL: Final = (TOO_LARGE, NO_MEMORY)
 _END: Final = b"\r\n\r\n"
 _START = b"HTTP/1."
-# A placeholder for "no head known": received data is always shorter, so it never starts with this.
+# A placeholder for "no headers known": received data is always shorter, so it never starts with this.
 NEVER: Final = bytes(1 << 20)
 
 
 class HttpConnection(UpstreamConnection):
     __slots__ = (
-        "_chunks", "_collected", "_counted", "_counted_for", "_gzip", "_head", "_known", "_known_bytes", "_known_total",
+        "_chunks", "_collected", "_counted", "_counted_for", "_gzip", "_headers", "_known", "_known_bytes", "_known_total",
         "_left", "_may_stream", "_part", "_paused", "_paused_s", "_paused_since", "_reads_soon", "_size", "_slices", "_streams",
         "_turns", "_usual",
     )  # fmt: skip
@@ -53,12 +53,12 @@ class HttpConnection(UpstreamConnection):
         self._part = b""
         # The last header block, and its parsed form: upstreams repeat header blocks, so most replies need no parsing.
         self._known_bytes = NEVER
-        self._known: ReplyHead | None = None
+        self._known: ReplyHeaders | None = None
         self._known_total = 0
         # Whether no reply is partly read.
         self._usual = True
-        # While a body is being read: its head, the bytes left, and the pieces collected so far.
-        self._head: ReplyHead | None = None
+        # While a body is being read: its headers, the bytes left, and the pieces collected so far.
+        self._headers: ReplyHeaders | None = None
         self._left = 0
         self._chunks: Chunks | None = None
         self._gzip: GzipReader | None = None
@@ -88,7 +88,7 @@ class HttpConnection(UpstreamConnection):
         self.idle_since = self.upstream.now
 
     def data_received(self, data: bytes) -> None:
-        # The usual case, kept short: the same head as last time, a whole body, and one call in flight.
+        # The usual case, kept short: the same headers as last time, a whole body, and one call in flight.
         if (
             data.startswith(self._known_bytes)
             and len(data) == self._known_total
@@ -106,7 +106,7 @@ class HttpConnection(UpstreamConnection):
             return
         is_much = len(data) > LARGE or self._slices is not None
         try:
-            if self._head is not None:
+            if self._headers is not None:
                 data = bytes(self._continue_body(data))
             if data:
                 self._read_replies(data)
@@ -119,7 +119,7 @@ class HttpConnection(UpstreamConnection):
     def eof_received(self) -> None:
         # Leave the pool now, before the transport closes: no call may be sent on a connection that is ending.
         self.upstream.lost(self)
-        if self._head is not None and self._head.length == UNTIL_CLOSE:
+        if self._headers is not None and self._headers.length == UNTIL_CLOSE:
             try:
                 self._finish_body()
             except BadReply as exc:
@@ -129,7 +129,7 @@ class HttpConnection(UpstreamConnection):
         self.transport = None
         self._give_memory()
         self.upstream.lost(self)
-        is_stale = self._known is not None and self._head is None and not self._part
+        is_stale = self._known is not None and self._headers is None and not self._part
         self._fail_all(STALE if is_stale else "connection lost")
 
     def pause_writing(self) -> None:
@@ -210,7 +210,7 @@ class HttpConnection(UpstreamConnection):
         if sink in self.sinks:
             self.sinks[self.sinks.index(sink)] = AbsentSink(sink.client)
             if all(isinstance(other, AbsentSink) for other in self.sinks):
-                if self._head is None:
+                if self._headers is None:
                     self.upstream.abandoned(sink)
                 self.abort()
 
@@ -228,13 +228,13 @@ class HttpConnection(UpstreamConnection):
         # Before sinks are notified: a sink may retry at once, and must not get this connection.
         self.abort()
         if reason in _OF_ONE_CALL and self.sinks:
-            self._head = None
+            self._headers = None
             self.sinks.popleft().on_fail(self.upstream, reason, sent=True)
             reason = STALE
         self._fail_all(reason)
 
     def _fail_all(self, reason: str) -> None:
-        self._head = None
+        self._headers = None
         while self.sinks:
             self.sinks.popleft().on_fail(self.upstream, reason, sent=True)
 
@@ -247,79 +247,81 @@ class HttpConnection(UpstreamConnection):
         at, end = 0, len(data)
         while at < end:
             if data.startswith(self._known_bytes, at):
-                head = self._known
+                headers = self._known
                 body_at = at + len(self._known_bytes)
             else:
                 body_at = data.find(_END, at) + 4
                 if body_at == 3:
                     self._keep_part(data[at:])
                     return
-                head = self._learn(data[at:body_at])
-            assert head is not None
-            length = head.length
+                headers = self._learn(data[at:body_at])
+            assert headers is not None
+            length = headers.length
             body_end = body_at + length
-            if length >= 0 and body_end <= end and length <= LARGE and head.status >= 200:
+            if length >= 0 and body_end <= end and length <= LARGE and headers.status >= 200:
                 if not self.sinks:
                     raise BadReply("no call is in flight")
                 sink = self.sinks[0]
                 at = body_end
                 body = data[body_at:body_end]
-                if head.decoded is not None:
+                if headers.decoded is not None:
                     body = _decoded(body)
                 self.sinks.popleft()
-                self._after_reply(head, sink)
-                sink.on_reply(self, head.decoded or head, body)
-                if head.close:
+                self._after_reply(headers, sink)
+                sink.on_reply(self, headers.decoded or headers, body)
+                if headers.close:
                     return
-            elif head.status < 200:
+            elif headers.status < 200:
                 at = body_at
             else:
-                self._begin_body(head)
+                self._begin_body(headers)
                 rest = self._continue_body(memoryview(data)[body_at:])
                 at = end - len(rest)
-                if head.close:
+                if headers.close:
                     return
 
     def _keep_part(self, part: bytes) -> None:
-        # Fail at once if the bytes cannot become a head.
+        # Fail at once if the bytes cannot become headers.
         if not _START.startswith(part[: len(_START)]):
-            raise BadReply("no head")
-        if len(part) > MAX_HEAD_BYTES:
-            raise BadReply("head too long")
+            raise BadReply("no headers")
+        if len(part) > MAX_HEADER_BYTES:
+            raise BadReply("headers too long")
         self._part = part
 
-    def _learn(self, raw: bytes) -> ReplyHead:
-        head = read_head(raw)
-        self._known_bytes, self._known = raw, head
+    def _learn(self, raw: bytes) -> ReplyHeaders:
+        headers = read_headers(raw)
+        self._known_bytes, self._known = raw, headers
         # Replies that need special handling never match this size.
-        is_plain = 0 <= head.length <= LARGE and head.status >= 200 and not head.close and head.decoded is None
-        self._known_total = len(raw) + head.length if is_plain else -1
-        return head
+        is_plain = (
+            0 <= headers.length <= LARGE and headers.status >= 200 and not headers.close and headers.decoded is None
+        )
+        self._known_total = len(raw) + headers.length if is_plain else -1
+        return headers
 
-    def _after_reply(self, head: ReplyHead, sink: ReplySink) -> None:
+    def _after_reply(self, headers: ReplyHeaders, sink: ReplySink) -> None:
         """Return the connection to the pool before its sink is notified: the sink may send the next call on it."""
         self.idle_since = self.upstream.now
-        if head.close:
+        if headers.close:
             self.upstream.retire(self)
         else:
             self.upstream.release(self, sink)
 
     def _is_between_replies(self) -> bool:
-        return self._head is None and not self._part
+        return self._headers is None and not self._part
 
-    def _begin_body(self, head: ReplyHead) -> None:
+    def _begin_body(self, headers: ReplyHeaders) -> None:
         if not self.sinks:
             raise BadReply("no call is in flight")
         # Only a connection with one call may be paused by its reader: other replies could wait behind a streamed one. A reply
         # that ends with the connection is not streamed either, because its end looks like a failure, and pieces that were
         # passed on cannot be taken back.
-        self._may_stream = self.upstream.depth == 1 and head.length != UNTIL_CLOSE
-        if head.length > MAX_REPLY_BYTES and not self._may_stream:
+        self._may_stream = self.upstream.depth == 1 and headers.length != UNTIL_CLOSE
+        if headers.length > MAX_REPLY_BYTES and not self._may_stream:
             raise BadReply(TOO_LARGE)
-        self._head = head
-        self._left = head.length
-        self._chunks = Chunks() if head.length == CHUNKED else None
-        self._gzip = GzipReader(MAX_REPLY_BYTES) if head.decoded is not None else None
+        self._headers = headers
+        self._left = headers.length
+        self._chunks = Chunks() if headers.length == CHUNKED else None
+        self._gzip = GzipReader(MAX_REPLY_BYTES) if headers.decoded is not None else None
         self._collected = []
         self._size = 0
         self._streams = False
@@ -327,13 +329,13 @@ class HttpConnection(UpstreamConnection):
 
     def _continue_body(self, data: Piece) -> Piece:
         """Read the rest of the body. Returns the bytes after it, which belong to the next reply."""
-        assert self._head is not None
+        assert self._headers is not None
         piece: Piece
         rest: Piece = b""
         if self._chunks is not None:
             piece = self._chunks.feed(bytes(data))
             done, rest = self._chunks.done, self._chunks.rest
-        elif self._head.length == UNTIL_CLOSE:
+        elif self._headers.length == UNTIL_CLOSE:
             piece, done = data, False
         else:
             piece, rest = (data, b"") if len(data) <= self._left else (data[: self._left], data[self._left :])
@@ -359,16 +361,16 @@ class HttpConnection(UpstreamConnection):
             self.idle_since = self.upstream.now
             self.sinks[0].on_piece(self, piece)
             return
-        assert self._head is not None
+        assert self._headers is not None
         self._collected.append(piece)
         self._size += len(piece)
-        is_offered = self._may_stream and self._size >= BEGINNING and max(self._size, self._head.length) > LARGE
-        if is_offered and self._offer(self._head):
+        is_offered = self._may_stream and self._size >= BEGINNING and max(self._size, self._headers.length) > LARGE
+        if is_offered and self._offer(self._headers):
             return
         if self._size > MAX_REPLY_BYTES:
             raise BadReply(TOO_LARGE)
-        if max(self._size, self._head.length) > COUNTED_FROM:
-            self._count(max(self._size, self._head.length))
+        if max(self._size, self._headers.length) > COUNTED_FROM:
+            self._count(max(self._size, self._headers.length))
 
     def _count(self, size: int) -> None:
         """Take memory for a reply that is received whole. `size`: its Content-Length, or its bytes so far. Replies to our own
@@ -385,33 +387,33 @@ class HttpConnection(UpstreamConnection):
             self.upstream.memory.give_back(self._counted_for, self._counted)
             self._counted, self._counted_for = 0, ""
 
-    def _offer(self, head: ReplyHead) -> bool:
+    def _offer(self, headers: ReplyHeaders) -> bool:
         """Offer a large reply to its sink. Called once per reply. Returns whether the sink takes it in pieces."""
         self._may_stream = False
         self.idle_since = self.upstream.now
         beginning = self._collected[0] if len(self._collected) == 1 else b"".join(self._collected)
-        self._streams = self.sinks[0].on_large(self, head.decoded or head, beginning)
+        self._streams = self.sinks[0].on_large(self, headers.decoded or headers, beginning)
         if self._streams:
             # The sink counts what it holds.
             self._give_memory()
             self.upstream.is_streamed(self.sinks[0])
         self._collected = [] if self._streams else [beginning]
-        if head.length > MAX_REPLY_BYTES and not self._streams:
+        if headers.length > MAX_REPLY_BYTES and not self._streams:
             raise BadReply(TOO_LARGE)
         return self._streams
 
     def _finish_body(self) -> None:
-        head, collected = self._head, self._collected
-        assert head is not None
+        headers, collected = self._headers, self._collected
+        assert headers is not None
         if self._gzip is not None and not self._gzip.is_whole:
             raise BadReply("gzip data is cut off")
-        self._head, self._collected, self._chunks = None, [], None
+        self._headers, self._collected, self._chunks = None, [], None
         self.on_stalled = None
         # The reader may have paused the connection at the last piece: the next reply must be read.
         self.resume()
         self._paused_s = 0.0
         sink = self.sinks.popleft()
-        self._after_reply(head, sink)
+        self._after_reply(headers, sink)
         if self._streams:
             self._streams = False
             sink.on_end(self)
@@ -419,7 +421,7 @@ class HttpConnection(UpstreamConnection):
             body = b"".join(collected)
             collected.clear()
             self._give_memory()  # The sink counts what it holds.
-            sink.on_reply(self, head.decoded or head, body)
+            sink.on_reply(self, headers.decoded or headers, body)
 
 
 def _decoded(body: bytes) -> bytes:
@@ -435,9 +437,9 @@ class AbsentSink:
     def __init__(self, client: str) -> None:
         self.client = client
 
-    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None: ...
+    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None: ...
 
-    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
+    def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
         return True
 
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...

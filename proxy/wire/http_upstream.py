@@ -43,7 +43,7 @@ _IDS: Final = [b"%d" % number for number in range(_FIRST_ID, _FIRST_ID + 256)]
 
 
 def _length(size: int) -> bytes:
-    """The end of a request's head and the start of its body, for a method and params of this size."""
+    """The end of a request's headers and the start of its body, for a method and params of this size."""
     return b"%d\r\n\r\n%b" % (size + len(HEAD) + 3 + 1, HEAD)
 
 
@@ -53,7 +53,7 @@ _LENGTHS: Final = [_length(size) for size in range(1024)]
 class HttpUpstream(Upstream):
     __slots__ = (
         "_address", "_connecting", "_cork_depth", "_corked", "_failure", "_loop", "_open", "_out", "_probes", "_queue",
-        "_reserve", "_tasks", "_turns", "_write_buffer", "head",
+        "_reserve", "_tasks", "_turns", "_write_buffer", "request_start",
     )  # fmt: skip
 
     def __init__(
@@ -73,7 +73,7 @@ class HttpUpstream(Upstream):
         self._address = address
         # Why no connection can be opened, if that was logged.
         self._failure = ""
-        self.head = address.head
+        self.request_start = address.request_start
         self._write_buffer = write_buffer
         self._turns = turns
         self._loop = asyncio.get_running_loop()
@@ -110,7 +110,14 @@ class HttpUpstream(Upstream):
             connection = found
         id_index = connection.take_call(sink)
         size = len(tail) + len(params)
-        parts = (self.head, _LENGTHS[size] if size < 1024 else _length(size), _IDS[id_index], tail, params, b"}")
+        parts = (
+            self.request_start,
+            _LENGTHS[size] if size < 1024 else _length(size),
+            _IDS[id_index],
+            tail,
+            params,
+            b"}",
+        )
         if self.depth == 1:
             self._write_buffer.write(connection, b"".join(parts))
         else:
@@ -120,7 +127,7 @@ class HttpUpstream(Upstream):
     def submit(
         self, sink: ReplySink, *body: bytes, once: bool = False, fresh: bool = False, header: bytes = b""
     ) -> UpstreamConnection | None:
-        request = (self.head, b"%d\r\n%b\r\n" % (sum(map(len, body)), header), *body)
+        request = (self.request_start, b"%d\r\n%b\r\n" % (sum(map(len, body)), header), *body)
         if fresh:
             self._wait(sink, request, fresh=True)
             return None

@@ -25,8 +25,8 @@ from proxy.wire.receiver_connection import (
     ReceiverConnection,
     ReceiverConnections,
     ReceiverReply,
-    head_of,
     origin_of,
+    request_start_of,
 )
 
 # How an attempt ends. `answered`: with a status. Otherwise no reply arrived in time, the receiver was not reachable, the
@@ -39,7 +39,7 @@ EXCERPT = 300
 CHECKED = 10_000
 # How much of an exchange is recorded: bytes of the body and of the headers, and characters of a signature.
 SHOWN_OF_SUCCESS, SHOWN_OF_FAILURE = 256, 4096
-SHOWN_OF_HEAD = 1024
+SHOWN_OF_HEADERS = 1024
 SHOWN_OF_SIGNATURE = 12
 _OUTCOMES: tuple[tuple[tuple[type[Exception], ...], DeliveryOutcome], ...] = (
     ((TimeoutError,), "timeout"),
@@ -92,23 +92,23 @@ class Receiver:
 
     async def post(self, url: str, body: bytes, *, headers: Mapping[str, str]) -> DeliveryReply:
         try:
-            origin, head = self._check(url)
+            origin, start = self._check(url)
         except UrlRefused:
             return DeliveryReply("refused")
         except ValueError:  # A host that cannot be sent.
             return DeliveryReply("invalid")
-        sent = _sent(head, headers)
+        sent = _sent(start, headers)
         try:
-            return _reply(await self._post(origin, head, body, headers), sent)
+            return _reply(await self._post(origin, start, body, headers), sent)
         except Exception as exc:
             if (outcome := _outcome(exc)) is None:
                 raise
             is_sent = outcome not in ("unreachable", "refused") and not isinstance(exc, _ConnectTimeout)
             return DeliveryReply(outcome, exchange=RecordedExchange(sent) if is_sent else None)
 
-    async def _post(self, origin: Origin, head: bytes, body: bytes, headers: Mapping[str, str]) -> ReceiverReply:
+    async def _post(self, origin: Origin, start: bytes, body: bytes, headers: Mapping[str, str]) -> ReceiverReply:
         named = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        request = b"%b%bContent-Length: %d\r\n\r\n%b" % (head, named.encode("latin-1"), len(body), body)
+        request = b"%b%bContent-Length: %d\r\n\r\n%b" % (start, named.encode("latin-1"), len(body), body)
         loop = asyncio.get_running_loop()
         end = loop.time() + self._timeout_s
         connection = self._connections.kept(origin) or await self._connect(origin, end)
@@ -139,7 +139,7 @@ class Receiver:
         found = self._checked.get(text)
         if found is None:
             url: URL = self._guard.check(text)
-            found = self._checked[text] = origin_of(url), head_of(url, _HEADERS)
+            found = self._checked[text] = origin_of(url), request_start_of(url, _HEADERS)
         return found
 
     async def close(self) -> None:
@@ -155,13 +155,13 @@ def _reply(reply: ReceiverReply, sent: str) -> DeliveryReply:
     is_success = 200 <= reply.status < 300
     excerpt = None if is_success else _excerpt(reply.body)
     most = SHOWN_OF_SUCCESS if is_success else SHOWN_OF_FAILURE
-    exchange = RecordedExchange(sent, _received(reply.head), _printable(reply.body[:most]))
+    exchange = RecordedExchange(sent, _received(reply.headers), _printable(reply.body[:most]))
     return DeliveryReply("answered", reply.status, excerpt, reply.retry_after, exchange)
 
 
-def _sent(head: bytes, headers: Mapping[str, str]) -> str:
+def _sent(start: bytes, headers: Mapping[str, str]) -> str:
     """The request's headers, with signatures cut short: a whole one would let its reader replay the delivery."""
-    own = head.decode("ascii").partition("\r\n")[2].replace("\r\n", "\n")
+    own = start.decode("ascii").partition("\r\n")[2].replace("\r\n", "\n")
     return own + "\n".join(
         [
             f"{name}: {value if 'signature' not in name.lower() else value[:SHOWN_OF_SIGNATURE] + '…'}"
@@ -170,9 +170,9 @@ def _sent(head: bytes, headers: Mapping[str, str]) -> str:
     )
 
 
-def _received(head: bytes) -> str:
+def _received(headers: bytes) -> str:
     """The reply's headers without its status line, and without the values of cookies."""
-    lines = _printable(head[:SHOWN_OF_HEAD]).strip().split("\n")[1:]
+    lines = _printable(headers[:SHOWN_OF_HEADERS]).strip().split("\n")[1:]
     return "\n".join([_COOKIE.sub(r"\1…", line) for line in lines])
 
 

@@ -23,7 +23,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from proxy.tasks import client_of_task
-from proxy.wire.http1 import CHUNKED, MAX_HEAD_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_known_head
+from proxy.wire.http1 import CHUNKED, MAX_HEADER_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHeaders, read_known_headers
 from proxy.wire.outbound_guard import GuardedResolver, OutboundGuard
 
 # A longer reply is not read to its end: its connection is closed.
@@ -53,14 +53,14 @@ class ConnectionBroken(ConnectionError):
 class ReceiverReply:
     """The parts of a reply that are used."""
 
-    __slots__ = ("body", "head", "retry_after", "status")
+    __slots__ = ("body", "headers", "retry_after", "status")
 
-    def __init__(self, status: int, body: bytes, retry_after: str, *, head: bytes) -> None:
+    def __init__(self, status: int, body: bytes, retry_after: str, *, headers: bytes) -> None:
         self.status = status
         self.body = body
         self.retry_after = retry_after
         # As received.
-        self.head = head
+        self.headers = headers
 
 
 class ReceiverConnection(asyncio.Protocol):
@@ -80,14 +80,14 @@ class ReceiverConnection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._body_deadline: asyncio.TimerHandle | None = None
         self._raw = b""
-        self._head: ReplyHead | None = None
-        self._head_bytes = b""
+        self._headers: ReplyHeaders | None = None
+        self._header_bytes = b""
         self._chunks: Chunks | None = None
         self._body = bytearray()
         self._read = 0
 
     def __repr__(self) -> str:
-        state = "closed" if not self.is_open else "busy" if self._waiter or self._head else "idle"
+        state = "closed" if not self.is_open else "busy" if self._waiter or self._headers else "idle"
         return f"<ReceiverConnection to {self.origin[1]}:{self.origin[2]} {state}>"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -105,47 +105,47 @@ class ReceiverConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            if self._head is None:
-                data = self._take_head(data)
-            if self._head is not None:
+            if self._headers is None:
+                data = self._take_headers(data)
+            if self._headers is not None:
                 self._take_body(data)
                 self._resolve_success()
         except BadReply as exc:
             self._fail(exc)
 
-    def _take_head(self, data: bytes) -> bytes:
-        """Collect the head. Returns the bytes after it. Heads of 1xx are skipped."""
+    def _take_headers(self, data: bytes) -> bytes:
+        """Collect the headers. Returns the bytes after them. Those of a 1xx are skipped."""
         if self._waiter is None:
             raise BadReply("no request is in flight")
         self._raw += data
         while (end := self._raw.find(b"\r\n\r\n")) >= 0:
             raw, rest = self._raw[: end + 4], self._raw[end + 4 :]
-            head = read_known_head(raw)
+            headers = read_known_headers(raw)
             self._raw = rest
-            if head.status >= 200:
+            if headers.status >= 200:
                 self._raw = b""
-                self._head_bytes = raw
-                self._begin(head)
+                self._header_bytes = raw
+                self._begin(headers)
                 return rest
-        if len(self._raw) > MAX_HEAD_BYTES:
-            raise BadReply("head too long")
+        if len(self._raw) > MAX_HEADER_BYTES:
+            raise BadReply("headers too long")
         return b""
 
-    def _begin(self, head: ReplyHead) -> None:
-        self._head = head
-        self._chunks = Chunks() if head.length == CHUNKED else None
+    def _begin(self, headers: ReplyHeaders) -> None:
+        self._headers = headers
+        self._chunks = Chunks() if headers.length == CHUNKED else None
         self._body.clear()
         self._read = 0
 
     def _take_body(self, data: bytes) -> None:
-        head = self._head
-        assert head is not None
+        headers = self._headers
+        assert headers is not None
         self._read += len(data)
         piece = data if self._chunks is None else self._chunks.feed(data)
         if self._waiter is not None:
             self._body += piece[: SHOWN - len(self._body)]
-        if self._is_whole(head):
-            self._end(head)
+        if self._is_whole(headers):
+            self._end(headers)
             return
         if self._waiter is not None and len(self._body) >= SHOWN:
             self._resolve()
@@ -154,20 +154,20 @@ class ReceiverConnection(asyncio.Protocol):
         elif self._body_deadline is None:
             self._body_deadline = asyncio.get_running_loop().call_later(BODY_S, self.abort)
 
-    def _is_whole(self, head: ReplyHead) -> bool:
+    def _is_whole(self, headers: ReplyHeaders) -> bool:
         if self._chunks is not None:
             return self._chunks.done
-        if head.length != UNTIL_CLOSE and self._read > head.length:
+        if headers.length != UNTIL_CLOSE and self._read > headers.length:
             raise BadReply("longer than its Content-Length")
-        return self._read == head.length
+        return self._read == headers.length
 
-    def _end(self, head: ReplyHead) -> None:
+    def _end(self, headers: ReplyHeaders) -> None:
         """The reply is complete: the connection is idle, unless the receiver wants it closed."""
         has_more = self._chunks is not None and bool(self._chunks.rest)
         self._resolve()
         self._stop_timer()
-        self._head = None
-        if head.close or has_more:
+        self._headers = None
+        if headers.close or has_more:
             self.abort()
         else:
             self.is_used = True
@@ -176,15 +176,17 @@ class ReceiverConnection(asyncio.Protocol):
 
     def _resolve_success(self) -> None:
         """A success does not wait for the rest of its body."""
-        if self._head is not None and 200 <= self._head.status < 300:
+        if self._headers is not None and 200 <= self._headers.status < 300:
             self._resolve()
 
     def _resolve(self) -> None:
         waiter = self._take_waiter()
         if waiter is not None and not waiter.done():
-            assert self._head is not None
-            retry_after = self._head.retry_after[:LONGEST_RETRY_AFTER].decode("latin-1")
-            waiter.set_result(ReceiverReply(self._head.status, bytes(self._body), retry_after, head=self._head_bytes))
+            assert self._headers is not None
+            retry_after = self._headers.retry_after[:LONGEST_RETRY_AFTER].decode("latin-1")
+            waiter.set_result(
+                ReceiverReply(self._headers.status, bytes(self._body), retry_after, headers=self._header_bytes)
+            )
 
     def _take_waiter(self) -> asyncio.Future[ReceiverReply] | None:
         waiter, self._waiter = self._waiter, None
@@ -200,9 +202,9 @@ class ReceiverConnection(asyncio.Protocol):
         self.abort()
 
     def abort(self) -> None:
-        """Close the connection. A reply whose head has arrived is complete."""
+        """Close the connection. A reply whose headers have arrived is complete."""
         self._stop_timer()
-        if self._head is not None:
+        if self._headers is not None:
             self._resolve()
         self.is_open = False
         if self._transport is not None:
@@ -215,13 +217,13 @@ class ReceiverConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """A body without a length ends here. The transport closes itself."""
-        if self._head is not None:
+        if self._headers is not None:
             self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         self._stop_timer()
-        if self._head is not None:
+        if self._headers is not None:
             self._resolve()
         else:
             self._fail(ConnectionBroken(unused=not self._raw))
@@ -338,7 +340,7 @@ def origin_of(url: URL) -> Origin:
     return url.scheme, url.raw_host, url.port
 
 
-def head_of(url: URL, headers: dict[str, str]) -> bytes:
+def request_start_of(url: URL, headers: dict[str, str]) -> bytes:
     """The start of every request to this URL, percent-encoded, with our own headers."""
     named = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"POST {url.raw_path_qs or '/'} HTTP/1.1\r\nHost: {url.host_port_subcomponent}\r\n{named}".encode("ascii")

@@ -6,7 +6,7 @@ import asyncio
 import base64
 from urllib.parse import SplitResult, unquote
 
-from proxy.wire.http1 import MAX_HEAD_BYTES, BadReply, read_head
+from proxy.wire.http1 import MAX_HEADER_BYTES, BadReply, read_headers
 
 _END = b"\r\n\r\n"
 
@@ -35,12 +35,12 @@ class Tunnel(asyncio.Protocol):
         self._received += data
         if self._received.endswith(_END):
             self._end(self._refusal())
-        elif _END in self._received or len(self._received) > MAX_HEAD_BYTES:
+        elif _END in self._received or len(self._received) > MAX_HEADER_BYTES:
             self._end("the proxy's reply is not valid")
 
     def _refusal(self) -> str:
         try:
-            status = read_head(self._received).status
+            status = read_headers(self._received).status
         except BadReply:
             return "the proxy's reply is not valid"
         return "" if 200 <= status < 300 else f"the proxy replied with {status}"

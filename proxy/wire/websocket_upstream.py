@@ -15,13 +15,13 @@ from proxy.core import jsonrpc
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.settings import LinkSettings
 from proxy.wire.call_queue import CallQueue
-from proxy.wire.http1 import ReplyHead
+from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import ReplySink, Upstream, UpstreamConnection
 from proxy.wire.upstream_stream import UpstreamStream
 from proxy.wire.waiting_calls import WaitingCall
 from proxy.wire.websocket_client import WebSocketClient, WebSocketLink
 
-_OK = ReplyHead(200, 0, close=False, plain=True)
+_OK = ReplyHeaders(200, 0, close=False, plain=True)
 # The id of a call, or of the first call in a batch: this program writes every request, so it is always a number in this place.
 _ID = re.compile(rb'\[?\{"jsonrpc":"2\.0","id":([0-9]+)')
 

@@ -83,7 +83,7 @@ OF_ONE_CLIENT = {
     "services/rpc/verifier:VerifiedCall": "one call: the upstreams that were asked",
     "services/webhooks/webhooks:AddressSet": "the addresses of one request",
     "web/front/reply_slices:ReplySlices": "one reply, within the memory budget",
-    "web/front/request_heads:RequestHead": "the policies of one head, each method once",
+    "web/front/request_headers:RequestHeaders": "the policies of one request, each method once",
     "web/rest/endpoint:RestReply": "the headers of one reply",
     "web/rest/endpoint:RestRequest": "the networks of one request",
     "web/websocket/backlog:Backlog": "one socket, `sockets.max_unread_bytes` of events",
@@ -214,9 +214,9 @@ REASONS = {
     "store/valkey/shared_replies:SharedReplies": "results to write; one that is dropped is written by its next caller",
     "store/postgres/usage:UsageStore": "200,000 numbers of series; they are read again",
     "web/front/front_context:FrontContext": "compressed forms of cached replies; see EncodedResults",
-    "web/front/request_heads:RequestHeadReader": "8,192 heads, names and lines; parsing one takes 30 µs",
+    "web/front/request_headers:RequestHeaderReader": "8,192 header blocks, names and lines; parsing one takes 30 µs",
     "wire/http1:_kind": "1,024 names of headers; upstreams use few",
-    "wire/http1:read_known_head": "64 heads of upstreams",
+    "wire/http1:read_known_headers": "64 header blocks of upstreams",
     "wire/receiver:Receiver": "10,000 URLs; checking one takes microseconds",
     "wire/receiver_connection:ReceiverConnections": "idle connections of an account and a receiver, for 1.5 s",
     # Our own work.
@@ -265,7 +265,7 @@ def test_places_are_found_in_every_form() -> None:
     assert kinds["store/postgres/pool:Pool._queue"] == "ConnectionQueue"
     assert kinds["wire/fetcher:Fetcher._turns"] == "ConnectionQueue", "inside of a dict"
     assert kinds["services/bundler/lookup:OperationLookup._wide"] in ("ConnectionQueue", "defaultdict")
-    assert kinds["web/front/request_heads:RequestHeadReader._names"] == "dict"
+    assert kinds["web/front/request_headers:RequestHeaderReader._names"] == "dict"
     assert kinds["services/rpc/verifier:_checks"] == "ThreadPoolExecutor", "a variable of a module"
     assert kinds["wire/http1:_kind"] == "lru_cache"
     assert kinds["core/usage:ChartLine.points"] == "dict", "a field of a dataclass"

@@ -120,7 +120,7 @@ def test_invalid_environment_is_refused_before_anything_starts(
     monkeypatch.setenv("PENSTOCK_SERVER__HEAD_TIMEOUT_S", "soon")
     monkeypatch.setenv("PENSTOCK_NO__SUCH", "1")
     said = said_by_refusal(capsys, tmp_path / "data")
-    assert "server.head_timeout_s" in said
+    assert "server.header_timeout_s" in said
     assert "PENSTOCK_NO__SUCH" in said
 
 

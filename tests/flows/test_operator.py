@@ -22,7 +22,7 @@ BAD = """
 [server]
 port = 99999
 workers = "many"
-head_timeout_s = 0
+header_timeout_s = 0
 colour = "blue"
 trusted_proxies = ["10.0.0.0/8", "not-a-block"]
 [keys]
@@ -54,7 +54,7 @@ async def test_all_invalid_settings_are_reported_together(tmp_path: Path) -> Non
     code, served = await production.failed(path, tmp_path / "log")
     assert code == 2
     for said in (checked.stderr, served):
-        for name in ("server.port", "server.workers", "server.head_timeout_s", "colour", "server.trusted_proxies.1"):
+        for name in ("server.port", "server.workers", "server.header_timeout_s", "colour", "server.trusted_proxies.1"):
             assert name in said, name
         for name in ("keys.pepper", "database.url", "sever", "upstreams.0.url"):
             assert name in said, name

@@ -16,7 +16,7 @@ from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import MAX_TRIES, Call, Flight
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.waiters import WholeResultWaiter
-from proxy.wire.http1 import ReplyHead
+from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import CROWDED, STALE, Upstream, UpstreamConnection
 from tests.rpc_harness import rpc_harness
 from tests.web.worker import on_uvloop
@@ -80,7 +80,7 @@ def replies(flight: Flight, rest: bytes, *, status: int = 200, upstream: Upstrea
     upstream = upstream or carrier(flight)
     upstream.leave(flight)
     body = b'{"jsonrpc":"2.0","id":%b,%b}' % (flight.id, rest)
-    head = ReplyHead(status, len(body), close=False, plain=True)
+    head = ReplyHeaders(status, len(body), close=False, plain=True)
     flight.on_reply(UpstreamConnection(upstream), head, body)
     return upstream
 

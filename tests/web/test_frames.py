@@ -279,7 +279,7 @@ def test_our_frames_follow_the_same_rules(size: int) -> None:
     """Our frames are not masked; with a mask added, our own reader accepts them."""
     text = os.urandom(size // 2).hex().encode().ljust(size, b"0")
     ours = frames.frame(text)
-    head = frames.frame_head(size)
+    head = frames.frame_header(size)
     assert ours == head + text
     masked = bytes((head[0], head[1] | 0x80)) + head[2:] + MASK + frames.unmask(text, MASK)
     assert read(masked, limit=1 << 20) == [(TEXT, text)]

@@ -354,7 +354,7 @@ async def test_heads_that_never_repeat_stay_on_the_hot_path() -> None:
 
 @on_uvloop
 async def test_head_up_to_the_limit_is_served_and_beyond_it_refused() -> None:
-    async with both_ways(server={"max_head_bytes": 2048}) as (worker, _):
+    async with both_ways(server={"max_header_bytes": 2048}) as (worker, _):
         statuses = []
         for size in range(1700, 1900, 5):
             async with await worker.connect() as hot, await worker.connect() as cold:

@@ -457,7 +457,7 @@ async def test_request_during_a_drain_is_answered_and_closed() -> None:
 @on_uvloop
 async def test_deadline_of_a_message_starts_with_its_first_byte() -> None:
     """A client that always sends the rest of one message with the start of the next must not time out."""
-    limits = {"head_timeout_s": 0.5, "body_timeout_s": 0.5}
+    limits = {"header_timeout_s": 0.5, "body_timeout_s": 0.5}
     async with (
         Scripted() as upstream,
         running_worker(upstream.url, server=limits) as worker,

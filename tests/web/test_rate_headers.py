@@ -53,7 +53,7 @@ async def test_reply_without_a_valid_key_has_rate_headers(status: int, data: byt
 
 @pytest.mark.parametrize(
     ("status", "server"),
-    [(503, {"max_connections": 1}), (429, {"connections_per_address": 1}), (408, {"head_timeout_s": 0.1})],
+    [(503, {"max_connections": 1}), (429, {"connections_per_address": 1}), (408, {"header_timeout_s": 0.1})],
 )
 @on_uvloop
 async def test_connection_that_is_refused_gets_rate_headers(status: int, server: dict[str, float]) -> None:

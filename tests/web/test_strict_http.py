@@ -145,7 +145,7 @@ async def test_too_many_headers_and_too_long_ones_are_refused_as_such() -> None:
 def test_bare_line_feed_is_refused_at_once(head: bytes) -> None:
     @on_uvloop
     async def run() -> None:
-        async with running_worker(NOWHERE, server={"head_timeout_s": 300.0}) as worker:
+        async with running_worker(NOWHERE, server={"header_timeout_s": 300.0}) as worker:
             async with await worker.connect() as client:
                 (await client.send(head)).fault(400)
             async with await worker.connect() as client:

@@ -222,7 +222,7 @@ async def test_connection_counts_before_its_handshake(authority: Authority, leaf
 
 @on_uvloop
 async def test_handshake_has_the_deadline_of_a_request_head(leaf: Leaf) -> None:
-    async with serving(leaf, server={"head_timeout_s": 0.2}) as worker:
+    async with serving(leaf, server={"header_timeout_s": 0.2}) as worker:
         reader, writer = await asyncio.open_connection("127.0.0.1", worker.port)
         with suppress(ConnectionResetError):
             assert await reader.read() == b""

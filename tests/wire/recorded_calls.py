@@ -15,7 +15,7 @@ from proxy.core.upstream_health import UpstreamHealth
 from proxy.settings import LinkSettings
 from proxy.turn_queue import TurnQueue
 from proxy.wire.address import UpstreamAddress
-from proxy.wire.http1 import ReplyHead
+from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.http_upstream import HttpUpstream
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 from proxy.wire.write_buffer import WriteBuffer
@@ -40,11 +40,11 @@ class RecordedCall:
     connection: UpstreamConnection | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         self._end("reply")
-        self.status, self.body = head.status, body
+        self.status, self.body = headers.status, body
 
-    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
+    def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
         self.events.append("large")
         if self.takes_large:
             self.connection, self.body = connection, bytes(beginning)

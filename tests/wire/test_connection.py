@@ -524,7 +524,7 @@ def test_head_of_a_request_holds_no_secret_in_its_repr() -> None:
         LinkSettings(url="http://user:secret@127.0.0.1:1/secret", headers={"X-Secret": "secret"})
     )
     assert "secret" not in repr(address)
-    assert b"secret" in address.head
+    assert b"secret" in address.request_start
 
 
 @pytest.mark.parametrize(
@@ -537,4 +537,4 @@ def test_head_of_a_request_holds_no_secret_in_its_repr() -> None:
     ],
 )
 def test_upstream_is_named_as_a_host_is_written(url: str, host: bytes) -> None:
-    assert b"\r\nHost: " + host + b"\r\n" in UpstreamAddress.of(LinkSettings(url=url)).head
+    assert b"\r\nHost: " + host + b"\r\n" in UpstreamAddress.of(LinkSettings(url=url)).request_start

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.wire.http1 import CHUNKED, UNTIL_CLOSE, BadReply, Chunks, ReplyHead, read_head
+from proxy.wire.http1 import CHUNKED, UNTIL_CLOSE, BadReply, Chunks, ReplyHeaders, read_headers
 from tests.wire.upstreams import chunked
 
 
-def head(*lines: bytes, status: bytes = b"HTTP/1.1 200 OK") -> ReplyHead:
-    return read_head(b"\r\n".join((status, *lines, b"", b"")))
+def head(*lines: bytes, status: bytes = b"HTTP/1.1 200 OK") -> ReplyHeaders:
+    return read_headers(b"\r\n".join((status, *lines, b"", b"")))
 
 
 # Heads
@@ -181,7 +181,7 @@ def test_upstream_asks_for_rest_by_429_or_by_503_with_a_time(
 @given(st.binary(max_size=120))
 def test_any_bytes_are_a_head_or_refused(data: bytes) -> None:
     try:
-        found = read_head(data + b"\r\n\r\n")
+        found = read_headers(data + b"\r\n\r\n")
     except BadReply:
         return
     assert data.startswith(b"HTTP/1.")

@@ -31,7 +31,7 @@ from proxy.services.rpc.network_state import NetworkState
 from proxy.services.rpc.reply_share import NO_ROOM
 from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
 from proxy.store.valkey.upstream_leases import LeasedRate
-from proxy.wire.http1 import ReplyHead
+from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import CROWDED, NO_MEMORY, OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
 _monotonic = time.monotonic
@@ -249,22 +249,22 @@ class Dispatcher(FlightHandler):
 
     # Replies and failures
 
-    def on_reply(self, flight: Flight, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+    def on_reply(self, flight: Flight, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         upstream = connection.upstream
         now = _monotonic()
-        if head.status >= 400:
-            flight.note_failure(upstream, f"status {head.status}")
+        if headers.status >= 400:
+            flight.note_failure(upstream, f"status {headers.status}")
         began = flight.ended(upstream)
-        if head.wants_rest:
-            self.rate_limited(flight, upstream, now, head)
+        if headers.wants_rest:
+            self.rate_limited(flight, upstream, now, headers)
             return
         try:
-            if not head.plain:
+            if not headers.plain:
                 raise ValueError("compressed")
             reply = jsonrpc.read_reply(body, flight.id)
         except ValueError as exc:
-            count_invalid_reply(flight, connection, head, now, is_foreign=isinstance(exc, jsonrpc.ForeignReply))
-            flight.note(upstream, began, now, f"invalid reply, HTTP status {head.status}")
+            count_invalid_reply(flight, connection, headers, now, is_foreign=isinstance(exc, jsonrpc.ForeignReply))
+            flight.note(upstream, began, now, f"invalid reply, HTTP status {headers.status}")
             self._after_failure(flight, now, "an upstream sent an invalid reply", sent=True)
             return
         self.receive(flight, reply, upstream, now, now - began)
@@ -374,12 +374,12 @@ class Dispatcher(FlightHandler):
         flight.pass_on()
         self.launch(flight, now)
 
-    def rate_limited(self, flight: Flight, upstream: Upstream, now: float, head: ReplyHead) -> None:
+    def rate_limited(self, flight: Flight, upstream: Upstream, now: float, headers: ReplyHeaders) -> None:
         """The upstream limits our rate. This does not count as a failure."""
-        upstream.health.rest(now, head.retry_after_s or 1.0)
-        flight.note(upstream, flight.last_began, now, f"rate limited, HTTP status {head.status}")
+        upstream.health.rest(now, headers.retry_after_s or 1.0)
+        flight.note(upstream, flight.last_began, now, f"rate limited, HTTP status {headers.status}")
         # RFC 6585, 4: a 429 refuses the request, so a write was not executed. A private one is still for this upstream alone.
-        was_refused = head.status == 429 and not flight.policy.method.private
+        was_refused = headers.status == 429 and not flight.policy.method.private
         if (was_refused or flight.policy.may_repeat) and self._waits_for_rest(flight, now):
             return
         reason = Unavailable(
@@ -489,12 +489,12 @@ class Dispatcher(FlightHandler):
 
     # Large replies
 
-    def on_large(self, flight: Flight, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
-        start = start_of_stream(flight, head, beginning)
+    def on_large(self, flight: Flight, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
+        start = start_of_stream(flight, headers, beginning)
         may_be_partial = flight.policy.by_range and self.takeovers.logs is not None
         if not start or (may_be_partial and may_lack_blocks(self.state, flight, connection.upstream, _monotonic())):
             return False
-        left = head.length - start if head.length >= 0 else None
+        left = headers.length - start if headers.length >= 0 else None
         self.state.unregister(flight)  # No caller may join a reply that has started.
         flight.begin_stream(connection, memoryview(beginning)[start:], left)
         return True
@@ -645,11 +645,11 @@ def judge_error(flight: Flight, error: bytes, upstream: Upstream, now: float, to
 
 
 def count_invalid_reply(
-    flight: Flight, connection: UpstreamConnection, head: ReplyHead, now: float, *, is_foreign: bool
+    flight: Flight, connection: UpstreamConnection, headers: ReplyHeaders, now: float, *, is_foreign: bool
 ) -> None:
     """Count a reply that is not a JSON-RPC reply to our call against the upstream. `is_foreign`: it has another id."""
     upstream = connection.upstream
-    if head.status < 400:
+    if headers.status < 400:
         # Only a foreign id means that replies are out of step. The next call on the connection may be another client's: it
         # must not fail because of a reply that this one provoked.
         if is_foreign or not connection.sinks:
@@ -697,9 +697,9 @@ def may_lack_blocks(
 # Large results, passed on in pieces as they arrive
 
 
-def start_of_stream(flight: Flight, head: ReplyHead, beginning: Piece) -> int:
+def start_of_stream(flight: Flight, headers: ReplyHeaders, beginning: Piece) -> int:
     """The offset of the result, if its only waiter can take it in pieces and it starts like a reply to our call; else 0."""
     waiters = flight.waiters
     if len(waiters) != 1 or not waiters[0].streams or flight.call.reports_head or flight.handed_over:
         return 0
-    return result_at(flight.policy, flight.id, head, beginning)
+    return result_at(flight.policy, flight.id, headers, beginning)

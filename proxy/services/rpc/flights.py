@@ -33,7 +33,7 @@ from proxy.errors import Fault
 from proxy.services.accounts.metering import Meter
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
-from proxy.wire.http1 import ReplyHead
+from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
 log = logging.getLogger("penstock.flights")
@@ -135,13 +135,13 @@ class FlightHandler:
 
     __slots__ = ()
 
-    def on_reply(self, flight: Flight, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+    def on_reply(self, flight: Flight, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         raise NotImplementedError
 
     def on_fail(self, flight: Flight, upstream: Upstream, reason: str, *, sent: bool, blame: bool) -> None:
         raise NotImplementedError
 
-    def on_large(self, flight: Flight, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
+    def on_large(self, flight: Flight, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
         raise NotImplementedError
 
     def on_end(self, flight: Flight, connection: UpstreamConnection) -> None:
@@ -479,14 +479,14 @@ class Flight:
 
     # A sink of its connections
 
-    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
-        self.handler.on_reply(self, connection, head, body)
+    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
+        self.handler.on_reply(self, connection, headers, body)
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         self.handler.on_fail(self, upstream, reason, sent=sent, blame=True)
 
-    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
-        return self.handler.on_large(self, connection, head, beginning)
+    def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
+        return self.handler.on_large(self, connection, headers, beginning)
 
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
         self.waiters[0].on_stream_piece(piece)
@@ -526,9 +526,9 @@ class Caller(Waiter, Protocol):
         """The call waits for this flight, from now on or instead of an earlier one."""
 
 
-def result_at(policy: MethodPolicy, id_: bytes, head: ReplyHead, beginning: Piece) -> int:
+def result_at(policy: MethodPolicy, id_: bytes, headers: ReplyHeaders, beginning: Piece) -> int:
     """The offset of the result in a large reply to our call; 0 if it must not be streamed. A result that names a block is
     read first."""
     start = result_start(id_)
-    is_good = head.status == 200 and head.plain and not policy.reports_block and beginning[: len(start)] == start
+    is_good = headers.status == 200 and headers.plain and not policy.reports_block and beginning[: len(start)] == start
     return len(start) if is_good else 0

@@ -6,7 +6,7 @@ import asyncio
 
 from proxy.core import jsonrpc
 from proxy.services.rpc.flights import next_id
-from proxy.wire.http1 import ReplyHead
+from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
 # How long an upstream may take to reply.
@@ -35,7 +35,7 @@ class Probe:
             self._upstream.leave(self)
             return None
 
-    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         try:
             reply = jsonrpc.read_reply(body, self._id)
         except ValueError:
@@ -47,7 +47,7 @@ class Probe:
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         self._settle(None)
 
-    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
+    def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
         return False
 
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...

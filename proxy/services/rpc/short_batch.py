@@ -20,7 +20,7 @@ from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.reply_share import ReplyShare
 from proxy.services.rpc.upstream_batch import UpstreamBatch
-from proxy.wire.http1 import ReplyHead
+from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
 # Between two calls or replies, and before the first and after the last one.
@@ -97,10 +97,10 @@ class ShortBatch:
 
     # A sink of its connection
 
-    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
-        results = self._results(head, body)
+    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
+        results = self._results(headers, body)
         if results is None:
-            self._take_over().on_reply(connection, head, body)
+            self._take_over().on_reply(connection, headers, body)
             return
         now = time.monotonic()
         took = now - self.began
@@ -120,9 +120,9 @@ class ShortBatch:
         self._body = b"".join(parts)
         self._done(self)
 
-    def _results(self, head: ReplyHead, body: bytes) -> list[Any] | None:
+    def _results(self, headers: ReplyHeaders, body: bytes) -> list[Any] | None:
         """The results in order, as views of the reply; None if it is anything else."""
-        if head.status != 200 or not head.plain or not body.isascii():
+        if headers.status != 200 or not headers.plain or not body.isascii():
             return None
         try:
             replies = jsonrpc.read_any_replies(body)
@@ -152,10 +152,10 @@ class ShortBatch:
             (connection or upstream).replace(self, batch)
             batch.on_tick(connection, now)
 
-    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
+    def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
         batch = self._take_over()
         connection.replace(self, batch)
-        return batch.on_large(connection, head, beginning)
+        return batch.on_large(connection, headers, beginning)
 
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
     def on_end(self, connection: UpstreamConnection) -> None: ...

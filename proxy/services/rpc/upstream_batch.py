@@ -14,7 +14,7 @@ from functools import partial
 from proxy.core import jsonrpc, upstream_errors
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Call, Flight
-from proxy.wire.http1 import ReplyHead
+from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import OUT_OF_STEP, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
 
@@ -50,14 +50,14 @@ MAX_BATCH_REPLY_BYTES = 1 << 20
 
 
 class UpstreamBatch:
-    __slots__ = ("_began", "_dispatcher", "_flights", "_head", "_pieces", "_size")
+    __slots__ = ("_began", "_dispatcher", "_flights", "_headers", "_pieces", "_size")
 
     def __init__(self, dispatcher: Dispatcher, flights: Sequence[Flight], *, began: float = 0.0) -> None:
         self._dispatcher = dispatcher
         self._flights = flights
         self._began = began
         # The part of a reply of unknown length that has arrived.
-        self._head: ReplyHead | None = None
+        self._headers: ReplyHeaders | None = None
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -78,27 +78,27 @@ class UpstreamBatch:
         parts.append(b"]")
         upstream.submit(self, *parts)
 
-    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         upstream = connection.upstream
         now = time.monotonic()
-        if head.wants_rest:
+        if headers.wants_rest:
             for flight in self._still_carried(upstream):
                 flight.ended(upstream)
-                self._dispatcher.rate_limited(flight, upstream, now, head)
+                self._dispatcher.rate_limited(flight, upstream, now, headers)
             return
-        if _is_refused(head, body):
+        if _is_refused(headers, body):
             upstream.batches.refused(self._flights[0].client, len(self._flights), now)
             self._send_one_by_one(upstream, now)
             return
         try:
-            if head.status != 200 or not head.plain:
+            if headers.status != 200 or not headers.plain:
                 raise ValueError("not a usable reply")
             replies = jsonrpc.read_replies(body)
         except ValueError:
             # A single reply to a batch may be another call's: what follows cannot be trusted.
-            if head.status < 400 and (not connection.sinks or _is_single(body)):
+            if headers.status < 400 and (not connection.sinks or _is_single(body)):
                 connection.fail(OUT_OF_STEP)
-            self._on_invalid_reply(upstream, is_refused=head.status >= 400)
+            self._on_invalid_reply(upstream, is_refused=headers.status >= 400)
             return
         took = now - self._began
         for flight in self._still_carried(upstream):
@@ -142,9 +142,9 @@ class UpstreamBatch:
         if connection is not None and all(flight.done for flight in self._flights):
             connection.leave(self)
 
-    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
-        self._head = head
-        if head.length > MAX_BATCH_REPLY_BYTES:
+    def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
+        self._headers = headers
+        if headers.length > MAX_BATCH_REPLY_BYTES:
             self._give_up(connection)
         else:
             self.on_piece(connection, beginning)
@@ -157,8 +157,8 @@ class UpstreamBatch:
             self._give_up(connection)
 
     def on_end(self, connection: UpstreamConnection) -> None:
-        assert self._head is not None
-        self.on_reply(connection, self._head, b"".join(self._pieces))
+        assert self._headers is not None
+        self.on_reply(connection, self._headers, b"".join(self._pieces))
 
     def _give_up(self, connection: UpstreamConnection) -> None:
         """Leave the reply unread. Nothing speaks against the upstream, so this needs no retry budget. The calls have large
@@ -183,10 +183,10 @@ def _is_single(body: bytes) -> bool:
         return False
 
 
-def _is_refused(head: ReplyHead, body: bytes) -> bool:
+def _is_refused(headers: ReplyHeaders, body: bytes) -> bool:
     """Whether one error stands for all calls: the upstream accepts no batches, or none of this size. An error that the upstream
     is to blame for is not a refusal."""
-    if head.status >= 500 or not head.plain or body[:1] != b"{":
+    if headers.status >= 500 or not headers.plain or body[:1] != b"{":
         return False
     try:
         error = jsonrpc.read_any_reply(body).error

@@ -42,7 +42,7 @@ _FORWARDED = re.compile(rb"^X-Forwarded-For:([^\r\n]*)", re.IGNORECASE | re.MULT
 # During a drain, a connection that was quiet for this long is closed: no request should be on its way.
 QUIET_S = 1.0
 
-_LATE_HEAD = RequestTimeout("the request's head did not arrive in time")
+_LATE_HEADERS = RequestTimeout("the request's headers did not arrive in time")
 _TINY_CHUNKS = InvalidRequest("the chunks of the body are too small: send at least 20 bytes in each")
 _NOT_HTTP = InvalidRequest("the request is not valid HTTP")
 # Sent to refused connections, by the limit that was reached.
@@ -162,8 +162,8 @@ class ConnectionLimiter:
     def give_back_body(self, client: str, size: int) -> None:
         self._bodies.give_back(place_of(client), size)
 
-    def close_late_head(self, connection: LimitedConnection) -> None:
-        self._end_with(connection, _LATE_HEAD)
+    def close_late_headers(self, connection: LimitedConnection) -> None:
+        self._end_with(connection, _LATE_HEADERS)
 
     def close_tiny_chunks(self, connection: LimitedConnection) -> None:
         self._end_with(connection, _TINY_CHUNKS)
@@ -189,12 +189,12 @@ class ConnectionLimiter:
         found = address_of(address)
         return found is not None and any(found in block for block in self._trusted)
 
-    def client_of_head(self, peer: str, data: bytes) -> str:
-        """The address that a trusted proxy forwards in this head, which is not parsed yet. Empty if the peer is not trusted."""
+    def client_of_headers(self, peer: str, data: bytes) -> str:
+        """The address that a trusted proxy forwards in these unparsed headers. Empty if the peer is not trusted."""
         if not self.trusts(peer):
             return ""
-        head = data.partition(b"\r\n\r\n")[0]
-        return self.client_address(peer, [line.decode("latin-1") for line in _FORWARDED.findall(head)])
+        headers = data.partition(b"\r\n\r\n")[0]
+        return self.client_address(peer, [line.decode("latin-1") for line in _FORWARDED.findall(headers)])
 
     def client_address(self, peer: str, forwarded: Sequence[str]) -> str:
         """The right-most forwarded address that is not a trusted proxy. Clients can forge those left of it."""

@@ -24,7 +24,7 @@ from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.front_context import FrontContext
 from proxy.web.front.handler_connection import hand_over
 from proxy.web.front.reply_writer import ReplyWriter
-from proxy.web.front.request_heads import RequestHead
+from proxy.web.front.request_headers import RequestHeaders
 from proxy.web.front.request_reader import LARGE_BODY, RequestMessage, RequestReader
 from proxy.web.front.short_call import ShortCall
 from proxy.wire.upstream import Upstream
@@ -62,7 +62,7 @@ class FrontConnection(asyncio.Protocol):
         # Whether reading ahead is scheduled, and a message that waits for the connection's turn.
         self._reads_soon = False
         self._next: RequestMessage | None = None
-        self._reader = RequestReader(context.heads, context.max_head)
+        self._reader = RequestReader(context.header_reader, context.max_header_bytes)
         self._replies = ReplyWriter(context, self._reader, self._go_on)
         self._short = ShortCall(self._replies)
 
@@ -90,9 +90,9 @@ class FrontConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         reader, replies = self._reader, self._replies
         if not replies.busy and not reader.ahead and data.startswith(reader.known_bytes):
-            head: RequestHead = reader.known  # type: ignore[assignment]
-            if len(data) == head.total and head.key.alive:
-                self._serve_call(head, data[head.size :])
+            headers: RequestHeaders = reader.known  # type: ignore[assignment]
+            if len(data) == headers.total and headers.key.alive:
+                self._serve_call(headers, data[headers.size :])
                 return
         self._read(data)
 
@@ -121,7 +121,7 @@ class FrontConnection(asyncio.Protocol):
     # Reading
 
     def _read(self, data: bytes) -> None:
-        """Read a new head, a part of a message, or several messages."""
+        """Read new headers, a part of a message, or several messages."""
         reader, replies = self._reader, self._replies
         is_new = reader.is_empty
         is_free = not replies.busy and not replies.is_stalled
@@ -135,7 +135,7 @@ class FrontConnection(asyncio.Protocol):
                 self._run_clock(is_new=is_new)
             if reader.is_in_body and len(data) > READ_AT_ONCE:
                 self._read_in_turn()
-        elif message.head is None or replies.was_refused:
+        elif message.headers is None or replies.was_refused:
             self._serve_in_turn(message)
         else:
             self._serve_message(message)
@@ -156,11 +156,11 @@ class FrontConnection(asyncio.Protocol):
         if not reader.is_in_body:
             self._give_room()
         elif not self._arriving:
-            head: RequestHead = reader.known  # type: ignore[assignment]
-            self._sender = head.key.account.id
-            refusal = self._limiter.take_body(self._sender, head.length)
+            headers: RequestHeaders = reader.known  # type: ignore[assignment]
+            self._sender = headers.key.account.id
+            refusal = self._limiter.take_body(self._sender, headers.length)
             if refusal is None:
-                self._arriving = head.length
+                self._arriving = headers.length
             else:
                 self._refuse_body(refusal)
 
@@ -170,10 +170,10 @@ class FrontConnection(asyncio.Protocol):
             self._arriving = 0
 
     def _serve_message(self, message: RequestMessage) -> None:
-        if message.head is not None:
-            if message.head.closes:
+        if message.headers is not None:
+            if message.headers.closes:
                 self._replies.expect_last()
-            self._serve(message.head, message.data, message.start)
+            self._serve(message.headers, message.data, message.start)
         else:
             self._hand_over(message.data + self._reader.take_rest())
 
@@ -183,9 +183,9 @@ class FrontConnection(asyncio.Protocol):
         self._next = message
         self._replies.await_turn()
         client = self._replies.client or self._address
-        if message.head is None:
+        if message.headers is None:
             self._replies.pause_reading()
-            client = self._limiter.client_of_head(self._address, message.data) or client
+            client = self._limiter.client_of_headers(self._address, message.data) or client
         self._limiter.turns.add(client, self._serve_next)
 
     def _serve_next(self) -> bool:
@@ -235,88 +235,93 @@ class FrontConnection(asyncio.Protocol):
 
     # Serving
 
-    def _serve(self, head: RequestHead, data: bytes, start: int) -> None:
-        if head.length < LARGE_BODY:
-            self._serve_call(head, data[start:])
+    def _serve(self, headers: RequestHeaders, data: bytes, start: int) -> None:
+        if headers.length < LARGE_BODY:
+            self._serve_call(headers, data[start:])
         else:
-            self._serve_large(head, data, start)
+            self._serve_large(headers, data, start)
 
-    def _serve_call(self, head: RequestHead, body: bytes) -> None:
+    def _serve_call(self, headers: RequestHeaders, body: bytes) -> None:
         """Take the short path if the call allows it. Nothing is charged to a key before that is certain."""
         try:
             envelope = _read_envelope(body)
         except _NOT_JSON:
-            self._serve_in_full(head, body, None)
+            self._serve_in_full(headers, body, None)
             return
-        policy = head.policies.get(envelope.method)
+        policy = headers.policies.get(envelope.method)
         params, call_id = b"" + envelope.params, b"" + envelope.id  # Half as many instructions as `bytes` takes.
         if policy is None or not policy.is_short_call(envelope, params, call_id, body):
-            self._serve_in_full(head, body, envelope)
+            self._serve_in_full(headers, body, envelope)
             return
-        key, context, replies = head.key, self._context, self._replies
+        key, context, replies = headers.key, self._context, self._replies
         rate = key.rate
         now = _monotonic()
         if context.buckets.take(rate.slot, now, rate.request_s, policy.units * rate.unit_s):
-            self._serve_in_full(head, body, envelope)
+            self._serve_in_full(headers, body, envelope)
             return
-        route = head.route
+        route = headers.route
         state = route.state
         if policy.shared:
             # Hits are the most frequent calls, so they are answered right here.
             state.stay_current()
             known = state.replies.get(key_of(policy.request_tail, params)) if state.caches else None
             if known is not None:
-                replies.begin_call(head, policy, call_id, now, state.tip, "hit")
+                replies.begin_call(headers, policy, call_id, now, state.tip, "hit")
                 replies.write_result(known, now)
                 return
-            replies.begin_call(head, policy, call_id, now, state.tip, "")
+            replies.begin_call(headers, policy, call_id, now, state.tip, "")
         else:
-            replies.begin_call(head, policy, call_id, now, state.tip, "")
+            replies.begin_call(headers, policy, call_id, now, state.tip, "")
             upstream: Upstream = route.only  # type: ignore[assignment]
             if self._short.send(upstream, policy, params):
                 return
         context.forwarder.forward((replies, policy, params), route, key, now)
 
-    def _serve_large(self, head: RequestHead, data: bytes, start: int) -> None:
+    def _serve_large(self, headers: RequestHeaders, data: bytes, start: int) -> None:
         """Serve a large body without the short path, which would save less than another copy of the body costs."""
         call = large_envelope.read_call(data, start)
-        self._serve_in_full(head, b"" if call else data[start:], None, call=call)
+        self._serve_in_full(headers, b"" if call else data[start:], None, call=call)
 
     def _serve_in_full(
-        self, head: RequestHead, body: bytes, envelope: jsonrpc.Envelope | None, *, call: jsonrpc.RawCall | None = None
+        self,
+        headers: RequestHeaders,
+        body: bytes,
+        envelope: jsonrpc.Envelope | None,
+        *,
+        call: jsonrpc.RawCall | None = None,
     ) -> None:
         """Serve any request, with all checks. `envelope` or `call` is given if it was read already."""
-        replies, key, route = self._replies, head.key, head.route
+        replies, key, route = self._replies, headers.key, headers.route
         now = _monotonic()
-        replies.begin(head, now)
+        replies.begin(headers, now)
         if (
             key.disabled
             or key.expires_at <= now
             or not key.scopes & route.any_scope
             or (route.is_live and not key.live)
         ):
-            replies.on_fault(self._context.refusal(head, now))
+            replies.on_fault(self._context.refusal(headers, now))
             return
         try:
             if call is None and envelope is None and jsonrpc.is_batch(body):
-                self._serve_batch(head, body, now)
+                self._serve_batch(headers, body, now)
             else:
                 call = call or jsonrpc.parse(body, envelope)
                 replies.on_parsed(call)
-                self._context.rpc.call(replies, route, key, call, now, directives=head.directives)
+                self._context.rpc.call(replies, route, key, call, now, directives=headers.directives)
         except MalformedCall as exc:
             replies.on_fault(fault_of(exc))
 
-    def _serve_batch(self, head: RequestHead, body: bytes, now: float) -> None:
+    def _serve_batch(self, headers: RequestHeaders, body: bytes, now: float) -> None:
         replies = self._replies
         batch = self._context.rpc.call_batch(
             body,
-            head.route,
-            head.key,
+            headers.route,
+            headers.key,
             now,
             replies.on_batch,
             replies.on_batch_refused,
-            directives=head.directives,
+            directives=headers.directives,
             sink=replies,
         )
         replies.await_batch(batch)
@@ -332,14 +337,14 @@ class FrontConnection(asyncio.Protocol):
             stream.stalled(since)
         elif replies.busy or reader.is_empty:
             limiter.timed.discard(self)
-        elif now - self._since > (limits.body_timeout_s if reader.is_in_body else limits.head_timeout_s):
+        elif now - self._since > (limits.body_timeout_s if reader.is_in_body else limits.header_timeout_s):
             self._time_out()
 
     def _time_out(self) -> None:
         if not self._reader.is_in_body:
-            self._limiter.close_late_head(self)
+            self._limiter.close_late_headers(self)
             return
-        # The head had a key, so this reply has its rate headers.
+        # The request had a key, so this reply has its rate headers.
         self._refuse_body(RequestTimeout("the request's body did not arrive in time"))
 
     def _refuse_body(self, fault: Fault) -> None:

@@ -20,7 +20,7 @@ from proxy.settings import ServerSettings
 from proxy.turn_queue import TurnQueue
 from proxy.web.call_accounting import CallAccounting
 from proxy.web.front.reply_lines import DIGITS
-from proxy.web.front.request_heads import RequestHead, RequestHeadReader
+from proxy.web.front.request_headers import RequestHeaderReader, RequestHeaders
 from proxy.web.reply import fixed_headers, header_lines
 from proxy.web.request_ids import stem
 from proxy.wire.write_buffer import WriteBuffer
@@ -34,7 +34,7 @@ _HEX: Final = [b"%02x" % number for number in range(256)]
 class FrontContext:
     def __init__(
         self,
-        heads: RequestHeadReader,
+        header_reader: RequestHeaderReader,
         rpc: RpcService,
         admission: Admission,
         write_buffer: WriteBuffer,
@@ -52,11 +52,11 @@ class FrontContext:
         # The size from which replies are compressed for clients that accept it.
         self.compress_from = server.compress_from or NEVER
         self.encoded = EncodedResults(encoded_bytes)
-        self.heads = heads
+        self.header_reader = header_reader
         self.rpc, self.forwarder = rpc, rpc.forwarder
         self.write_buffer = write_buffer
         self.loop = asyncio.get_running_loop()
-        self.max_head, self.max_requests = server.max_head_bytes, server.keepalive_requests
+        self.max_header_bytes, self.max_requests = server.max_header_bytes, server.keepalive_requests
         self.held, self.turns = held, turns
         self.accounting = accounting
         self.logs, self.slow_s = accounting.logs, accounting.slow_s
@@ -75,7 +75,7 @@ class FrontContext:
         self.tick()
 
     def __repr__(self) -> str:
-        return f"<FrontContext {self.heads!r}>"
+        return f"<FrontContext {self.header_reader!r}>"
 
     def tick(self) -> None:
         """Refresh the Date header. Called once a second."""
@@ -130,11 +130,11 @@ class FrontContext:
         seconds = int(resets)
         self._reset_line, self._reset_at = b"\r\nX-RateLimit-Reset: %d\r\n" % seconds, float(seconds)
 
-    def refusal(self, head: RequestHead, now: float) -> Fault:
+    def refusal(self, headers: RequestHeaders, now: float) -> Fault:
         """Why the key may not call this route: disabled, expired, no matching scope, or a test key on a live network."""
-        key = head.key
+        key = headers.key
         if key.expires_at <= now:
             key.invalidate()
             return Unauthorized("the API key is not valid")
-        refusal = self._admission.authorize(key, head.route.any_scope, head.route.network)
+        refusal = self._admission.authorize(key, headers.route.any_scope, headers.route.network)
         return refusal or Unauthorized("the API key is not valid")

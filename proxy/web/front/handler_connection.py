@@ -15,14 +15,14 @@ from typing import Literal
 from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 
-from proxy.errors import Fault, HeadTooLarge, InvalidRequest, StartError, TargetTooLong, of_status
+from proxy.errors import Fault, HeadersTooLarge, InvalidRequest, StartError, TargetTooLong, of_status
 from proxy.web.aiohttp_internals import AiohttpConnection, RequestServer, has_c_parser, reply_in_version
 from proxy.web.front.connection_limiter import ConnectionLimiter, LimitedConnection
 from proxy.web.reply import fault_reply
 
 log = logging.getLogger("penstock.front")
 
-# Headers in one request. With MAX_LINE_BYTES this bounds the parser's memory for a head that never ends.
+# Headers in one request. With MAX_LINE_BYTES this bounds the parser's memory for headers that never end.
 MAX_HEADERS = 100
 MAX_LINE_BYTES = 8190
 # RFC 9112, 3: request lines of at least 8000 bytes should be supported. It differs from MAX_LINE_BYTES so that the two errors
@@ -45,7 +45,7 @@ def require_c_parser() -> None:
 
 
 class HandlerConnection(AiohttpConnection):
-    """A connection served by aiohttp: *idle* until a byte comes, *reading* until the head is complete, then *busy*."""
+    """A connection served by aiohttp: *idle* until a byte comes, *reading* until the headers are complete, then *busy*."""
 
     __slots__ = (
         "_address", "_body_bytes", "_left", "_limiter", "_parsed", "_parses_soon", "_phase", "_since", "_stalled_since",
@@ -76,7 +76,7 @@ class HandlerConnection(AiohttpConnection):
         self._unparsed = b""
         self._parsed = 0
         self._parses_soon = False
-        # Bytes since the head of the request that is being served.
+        # Bytes since the headers of the request that is being served.
         self._body_bytes = 0
         # A body that was still arriving when its request was answered, and the bytes since.
         self._unwanted: StreamReader | None = None
@@ -110,7 +110,7 @@ class HandlerConnection(AiohttpConnection):
             self._since = self._limiter.now()
             self._limiter.timed.add(self)
             # A trusted proxy sends requests of many clients on one connection.
-            self.client = self._limiter.client_of_head(self._address, data) or self.client
+            self.client = self._limiter.client_of_headers(self._address, data) or self.client
         self._unparsed = self._bytes_left() + data
         self._parsed = 0
         if len(self._unparsed) > PARSE_BYTES:
@@ -207,7 +207,7 @@ class HandlerConnection(AiohttpConnection):
         return transport, self._address, ahead
 
     def begin_request(self) -> None:
-        """Called when the head is complete, before its handler runs."""
+        """Called when the headers are complete, before the handler runs."""
         self._phase = "busy"
         self._left -= 1
         self._limiter.timed.discard(self)
@@ -227,8 +227,8 @@ class HandlerConnection(AiohttpConnection):
             self._stalled_since, self._unsent = self._limiter.watch_reader(self, now, self._stalled_since, self._unsent)
         elif self._phase != "reading":
             self._limiter.timed.discard(self)
-        elif now - self._since > limits.head_timeout_s:
-            self._limiter.close_late_head(self)
+        elif now - self._since > limits.header_timeout_s:
+            self._limiter.close_late_headers(self)
 
     def close_if_quiet(self, now: float, quiet_s: float) -> None:
         if self._phase == "idle" and now - self._since >= quiet_s:
@@ -293,7 +293,7 @@ def _parse_fault(exc: BaseException | None) -> Fault:
     if isinstance(exc, LineTooLong) and exc.args[1] == MAX_TARGET_BYTES:
         return TargetTooLong(f"the request target is longer than {MAX_TARGET_BYTES} bytes")
     if isinstance(exc, LineTooLong):
-        return HeadTooLarge(f"a header is longer than {MAX_LINE_BYTES} bytes")
+        return HeadersTooLarge(f"a header is longer than {MAX_LINE_BYTES} bytes")
     if isinstance(exc, BadHttpMessage) and "Too many headers" in exc.message:
-        return HeadTooLarge(f"the request has more than {MAX_HEADERS} headers")
+        return HeadersTooLarge(f"the request has more than {MAX_HEADERS} headers")
     return InvalidRequest("the request is not valid HTTP")

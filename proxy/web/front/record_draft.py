@@ -14,7 +14,7 @@ from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import method_of
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.call_accounting import CallAccounting
-from proxy.web.front.request_heads import RequestHead
+from proxy.web.front.request_headers import RequestHeaders
 
 
 @final
@@ -53,7 +53,7 @@ class RecordDraft:
         self._awaits_end = True
 
     def record(
-        self, head: RequestHead, caller: Caller, status: int, request_id: bytes, took_s: float, *, size: int
+        self, headers: RequestHeaders, caller: Caller, status: int, request_id: bytes, took_s: float, *, size: int
     ) -> None:
         """Record the request, if it is to be recorded. `size`: the bytes of the reply's body. The draft is cleared, except for
         the params, which the next request replaces."""
@@ -62,16 +62,16 @@ class RecordDraft:
             return
         failure, batch = self._failure, self._batch
         self._failure, self._batch = "", None
-        account, accounting, flight = head.key.account, self._accounting, caller.flight
-        is_usual = account.unsampled > 1 and took_s <= accounting.slow_s and head.directives is None
+        account, accounting, flight = headers.key.account, self._accounting, caller.flight
+        is_usual = account.unsampled > 1 and took_s <= accounting.slow_s and headers.directives is None
         if type(batch) is ShortBatch and is_usual:
             account.passed_over()  # All its items were answered, and it is not recorded.
             return
         accounting.record(
             FinishedCall(
                 request_id=request_id.decode(),
-                key=head.key,
-                network=head.route.network.id,
+                key=headers.key,
+                network=headers.route.network.id,
                 took_s=took_s,
                 method=method_of(caller.policy),
                 status=status,
@@ -81,26 +81,26 @@ class RecordDraft:
                 block=caller.block if flight is None else flight.block,
                 error=failure,
                 params=self._params,
-                directives=head.directives,
+                directives=headers.directives,
                 batch=batch,
                 flight=flight,
-                attempts=_short_attempt(head, caller, took_s) if flight is None else (),
+                attempts=_short_attempt(headers, caller, took_s) if flight is None else (),
             )
         )
 
     def record_end(
-        self, head: RequestHead | None, caller: Caller, began: float, *, batch: CallBatch | None = None
+        self, headers: RequestHeaders | None, caller: Caller, began: float, *, batch: CallBatch | None = None
     ) -> None:
         """Record a request whose reply was sent in parts. Without `batch`, the reply broke off."""
         self._awaits_end = False
         self._batch = batch
         self._failure = "" if batch is not None else BROKEN_REPLY
-        if head is not None:
-            self.record(head, caller, 200, self._request_id, time.monotonic() - began, size=0)
+        if headers is not None:
+            self.record(headers, caller, 200, self._request_id, time.monotonic() - began, size=0)
 
 
-def _short_attempt(head: RequestHead, caller: Caller, took_s: float) -> Sequence[RecordedAttempt]:
+def _short_attempt(headers: RequestHeaders, caller: Caller, took_s: float) -> Sequence[RecordedAttempt]:
     """The attempt of a call without a flight."""
-    only, policy = head.route.only, caller.policy
+    only, policy = headers.route.only, caller.policy
     is_short = policy is not None and policy.short and not caller.cache and caller.units > 0
     return ((only.label, 0.0, took_s, "answered"),) if only is not None and is_short else ()

@@ -40,7 +40,7 @@ from proxy.web.front.reply_lines import (
 )
 from proxy.web.front.reply_slices import AT_ONCE, ReplySlices
 from proxy.web.front.reply_stream import ReplyStream
-from proxy.web.front.request_heads import RequestHead
+from proxy.web.front.request_headers import RequestHeaders
 from proxy.web.front.request_reader import RequestReader
 from proxy.wire.upstream import Piece, UpstreamConnection
 from proxy.wire.write_buffer import DEFER_BELOW
@@ -56,8 +56,8 @@ _monotonic: Final = time.monotonic
 class ReplyWriter:
     __slots__ = (
         "_awaits_turn", "_context", "_on_free", "_reader", "_sent_in_turn", "_slices", "_streamed", "batch", "began", "block",
-        "busy", "cache", "draft", "flight", "head", "id", "left", "paused_reading", "policy", "stream", "transport", "units",
-        "was_refused",
+        "busy", "cache", "draft", "flight", "id", "left", "paused_reading", "policy", "request_headers", "stream", "transport",
+        "units", "was_refused",
     )  # fmt: skip
 
     def __init__(self, context: FrontContext, reader: RequestReader, on_free: Callable[[], None]) -> None:
@@ -74,7 +74,7 @@ class ReplyWriter:
         self.was_refused = False
         # The request under way.
         self.busy = False
-        self.head: RequestHead | None = None
+        self.request_headers: RequestHeaders | None = None
         self.began = 0.0
         self.id = b""
         self.policy: MethodPolicy | None = None
@@ -101,7 +101,7 @@ class ReplyWriter:
     @property
     def client(self) -> str:
         """The account whose request is under way, or was the last."""
-        return "" if self.head is None else self.head.key.account.id
+        return "" if self.request_headers is None else self.request_headers.key.account.id
 
     @property
     def streams(self) -> bool:  # False for a notification, which has no reply.
@@ -136,11 +136,11 @@ class ReplyWriter:
         self.busy = self.was_refused = False
 
     def begin_call(
-        self, head: RequestHead, policy: MethodPolicy, id_: bytes, now: float, block: int, cache: str
+        self, headers: RequestHeaders, policy: MethodPolicy, id_: bytes, now: float, block: int, cache: str
     ) -> None:
         """A call was admitted on the short path. Sets everything in one step, because almost every request passes here."""
         self.busy = True
-        self.head = head
+        self.request_headers = headers
         self.policy = policy
         self.id = id_
         self.began = now
@@ -148,10 +148,10 @@ class ReplyWriter:
         self.cache = cache
         self.units = policy.units
 
-    def begin(self, head: RequestHead, now: float) -> None:
-        """A request begins. Only its head is known yet."""
+    def begin(self, headers: RequestHeaders, now: float) -> None:
+        """A request begins. Only its headers are known yet."""
         self.busy = True
-        self.head = head
+        self.request_headers = headers
         self.policy = None
         self.began = now
         self.block = 0
@@ -161,9 +161,9 @@ class ReplyWriter:
 
     def on_parsed(self, call: RawCall) -> None:
         """The request is a single call."""
-        assert self.head is not None
+        assert self.request_headers is not None
         self.id = call[2]
-        if self.head.key.records_params:
+        if self.request_headers.key.records_params:
             self.draft.begin(call[1])
 
     def await_batch(self, batch: BatchUnderWay | None) -> None:
@@ -195,26 +195,26 @@ class ReplyWriter:
     def write_result(self, result: bytes | msgspec.Raw, now: float) -> None:
         """Count a good call and send its reply. One long function for speed, since almost every request ends here."""
         context = self._context
-        head: RequestHead = self.head  # type: ignore[assignment]
+        headers: RequestHeaders = self.request_headers  # type: ignore[assignment]
         policy: MethodPolicy = self.policy  # type: ignore[assignment]
         took_s = now - self.began
-        tally = head.key.tallies[policy.tally]
+        tally = headers.key.tallies[policy.tally]
         if took_s == 0.0 and self.cache == "hit":
             tally.count_hit(self.units)
         else:
             tally.count("results", self.cache, self.units, took_s)
         size = len(self.id) + len(result)
-        if size >= context.compress_from and head.encoding:
-            self._write_encoded(head.encoding, result)
+        if size >= context.compress_from and headers.encoding:
+            self._write_encoded(headers.encoding, result)
             return
         if size > FREE_BYTES:
             self._write_whole(result)
             return
-        limit, remaining, reset = context.rate_lines(head.key, now)
-        state = head.route.state
+        limit, remaining, reset = context.rate_lines(headers.key, now)
+        state = headers.route.state
         block = self.block if self.flight is None else self.flight.block
         found = state.tip_lines.get(self.cache) if block == state.tip else None
-        request_id = head.request_id or context.request_id()
+        request_id = headers.request_id or context.request_id()
         reply = (
             context.ok_stamp,
             request_id,
@@ -231,10 +231,10 @@ class ReplyWriter:
             b"}",
         )
         if context.logs:
-            context.accounting.log_request(head, self, 200, request_id, took_s)
-        account = head.key.account
-        if account.unsampled <= 1 or took_s > context.slow_s or head.directives is not None:
-            self.draft.record(head, self, 200, request_id, took_s, size=size)
+            context.accounting.log_request(headers, self, 200, request_id, took_s)
+        account = headers.key.account
+        if account.unsampled <= 1 or took_s > context.slow_s or headers.directives is not None:
+            self.draft.record(headers, self, 200, request_id, took_s, size=size)
         else:
             account.passed_over()
         self._finish(b"".join(reply))
@@ -281,14 +281,19 @@ class ReplyWriter:
         else:
             # The headers are built now, while the call's state is still there. The reply is sent as a large one even if it has
             # become small, because memory may be held for it.
-            head = self._ok_lines(0, encoding)
+            headers = self._ok_lines(0, encoding)
             self.flight = None
             self._context.compress_apart(
-                self.client, encoding, body, lambda packed: self._finish_large(head + length_line(len(packed)) + packed)
+                self.client,
+                encoding,
+                body,
+                lambda packed: self._finish_large(headers + length_line(len(packed)) + packed),
             )
 
     def _encoding_for(self, size: int) -> int:
-        return 0 if self.head is None or size < self._context.compress_from else self.head.encoding
+        return (
+            0 if self.request_headers is None or size < self._context.compress_from else self.request_headers.encoding
+        )
 
     def on_fault(self, fault: Fault) -> None:
         self._refund(fault)
@@ -304,14 +309,14 @@ class ReplyWriter:
     def _refund(self, fault: Fault) -> None:
         """Refund a call that failed through our fault, and count it. It still costs the further upstream calls that were made
         for it."""
-        assert self.head is not None
-        self.units = self._context.accounting.refund(self.head.key, fault, self.units)
+        assert self.request_headers is not None
+        self.units = self._context.accounting.refund(self.request_headers.key, fault, self.units)
         self._count("faults")
 
     def on_batch(self, batch: CallBatch | ShortBatch) -> None:
         self.batch = None
-        assert self.head is not None
-        self.units = self._context.accounting.settle_batch(self.head.key, batch)
+        assert self.request_headers is not None
+        self.units = self._context.accounting.settle_batch(self.request_headers.key, batch)
         self.block = batch.reached
         body = batch.body()
         self.draft.batch_answered(batch)
@@ -355,19 +360,19 @@ class ReplyWriter:
     def on_batch_end(self, batch: CallBatch) -> None:
         self.batch = self._streamed = None
         self.stream.end()
-        assert self.head is not None
-        self.units = self._context.accounting.settle_batch(self.head.key, batch)
-        self.draft.record_end(self.head, self, self.began, batch=batch)
+        assert self.request_headers is not None
+        self.units = self._context.accounting.settle_batch(self.request_headers.key, batch)
+        self.draft.record_end(self.request_headers, self, self.began, batch=batch)
         batch.share.give_all()
         self._done()
 
     def on_batch_broken(self) -> None:
-        self.draft.record_end(self.head, self, self.began)
+        self.draft.record_end(self.request_headers, self, self.began)
         self.stream.break_off()
 
     def refuse_incomplete(self, fault: Fault) -> None:
         """Send a fault about a request whose body is not complete. The caller closes the connection."""
-        self.head, self.left = self._reader.known, 0
+        self.request_headers, self.left = self._reader.known, 0
         self.policy = None
         self._write(self._fault(fault))
 
@@ -384,12 +389,12 @@ class ReplyWriter:
         stream = self.stream
         stream.begin(self.client, self._encoding_for(NEVER), chunked=left is None)
         stream.take_from(connection)
-        head = self._ok(None if left is None or stream.chunked else left + len(start), stream.encoding)
+        headers = self._ok(None if left is None or stream.chunked else left + len(start), stream.encoding)
         if stream.chunked:
-            self._write(head)
+            self._write(headers)
             stream.send(start + beginning)
         elif self.transport is not None:
-            self.transport.writelines((head + start, beginning))
+            self.transport.writelines((headers + start, beginning))
 
     def on_stream_piece(self, piece: Piece) -> None:
         self.stream.send(piece)
@@ -401,7 +406,7 @@ class ReplyWriter:
 
     def on_stream_broken(self) -> None:
         self._refund(InternalError(BROKEN_REPLY))
-        self.draft.record_end(self.head, self, self.began)
+        self.draft.record_end(self.request_headers, self, self.began)
         self.stream.break_off()
 
     # A client that does not read
@@ -471,18 +476,18 @@ class ReplyWriter:
             self.transport.write(data)
 
     def _count(self, outcome: str) -> None:
-        if self.head is not None:
-            self._context.accounting.count(self.head.key, self, outcome, _monotonic() - self.began)
+        if self.request_headers is not None:
+            self._context.accounting.count(self.request_headers.key, self, outcome, _monotonic() - self.began)
 
     # The bytes of other replies
 
     def _ok(self, size: int | None, encoding: int = 0) -> bytes:
-        """The head of a 200 with a body of this size; None means a chunked body."""
+        """The headers of a 200 with a body of this size; None means a chunked body."""
         framing = b"Transfer-Encoding: chunked\r\n\r\n" if size is None else length_line(size)
         return self._ok_lines(size or 0, encoding) + framing
 
     def _ok_lines(self, size: int, encoding: int) -> bytes:
-        assert self.head is not None
+        assert self.request_headers is not None
         block = self.block if self.flight is None else self.flight.block
         return b"".join(
             (
@@ -490,7 +495,7 @@ class ReplyWriter:
                 self._context.stamp,
                 self._common_lines(200, size),
                 units_line(self.units),
-                found_lines(self.head.route.state, self.cache, block),
+                found_lines(self.request_headers.route.state, self.cache, block),
                 self._upstream_line() if self._context.shows_upstream else b"",
                 encodings.LINES[encoding],
             )
@@ -507,15 +512,15 @@ class ReplyWriter:
     def _common_lines(self, status: int, size: int) -> bytes:
         """The request id, the three rate headers, and `Connection: close` on the last reply. `size`: the body's bytes, for the
         record of the request."""
-        head = self.head
-        assert head is not None
-        request_id = head.request_id or self._context.request_id()
+        headers = self.request_headers
+        assert headers is not None
+        request_id = headers.request_id or self._context.request_id()
         now = _monotonic()
-        self._context.accounting.log_request(head, self, status, request_id, now - self.began)
-        self.draft.record(head, self, status, request_id, now - self.began, size=size)
+        self._context.accounting.log_request(headers, self, status, request_id, now - self.began)
+        self.draft.record(headers, self, status, request_id, now - self.began, size=size)
         # The rates of an expired key are not shown, like those of an unknown one.
-        if now < head.key.expires_at:
-            rates = b"".join(self._context.rate_lines(head.key, now))
+        if now < headers.key.expires_at:
+            rates = b"".join(self._context.rate_lines(headers.key, now))
         else:
             rates = self._context.rate_lines_without_key(self.transport)
         return b"".join((b"X-Request-Id: ", request_id, rates, self._close_line()))
@@ -527,8 +532,8 @@ class ReplyWriter:
         return CLOSE if self.left <= 1 or self._context.draining else b""
 
     def _upstream_line(self) -> bytes:
-        assert self.head is not None
-        return upstream_line(self.head.route, self)
+        assert self.request_headers is not None
+        return upstream_line(self.request_headers.route, self)
 
 
 def _ignore() -> None:

@@ -15,8 +15,8 @@ from proxy.core import jsonrpc
 from proxy.services.rpc.flights import Flight, result_at
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.web.front.reply_writer import ReplyWriter
-from proxy.web.front.request_heads import RequestHead
-from proxy.wire.http1 import ReplyHead
+from proxy.web.front.request_headers import RequestHeaders
+from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
 _monotonic: Final = time.monotonic
@@ -65,10 +65,10 @@ class ShortCall:
 
     # Called by the upstream connection
 
-    def on_reply(self, connection: UpstreamConnection, head: ReplyHead, body: bytes) -> None:
+    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         """Pass on a good reply. Kept short, since almost every call ends here."""
         upstream, replies = connection.upstream, self._replies
-        client: RequestHead = replies.head  # type: ignore[assignment]
+        client: RequestHeaders = replies.request_headers  # type: ignore[assignment]
         policy: MethodPolicy = replies.policy  # type: ignore[assignment]
         try:
             reply = _read_reply(body)
@@ -79,12 +79,12 @@ class ShortCall:
             not result
             or reply.error
             or reply.id != self._wire_id
-            or head.status != 200
-            or not head.plain
+            or headers.status != 200
+            or not headers.plain
             or not body.isascii()
             or (policy.looks_up_null and client.route.state.is_null(result))
         ):
-            self._to_flight(upstream).on_reply(connection, head, body)
+            self._to_flight(upstream).on_reply(connection, headers, body)
             return
         now = _monotonic()
         self._upstream = None
@@ -94,16 +94,16 @@ class ShortCall:
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         self._to_flight(upstream).on_fail(upstream, reason, sent=sent)
 
-    def on_large(self, connection: UpstreamConnection, head: ReplyHead, beginning: Piece) -> bool:
+    def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
         """Pass on a large reply that is complete. One that arrives in pieces becomes a flight, which follows it to its end."""
         replies = self._replies
         policy: MethodPolicy = replies.policy  # type: ignore[assignment]
-        start = result_at(policy, b"%d" % self._wire_id, head, beginning) if len(beginning) == head.length else 0
+        start = result_at(policy, b"%d" % self._wire_id, headers, beginning) if len(beginning) == headers.length else 0
         if not start:
             flight = self._to_flight(connection.upstream)
             connection.replace(self, flight)
-            return flight.on_large(connection, head, beginning)
-        replies.on_stream(memoryview(beginning)[start:], head.length - start, connection)
+            return flight.on_large(connection, headers, beginning)
+        replies.on_stream(memoryview(beginning)[start:], headers.length - start, connection)
         return True
 
     def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
@@ -126,10 +126,10 @@ class ShortCall:
     def _to_flight(self, upstream: Upstream) -> Flight:
         """Turn the call into a flight, because it is slow, failed, or has an unusual reply."""
         replies = self._replies
-        assert replies.head is not None
+        assert replies.request_headers is not None
         assert replies.policy is not None
         self._upstream = None
-        flight = replies.head.route.dispatcher.take_over(
+        flight = replies.request_headers.route.dispatcher.take_over(
             replies.policy,
             self._params,
             replies,

@@ -57,7 +57,7 @@ class TlsListener:
 
 
 class PendingHandshake(asyncio.Protocol):
-    """A connection before the end of its handshake. It counts as a connection and has the deadline of a request head."""
+    """A connection before the end of its handshake. It counts as a connection and has the deadline of a request's headers."""
 
     def __init__(self, limiter: ConnectionLimiter, context: ssl.SSLContext) -> None:
         self._limiter = limiter
@@ -104,7 +104,7 @@ class PendingHandshake(asyncio.Protocol):
     # Called by the connection limiter
 
     def check(self, now: float) -> None:
-        if now - self._since > self._limiter.limits.head_timeout_s:
+        if now - self._since > self._limiter.limits.header_timeout_s:
             self.force_close()
 
     def close_if_quiet(self, now: float, quiet_s: float) -> None:

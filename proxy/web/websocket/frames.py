@@ -62,15 +62,15 @@ class ProtocolViolation(Exception):
 
 def frame(payload: bytes, opcode: int = TEXT) -> bytes:
     """A complete message in one frame."""
-    return frame_head(len(payload), opcode) + payload
+    return frame_header(len(payload), opcode) + payload
 
 
 def deflated_frame(payload: bytes, window_bits: int) -> bytes:
     packed = deflate_message(payload, window_bits)
-    return frame_head(len(packed), TEXT | _DEFLATED) + packed
+    return frame_header(len(packed), TEXT | _DEFLATED) + packed
 
 
-def frame_head(size: int, opcode: int = TEXT) -> bytes:
+def frame_header(size: int, opcode: int = TEXT) -> bytes:
     first = _FIN | opcode
     if size < _TWO_BYTES:
         return bytes((first, size))
@@ -222,7 +222,7 @@ class FrameReader:
         if len(data) - at < 2:
             return None
         first, second = data[at], data[at + 1]
-        self._check_head(first, second)
+        self._check_header(first, second)
         at += 2
         size = second & _LENGTH
         if size >= _TWO_BYTES:
@@ -247,7 +247,7 @@ class FrameReader:
             self._bytes, self._at = b"", 0
         return first & _OPCODE, bool(first & _FIN), payload
 
-    def _check_head(self, first: int, second: int) -> None:
+    def _check_header(self, first: int, second: int) -> None:
         opcode = first & _OPCODE
         allowed = _DEFLATED if self._inflates and opcode in (TEXT, BINARY) else 0
         if first & _RESERVED & ~allowed:

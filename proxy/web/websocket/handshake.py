@@ -43,7 +43,7 @@ class SwitchedProtocols(web.Response):
 
     async def write_eof(self, data: bytes = b"") -> None: ...
 
-    def head(self) -> bytes:
+    def header_bytes(self) -> bytes:
         lines = ["HTTP/1.1 101 Switching Protocols", *(f"{name}: {value}" for name, value in self.headers.items())]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
@@ -70,7 +70,7 @@ class Handshake:
         assert isinstance(handler, HandlerConnection)
         await self._sockets.admit(key)
         self._sockets.open(
-            handler, SocketTerms(route, key, request[STATE].request_id, directives, bits), reply=reply.head()
+            handler, SocketTerms(route, key, request[STATE].request_id, directives, bits), reply=reply.header_bytes()
         )
         return reply
 

@@ -29,7 +29,7 @@ from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.services.rpc.rpc_service import BatchUnderWay
 from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.fault_injection import fault_of_status, plan_for
-from proxy.web.websocket.frames import LARGE_MESSAGE, frame_head
+from proxy.web.websocket.frames import LARGE_MESSAGE, frame_header
 from proxy.web.websocket.socket_context import SocketContext, SocketTerms
 from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.subscriptions import Subscriptions
@@ -277,7 +277,7 @@ class SocketCall(CallerState, HeldResultWaiter):
         self._size = held.size
         if self.id:
             start = jsonrpc.result_start(self._reply_id())
-            self._owner.output.send_large([frame_head(len(start) + held.size), start, *held.pieces], held.share)
+            self._owner.output.send_large([frame_header(len(start) + held.size), start, *held.pieces], held.share)
         else:
             held.drop()
         self._end("results")
@@ -295,8 +295,8 @@ class SocketCall(CallerState, HeldResultWaiter):
         if id_ and len(result) >= output.compress_from:
             output.send(output.message(b"".join((jsonrpc.HEAD, id_, b',"result":', result, b"}"))))
         elif id_:
-            head = frame_head(len(id_) + len(result) + _AROUND_A_RESULT)
-            output.send(b"".join((head, jsonrpc.HEAD, id_, b',"result":', result, b"}")))
+            header = frame_header(len(id_) + len(result) + _AROUND_A_RESULT)
+            output.send(b"".join((header, jsonrpc.HEAD, id_, b',"result":', result, b"}")))
         self._end("results")
 
     def _send_whole(self, result: bytes | msgspec.Raw) -> None:
@@ -305,8 +305,8 @@ class SocketCall(CallerState, HeldResultWaiter):
         if not share.take(len(result)):
             self.on_error(NO_ROOM)
             return
-        head = frame_head(len(start) + len(result) + 1)
-        self._owner.output.send_large([head, start, memoryview(result), b"}"], share)
+        header = frame_header(len(start) + len(result) + 1)
+        self._owner.output.send_large([header, start, memoryview(result), b"}"], share)
         self._end("results")
 
     def on_error(self, error: bytes) -> None:
@@ -423,7 +423,7 @@ class SocketBatch:
             )
         )
         if batch.share.is_large:
-            owner.output.send_large([frame_head(sum(map(len, pieces))), *pieces], batch.share)
+            owner.output.send_large([frame_header(sum(map(len, pieces))), *pieces], batch.share)
         elif pieces:
             owner.output.send(owner.output.message(b"".join(pieces)))
         if isinstance(batch, CallBatch):  # A short batch has plain reads only, no subscriptions.

@@ -167,7 +167,7 @@ class SocketOutput:
             self.pending = [pending, data]
 
     def send_large(self, pieces: Sequence[bytes | memoryview], share: ReplyShare) -> None:
-        """Send a message in pieces; the first is the head of its frame. Its memory is held until the client has read
+        """Send a message in pieces; the first is the header of its frame. Its memory is held until the client has read
         most of it. A message that is not very large is compressed if the client accepts that."""
         if self.compress_from <= sum(map(len, pieces[1:])) <= MAX_DEFLATED:
             pieces = [self._deflated(b"".join(pieces[1:]))]

@@ -23,12 +23,12 @@ from proxy.core.directives import BY_HEADER
 from proxy.web.api_middleware import _WELL_FORMED
 from proxy.web.authentication import _presented
 from proxy.web.front.handler_connection import MAX_HEADERS, MAX_LINE_BYTES, MAX_TARGET_BYTES
-from proxy.web.front.request_heads import (
+from proxy.web.front.request_headers import (
     LONGEST_REMEMBERED,
-    MAX_HOT_HEAD,
+    MAX_HOT_HEADER_BYTES,
     MOST_REMEMBERED,
-    RequestHead,
-    RequestHeadReader,
+    RequestHeaderReader,
+    RequestHeaders,
 )
 from proxy.web.request_bodies import _is_json
 from tests.http_client import rpc
@@ -40,14 +40,14 @@ PATH = f"/v1/rpc/{LIVE}"
 
 
 def reader_of(
-    worker: Worker, *, max_head: int = MAX_HOT_HEAD, max_body: int = 100_000, is_tracing: bool = False
-) -> RequestHeadReader:
+    worker: Worker, *, max_header_bytes: int = MAX_HOT_HEADER_BYTES, max_body: int = 100_000, is_tracing: bool = False
+) -> RequestHeaderReader:
     """A new reader with the worker's routes and keys."""
     routes = {PATH: worker.app.networks.routes[LIVE]}
-    return RequestHeadReader(
+    return RequestHeaderReader(
         routes,
         lambda text: worker.app.keyring.find(text, 0.0),
-        max_head=max_head,
+        max_header_bytes=max_header_bytes,
         max_body=max_body,
         is_tracing=is_tracing,
     )
@@ -183,7 +183,7 @@ class Theirs:
             auto_decompress=False,
         )
 
-    def compare(self, raw: bytes, ours: RequestHead) -> None:
+    def compare(self, raw: bytes, ours: RequestHeaders) -> None:
         """The parser continues with the next message, which would not parse if this one were framed differently."""
         messages, upgraded, tail = self._parser.feed_data(raw + b"a" * ours.length)
         if ours.closes:  # It reads no message after this one.
@@ -276,13 +276,13 @@ async def test_ordinary_heads_are_accepted_and_others_left_to_aiohttp() -> None:
         for length in (0, 11, 99_999_999):
             assert reader.read(head_with(worker, length=length)) is None, length
         assert reader.read(head_with(worker, length=10)) is not None
-        assert reader.read(head_with(worker, "X: " + "a" * MAX_HOT_HEAD)) is None
+        assert reader.read(head_with(worker, "X: " + "a" * MAX_HOT_HEADER_BYTES)) is None
 
 
 # The cache
 
 
-def remembered(reader: RequestHeadReader) -> int:
+def remembered(reader: RequestHeaderReader) -> int:
     return int(repr(reader).split()[1])
 
 
@@ -373,7 +373,7 @@ async def test_request_in_pieces_counts_as_seen_once(cuts: int) -> None:
                 for _ in range(3):
                     await asyncio.sleep(0)
             assert (await client.reply()).status == 200
-        assert remembered(worker.app.front.heads) == 0
+        assert remembered(worker.app.front.header_reader) == 0
 
 
 # Heads that differ in one value

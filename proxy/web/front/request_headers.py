@@ -1,11 +1,12 @@
-"""Request heads: a strict parser for the common case, and a cache of its results.
+"""Request headers: a strict parser for the common case, and a cache of its results.
 
 The parser accepts a narrow subset of HTTP/1.1: a POST with a length, on a JSON-RPC route, with one known key, and nothing that
-changes the framing or the connection. Every other head is left to aiohttp: None means *hand over*, never *refuse*. aiohttp must
-understand an accepted head in the same way, which a differential fuzz test checks.
+changes the framing or the connection. Every other request is left to aiohttp: None means *hand over*, never *refuse*. aiohttp
+must understand accepted headers in the same way, which a differential fuzz test checks.
 
-Clients mostly repeat their heads, so results are cached by the exact bytes. A head is cached the second time it is seen, so
-that heads which never repeat (each with its own trace id) do not fill the cache. It is used only while its key is alive.
+Clients mostly repeat their header blocks, so results are cached by the exact bytes. A block is cached the second time it is
+seen, so that blocks which never repeat (each with its own trace id) do not fill the cache. A result is used only while its key
+is alive.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from proxy.services.rpc.networks import Route
 from proxy.telemetry import REQUEST_ID
 
 MOST_REMEMBERED = 8192
-# Longer heads are parsed each time. With MOST_REMEMBERED this limits the cache to 16 MB.
+# Longer header blocks are parsed each time. With MOST_REMEMBERED this limits the cache to 16 MB.
 LONGEST_REMEMBERED = 2048
 LONGEST_LINE_REMEMBERED = 256
-MAX_HOT_HEAD = 8190
+MAX_HOT_HEADER_BYTES = 8190
 MAX_HEADERS = 64
 
-# Every byte that is allowed in a head, except for the line ends.
+# Every byte that is allowed in a header block, except for the line ends.
 _PLAIN = bytes(byte for byte in range(256) if byte == 9 or (byte >= 32 and byte != 127))
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _REQUEST_ID = re.compile(REQUEST_ID.encode())
 # A subset of the hosts that web/strict_http.py accepts.
 _HOST = re.compile(rb"[A-Za-z0-9\-._]*(?::[0-9]*)?")
 _DIGITS = re.compile(rb"[0-9]{1,7}")
-# Defaults for heads without these headers.
+# Defaults for requests without these headers.
 _JSON_TYPE, _KEPT = b"application/json", b"keep-alive"
 _CLOSED = b"close"
 _JSON = re.compile(rb"application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|UTF-8))?", re.IGNORECASE)
@@ -68,8 +69,8 @@ _ROLES = {
 }  # fmt: skip
 
 
-class RequestHead:
-    """A parsed head: the key, the route, and the length of the body."""
+class RequestHeaders:
+    """Parsed headers: the key, the route, and the length of the body."""
 
     __slots__ = (
         "closes",
@@ -107,83 +108,83 @@ class RequestHead:
         self.route = route
         self.directives = directives
         self.request_id = request_id
-        # The methods that may take the short path with this key. A changed key is a new object and gets a new head.
+        # The methods that may take the short path with this key. A changed key is a new object and gets new headers.
         self.policies = {} if directives is not None else route.short_policies(key)
 
     def __repr__(self) -> str:
-        return f"<RequestHead {self.route.network.id} {self.length} bytes, {self.key!r}>"
+        return f"<RequestHeaders {self.route.network.id} {self.length} bytes, {self.key!r}>"
 
 
-class HeadTemplate:
-    """Heads that differ in one ignored value, such as a trace id: the bytes around that value, and the parsed head.
+class HeaderTemplate:
+    """Header blocks that differ in one ignored value, such as a trace id: the bytes around it, and the parsed headers.
 
-    A client with such a header never repeats a head. Comparing the bytes around it takes 1 µs instead of 7 to parse.
+    A client with such a header never repeats its block. Comparing the bytes around it takes 1 µs instead of 7 to parse.
     """
 
-    __slots__ = ("after", "after_at", "before", "before_at", "head")
+    __slots__ = ("after", "after_at", "before", "before_at", "headers")
 
-    def __init__(self, before: bytes, after: bytes, head: RequestHead) -> None:
+    def __init__(self, before: bytes, after: bytes, headers: RequestHeaders) -> None:
         self.before = before
         self.before_at = len(before)
         self.after = after
-        self.after_at = head.size - len(after)
-        self.head = head
+        self.after_at = headers.size - len(after)
+        self.headers = headers
 
     def __repr__(self) -> str:
-        return f"<HeadTemplate {self.head!r}>"
+        return f"<HeadTemplate {self.headers!r}>"
 
     def fits(self, data: bytes) -> bool:
-        """Whether a message starts with such a head and its key is alive. The value must not contain a line end."""
+        """Whether a message starts with such a block and its key is alive. The value must not contain a line end."""
         return (
-            self.head.key.alive
+            self.headers.key.alive
             and data.startswith(self.before)
             and data.startswith(self.after, self.after_at)
             and not data[self.before_at : self.after_at].translate(None, _PLAIN)
         )
 
 
-class RequestHeadReader:
+class RequestHeaderReader:
     def __init__(
         self,
         routes: Mapping[str, Route],
         find: Callable[[str], Key | None],
         *,
-        max_head: int,
+        max_header_bytes: int,
         max_body: int,
         is_tracing: bool = False,
     ) -> None:
         """`routes` are keyed by path; `find` looks up a key by its text. `is_tracing`: sampled requests are handed over."""
         self._lines = {f"POST {path} HTTP/1.1".encode("ascii"): route for path, route in routes.items()}
         self._find = find
-        self._max_head = min(max_head, MAX_HOT_HEAD)
+        self._max_header_bytes = min(max_header_bytes, MAX_HOT_HEADER_BYTES)
         self._max_body = max_body
         self._is_tracing = is_tracing
-        self._known: dict[bytes, RequestHead] = {}
-        # Hashes of heads seen once. On a collision a head is cached one sighting too early.
+        self._known: dict[bytes, RequestHeaders] = {}
+        # Hashes of blocks seen once. On a collision a block is cached one sighting too early.
         self._seen_once: dict[int, None] = {}
         # The role of each header name, in any case it was sent in.
         self._names: dict[bytes, int] = {}
-        # The roles of significant lines; and parsed heads by their route, size and significant lines.
+        # The roles of significant lines; and parsed headers by their route, size and significant lines.
         self._line_roles: dict[bytes, int] = {}
-        self._skeletons: dict[tuple[object, ...], RequestHead] = {}
+        self._skeletons: dict[tuple[object, ...], RequestHeaders] = {}
 
     def __repr__(self) -> str:
         return f"<RequestHeadReader {len(self._known)} remembered>"
 
-    def read(self, raw: bytes) -> RequestHead | None:
-        """The parsed head, or None if the connection must be handed over."""
-        head = self._known.get(raw)
-        if head is not None:
-            if head.key.alive:
-                return head
+    def read(self, raw: bytes) -> RequestHeaders | None:
+        """The parsed headers, or None if the connection must be handed over."""
+        headers = self._known.get(raw)
+        if headers is not None:
+            if headers.key.alive:
+                return headers
             del self._known[raw]
-        head = self._parse(raw)
-        if head is not None:
-            self._remember(raw, head)
-        return head
+        headers = self._parse(raw)
+        if headers is not None:
+            self._remember(raw, headers)
+        return headers
 
-    def template(self, one: bytes, other: bytes, head: RequestHead) -> HeadTemplate | None:
-        """The template of two heads that parse to the same `head`, if they differ in the value of one ignored header."""
+    def template(self, one: bytes, other: bytes, headers: RequestHeaders) -> HeaderTemplate | None:
+        """The template of two blocks that parse to the same `headers`, if they differ in the value of one ignored header."""
         if len(one) != len(other):
             return None
         lines, others = one.split(b"\r\n"), other.split(b"\r\n")
@@ -196,21 +197,21 @@ class RequestHeadReader:
             return None
         before = b"\r\n".join((*others[:place], name + b":"))
         after = b"\r\n".join((b"", *others[place + 1 :]))
-        return HeadTemplate(before, after, head)
+        return HeaderTemplate(before, after, headers)
 
-    def _remember(self, raw: bytes, head: RequestHead) -> None:
+    def _remember(self, raw: bytes, headers: RequestHeaders) -> None:
         if len(raw) > LONGEST_REMEMBERED:
             return
         sighting = hash(raw)
         if sighting in self._seen_once:
             make_room(self._known, MOST_REMEMBERED)
-            self._known[raw] = head
+            self._known[raw] = headers
             return
         make_room(self._seen_once, MOST_REMEMBERED)
         self._seen_once[sighting] = None
 
-    def _parse(self, raw: bytes) -> RequestHead | None:
-        if len(raw) > self._max_head:
+    def _parse(self, raw: bytes) -> RequestHeaders | None:
+        if len(raw) > self._max_header_bytes:
             return None
         lines = raw[:-4].split(b"\r\n")
         count = len(lines)
@@ -220,18 +221,18 @@ class RequestHeadReader:
         route = self._lines.get(lines.pop(0))
         if route is None:
             return None
-        # Heads with equal significant lines parse to the same result, whatever their other lines are.
+        # Blocks with equal significant lines parse to the same result, whatever their other lines are.
         roles = self._line_roles
         significant = [line for line in lines if (roles.get(line) or self._role_of(line))]
         skeleton = (route, len(raw), *significant)
-        head = self._skeletons.get(skeleton)
-        if head is None or not head.key.alive:
-            head = self._parse_lines(raw, route, significant)
+        headers = self._skeletons.get(skeleton)
+        if headers is None or not headers.key.alive:
+            headers = self._parse_lines(raw, route, significant)
             # Directives may have another value in each request.
-            if head is not None and head.directives is None and len(raw) <= LONGEST_REMEMBERED:
+            if headers is not None and headers.directives is None and len(raw) <= LONGEST_REMEMBERED:
                 make_room(self._skeletons, MOST_REMEMBERED)
-                self._skeletons[skeleton] = head
-        return head
+                self._skeletons[skeleton] = headers
+        return headers
 
     def _role_of(self, line: bytes) -> int:
         """The role of a line, cached for significant ones. PASS is 0."""
@@ -249,7 +250,7 @@ class RequestHeadReader:
             self._line_roles[line] = role
         return role
 
-    def _parse_lines(self, raw: bytes, route: Route, lines: list[bytes]) -> RequestHead | None:
+    def _parse_lines(self, raw: bytes, route: Route, lines: list[bytes]) -> RequestHeaders | None:
         found: dict[int, bytes] = {}
         for line in lines:
             role = self._role_of(line)
@@ -258,7 +259,7 @@ class RequestHeadReader:
             found[role] = line.partition(b":")[2].strip(b" \t")
         return self._build(raw, route, found)
 
-    def _build(self, raw: bytes, route: Route, found: dict[int, bytes]) -> RequestHead | None:
+    def _build(self, raw: bytes, route: Route, found: dict[int, bytes]) -> RequestHeaders | None:
         length = found.get(LENGTH, b"")
         if not _HOST.fullmatch(found.get(HOST, b"/")) or not _DIGITS.fullmatch(length):
             return None
@@ -275,7 +276,7 @@ class RequestHeadReader:
         except InvalidRequest:
             return None
         given = found.get(ID, b"")
-        return RequestHead(
+        return RequestHeaders(
             len(raw),
             int(length),
             key,
