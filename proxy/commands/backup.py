@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.commands import context
+from proxy.commands.progress import ticking
 from proxy.errors import StartError
 from proxy.settings import MAIN_URL, Settings
 from proxy.store.postgres import postgres_tools
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         # The file has digests of keys and the addresses of customers: only its owner may read it.
         os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-        tools.dump(url, part)
+        with ticking(lambda: f"writing {args.file}: {part.stat().st_size / 1e6:,.0f} MB"):
+            tools.dump(url, part)
         newest = tools.migrations(part)[-1]
         part.replace(args.file)
     except OSError as exc:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy import compiled, settings
+from proxy.commands.progress import ticking
 from proxy.errors import StartError
 
 # Builds older than this are removed: their sources are most likely gone.
@@ -37,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
             raise StartError([f"the hot path was not compiled and runs from its sources: {fault}" for fault in faults])
         print("compiling the hot path, which takes one to three minutes ...", flush=True)
         try:
-            _compile(place)
+            with ticking(lambda: "compiling"):
+                _compile(place)
         except OSError as exc:
             raise StartError([f"the hot path was not compiled and runs from its sources: {exc}"]) from None
     print("the hot path is compiled")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from proxy import settings as settings_room
 from proxy.chains.registry import Network
 from proxy.commands import context
+from proxy.commands.progress import Progress, duration
 from proxy.errors import InvalidRequest, StartError
 
 if TYPE_CHECKING:
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from proxy.services.rpc.networks import Route
 
 WIDTH = 24
-# How often progress is printed if the output is not a terminal.
-PRINT_S = 5.0
 # Attempts at a read before the command fails, and the pause between them.
 TRIES, PAUSE_S = 5, 1.0
 
@@ -107,13 +104,15 @@ async def _forget(running: Background, route: Route) -> None:
 
 
 async def _backfill(running: Background, route: Route, args: argparse.Namespace) -> None:
-    bar = Bar()
+    bar = Progress()
     done = await _run_with_retries(running, route, args, bar)
     bar.close()
     print(_summary(route.network.id, args, done))
 
 
-async def _run_with_retries(running: Background, route: Route, args: argparse.Namespace, bar: Bar) -> BackfillProgress:
+async def _run_with_retries(
+    running: Background, route: Route, args: argparse.Namespace, bar: Progress
+) -> BackfillProgress:
     """Retry failed reads. Each attempt continues after the blocks already indexed."""
     from proxy.services.follower.block_reader import ReadFailed
 
@@ -131,7 +130,7 @@ async def _run_with_retries(running: Background, route: Route, args: argparse.Na
             await asyncio.sleep(PAUSE_S)
 
 
-async def _run_once(running: Background, route: Route, args: argparse.Namespace, bar: Bar) -> BackfillProgress:
+async def _run_once(running: Background, route: Route, args: argparse.Namespace, bar: Progress) -> BackfillProgress:
     from proxy.chains.evm.facts import TOPICS
     from proxy.services.follower.backfill import Backfill
     from proxy.services.follower.block_reader import BlockReader
@@ -143,7 +142,11 @@ async def _run_once(running: Background, route: Route, args: argparse.Namespace,
         running.settings.follower.start.get(route.network.id),
         bytes.fromhex(contract[2:]),
     )
-    return await fill.run(args.first, args.last, bar.show)
+
+    def show(progress: BackfillProgress) -> None:
+        bar.show(line(progress, bar.took_s), line(progress, bar.took_s, width=0))
+
+    return await fill.run(args.first, args.last, show)
 
 
 def _summary(network: str, args: argparse.Namespace, done: BackfillProgress) -> str:
@@ -156,29 +159,6 @@ def _summary(network: str, args: argparse.Namespace, done: BackfillProgress) -> 
     return f"{done.done:,} blocks of {network} indexed{whose}: {done.transfers:,} transfers, {done.odd:,} malformed logs{ends}"
 
 
-class Bar:
-    """A progress bar on a terminal, otherwise a line every few seconds."""
-
-    def __init__(self) -> None:
-        self._live = sys.stdout.isatty()
-        self._started_at = self._printed_at = time.monotonic()
-
-    def show(self, progress: BackfillProgress) -> None:
-        now = time.monotonic()
-        if self._live:
-            print(f"\r\033[K{line(progress, now - self._started_at)}", end="", flush=True)
-        elif now - self._printed_at >= PRINT_S:
-            self._printed_at = now
-            print(line(progress, now - self._started_at, width=0), flush=True)
-
-    def write(self, text: str) -> None:
-        print(f"\r\033[K{text}" if self._live else text, flush=True)
-
-    def close(self) -> None:
-        if self._live:
-            print("\r\033[K", end="")
-
-
 def line(progress: BackfillProgress, took_s: float, *, width: int = WIDTH) -> str:
     """`[=======>       ] 45 %  block 12,345  20,000 transfers/s  3 min left`"""
     share = progress.done / max(1, progress.total)
@@ -186,10 +166,4 @@ def line(progress: BackfillProgress, took_s: float, *, width: int = WIDTH) -> st
     full = int(share * width)
     bar = f"[{'=' * full}{' ' * (width - full)}] " if width else ""
     rate = progress.transfers / max(took_s, 0.001)
-    return f"{bar}{share:.0%}  block {progress.block:,}  {rate:,.0f} transfers/s  {_duration(left_s)} left"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+    return f"{bar}{share:.0%}  block {progress.block:,}  {rate:,.0f} transfers/s  {duration(left_s)} left"

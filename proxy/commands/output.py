@@ -14,6 +14,15 @@ from proxy.settings import environment
 OutputRow = Mapping[str, Any]
 # Internal columns that help no reader. JSON contains them.
 HIDDEN = frozenset({"slot"})
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+_RED, _GREEN, _YELLOW = "\x1b[31m", "\x1b[32m", "\x1b[33m"
+STATE_COLUMNS = ("state", "status")
+# States of parts, upstreams, keys and operations, by what a reader should do: nothing, look, or act.
+COLOURS = {
+    **dict.fromkeys(("up", "active", "included"), _GREEN),
+    **dict.fromkeys(("cordoned", "resting", "ahead", "lagging", "unchecked", "paused", "sent"), _YELLOW),
+    **dict.fromkeys(("failed", "wrong_chain", "forked", "distrusted", "open", "silent", "revoked", "disabled"), _RED),
+}
 
 
 def rows(found: Sequence[OutputRow], columns: Sequence[str], *, as_json: bool) -> None:
@@ -43,9 +52,21 @@ def _json(data: Any) -> str:
 def _table(found: Sequence[OutputRow], columns: Sequence[str]) -> None:
     cells = [list(columns), *([_cell(item[column]) for column in columns] for item in found)]
     widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
+    has_colours = _has_colours()
     for place, line in enumerate(cells):
-        text = "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()
-        print(f"\x1b[1m{text}\x1b[0m" if place == 0 and _has_colours() else text)
+        padded = [f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)]
+        if has_colours and place > 0:
+            padded = [
+                _coloured(cell) if column in STATE_COLUMNS else cell
+                for column, cell in zip(columns, padded, strict=True)
+            ]
+        text = "  ".join(padded).rstrip()
+        print(f"{BOLD}{text}{PLAIN}" if has_colours and place == 0 else text)
+
+
+def _coloured(cell: str) -> str:
+    colour = COLOURS.get(cell.strip())
+    return cell if colour is None else f"{colour}{cell}{PLAIN}"
 
 
 def _has_colours() -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from proxy.commands import context
 from proxy.commands.backup import add_file_command, chosen_database, fitting_tools
+from proxy.commands.progress import ticking
 from proxy.errors import StartError
 from proxy.store.postgres import migrate
 
@@ -28,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
     tools = asyncio.run(fitting_tools(url, name))
     _refuse_newer(args.file, tools.migrations(args.file))
     asyncio.run(_refuse_filled(url, name))
-    tools.restore(url, args.file)
+    with ticking(lambda: f"restoring {args.file}"):
+        tools.restore(url, args.file)
     print(f"restored {args.file}")
     if missing := asyncio.run(_pending(url, name)):
         print(f"it is from an older version: run {args.program} migrate, which applies {', '.join(missing)}")

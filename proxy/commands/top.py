@@ -14,6 +14,7 @@ from typing import Any
 from proxy.commands import context, output
 from proxy.commands.upstreams import upstreams_of
 from proxy.store.postgres.fleet import FleetStore
+from proxy.store.postgres.keys import KeyStore
 from proxy.store.postgres.usage import UsageQuery, UsageStore
 
 EVERY_S = 2.0
@@ -31,21 +32,21 @@ def register(commands: Any) -> None:
 
 
 async def run(args: argparse.Namespace) -> int:
-    async with _stores(args) as (fleet, usage):
+    async with _stores(args) as (fleet, usage, keys):
         before, at = await _counted(fleet), time.monotonic()
         while True:
             await asyncio.sleep(EVERY_S)
             now, passed_s = await _counted(fleet), time.monotonic() - at
-            await _print(usage, _rates(before, now, passed_s), clear=sys.stdout.isatty() and not args.once)
+            await _print(usage, keys, _rates(before, now, passed_s), clear=sys.stdout.isatty() and not args.once)
             before, at = now, at + passed_s
             if args.once:
                 return 0
 
 
 @asynccontextmanager
-async def _stores(args: argparse.Namespace) -> AsyncIterator[tuple[FleetStore, UsageStore]]:
-    async with context.opened(args) as (_, pool):
-        yield FleetStore(pool), UsageStore(pool)
+async def _stores(args: argparse.Namespace) -> AsyncIterator[tuple[FleetStore, UsageStore, KeyStore]]:
+    async with context.opened(args) as (found, pool):
+        yield FleetStore(pool), UsageStore(pool), context.keys_of(found, pool)
 
 
 async def _counted(fleet: FleetStore) -> dict[str, dict[str, Any]]:
@@ -65,12 +66,14 @@ def _rates(before: Mapping[str, Any], now: Mapping[str, Any], passed_s: float) -
     return sorted(rows, key=lambda row: -row["calls_s"])
 
 
-async def _print(usage: UsageStore, upstreams: list[dict[str, Any]], *, clear: bool) -> None:
+async def _print(usage: UsageStore, store: KeyStore, upstreams: list[dict[str, Any]], *, clear: bool) -> None:
     keys, methods = await _used(usage, "key"), await _used(usage, "method")
+    names = await store.name_keys([row["key"] for row in keys])
     print(CLEAR if clear else "", end="")
     print(f"{datetime.datetime.now(datetime.UTC):%H:%M:%S} UTC; keys and methods: the last two minutes\n")
     if keys:
-        output.rows(keys, ("key", *USED_COLUMNS), as_json=False)
+        named = [{"account": None, "name": None, **names.get(row["key"], {}), **row} for row in keys]
+        output.rows(named, ("account", "name", *USED_COLUMNS, "key"), as_json=False)
         print()
         output.rows(methods, ("method", *USED_COLUMNS), as_json=False)
     else:

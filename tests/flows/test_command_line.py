@@ -220,6 +220,9 @@ async def test_top_shows_keys_methods_and_upstreams(service: Service) -> None:
         return all(word in done.stdout for word in ("key_", "eth_chainId", "dev/mainnet#1"))
 
     await until(is_shown)
+    head, first = (await service.cli("top", "--once")).stdout.splitlines()[2:4]
+    assert head.split() == ["account", "name", "requests", "errors", "hits", "units", "key"]
+    assert not first.startswith(("key_", "-"))
 
 
 # Shells

@@ -271,6 +271,10 @@ class KeyStore:
     async def list_keys(self, account_id: str | None = None) -> list[KeyRow]:
         return await self._rows(sql.keys.list_keys, account_id)
 
+    async def name_keys(self, ids: Sequence[str]) -> dict[str, KeyRow]:
+        """The names of keys and of their accounts, by the ids of the keys."""
+        return {str(row["id"]): row for row in await self._rows(sql.keys.name_keys, list(ids))}
+
     # Bulk reads for workers
 
     async def load(self, day: datetime.date) -> list[asyncpg.Record]:

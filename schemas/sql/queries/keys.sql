@@ -73,6 +73,9 @@ from keys k join accounts a on a.id = k.account_id
 where ($1::text is null or k.account_id = $1)
 order by k.created_at, k.id;
 
+-- name_keys
+select k.id, k.name, a.name as account from keys k join accounts a on a.id = k.account_id where k.id = any($1::text[]);
+
 -- load_keys
 -- Everything that admission needs. Keys that can never work again are left out.
 select k.id, k.lineage_id, k.slot, k.mode, k.digest, k.previous_digest, k.scopes, k.account_id, k.allowed_ips, k.allowed_origins,
