@@ -7,8 +7,9 @@ need few values, except in long lists of text: addresses, topics, ids. The reade
 - The *outline* is all the rest, with a mark in place of each run. Its size, its arrays and objects and its values are bounded,
   and it is parsed once.
 
-A step reads about STEP_BYTES. Between two steps the caller serves other clients. Some valid JSON is refused, because the rest
-of the program cannot handle it: repeated names, numbers of many digits, and U+0000, which Postgres cannot store.
+A step reads about STEP_BYTES. Between two steps the caller serves other clients. A text may be read while it arrives: what was
+read is dropped, so a large one is never in memory as a whole. Some valid JSON is refused, because the rest of the program
+cannot handle it: repeated names, numbers of many digits, and U+0000, which Postgres cannot store.
 """
 
 from __future__ import annotations
@@ -87,14 +88,32 @@ class LongList:
 
 
 class JsonReader:
-    __slots__ = (
-        "_at", "_containers", "_has_nul", "_long_bytes", "_names", "_outline", "_outline_bytes", "_run", "_runs", "_strings",
-        "_text", "_values", "long_lists",
-    )  # fmt: skip
+    """Reads a whole text, or, if it is None, one that is added in parts."""
 
-    def __init__(self, text: bytes | bytearray) -> None:
-        self._text = text
+    __slots__ = (
+        "_at",
+        "_containers",
+        "_has_nul",
+        "_is_whole",
+        "_long_bytes",
+        "_names",
+        "_outline",
+        "_outline_bytes",
+        "_run",
+        "_runs",
+        "_searched",
+        "_strings",
+        "_text",
+        "_values",
+        "long_lists",
+    )
+
+    def __init__(self, text: bytes | bytearray | None = None) -> None:
+        self._text = bytearray() if text is None else text
+        self._is_whole = text is not None
         self._at = 0
+        # Up to where the end of a long string was searched; 0 if none is being read.
+        self._searched = 0
         self._outline: list[bytes | bytearray] = []
         self._outline_bytes = self._long_bytes = 0
         self._runs: list[list[str]] = []
@@ -113,17 +132,36 @@ class JsonReader:
         """Whether a string outside of runs is longer than a step."""
         return self._long_bytes > 0
 
+    def add(self, part: bytes) -> None:
+        """Add what has arrived."""
+        assert isinstance(self._text, bytearray)
+        if self._at:
+            del self._text[: self._at]
+            self._searched -= min(self._at, self._searched)
+            self._at = 0
+        self._text += part
+
+    def end(self) -> None:
+        """Everything has arrived."""
+        self._is_whole = True
+
     def step(self) -> bool:
-        """Read on. Returns whether everything was read. Raises RefusedJson."""
+        """Read on. Returns whether everything was read, or more has to arrive first. Raises RefusedJson."""
+        # A string that begins within a step is looked at for as many bytes again.
+        if not self._is_whole and len(self._text) - self._at < 2 * STEP_BYTES:
+            return True
         end = min(self._at + STEP_BYTES, len(self._text))
         for _ in range(STEP_STRINGS):
             if self._at >= end:
                 break
-            if self._read_run(end):
+            if self._searched:
+                if not self._read_long_string():
+                    return True
+            elif self._read_run(end):
                 if end < len(self._text):  # the run may go on in the next step
                     break
-            elif not self._read_outside(end):
-                self._read_string()
+            elif not self._read_outside(end) and not self._read_string():
+                return True
         return self._at >= len(self._text)
 
     def value(self) -> Any:
@@ -174,31 +212,41 @@ class JsonReader:
         self._add(part)
         return True
 
-    def _read_string(self) -> None:
+    def _read_string(self) -> bool:
+        """Returns whether its end has arrived."""
         self._run = None
         found = _STRING.match(self._text, self._at, self._at + STEP_BYTES)
         if found is None:
-            self._read_long_string()
-            return
+            self._searched = self._at + 1
+            return self._read_long_string()
         string = found[0]
         if _NUL_ESCAPE in string and _NUL in _parsed(string):
             self._has_nul = True
             string = _NUL_MARK
         self._at = found.end()
         self._add(string)
+        return True
 
-    def _read_long_string(self) -> None:
-        """A string that does not end within a step. It is only searched for its end, so it must not have escapes."""
-        end = self._text.find(b'"', self._at + 1) + 1
-        if not end:
-            raise RefusedJson("is not valid JSON: a string does not end")
-        if self._text.find(b"\\", self._at, end) >= 0:
+    def _read_long_string(self) -> bool:
+        """A string that does not end within a step. It is only searched for its end, so it must not have escapes.
+
+        Returns whether its end has arrived.
+        """
+        end = self._text.find(b'"', self._searched) + 1
+        if self._text.find(b"\\", self._searched, end or len(self._text)) >= 0:
             raise RefusedJson(LONG_ESCAPES)
-        self._long_bytes += end - self._at
-        if self._long_bytes > MOST_LONG_BYTES:
+        if self._long_bytes + (end or len(self._text)) - self._at > MOST_LONG_BYTES:
             raise RefusedJson(LONG_TEXT)
+        if not end and self._is_whole:
+            raise RefusedJson("is not valid JSON: a string does not end")
+        if not end:
+            self._searched = len(self._text)
+            return False
+        self._searched = 0
+        self._long_bytes += end - self._at
         self._outline.append(self._text[self._at : end])
         self._at = end
+        return True
 
     def _add(self, part: bytes | bytearray) -> None:
         self._outline.append(part)

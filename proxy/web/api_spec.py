@@ -105,16 +105,16 @@ class ApiOperation:
 
     def check_body(self, raw: bytes | bytearray) -> Any:
         """Parse and validate a body at once, for tests. Large bodies would block the event loop: see `body_steps`."""
-        steps = self.body_steps(raw)
+        steps = self.body_steps(JsonReader(raw))
         while True:
             try:
                 next(steps)
             except StopIteration as end:
                 return end.value
 
-    def body_steps(self, raw: bytes | bytearray) -> Generator[None, None, Any]:
-        """Parse and validate the body, a short step at a time; return its value. An error names the invalid member."""
-        reader = JsonReader(raw)
+    def body_steps(self, reader: JsonReader) -> Generator[None, None, Any]:
+        """Parse the rest of a body that has arrived, and validate it, a short step at a time; return its value. An error names
+        the invalid member."""
         try:
             while not reader.step():
                 yield
@@ -122,7 +122,7 @@ class ApiOperation:
                 yield
             data = reader.value()
         except RefusedJson as exc:
-            raise InvalidRequest(f"the body {exc}", reason="body") from None
+            raise refused_body(exc) from None
         for long in reader.long_lists:
             self._check_length(long)
             long.show(0, ITEMS_PER_STEP)
@@ -175,6 +175,10 @@ class ApiOperation:
         assert self.schema is not None
         param = ".".join(filter(None, (*map(str, path), member_of(error))))[:MAX_ECHO]
         raise InvalidRequest(f"{param or 'body'}: {self.words.of(error, self.schema)}", param=param or "body")
+
+
+def refused_body(exc: RefusedJson) -> InvalidRequest:
+    return InvalidRequest(f"the body {exc}", reason="body")
 
 
 class ApiSpec:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import web
 
+from proxy.core.bounded_json import JsonReader, RefusedJson
 from proxy.errors import RequestTimeout, TooLarge, UnsupportedMedia
 from proxy.settings import ServerSettings
 from proxy.tasks import client_of_task
-from proxy.web.api_spec import ApiOperation
+from proxy.web.api_spec import ApiOperation, refused_body
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import HandlerConnection
 
-# The sender of a large body, and the memory that is counted for it.
+# The sender of a body, and the memory that is counted for it.
 _HELD: web.RequestKey[tuple[str, int]] = web.RequestKey("held", tuple)
-# Bodies from this size on are counted until the request ends, at this multiple of their size: the text, and a Python object for
-# each parsed value.
-_LARGE_BODY, _PARSED = 65_536, 3
+# A parsed body is counted at this multiple of its size: a Python object for each value.
+_PARSED = 3
 _OCTETS = "application/octet-stream"
 
 
@@ -28,10 +29,27 @@ class RequestBodies:
         self._settings = settings
 
     async def read_checked(self, request: web.Request, operation: ApiOperation, *, larger: int = 0) -> Any:
-        """The body of an operation, validated. Between the steps that a large one takes, other clients have their turns."""
-        body = await self._receive(request, most=operation.body_bytes, larger=larger)
-        self._hold(request, len(body))
-        steps = operation.body_steps(body)
+        """The body of an operation, validated. `larger` raises the general size limit.
+
+        It is parsed while it arrives. Between the steps that a large one takes, other clients have their turns.
+        """
+        cap = max(self._settings.max_body_bytes, larger)
+        reader, refusal = JsonReader(), None
+        async for piece in self._pieces(request, min(operation.body_bytes or cap, cap)):
+            if refusal is not None:
+                continue  # The client reads the reply once it has sent everything.
+            self._hold(request, len(piece) * _PARSED)
+            reader.add(piece)
+            try:
+                while not reader.step():
+                    await self._limiter.turns.wait(client_of_task.get())
+            except RefusedJson as exc:
+                refusal = refused_body(exc)
+                self.release(request)
+        if refusal is not None:
+            raise refusal
+        reader.end()
+        steps = operation.body_steps(reader)
         while True:
             try:
                 next(steps)
@@ -39,55 +57,53 @@ class RequestBodies:
                 return end.value
             await self._limiter.turns.wait(client_of_task.get())
 
-    def _hold(self, request: web.Request, size: int) -> None:
-        """Count a large body, which is about to be parsed, as memory of its sender until the request ends."""
-        if size < _LARGE_BODY:
-            return
-        held = (_sender(request), size * _PARSED)
-        if refusal := self._limiter.take_body(*held):
-            raise refusal
-        request[_HELD] = held
-
-    def release(self, request: web.Request) -> None:
-        """The request has ended."""
-        if (held := request.get(_HELD)) is not None:
-            self._limiter.give_back_body(*held)
-
     async def read_body(self, request: web.Request, *, most: int | None = None) -> bytes:
         """The body, within its deadline and the general size limit, or a lower one."""
-        return bytes(await self._receive(request, most=most))
+        cap = self._settings.max_body_bytes
+        body = bytearray()
+        async for piece in self._pieces(request, min(most or cap, cap)):
+            self._hold(request, len(piece))
+            body += piece
+        self.release(request)
+        return bytes(body)
 
-    async def _receive(self, request: web.Request, *, most: int | None = None, larger: int = 0) -> bytearray:
-        """The body, within its deadline and its size limit: the general limit, lowered by `most` or raised by `larger`.
+    def _hold(self, request: web.Request, size: int) -> None:
+        """Count this much memory for the body's sender, until the request ends."""
+        sender, held = request.get(_HELD) or (_sender(request), 0)
+        if refusal := self._limiter.take_body(sender, size):
+            raise refusal
+        request[_HELD] = (sender, held + size)
 
-        A large one is not copied at its end, which would take milliseconds.
-        """
-        cap = max(self._settings.max_body_bytes, larger)
-        most = min(most or cap, cap)
+    def release(self, request: web.Request) -> None:
+        """The memory that was counted for the body is free."""
+        if held := request.get(_HELD):
+            del request[_HELD]
+            self._limiter.give_back_body(*held)
+
+    async def _pieces(self, request: web.Request, most: int) -> AsyncIterator[bytes]:
+        """The body as it arrives, within its deadline and this size limit."""
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise UnsupportedMedia("compressed bodies are not accepted: send the body without Content-Encoding")
         if not _is_json(request):
             raise UnsupportedMedia("the header Content-Type must be application/json")
-        body = bytearray()
         too_large = TooLarge(f"the body is larger than {most} bytes")
         if (request.content_length or 0) > most:
             raise too_large
-        sender = _sender(request)
+        size = 0
+        deadline = asyncio.get_running_loop().time() + self._settings.body_timeout_s
         try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
-                # A chunked body has no length up front.
-                async for piece in request.content.iter_any():
-                    if len(body) + len(piece) > most:
-                        raise too_large
-                    if refusal := self._limiter.take_body(sender, len(piece)):
-                        raise refusal
-                    body += piece
+            # A chunked body has no length up front.
+            while True:
+                async with asyncio.timeout_at(deadline):
+                    piece = await request.content.readany()
+                if not piece:
+                    return
+                size += len(piece)
+                if size > most:
+                    raise too_large
+                yield piece
         except TimeoutError:
             raise RequestTimeout("the request's body did not arrive in time") from None
-        finally:
-            if body:
-                self._limiter.give_back_body(sender, len(body))
-        return body
 
 
 def _sender(request: web.Request) -> str:

@@ -40,6 +40,18 @@ def read(text: bytes | bytearray) -> Any:
     return reader.value()
 
 
+def read_in_parts(text: bytes, size: int) -> Any:
+    reader = JsonReader()
+    for start in range(0, len(text), size):
+        reader.add(text[start : start + size])
+        while not reader.step():
+            pass
+    reader.end()
+    while not reader.step():
+        pass
+    return reader.value()
+
+
 def refusal(text: bytes) -> str:
     with pytest.raises(RefusedJson) as caught:
         read(text)
@@ -51,6 +63,42 @@ def test_value_is_read_as_parsers_read_it(value: Any, indent: int | None, ascii_
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
     assert read(text) == orjson.loads(text)
     assert read(bytearray(text)) == orjson.loads(text)
+
+
+@pytest.mark.parametrize("size", [1_000, 8_192, STEP_BYTES + 1, 100_000])
+def test_text_is_read_while_it_arrives(size: int) -> None:
+    value = {
+        "long": ["0x" + "ab" * 40_000, {"é": "x" * (STEP_BYTES - 3)}, "y" * 200_000],
+        "list": [f"0x{number:040x}" for number in range(5_000)],
+        "few": [{"name": f'"quoted" {number}', "n": number} for number in range(150)],
+    }
+    text = json.dumps(value).encode()
+    assert read_in_parts(text, size) == value
+
+
+def test_text_is_dropped_once_it_was_read() -> None:
+    reader = JsonReader()
+    part = b'"0x%040x",' % 7 * 200
+    for number in range(500):
+        reader.add(b'{"a":[' + part if number == 0 else part)
+        while not reader.step():
+            pass
+        assert len(reader._text) < 3 * STEP_BYTES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" + b"[]," * MOST_CONTAINERS * 200,
+        b'["' + b"x" * (MOST_LONG_BYTES + STEP_BYTES),
+        b'["' + b"x" * STEP_BYTES + b"\\n" + b"x" * STEP_BYTES,
+        b'["' + b"x" * STEP_BYTES,
+    ],
+)
+def test_refusal_does_not_depend_on_parts(text: bytes) -> None:
+    with pytest.raises(RefusedJson) as caught:
+        read_in_parts(text, 8_192)
+    assert str(caught.value) == refusal(text)
 
 
 @given(st.binary(max_size=40) | st.text('[]{}",:\\u0a1 \n', max_size=60).map(str.encode))
