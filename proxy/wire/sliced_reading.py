@@ -1,4 +1,4 @@
-"""Reading the rest of a large reply in slices of a fixed size."""
+"""Reading a large message in slices of a fixed size."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class SliceReader(Protocol):
 
 
 class SlicedReading(asyncio.BufferedProtocol):
-    """Receives the rest of a large reply in slices. Larger reads would delay other connections, and need a new allocation from
-    the kernel each time."""
+    """Receives a large message in slices. Larger reads would delay other connections, and need a new allocation from the kernel
+    each time."""
 
     def __init__(self, connection: SliceReader) -> None:
         self._connection = connection

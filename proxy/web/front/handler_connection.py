@@ -19,6 +19,7 @@ from proxy.errors import Fault, HeadersTooLarge, InvalidRequest, StartError, Tar
 from proxy.web.aiohttp_internals import AiohttpConnection, RequestServer, has_c_parser, reply_in_version
 from proxy.web.front.connection_limiter import ConnectionLimiter, LimitedConnection
 from proxy.web.reply import fault_reply
+from proxy.wire.sliced_reading import SlicedReading
 
 log = logging.getLogger("penstock.front")
 
@@ -283,7 +284,7 @@ def hand_over(
     assert limiter.server is not None
     handler = HandlerConnection(limiter, address, limiter.server)
     limiter.replace(front, handler)
-    transport.set_protocol(handler)
+    transport.set_protocol(SlicedReading(handler))
     handler.connection_made(transport)
     handler.data_received(data)
 
