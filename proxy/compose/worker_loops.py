@@ -46,7 +46,7 @@ async def write_counts(groups: Sequence[Networks], usage: UsageService, tallies:
     watch = UpstreamWatch(groups)
     while directory:
         await asyncio.sleep(TALLY_S)
-        usage.gather()
+        await usage.gather_in_steps()
         watch.observe()
         counts = [row for networks in groups for row in networks.counts()]
         tallies.write(Path(directory) / f"calls-{os.getpid()}.json", counts)

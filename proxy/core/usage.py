@@ -116,14 +116,14 @@ class KeyTallies(dict[Tally, Tally]):
 TouchedTallies = list[tuple[KeyTallies, Tally]]
 
 
-def gather(touched: TouchedTallies) -> list[tuple[str, str, Tally]]:
-    """The usage of each key since the last call, with its account. Nothing is counted twice."""
+def gather(touched: TouchedTallies, most: int | None = None) -> list[tuple[str, str, Tally]]:
+    """The usage of each key since the last call, with its account, or of the first `most`. Nothing is counted twice."""
     found = []
-    for tallies, whole in touched:
+    for tallies, whole in touched[:most]:
         own = tallies.pop(whole)
         whole.add(own)
         found.append((tallies.account, tallies.key, own))
-    touched.clear()
+    del touched[:most]
     return found
 
 

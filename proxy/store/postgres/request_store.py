@@ -20,7 +20,7 @@ from proxy.store.postgres.json_text import json_text
 from proxy.store.postgres.pool import PATIENT_S, Pool
 
 # Records that one statement writes.
-ROWS = 500
+ROWS = 100
 WRITE_S = 10.0
 _COLUMNS = (
     "id", "account", "key", "network", "surface", "method", "status", "reason", "units", "cache", "bytes", "block", "error",

@@ -27,8 +27,10 @@ from proxy.store.postgres.replica import ReplicaReads
 UsageSeries = tuple[str, str, str, str]
 # Usage by series and minute.
 UsageTable = Mapping[tuple[UsageSeries, int], UsageSums]
-# Rows written by one statement, and rows deleted by one.
-ROWS = 1000
+# Rows written by one statement, which is made in a millisecond, and rows deleted by one.
+ROWS = 100
+# Rows that are summed up in one step.
+SUMMED_AT_ONCE = 50
 PIECE = 5000
 # Series whose id is cached; beyond that the cache is cleared.
 REMEMBERED = 200_000
@@ -43,10 +45,12 @@ WRITE_S, READ_S = 30.0, 20.0
 NO_NETWORK = "-"
 
 
-def with_sums(rows: UsageTable) -> dict[tuple[UsageSeries, int], UsageSums]:
-    """Add to the series of a batch the sums that charts read."""
+async def with_sums(rows: UsageTable) -> dict[tuple[UsageSeries, int], UsageSums]:
+    """Add to the series of a batch the sums that charts read, in short steps."""
     found = dict(rows)
-    for ((account, key, network, method), minute), used in rows.items():
+    for number, (((account, key, network, method), minute), used) in enumerate(rows.items(), 1):
+        if number % SUMMED_AT_ONCE == 0:
+            await asyncio.sleep(0)
         for series in ((key, "", ""), ("", network, ""), ("", "", method), ("", "", "")):
             place = (account, *series), minute
             have = found.get(place)
@@ -98,7 +102,7 @@ class UsageStore:
         """Write a worker's batch with its sums, unless a batch with this number was written before. Usage of accounts that were
         erased meanwhile is left out."""
         async with self._pool.connection(within_s=PATIENT_S) as connection:
-            whole: UsageTable = with_sums(await _without_erased(connection, rows))
+            whole: UsageTable = await with_sums(await _without_erased(connection, rows))
             await self._find_series(connection, {series for series, _ in whole})
             async with connection.transaction():
                 if await connection.fetchval(sql.usage.begin_batch, worker, number) is None:
