@@ -19,6 +19,7 @@ from proxy.errors import Unavailable
 from proxy.services.feed.topics import FeedEvent, Topic, refusal
 from proxy.web.websocket import frames
 from proxy.web.websocket.client_socket import ClientSocket
+from proxy.web.websocket.subscriptions import BYTES_PER_UNIT
 from tests.http_client import rpc
 from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
 from tests.service import SOON_S, until
@@ -461,6 +462,21 @@ async def test_events_cost_their_units() -> None:
             await client.event()
         error = (await client.call("eth_getLogs", {"fromBlock": "0x1", "toBlock": "0x1"})).get("error", {})
         assert error.get("code") == -32005
+
+
+@on_uvloop
+async def test_large_filter_costs_units_by_its_size() -> None:
+    """Or its readers would take far more of our time than they pay for."""
+    topics = [[f"0x{number:064x}" for number in range(place * 1000, place * 1000 + 1000)] for place in range(3)]
+    async with poor(150) as (running, feed, _), connected(running, key="poor") as client:
+        await client.result("eth_subscribe", "logs", {"topics": topics})
+        error = await client.error("eth_subscribe", "logs", {"topics": topics[:2]})
+        assert error["code"] == -32005
+        assert feed.count == 1
+        assert (await client.result("eth_subscribe", "logs", {"topics": [topics[0][:20]]})).startswith("0x")
+        running.app.usage.gather()
+        size = len(orjson.dumps(["logs", {"topics": topics}]))
+        assert running.app.tallies.of(LIVE, "eth_subscribe").units == 3 + size // BYTES_PER_UNIT
 
 
 @on_uvloop

@@ -48,6 +48,8 @@ MOST_COUNTS = 1000
 LONGEST_PAUSE_S = 60
 # Larger params are parsed in a thread: the largest filter takes 4 ms.
 READ_AT_ONCE = 16_384
+# Larger params cost a unit for each of so many bytes: they take as much time as so many small calls.
+BYTES_PER_UNIT = 2048
 # Events that may wait for the reply to the batch that created their subscription.
 MOST_EARLY = 1000
 
@@ -276,10 +278,18 @@ class Subscriptions:
                 self._start(caller, read_request(policy.family, policy.method.name, params))
 
     async def _start_large(self, caller: Caller, policy: MethodPolicy, params: bytes) -> None:
-        """Start a subscription with a filter of thousands of values, which is parsed in a thread."""
+        """Start a subscription with a filter of thousands of values, which is parsed in a thread and costs more."""
         self._take_turns()
         read = partial(read_request, policy.family, policy.method.name, params)
+        allowance = self.allowance
+        # At most the units of a second, which is all that a bucket holds.
+        limit = (allowance.key.own_rate or allowance.key.rate).units_per_second
+        units = min(len(params) // BYTES_PER_UNIT, limit or len(params))
         with _failing(caller):
+            if not allowance.spend(units):
+                assert allowance.refusal is not None
+                raise allowance.refusal
+            allowance.key.tallies[policy.tally].add_units(units)
             request = await request_threads.run(read)
             if self.output.is_open:
                 self._start(caller, request)
