@@ -78,6 +78,8 @@ PAST_SERVICES: dict[tuple[str, str], str] = {
     ("front.reply_stream", "wire"): "a large reply streams from the upstream's connection to the client's",
     ("front.request_reader", "wire"): "bytes that no message begins with mark a head that is not known",
     ("front.front_context", "wire"): "replies and calls of one turn of the loop leave together",
+    ("front.handler_connection", "wire"): "both sides of a connection read large messages in slices",
+    ("front.lingering", "wire"): "both sides of a connection read large messages in slices",
     ("front.tls_listener", "wire"): "both sides of a connection use the same TLS",
 }
 

@@ -71,6 +71,44 @@ def test_one_account_may_send_so_many_bodies_at_a_time(way: str) -> None:
     run()
 
 
+@pytest.mark.parametrize("way", ["rpc", "rest"])
+def test_client_that_is_still_sending_reads_why_it_was_refused(way: str) -> None:
+    """Closing the connection with unread bytes would reset it, and the client might never see the reply."""
+
+    @on_uvloop
+    async def run() -> None:
+        async with bounded() as harness, contextlib.AsyncExitStack() as stack:
+            worker = harness.worker
+            await begin(worker, stack, "length", "other 0")
+            await until(lambda: arriving(worker) == LARGE)
+            size, path = (1_000_000, f"/v1/rpc/{LIVE}") if way == "rpc" else (3_000_000, "/v1/wallets/create")
+            head = f"POST {path} HTTP/1.1\r\nHost: p\r\nX-API-Key: {worker.keys['other 0']}\r\nContent-Length: {size}\r\n\r\n"
+            async with await worker.connect() as client:
+                await client.write(head.encode())
+                for _ in range(0, size, 50_000):
+                    await client.write(b" " * 50_000)
+                (await client.reply()).fault(429 if way == "rpc" else 413)
+                assert await client.reader.read() == b""
+            await until(lambda: len(worker.app.limiter.connections) == 1)
+
+    run()
+
+
+@on_uvloop
+async def test_refused_body_is_recorded() -> None:
+    async with bounded() as harness, contextlib.AsyncExitStack() as stack:
+        worker = harness.worker
+        await begin(worker, stack, "length", "other 0")
+        await until(lambda: arriving(worker) == LARGE)
+        refused = await begin(worker, stack, "length", "other 0")
+        reply = await refused.reply()
+        reply.fault(429)
+        (record,) = [each for each in worker.app.recorder.waiting if each.id == reply.headers["x-request-id"]]
+        assert record.status == 429
+        assert "bodies" in record.error
+        assert record.took_s < 1
+
+
 @on_uvloop
 async def test_worker_refuses_more_bodies_than_it_has_room_for() -> None:
     async with bounded() as harness, contextlib.AsyncExitStack() as stack:

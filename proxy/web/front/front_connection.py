@@ -23,6 +23,7 @@ from proxy.services.rpc.rpc_service import fault_of
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.front_context import FrontContext
 from proxy.web.front.handler_connection import hand_over
+from proxy.web.front.lingering import LingeringConnection
 from proxy.web.front.reply_writer import ReplyWriter
 from proxy.web.front.request_headers import RequestHeaders
 from proxy.web.front.request_reader import LARGE_BODY, RequestMessage, RequestReader
@@ -348,8 +349,16 @@ class FrontConnection(asyncio.Protocol):
         self._refuse_body(RequestTimeout("the request's body did not arrive in time"))
 
     def _refuse_body(self, fault: Fault) -> None:
-        self._replies.refuse_incomplete(fault)
-        self.force_close()
+        """Refuse a request whose body is still arriving, and skip the rest of it."""
+        replies = self._replies
+        transport, client = replies.transport, replies.client
+        if transport is None:
+            return
+        replies.refuse_incomplete(fault)
+        self._give_room()
+        LingeringConnection(self._limiter, transport, self._address, client or self._address).begin(self)
+        self._reader.forget_known()
+        replies.close()
 
     def close_if_quiet(self, now: float, quiet_s: float) -> None:
         is_quiet = not self._replies.busy and self._reader.is_empty

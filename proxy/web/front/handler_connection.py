@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import BadHttpMessage, LineTooLong
 from proxy.errors import Fault, HeadersTooLarge, InvalidRequest, StartError, TargetTooLong, of_status
 from proxy.web.aiohttp_internals import AiohttpConnection, RequestServer, has_c_parser, reply_in_version
 from proxy.web.front.connection_limiter import ConnectionLimiter, LimitedConnection
+from proxy.web.front.lingering import LingeringConnection
 from proxy.web.reply import fault_reply
 from proxy.wire.sliced_reading import SlicedReading
 
@@ -33,7 +34,7 @@ MAX_TARGET_BYTES = 8000
 PARSE_BYTES = 8192
 PARSE_LINES = 50
 # After a reply, up to this many bytes of a body that its handler did not read are skipped, so that the connection can be kept.
-# Beyond it, the connection is closed.
+# Beyond it, the connection is closed once the client has read the reply.
 MAX_UNWANTED_BYTES = 16_384
 # The most bytes of chunk framing, besides a quarter of the body's size: many tiny chunks cost far more time than their bytes.
 MAX_CHUNK_OVERHEAD = 16_384
@@ -157,7 +158,9 @@ class HandlerConnection(AiohttpConnection):
             elif self._unwanted_bytes > MAX_UNWANTED_BYTES:
                 # aiohttp reads the body up to its end, or up to a timeout.
                 self._stop_reading(self._unwanted, TimeoutError())
-                self.force_close()
+                transport, address, _ = self.release()
+                if transport is not None:
+                    LingeringConnection(self._limiter, transport, address, self.client).begin(self)
                 return
         super().data_received(data)
         self._body_bytes += len(data)

@@ -371,9 +371,12 @@ class ReplyWriter:
         self.stream.break_off()
 
     def refuse_incomplete(self, fault: Fault) -> None:
-        """Send a fault about a request whose body is not complete. The caller closes the connection."""
-        self.request_headers, self.left = self._reader.known, 0
-        self.policy = None
+        """Send a fault about a request whose body is not complete. No other request is read."""
+        headers: RequestHeaders = self._reader.known  # type: ignore[assignment]
+        self.begin(headers, _monotonic())
+        self.expect_last()
+        self.draft.failed(fault.message)
+        self._count("faults")
         self._write(self._fault(fault))
 
     # Large results, in pieces
