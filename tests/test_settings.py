@@ -256,6 +256,21 @@ def test_operator_of_an_upstream_must_be_a_plain_name(write: Write, name: str) -
     assert [fault.partition(":")[0] for fault in faults(path)] == ["upstreams.0.operator"]
 
 
+@pytest.mark.parametrize("line", ['name = "1"', 'name = "Two"', 'labels = ["a b"]', f"labels = {['x'] * 9}"])
+def test_name_and_labels_of_an_upstream_must_be_plain(write: Write, line: str) -> None:
+    path = write(f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "https://a.b"\n{line}\n')
+    assert [fault for fault in faults(path) if fault.startswith(f"upstreams.0.{line.partition(' ')[0]}")]
+
+
+def test_upstreams_of_a_network_have_different_names(write: Write) -> None:
+    block = '[[upstreams]]\nnetwork = "{}"\nurl = "https://{}.example.com"\nname = "one"\n'
+    found = load(write(block.format("ethereum/mainnet", "a") + block.format("base/mainnet", "b")))
+    assert list(settings.network_faults(found.tree, settings.load_tables())) == []
+    found = load(write(block.format("ethereum/mainnet", "a") + block.format("ethereum/mainnet", "b")))
+    (fault,) = settings.network_faults(found.tree, settings.load_tables())
+    assert fault == "upstreams.1.name: ethereum/mainnet has another one named one"
+
+
 def test_unknown_networks_are_reported_with_all_other_faults(write: Write) -> None:
     path = write("""
         [server]

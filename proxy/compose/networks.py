@@ -189,9 +189,9 @@ class NetworkBuilder:
         return found
 
     def _upstreams(self, network: Network, numbered: Numbered, kind: str = "") -> list[Upstream]:
-        """They are labelled by their position in the settings, and indexed by their position in the group."""
+        """They are labelled by their name or their position in the settings, and indexed by their position in the group."""
         return [
-            self._upstream(network, f"{network.id}#{kind}{position + 1}", index, given, kind)
+            self._upstream(network, f"{network.id}#{kind}{given.name or position + 1}", index, given, kind)
             for index, (position, given) in enumerate(numbered)
         ]
 
@@ -215,6 +215,8 @@ class NetworkBuilder:
             mark=mark,
             operator=given.operated_by,
             operator_name=given.operator,
+            host=given.host,
+            labels=given.labels,
         )
 
     def _rate(self, mark: str, per_second: float) -> CallRate:

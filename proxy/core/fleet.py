@@ -65,6 +65,9 @@ def seen(health: UpstreamHealth, now: float) -> dict[str, Any]:
         "id": health.mark,
         "label": health.label,
         "operator": health.operator,
+        "host": health.host,
+        "tier": health.tier,
+        "labels": health.labels,
         "state": state_of(health, now),
         "breaker": breaker_of(health, now),
         "cordoned": health.cordoned,
@@ -88,6 +91,9 @@ class UpstreamView:
     label: str
     kind: str
     operator: str = ""
+    host: str = ""
+    tier: int = 0
+    labels: tuple[str, ...] = ()
     state: str = "up"
     breaker: str = "closed"
     cordoned: bool = False
@@ -106,6 +112,10 @@ class UpstreamView:
     def add(self, view: dict[str, Any]) -> None:
         self.workers += 1
         self.operator = view["operator"] or self.operator
+        # Workers of the previous version do not report these.
+        self.host = view.get("host") or self.host
+        self.tier = view.get("tier", self.tier)
+        self.labels = tuple(view.get("labels", self.labels))
         self.state = min(self.state, view["state"], key=_badness)
         self.breaker = max(self.breaker, view["breaker"], key=("closed", "half_open", "open").index)
         self.cordoned = self.cordoned or view["cordoned"]
@@ -128,6 +138,9 @@ class UpstreamView:
             "label": self.label,
             "kind": self.kind,
             "operator": self.operator or None,
+            "host": self.host or None,
+            "tier": self.tier,
+            "labels": self.labels,
             "state": self.state,
             "breaker": self.breaker,
             "cordoned": self.cordoned,
@@ -168,6 +181,16 @@ def networks_of(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for name in sorted(sights)
     ]
+
+
+def last_upstream_of(networks: Iterable[dict[str, Any]], mark: str) -> str | None:
+    """The network of which this is the last upstream, or the last bundler, that is not cordoned."""
+    for network in networks:
+        left = [each for each in network["upstreams"] if not each["cordoned"]]
+        found = next((each for each in left if each["id"] == mark), None)
+        if found is not None and sum(each["kind"] == found["kind"] for each in left) == 1:
+            return str(network["network"])
+    return None
 
 
 def _chain_first(place: tuple[tuple[str, str], UpstreamView]) -> tuple[bool, str]:

@@ -143,8 +143,13 @@ class UpstreamHealth:
         mark: str = "",
         operator: str = "",
         operator_name: str = "",
+        host: str = "",
+        labels: tuple[str, ...] = (),
     ) -> None:
         self.label = label
+        # Shown to operators: the host of its URL, and words from the settings.
+        self.host = host
+        self.labels = labels
         # Upstreams of one operator have one vote together. Clients see `operator_name`: the name in the settings, or else the
         # label, because they must not learn the domain of an upstream.
         self.operator = operator or label

@@ -18,9 +18,9 @@ from contextlib import suppress
 from typing import Any
 
 from proxy import telemetry
-from proxy.core.fleet import REASONS, networks_of, seen, state_of
+from proxy.core.fleet import REASONS, last_upstream_of, networks_of, seen, state_of
 from proxy.core.upstream_health import UpstreamHealth
-from proxy.errors import NotFound, Unavailable
+from proxy.errors import InvalidRequest, NotFound, Unavailable
 from proxy.services.rpc.networks import Networks
 from proxy.store.postgres.fleet import CHANNEL, FleetStore
 from proxy.store.postgres.index_databases import INDEX
@@ -213,8 +213,15 @@ class FleetView:
                 }  # fmt: skip
         return views, networks
 
-    async def cordon(self, mark: str, *, reason: str, by: str) -> UpstreamHealth:
+    async def cordon(self, mark: str, *, reason: str, by: str, last: bool = False) -> UpstreamHealth:
+        """Cordon an upstream. `last`: also if it is the network's last one, without which no call can be served."""
         health = self.cordons.find(mark)
+        if not last and (network := last_upstream_of((await self.read())[1], mark)):
+            raise InvalidRequest(
+                f"last: {health.label} is the last upstream of {network} that is not cordoned, so its calls would fail: "
+                "send last true to cordon it nevertheless",
+                param="last",
+            )
         await self._store.cordon(mark, label=health.label, reason=reason, by=by)
         await self.cordons.refresh()
         return health

@@ -55,8 +55,19 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
         for network in _at(tree, name):
             if _is_unknown(network, tables):
                 yield f"{name}: {no_network(network, tables)}"
+    yield from _name_faults(tree, "upstreams", UpstreamSettings)
+    yield from _name_faults(tree, "bundlers", BundlerSettings)
     yield from _call_faults(tree, tables)
     yield from _verify_faults(tree, tables)
+
+
+def _name_faults(tree: Mapping[str, Any], name: str, kind: type[UpstreamSettings | BundlerSettings]) -> Iterator[str]:
+    """Report names that two upstreams of a network share: metrics and records could not tell them apart."""
+    seen = set()
+    for place, each in _listed(tree, name, kind):
+        if each.name and (each.network, each.name) in seen:
+            yield f"{name}.{place}.name: {each.network} has another one named {each.name}"
+        seen.add((each.network, each.name))
 
 
 def database_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:

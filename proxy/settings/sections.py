@@ -296,9 +296,11 @@ class BundlingSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSettings:
-    """How an upstream or a bundler is reached."""
+    """How an upstream or a bundler is reached, and what operators call it."""
 
     url: str
+    name: str = ""
+    labels: tuple[str, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
     bearer: str = ""
     ca: str = ""
@@ -323,6 +325,14 @@ class LinkSettings:
         """The URL, and the socket if there is one: two sockets may have the same URL."""
         return f"{self.url} {self.socket}" if self.socket else self.url
 
+    @property
+    def host(self) -> str:
+        """The host of the URL. Empty for a Unix socket, and if the URL is malformed, which is reported elsewhere."""
+        try:
+            return "" if self.socket else urlsplit(self.url).hostname or ""
+        except ValueError:
+            return ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamSettings(LinkSettings):
@@ -341,15 +351,7 @@ class UpstreamSettings(LinkSettings):
     @property
     def operated_by(self) -> str:
         """Its operator, whose upstreams have one vote together."""
-        return self.operator or operator_of("" if self.socket else self._host)
-
-    @property
-    def _host(self) -> str:
-        """Empty if the URL is malformed, which is reported elsewhere."""
-        try:
-            return urlsplit(self.url).hostname or ""
-        except ValueError:
-            return ""
+        return self.operator or operator_of(self.host)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

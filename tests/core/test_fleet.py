@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.fleet import breaker_of, networks_of, seen, state_of
+from proxy.core.fleet import breaker_of, last_upstream_of, networks_of, seen, state_of
 from proxy.core.upstream_health import FAILURES_IN_A_ROW, Standing, UpstreamHealth
 
 
@@ -51,6 +51,30 @@ def test_cordoned_upstream_takes_no_calls_until_it_is_uncordoned() -> None:
     found.cordon(cordoned=False, now=101.0)
     assert found.free
     assert found.takes_calls(101.0)
+
+
+def test_upstream_has_its_host_tier_and_labels() -> None:
+    found = UpstreamHealth("net/one#geth", mark="a", tier=1, host="10.0.0.5", labels=("eu", "full"))
+    older = view(found)
+    for name in ("host", "tier", "labels"):  # a worker of the previous version
+        del older["networks"][0]["upstreams"][0][name]
+    (network,) = networks_of([older, view(found), older])
+    (shown,) = network["upstreams"]
+    assert (shown["host"], shown["tier"], shown["labels"]) == ("10.0.0.5", 1, ("eu", "full"))
+
+
+def test_last_upstream_is_the_only_one_that_is_not_cordoned() -> None:
+    one, other = health("net/one#1"), health("net/one#2")
+    bundler = {**view(health("net/one#bundler 1"))["networks"][0], "kind": "bundler"}
+
+    def last(mark: str) -> str | None:
+        both = view(one, other)
+        both["networks"].append(bundler)
+        return last_upstream_of(networks_of([both]), mark)
+
+    assert [last("net/one#1"), last("net/one#2"), last("net/one#bundler 1")] == [None, None, "net/one"]
+    one.cordon(cordoned=True, now=100.0)
+    assert [last("net/one#1"), last("net/one#2"), last("unknown")] == [None, "net/one", None]
 
 
 def test_counts_are_added_and_averages_weighed_by_calls() -> None:

@@ -74,6 +74,16 @@ async def test_directive_needs_permission_and_a_valid_value(more: dict[str, str]
 
 
 @on_uvloop
+async def test_upstream_is_called_by_its_name_in_the_settings() -> None:
+    async with rpc_harness(2, options=[{"name": "geth-1"}, {}]) as harness:
+        harness.worker.add_key("operator", directives=ALL)
+        network = harness.route.network.id
+        assert [each.label for each in harness.route.upstreams] == [f"{network}#geth-1", f"{network}#2"]
+        assert (await harness.call(*BALANCE, key="operator", X_Upstream=f"{network}#geth-1")).status == 200
+        assert harness.upstreams[0].count("eth_getBalance") == 1
+
+
+@on_uvloop
 async def test_query_parameters_are_directives_too() -> None:
     async with rpc_harness() as harness:
         harness.worker.add_key("operator", directives=ALL)

@@ -116,7 +116,10 @@ class AdminHandlers:
 
     async def cordon(self, request: SessionRequest) -> dict[str, Any]:
         health = await self._fleet.cordon(
-            request.path["id"], reason=request.body.get("reason", "").strip(), by=request.who.name
+            request.path["id"],
+            reason=request.body.get("reason", "").strip(),
+            by=request.who.name,
+            last=request.body.get("last", False),
         )
         return {"id": health.mark, "label": health.label, "cordoned": health.cordoned}
 

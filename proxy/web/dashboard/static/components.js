@@ -146,7 +146,8 @@ export function poll(node, seconds, work) {
 
 /* --- tables: on narrow screens each row becomes a card whose cells are labelled by `data-label` --- */
 
-export function table(caption, columns, rows) {
+/* `isDense`: each row is one line; longer cells are cut off. */
+export function table(caption, columns, rows, { isDense = false } = {}) {
   const present = columns.filter(Boolean);
   const line = (row) => el("tr", row?.attributes, present.map((column, at) => {
     const shown = column.show(row?.data ?? row);
@@ -154,9 +155,9 @@ export function table(caption, columns, rows) {
     const tag = at === 0 ? "th" : "td";
     return el(tag + (column.kind ? `.${column.kind}` : ""), { scope: at === 0 ? "row" : undefined, "data-label": column.name }, value);
   }));
-  return el("div.scroll", null, el("table", null, el("caption.visually-hidden", null, caption),
-    el("thead", null, el("tr", null, present.map(({ name, kind }) =>
-      el(`th${kind ? `.${kind}` : ""}`, { scope: "col" }, kind === "row-actions" ? el("span.visually-hidden", null, name) : name)))),
+  return el("div.scroll", null, el(isDense ? "table.dense" : "table", null, el("caption.visually-hidden", null, caption),
+    el("thead", null, el("tr", null, present.map(({ name, below, kind }) =>
+      el(`th${kind ? `.${kind}` : ""}`, { scope: "col" }, kind === "row-actions" ? el("span.visually-hidden", null, name) : name, below && el("span.below", null, below))))),
     el("tbody", null, rows.map(line))));
 }
 

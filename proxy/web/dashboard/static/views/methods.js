@@ -4,6 +4,7 @@ import { admin, query } from "../api.js";
 import { el } from "../dom.js";
 import { asyncRegion, card, empty, heading, poll, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
+import { placeOf } from "./upstreams.js";
 
 const REFRESH_S = 30;
 const LEAD = "Calls are counted. Callers' errors, such as reverts, are apart from failures, which are ours or an upstream's. The parts of upstreams are estimated from a sample.";
@@ -11,8 +12,9 @@ const LEAD = "Calls are counted. Callers' errors, such as reverts, are apart fro
 export async function showForOperators() {
   let span = "hour";
   const list = asyncRegion(async () => {
-    const { networks } = await admin.get(`/methods${query({ span })}`);
-    return networks.length ? networks.map(networkCard) : card(null, empty("No calls in this period", "Methods appear here about a second after their first recorded call."));
+    const [{ networks }, fleet] = await Promise.all([admin.get(`/methods${query({ span })}`), admin.get("/networks")]);
+    const upstreams = new Map(fleet.networks.flatMap((each) => each.upstreams).map((each) => [each.label, each]));
+    return networks.length ? networks.map((network) => networkCard(network, upstreams)) : card(null, empty("No calls in this period", "Methods appear here about a second after their first recorded call."));
   });
   const choice = segmentedControl("Period", { hour: "Last hour", day: "Last day" }, span, (next) => {
     span = next;
@@ -34,11 +36,11 @@ const TOTALS = [
 
 const shareOf = (part, whole) => `${format.number(part)} (${format.share(part, whole)})`;
 
-function networkCard({ network, methods }) {
+function networkCard({ network, methods }, known) {
   const labels = [...new Set(methods.flatMap(({ upstreams }) => upstreams.map(({ upstream }) => upstream)))].sort();
   const cells = methods.flatMap(({ upstreams }) => upstreams);
   const most = Math.max(1, ...cells.map(({ calls }) => calls));
-  const columns = labels.map((label) => ({ name: label, kind: "num.heat", show: ({ upstreams }) => cellOf(upstreams.find(({ upstream }) => upstream === label), most) }));
+  const columns = labels.map((label) => ({ name: label, below: known.has(label) && placeOf(known.get(label)), kind: "num.heat", show: ({ upstreams }) => cellOf(upstreams.find(({ upstream }) => upstream === label), most) }));
   return card(network, table(`Methods of ${network}`, [...TOTALS, ...columns], methods));
 }
 

@@ -2,11 +2,12 @@
 
 import { admin, query } from "../api.js";
 import { Chart } from "../chart.js";
-import { el } from "../dom.js";
+import { el, setChildren } from "../dom.js";
 import { empty, heading, note, poll } from "../components.js";
 import * as format from "../format.js";
 import { place, setParams } from "../location.js";
 import { rangeBetween, rangeControl, rangeIn, rangeParams, spanOf } from "../ranges.js";
+import { labelTags, placeOf } from "./upstreams.js";
 
 const REFRESH_S = 15;
 const LEAD = "As seen by all workers. Samples are kept for three days.";
@@ -15,6 +16,7 @@ export async function showUpstream(id) {
   let range = rangeIn(place().params);
   const title = el("span", null, id);
   const problem = el("div");
+  const about = el("span");
   const choose = (next) => {
     range = next;
     control.show(next);
@@ -29,7 +31,9 @@ export async function showUpstream(id) {
   const grid = el("div.grid", null, [latency, errors, lag, breaker].map(({ node }) => node));
   const load = async () => {
     const { from, to } = spanOf(range);
-    const found = await admin.get(`/upstreams/${encodeURIComponent(id)}/history${query({ from, to })}`);
+    const [found, { networks }] = await Promise.all([admin.get(`/upstreams/${encodeURIComponent(id)}/history${query({ from, to })}`), admin.get("/networks")]);
+    const now = networks.flatMap(({ upstreams }) => upstreams).find((each) => each.id === id);
+    setChildren(about, now && [`${placeOf(now)} · tier ${now.tier} · operator ${now.operator} `, labelTags(now)]);
     const line = (label, colour, values, shown, soft) => ({ label, colour, values, soft, total: shown(values.at(-1)) });
     title.textContent = found.label ? `${found.label} · ${found.network}` : id;
     problem.replaceChildren();
@@ -41,7 +45,7 @@ export async function showUpstream(id) {
     breaker.draw(found.times, [line("not closed", "series-5", found.breaker_open, format.percent)], { unit: "of the time", step: found.step_s });
   };
   const node = el("div", null, el("a.crumb", { href: "#/operator/upstreams" }, "← Upstreams"),
-    heading(title, { lead: LEAD, actions: control.node }), problem, grid, nothing);
+    heading(title, { lead: [about, el("br"), LEAD], actions: control.node }), problem, grid, nothing);
   await load();
   poll(node, REFRESH_S, load);
   return node;

@@ -3,7 +3,7 @@
 import { admin } from "../api.js";
 import { bar, el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, asyncRegion, badge, button, card, dialog, empty, heading, poll, table, toast } from "../components.js";
+import { asyncButton, asyncRegion, badge, button, card, dialog, empty, heading, note, poll, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { linkTo } from "../location.js";
 
@@ -32,8 +32,9 @@ function networkCard({ network, tip, upstreams }, load) {
   return el("section.card", { "data-network": network }, el("div.spread", null, el("h2", null, network),
     el("span.hint", null, tip ? `Block ${format.number(tip)}` : "No block yet")),
   table(`Upstreams of ${network}`, [
-    { name: "Upstream", show: (each) => [el("a", { href: `#/operator/upstreams/${encodeURIComponent(each.id)}` }, each.label), el("span.below", null, each.kind === "bundler" ? "Bundler" : each.id)] },
-    { name: "Operator", show: (each) => each.operator ?? format.NONE },
+    { name: "Upstream", show: (each) => [el("a", { href: `#/operator/upstreams/${encodeURIComponent(each.id)}` }, each.label), el("span.below", null, placeOf(each))] },
+    { name: "Operator", show: (each) => [each.operator ?? format.NONE, labelTags(each)] },
+    { name: "Tier", kind: "num", show: (each) => String(each.tier) },
     { name: "State", show: stateOf },
     { name: "Circuit breaker", show: (each) => badge(each.breaker, each.breaker === "closed" ? "good" : each.breaker === "open" ? "bad" : "wait") },
     { name: "Lag", kind: "num", show: (each) => (each.lag_blocks === null ? format.NONE : `${format.number(each.lag_blocks)} blocks`) },
@@ -41,16 +42,23 @@ function networkCard({ network, tip, upstreams }, load) {
     { name: "p50", kind: "num", show: (each) => format.millis(each.p50_ms) },
     { name: "p99", kind: "num", show: (each) => format.millis(each.p99_ms) },
     { name: "Replies", kind: "num", show: (each) => el("div", null, format.number(each.answered), each.in_flight > 0 && el("span.below", null, `${each.in_flight} in flight`)) },
-    { name: "Actions", kind: "row-actions", show: (each) => actionOf(each, load) },
+    { name: "Actions", kind: "row-actions", show: (each) => actionOf(each, { network, isLast: isLastOf(each, upstreams), load }) },
   ], upstreams.map((each) => ({ data: each, attributes: { "data-id": each.id } }))));
 }
+
+/* The host of an upstream, and whether it is a bundler. */
+export const placeOf = ({ host, kind }) => [kind === "bundler" && "Bundler", host ?? "Unix socket"].filter(Boolean).join(" · ");
+export const labelTags = ({ labels }) => labels.length > 0 && el("span.tags", null, labels.map((label) => el("code", null, label)));
+
+/* Whether no other upstream of its kind would take calls. */
+const isLastOf = (each, upstreams) => !upstreams.some((other) => other.id !== each.id && other.kind === each.kind && !other.cordoned);
 
 const stateOf = (each) => el("div", null, badge(each.state), each.cordon && el("span.below", null,
   [each.cordon.reason, `by ${each.cordon.by} ${format.ago(each.cordon.at)}`].filter(Boolean).join(", ")),
 each.contradicted > 0 && el("span.below", { title: each.contradiction ?? "" }, `${format.number(each.contradicted)} wrong replies`));
 
-function actionOf(each, load) {
-  if (!each.cordoned) return button("Cordon", () => cordon(each, load), { kind: "small", "aria-label": `Cordon ${each.label}` });
+function actionOf(each, { network, isLast, load }) {
+  if (!each.cordoned) return button("Cordon", () => cordon(each, { network, isLast, load }), { kind: "small", "aria-label": `Cordon ${each.label}` });
   return asyncButton("Uncordon", async () => {
     await admin.post(`/upstreams/${encodeURIComponent(each.id)}/uncordon`);
     toast(`${each.label} uncordoned`);
@@ -58,15 +66,17 @@ function actionOf(each, load) {
   }, { kind: "small", "aria-label": `Uncordon ${each.label}` });
 }
 
-function cordon(each, load) {
+function cordon(each, { network, isLast, load }) {
   dialog(`Cordon ${each.label}`, (close) => {
     const reason = forms.text("Reason", { maxlength: "200", placeholder: "Maintenance at 14:00", hint: "Shown to other operators." });
     return [el("p", null, "All workers stop sending calls to this upstream within a second. Calls in flight finish."),
+      isLast && note(`This is the last ${each.kind} of ${network} that is not cordoned. Without it, every call to ${network} that needs one fails until you uncordon one.`),
       forms.form(reason.node, {
-        label: "Cordon",
+        label: isLast ? `Cordon the last ${each.kind}` : "Cordon",
+        kind: isLast ? "danger" : "main",
         cancel: close,
         send: async () => {
-          await admin.post(`/upstreams/${encodeURIComponent(each.id)}/cordon`, reason.read() ? { reason: reason.read() } : {});
+          await admin.post(`/upstreams/${encodeURIComponent(each.id)}/cordon`, { ...(reason.read() && { reason: reason.read() }), ...(isLast && { last: true }) });
           close();
           toast(`${each.label} cordoned`);
           await load();
