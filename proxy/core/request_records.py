@@ -64,6 +64,9 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     # The id that the client chose, which other requests may have too, and how many others do. The latter is not stored.
     client_id: str = ""
     others: int = 0
+    # The names of the key and the account when the record is read. Not stored.
+    key_name: str = ""
+    account_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +81,14 @@ class RequestFilter:
     key: str | None = None
     code: str | None = None
     client_id: str | None = None
+    # The label of an upstream that was asked.
+    upstream: str | None = None
     since: datetime.datetime | None = None
     until: datetime.datetime | None = None
+
+
+# A value that a filter can have: the name of the filter, the value, and a name to show if it has one.
+FilterChoice = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

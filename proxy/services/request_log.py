@@ -12,7 +12,7 @@ import asyncpg
 
 from proxy import telemetry
 from proxy.core.paging import Page
-from proxy.core.request_records import EVENT_PREFIX, ErrorGroup, RequestFilter, RequestRecord
+from proxy.core.request_records import EVENT_PREFIX, ErrorGroup, FilterChoice, RequestFilter, RequestRecord
 from proxy.errors import NotFound, Unavailable
 from proxy.services.request_recorder import RequestRecorder
 from proxy.store.postgres.bad_rows import BadRows
@@ -92,6 +92,10 @@ class RequestLog:
 
     async def page(self, wanted: RequestFilter, account: str | None, page: Page) -> tuple[Sequence[RequestRecord], int]:
         return await self._store.page(wanted, account, page)
+
+    async def choices(self, account: str | None) -> list[FilterChoice]:
+        """The values that filters can have."""
+        return await self._store.choices(account)
 
     async def errors(self, wanted: RequestFilter, account: str | None) -> list[ErrorGroup]:
         """Failed requests by status, code, method and key. `wanted`: its reason, status and code are not used."""

@@ -350,6 +350,44 @@ async def test_cordoned_upstream_gets_no_calls(operator: Visitor) -> None:
     await until(is_back)
 
 
+async def test_cordon_of_the_last_upstream_asks_first(operator: Visitor) -> None:
+    page = operator.page
+    row = page.locator('[data-network="dev/testnet"] tbody tr').first
+    await expect(row).to_contain_text("127.0.0.1")
+    await row.get_by_role("button", name="Cordon").click()
+    await expect(operator.dialog.get_by_role("alert")).to_contain_text("last upstream of dev/testnet")
+    await operator.button("Cordon the last upstream", operator.dialog).click()
+    await expect(row).to_contain_text("Cordoned")
+    await row.get_by_role("button", name="Uncordon").click()
+    await expect(row).to_contain_text("Up")
+
+
+async def test_operator_finds_failed_requests_by_account_key_and_upstream(operator: Visitor) -> None:
+    page, service = operator.page, operator.site.service
+    account = await service.new_account()
+    key = await service.new_key(account["id"], "--mode", "test", "--name", "the culprit")
+    await service.rpc("eth_noSuchMethod", key=key["key"], network="ethereum/sepolia")
+    rows = page.get_by_role("table", name="Requests").locator("tbody tr")
+    await operator.open("operator/requests?reason=failed")
+
+    async def is_listed() -> bool:
+        await page.reload()
+        await operator.heading("Requests").wait_for()  # with its table
+        return await rows.filter(has_text="the culprit").count() > 0
+
+    await until(is_listed)
+    await page.get_by_label("Account").select_option(account["id"])
+    await expect(rows.filter(has_not_text="the culprit")).to_have_count(0)
+    await expect(rows.first).to_contain_text(account["name"])
+    await page.get_by_label("Key", exact=True).select_option(label="the culprit")
+    await page.get_by_label("Method", exact=True).select_option("other")
+    await expect(rows).to_have_count(1)
+    await page.get_by_label("Account").select_option("")
+    await expect(page.get_by_label("Key", exact=True)).to_have_value("")
+    upstreams = await page.get_by_label("Upstream", exact=True).locator("option").all_inner_texts()
+    assert any(each.startswith("ethereum/sepolia#") for each in upstreams)
+
+
 async def test_history_of_an_upstream_is_drawn(operator: Visitor) -> None:
     page = operator.page
     await page.locator('[data-network="ethereum/sepolia"] tbody tr').first.get_by_role("link").click()

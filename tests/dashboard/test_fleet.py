@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 import pytest
@@ -99,6 +100,55 @@ async def test_cordon_redirects_the_calls_of_all_workers_until_uncordon(service:
     await until(is_back)
     for client in clients:
         await client.close()
+
+
+async def test_last_upstream_is_cordoned_only_on_request(service: DashboardService) -> None:
+    operator = await service.operator()
+    one, other = await upstreams(operator)
+    assert (await operator.post(f"/admin/upstreams/{one['id']}/cordon", {})).status == 200
+
+    async def is_alone() -> bool:
+        return [each["cordoned"] for each in await upstreams(operator)] == [True, False]
+
+    await until(is_alone)
+    refused = await operator.post(f"/admin/upstreams/{other['id']}/cordon", {})
+    assert (refused.status, refused.data["error"]["param"]) == (400, "last")
+    assert (await operator.post(f"/admin/upstreams/{other['id']}/cordon", {"last": True})).status == 200
+    for each in (one, other):
+        assert (await operator.post(f"/admin/upstreams/{each['id']}/uncordon", {})).status == 200
+
+    async def are_back() -> bool:
+        return all(each["state"] == "up" for each in await upstreams(operator))
+
+    await until(are_back)
+
+
+async def test_operator_sees_whose_request_failed_and_filters_by_it(service: DashboardService) -> None:
+    operator, holder = await service.operator(), await service.holder()
+    key = await known_key(service, holder, name="backend")
+    account = holder.account["id"]
+    async with await HttpClient.open(service.running.port) as client:
+        sent = post(rpc("eth_gasPrice"), key=key, network=NETWORK, X_Explain="1")
+        assert (await client.send(sent)).status == 200
+
+    async def listed(query: str = "") -> dict[str, Any]:
+        path = f"/admin/requests?account={account}&method=eth_gasPrice{query}"
+        return dict((await operator.get(path)).data)
+
+    async def is_recorded() -> bool:
+        return bool((await listed())["total"])
+
+    await until(is_recorded)
+    found = await listed("&choices=true")
+    (record,) = found["requests"]
+    assert (record["account_name"], record["key_name"]) == ("Holder", "backend")
+    choices = {name: [each["name"] for each in values] for name, values in found["choices"].items()}
+    asked = record["attempts"][0]["upstream"]
+    assert (choices["account"], choices["key"], choices["upstream"]) == (["Holder"], ["backend"], [asked])
+    assert (await listed(f"&upstream={quote(asked)}"))["total"] == 1
+    assert (await listed(f"&upstream={quote(asked[:-1])}"))["total"] == 0
+    own = (await holder.get("/account/requests?choices=true")).data
+    assert {*own["choices"]} == {"network", "method", "status", "key"}
 
 
 async def test_unknown_upstream_cannot_be_cordoned(service: DashboardService) -> None:

@@ -11,7 +11,7 @@ import orjson
 
 from proxy.core.access import USUAL_SAMPLE
 from proxy.core.paging import Page
-from proxy.core.request_records import ErrorGroup, RequestFilter, RequestRecord
+from proxy.core.request_records import ErrorGroup, FilterChoice, RequestFilter, RequestRecord
 from proxy.core.upstream_errors import KINDS
 from proxy.errors import InvalidRequest
 from proxy.store.postgres import sql
@@ -22,6 +22,8 @@ from proxy.store.postgres.pool import PATIENT_S, Pool
 # Records that one statement writes.
 ROWS = 100
 WRITE_S = 10.0
+# The newest records from which the choices of filters are taken, and how many values a filter has at most.
+CHOSEN_FROM, MOST_CHOICES = 10_000, 100
 _COLUMNS = (
     "id", "account", "key", "network", "surface", "method", "status", "reason", "units", "cache", "bytes", "block", "error",
     "blame", "params", "code", "client_id",
@@ -87,12 +89,18 @@ class RequestStore:
         """One page, newest first, and the number of records that match."""
         given = (
             account, wanted.network, wanted.method, wanted.reason, wanted.status, wanted.key, wanted.since,
-            wanted.until, wanted.code, wanted.client_id,
+            wanted.until, wanted.code, wanted.client_id, _asked(wanted.upstream),
         )  # fmt: skip
         async with self._pool.connection() as connection:
             total = await connection.fetchval(sql.requests.count_requests, *given)
             rows = await connection.fetch(sql.requests.page_requests, *given, page.limit, page.offset)
         return [_record(row) for row in rows], total
+
+    async def choices(self, account: str | None) -> list[FilterChoice]:
+        """The values that filters can have, most frequent first, from the newest records."""
+        async with self._pool.connection() as connection:
+            rows = await connection.fetch(sql.requests.list_choices, account, CHOSEN_FROM, MOST_CHOICES)
+        return [(row["filter"], row["value"], row["name"]) for row in rows]
 
     async def count_errors(self, wanted: RequestFilter, account: str | None) -> list[ErrorGroup]:
         given = account, wanted.network, wanted.method, wanted.key, wanted.since, wanted.until
@@ -131,7 +139,13 @@ def _moment(record: RequestRecord) -> datetime.datetime:
 def _record(row: asyncpg.Record) -> RequestRecord:
     values: dict[str, Any] = {name: row[name] for name in _COLUMNS}
     attempts = [tuple(each) for each in orjson.loads(row["attempts"])]
+    values |= {name: row[name] or "" for name in ("key_name", "account_name")}
     return RequestRecord(at=row["at"].timestamp(), took_s=row["ms"] / 1000, attempts=attempts, **values)
+
+
+def _asked(upstream: str | None) -> str | None:
+    """The beginning of the upstream's attempts in `attempts`."""
+    return None if upstream is None else f"[{json_text(upstream)},"
 
 
 def _delivery(rows: Sequence[asyncpg.Record]) -> RequestRecord:

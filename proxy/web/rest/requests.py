@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from proxy.core.access import SCOPE_BIT
 from proxy.core.paging import Page
-from proxy.core.request_records import EVENT_PREFIX, ErrorGroup, RequestFilter, RequestRecord, kind_of
+from proxy.core.request_records import EVENT_PREFIX, ErrorGroup, FilterChoice, RequestFilter, RequestRecord, kind_of
 from proxy.services.request_log import RequestLog
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
 from proxy.web.rest.endpoint import RestHandler, RestRequest
@@ -17,6 +17,7 @@ from proxy.web.timestamps import moment_of, time_of
 
 # A key needs this scope to read requests of the account's other keys, and one of these to read deliveries.
 ALL_REQUESTS = SCOPE_BIT["requests:read"]
+FILTERS = ("network", "method", "status", "key", "account", "upstream")
 DELIVERIES = ALL_REQUESTS | SCOPE_BIT["webhooks:manage"]
 
 
@@ -41,8 +42,14 @@ class RequestRecordHandlers:
         }
 
     async def list(self, request: RestRequest) -> dict[str, Any]:
-        found, total = await self._requests.page(_filter(request.query), request.key.account.id, request.page)
-        return request.listed("requests", [self._shown(each) for each in found], total)
+        holder = request.key.account.id
+        found, total = await self._requests.page(_filter(request.query), holder, request.page)
+        listed = request.listed("requests", [self._shown(each) for each in found], total)
+        if request.query["choices"]:
+            # An account is the only one in its list, and may not see upstreams.
+            choices = _choices(await self._requests.choices(holder))
+            listed["choices"] = {name: choices[name] for name in choices if name not in ("account", "upstream")}
+        return listed
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
         key, wanted = request.key, request.path["id"]
@@ -60,8 +67,12 @@ class RequestRecordHandlers:
 
     async def list_all(self, request: SessionRequest) -> dict[str, Any]:
         page: Page = request.page
-        found, total = await self._requests.page(_filter(request.query), request.query["account"], page)
-        return {"requests": [self._priced(each) for each in found], "page": page.number, "total": total}
+        wanted = replace(_filter(request.query), upstream=request.query["upstream"])
+        found, total = await self._requests.page(wanted, request.query["account"], page)
+        listed = {"requests": [self._priced(each) for each in found], "page": page.number, "total": total}
+        if request.query["choices"]:
+            listed["choices"] = _choices(await self._requests.choices(request.query["account"]))
+        return listed
 
     async def read_any(self, request: SessionRequest) -> dict[str, Any]:
         record = await self._requests.read(request.path["id"], request.query["account"])
@@ -80,6 +91,14 @@ class RequestRecordHandlers:
             for attempt in shown["attempts"]:
                 attempt["upstream"] = names[attempt["upstream"]]
         return shown
+
+
+def _choices(found: Iterable[FilterChoice]) -> dict[str, list[dict[str, str]]]:
+    """The values of each filter, with names to show."""
+    choices: dict[str, list[dict[str, str]]] = {name: [] for name in FILTERS}
+    for name, value, shown in found:
+        choices[name].append({"value": value, "name": shown or value})
+    return choices
 
 
 def _filter(query: Mapping[str, Any]) -> RequestFilter:
@@ -114,7 +133,9 @@ def shown_record(record: RequestRecord) -> dict[str, Any]:
         "client_id": record.client_id or None,
         "at": time_of(datetime.datetime.fromtimestamp(record.at, datetime.UTC)),
         "account_id": record.account,
+        "account_name": record.account_name or None,
         "key_id": record.key,
+        "key_name": record.key_name or None,
         "network": record.network or None,
         "surface": record.surface,
         "method": record.method,

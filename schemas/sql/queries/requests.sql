@@ -26,11 +26,13 @@ where not coalesce(held.is_erased, false);
 
 -- read_request
 -- The newest record with this id, ours or the client's, of one account or of all, of one key or of all.
-select at, id, account, key, network, surface, method, status, reason, units, cache, ms, bytes, block, error, blame,
-    attempts, params, code, client_id
-from requests
-where (id = $1 or client_id = $1 and client_id <> '') and ($2::text is null or account = $2) and ($3::text is null or key = $3)
-order by at desc limit 1;
+select found.*, keys.name as key_name, accounts.name as account_name from (
+    select at, id, account, key, network, surface, method, status, reason, units, cache, ms, bytes, block, error, blame,
+        attempts, params, code, client_id
+    from requests
+    where (id = $1 or client_id = $1 and client_id <> '') and ($2::text is null or account = $2) and ($3::text is null or key = $3)
+    order by at desc limit 1
+) found left join keys on keys.id = found.key left join accounts on accounts.id = found.account;
 
 -- count_same
 -- The records with this id of a client, and their accounts. At most 10,001, so that it stays quick.
@@ -45,18 +47,45 @@ select count(*) from (select from requests
 where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
     and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
     and ($7::timestamptz is null or at > $7) and ($8::timestamptz is null or at <= $8) and ($9::text is null or code = $9)
-    and ($10::text is null or client_id = $10 and client_id <> '')
+    and ($10::text is null or client_id = $10 and client_id <> '') and ($11::text is null or strpos(attempts, $11) > 0)
 limit 10001) found;
 
 -- page_requests
-select at, id, account, key, network, surface, method, status, reason, units, cache, ms, bytes, block, error, blame,
-    attempts, params, code, client_id
-from requests
-where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
-    and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
-    and ($7::timestamptz is null or at > $7) and ($8::timestamptz is null or at <= $8) and ($9::text is null or code = $9)
-    and ($10::text is null or client_id = $10 and client_id <> '')
-order by at desc, id limit $11 offset $12;
+-- $11: the beginning of an attempt of the wanted upstream.
+select found.*, keys.name as key_name, accounts.name as account_name from (
+    select at, id, account, key, network, surface, method, status, reason, units, cache, ms, bytes, block, error, blame,
+        attempts, params, code, client_id
+    from requests
+    where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
+        and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
+        and ($7::timestamptz is null or at > $7) and ($8::timestamptz is null or at <= $8) and ($9::text is null or code = $9)
+        and ($10::text is null or client_id = $10 and client_id <> '') and ($11::text is null or strpos(attempts, $11) > 0)
+    order by at desc, id limit $12 offset $13
+) found left join keys on keys.id = found.key left join accounts on accounts.id = found.account
+order by at desc, found.id;
+
+-- list_choices
+-- The values of filters among the newest $2 records, the most frequent $3 of each.
+with recent as materialized (
+    select network, method, status, key, account, attempts from requests
+    where ($1::text is null or account = $1) order by at desc limit $2
+), counted as (
+    select 'network' as filter, network as value, count(*) as count from recent group by value
+    union all select 'method', method, count(*) from recent group by method
+    union all select 'status', status::text, count(*) from recent group by status
+    union all select 'key', key, count(*) from recent group by key
+    union all select 'account', account, count(*) from recent group by account
+    union all select 'upstream', e ->> 0, count(*)
+    from recent cross join lateral json_array_elements(attempts::json) as e where attempts <> '[]' group by e ->> 0
+), ranked as (
+    select filter, value, row_number() over (partition by filter order by count desc, value) as place
+    from counted where value <> ''
+)
+select filter, value, coalesce(keys.name, accounts.name, '') as name
+from ranked
+left join keys on filter = 'key' and keys.id = value
+left join accounts on filter = 'account' and accounts.id = value
+where place <= $3 order by filter, place;
 
 -- count_errors
 -- Failed requests by status, code, method and key, most first, among the newest 100,000. A failed batch is counted by its items.

@@ -12,6 +12,7 @@ const cents = once(() => new Intl.NumberFormat(undefined, { minimumFractionDigit
 const small = once(() => new Intl.NumberFormat(undefined, { maximumSignificantDigits: 2 }));
 const day = once(() => new Intl.DateTimeFormat(DATES, { dateStyle: "medium" }));
 const dateTime = once(() => new Intl.DateTimeFormat(DATES, { dateStyle: "medium", timeStyle: "medium" }));
+const short = once(() => new Intl.DateTimeFormat(DATES, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" }));
 const clock = once(() => new Intl.DateTimeFormat(DATES, { timeStyle: "medium" }));
 const minute = once(() => new Intl.DateTimeFormat(DATES, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }));
 const relative = once(() => new Intl.RelativeTimeFormat(undefined, { numeric: "auto" }));
@@ -46,6 +47,7 @@ export function usd(amount) {
 
 export const date = (iso) => (iso ? day().format(new Date(iso)) : NONE);
 export const time = (iso) => (iso ? dateTime().format(new Date(iso)) : NONE);
+export const shortTime = (iso) => (iso ? short().format(new Date(iso)) : NONE);
 export const clockTime = (iso) => (iso ? clock().format(new Date(iso)) : NONE);
 export const span = (from, to) => minute().formatRange(new Date(from), new Date(to));
 

@@ -12,15 +12,12 @@ import { curl } from "./snippets.js";
 const LIMIT = 50;
 const LIVE_S = 2;
 const REASONS = { "": "All", failed: "Failed", slow: "Slow", sampled: "Sampled", asked: "Asked for" };
-const FIELDS = {
-  method: (value) => forms.text("Method", { value, maxlength: "100", placeholder: "eth_call" }),
-  network: (value) => forms.text("Network", { value, maxlength: "100", placeholder: "ethereum/mainnet" }),
-  status: (value) => forms.count("Status", { value, min: "100", max: "599", placeholder: "503" }),
-};
+const ACCOUNT_FILTERS = { network: "network", method: "method", status: "status", key: "key" };
+const OPERATOR_FILTERS = { account: "account", ...ACCOUNT_FILTERS, upstream: "upstream" };
 const KINDS = { first: "First", retry: "Retry, after a failure", hedge: "Hedge, beside a slow one", check: "Check of the reply", read: "Read for the reply" };
 // Surfaces whose records are single JSON-RPC calls, which can be repeated.
 const CALLS = new Set(["http", "item", "socket"]);
-const CHIPS = ["key", "code", "account", "since", "until"];
+const CHIPS = ["code", "since", "until"];
 const LEAD = "Failed and slow requests are always recorded, others by a sample, or with the header X-Explain: 1.";
 
 export const show = ([id]) => (id ? showRequest(account, id, "#/requests") : showList(account, "#/requests"));
@@ -28,15 +25,25 @@ export const showForOperators = ([id]) => (id ? showRequest(admin, id, "#/operat
 
 async function showList(client, base) {
   const { params } = place();
-  const filters = Object.fromEntries(["reason", ...Object.keys(FIELDS), ...CHIPS].map((name) => [name, params[name] ?? ""]));
+  const names = client === admin ? OPERATOR_FILTERS : ACCOUNT_FILTERS;
+  const filters = Object.fromEntries(["reason", ...Object.keys(names), ...CHIPS].map((name) => [name, params[name] ?? ""]));
   filters.page = 1;
   let isLive = false;
+  let needsChoices = true;
   const chips = el("div.filter");
-  const list = asyncRegion(async () => requestsTable(await client.get(`/requests${query({ ...filters, limit: LIMIT })}`), filters, list.reload, base));
+  const selects = el("div.filter");
+  const list = asyncRegion(async () => {
+    const found = await client.get(`/requests${query({ ...filters, limit: LIMIT, choices: needsChoices || "" })}`);
+    if (found.choices) setChildren(selects, filterSelects(names, found.choices, filters, change));
+    needsChoices = false;
+    return requestsTable(found, { filters, reload: list.reload, base, isOperator: client === admin });
+  });
   const change = (values) => {
     Object.assign(filters, values, { page: 1 });
     const { page, ...kept } = filters;
     setParams(kept);
+    // The keys of one account are not those of another.
+    needsChoices = "account" in values;
     setChildren(chips, filterChips(filters, change));
     list.reload();
   };
@@ -46,9 +53,8 @@ async function showList(client, base) {
     live.setAttribute("aria-pressed", String(isLive));
   }, { "aria-pressed": "false" });
   poll(list.node, LIVE_S, async () => { if (isLive && filters.page === 1) await list.reload(); });
-  const parts = [heading("Requests", { lead: LEAD, actions: live }), card(null, searchForm(base),
-    el("div.spread", null, segmentedControl("Recorded because", REASONS, filters.reason, (reason) => change({ reason })), chips),
-    filterForm(filters, change), list.node)];
+  const parts = [heading("Requests", { lead: LEAD, actions: [searchForm(base), live] }), card(null,
+    el("div.spread", null, segmentedControl("Recorded because", REASONS, filters.reason, (reason) => change({ reason })), selects, chips), list.node)];
   if (client === account && account.can("administer")) parts.push(await paramsCard());
   await list.ready;
   return parts;
@@ -57,39 +63,58 @@ async function showList(client, base) {
 /* Filters that links from other pages set. */
 function filterChips(filters, change) {
   const chip = (name, text, cleared) => button([text, " ×"], () => change(cleared), { kind: "small", class: "small chip", "aria-label": `Remove filter ${name}` });
-  const { key, code, account: holder, since, until } = filters;
-  return [key && chip("key", `Key: ${key}`, { key: "" }), code && chip("code", `Code: ${code}`, { code: "" }),
-    holder && chip("account", `Account: ${holder}`, { account: "" }),
+  const { code, since, until } = filters;
+  return [code && chip("code", `Code: ${code}`, { code: "" }),
     since && until && chip("time", format.span(since, until), { since: "", until: "" })];
 }
 
 function searchForm(base) {
-  const id = forms.text("Request ID", { required: true, maxlength: "90", placeholder: "req_…", hint: "The X-Request-Id of a reply. Add .N for item N of a batch." });
-  return forms.form(id.node, { label: "Explain", kind: "", isInline: true, send: async () => { location.hash = `${base}/${encodeURIComponent(id.read())}`; } });
+  const id = el("input", { type: "search", required: true, maxlength: "90", placeholder: "req_…", "aria-label": "Request ID",
+    title: "The X-Request-Id of a reply. Add .N for item N of a batch." });
+  return el("form.find", { onsubmit: (event) => {
+    event.preventDefault();
+    location.hash = `${base}/${encodeURIComponent(id.value.trim())}`;
+  } }, id, el("button", { type: "submit" }, "Explain"));
 }
 
-function filterForm(filters, change) {
-  const fields = Object.entries(FIELDS).map(([name, make]) => [name, make(filters[name])]);
-  return forms.form(forms.row(...fields.map(([, each]) => each.node)), { label: "Filter", kind: "", isInline: true,
-    send: async () => change(Object.fromEntries(fields.map(([name, each]) => [name, each.read() ?? ""]))) });
+/* A select for each filter, with the values that the newest records have. */
+function filterSelects(names, choices, filters, change) {
+  return Object.entries(names).map(([name, noun]) => {
+    const options = { "": `Any ${noun}`, ...Object.fromEntries((choices[name] ?? []).map(({ value, name: shown }) => [value, shown])) };
+    // A link may name a value that no recent record has.
+    if (filters[name]) options[filters[name]] ??= filters[name];
+    const { control } = forms.select(noun, options, { value: filters[name], "aria-label": format.label(noun), onchange: () => {
+      // Keys belong to an account.
+      change({ ...(name === "account" && { key: "" }), [name]: control.value });
+    } });
+    return control;
+  });
 }
 
-function requestsTable({ requests, page, total }, filters, reload, base) {
+const lastAsked = ({ attempts }) => attempts.at(-1)?.upstream;
+const more = (count) => (count > 1 ? ` +${count - 1}` : "");
+
+function requestsTable({ requests, page, total }, { filters, reload, base, isOperator }) {
   if (!requests.length) return empty("No requests", "Requests appear here about a second after they end.");
   return [table("Requests", [
-    { name: "Time", show: (each) => el("a", { href: `${base}/${encodeURIComponent(each.id)}` }, format.time(each.at)) },
-    { name: "Method", show: (each) => [methodName(each.method || each.surface), el("span.below", null, each.network ?? "")] },
-    { name: "Status", show: (each) => [outcome(each.status, Boolean(each.error)),
-      each.error && el("span.below", null, format.errorText(each.error))] },
+    { name: "Time", show: (each) => el("a", { href: `${base}/${encodeURIComponent(each.id)}` }, format.shortTime(each.at)) },
+    { name: "Method", show: (each) => methodName(each.method || each.surface) },
+    { name: "Network", show: (each) => each.network ?? format.NONE },
+    { name: "Status", show: (each) => [outcome(each.status, Boolean(each.error)), each.error && el("span.beside", { title: format.errorText(each.error) }, format.errorText(each.error))] },
+    isOperator && { name: "Account", show: (each) => named(each.account_name, each.account_id) },
+    { name: "Key", show: (each) => named(each.key_name, each.key_id) },
+    isOperator && { name: "Upstream", show: (each) => (lastAsked(each) ? el("span", { title: each.attempts.map(({ upstream }) => upstream).join(", ") }, lastAsked(each), more(each.attempts.length)) : format.NONE) },
     { name: "Duration", kind: "num", show: (each) => format.millis(each.ms) },
-    { name: "Upstreams asked", kind: "num", show: (each) => format.number(each.attempts.length) },
-    { name: "Recorded", show: (each) => format.label(each.recorded) },
-  ], requests.map((each) => ({ data: each, attributes: { "data-id": each.id } }))),
+    !isOperator && { name: "Upstreams asked", kind: "num", show: (each) => format.number(each.attempts.length) },
+    !isOperator && { name: "Recorded", show: (each) => format.label(each.recorded) },
+  ], requests.map((each) => ({ data: each, attributes: { "data-id": each.id } })), { isDense: true }),
   pager({ page, total, limit: LIMIT }, (next) => {
     filters.page = next;
     reload();
   })];
 }
+
+const named = (name, id) => (id ? el("span", { title: id }, name ?? id) : format.NONE);
 
 async function showRequest(client, id, base) {
   const found = await client.get(`/requests/${encodeURIComponent(id)}`);
@@ -124,8 +149,8 @@ const summaryOf = (found) => [
   ["Cache", found.cache ?? format.NONE],
   ["State at block", format.number(found.block)],
   ["Reply size", `${format.number(found.bytes)} bytes`],
-  ["Key", idField(found.key_id)],
-  ["Account", idField(found.account_id)],
+  ["Key", [found.key_name && el("span", null, found.key_name), idField(found.key_id)]],
+  ["Account", [found.account_name && el("span", null, found.account_name), idField(found.account_id)]],
   ["Recorded because", format.label(found.recorded)],
 ];
 
