@@ -15,8 +15,10 @@ cannot handle it: repeated names, numbers of many digits, and U+0000, which Post
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import orjson
 
@@ -29,6 +31,8 @@ MOST_CONTAINERS = 200
 MOST_VALUES = 2_000
 # Strings in all runs. The longest lists are 100,000 addresses to add to a webhook, and as many to remove.
 MOST_STRINGS = 250_000
+# A list with more items stays text: see LongText. No other operation than those of webhooks takes as many.
+MOST_LISTED = 10_000
 MOST_OUTLINE_BYTES = 262_144
 # Strings that are longer than a step, such as call data, have a separate bound.
 MOST_LONG_BYTES = 1_048_576
@@ -70,6 +74,66 @@ class RefusedJson(ValueError):
     """The text is not JSON, or exceeds a bound. The message continues "the body"."""
 
 
+class LongText(Sequence[Any]):
+    """A long list of text, as the JSON of its parts. A part is parsed when it is read.
+
+    A list of as many strings would take twice the memory, and the garbage collector would visit each of them again and again.
+    """
+
+    __slots__ = ("_count", "_firsts", "_parsed", "_parsed_part", "_parts")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._parts: list[bytes] = []
+        # The place of each part's first item in the list.
+        self._firsts: list[int] = []
+        # The part that was read last, and its items.
+        self._parsed_part = -1
+        self._parsed: list[Any] = []
+
+    def __repr__(self) -> str:
+        return f"<LongText {self._count} items>"
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __eq__(self, other: object) -> bool:
+        return self[:] == (other[:] if isinstance(other, LongText) else other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def append_part(self, text: bytes) -> None:
+        """`text`: a JSON array. Raises RefusedJson."""
+        count = len(_parsed(text))
+        self._parts.append(text)
+        self._firsts.append(self._count)
+        self._count += count
+
+    def extend(self, other: LongText) -> None:
+        for part, first in zip(other._parts, other._firsts, strict=True):
+            self._parts.append(part)
+            self._firsts.append(self._count + first)
+        self._count += len(other)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, int):
+            return self[index : index + 1][0]
+        first, end, _ = index.indices(self._count)
+        found: list[Any] = []
+        while first < end:
+            part = bisect_right(self._firsts, first) - 1
+            if part != self._parsed_part:
+                self._parsed_part, self._parsed = part, _parsed(self._parts[part])
+            items = self._parsed[first - self._firsts[part] : end - self._firsts[part]]
+            found += items
+            first += len(items)
+        return found
+
+
 @dataclass(slots=True)
 class LongList:
     """A list that a run is part of: its path, the container that holds it and its place there."""
@@ -77,14 +141,14 @@ class LongList:
     path: tuple[str | int, ...]
     holder: Any
     place: Any
-    items: list[Any]
+    items: LongText
 
     def show(self, first: int, end: int) -> None:
         """Replace the list in the value by this slice of it."""
         self.holder[self.place] = self.items[first:end]
 
     def restore(self) -> None:
-        self.holder[self.place] = self.items
+        self.holder[self.place] = self.items if len(self.items) > MOST_LISTED else self.items[:]
 
 
 class JsonReader:
@@ -116,9 +180,9 @@ class JsonReader:
         self._searched = 0
         self._outline: list[bytes | bytearray] = []
         self._outline_bytes = self._long_bytes = 0
-        self._runs: list[list[str]] = []
+        self._runs: list[LongText] = []
         # The run that the next strings continue.
-        self._run: list[str] | None = None
+        self._run: LongText | None = None
         self._containers = self._values = self._names = self._strings = 0
         self._has_nul = False
         # The lists with a run in them, once `value` was called.
@@ -178,17 +242,16 @@ class JsonReader:
         if run is None:
             return False
         self._at = run.end()
-        items = _parsed(b"[%b]" % run[0][:-1])
-        self._strings += len(items)
+        if self._run is None:
+            # The mark is a string with U+0000, so no string of the client is equal to it.
+            self._outline.append(b'"\\u0000%d",' % len(self._runs))
+            self._run = LongText()
+            self._runs.append(self._run)
+        before = len(self._run)
+        self._run.append_part(b"[%b]" % run[0][:-1])
+        self._strings += len(self._run) - before
         if self._strings > MOST_STRINGS:
             raise RefusedJson(TOO_LONG)
-        if self._run is not None:
-            self._run += items
-            return True
-        # The mark is a string with U+0000, so no string of the client is equal to it.
-        self._outline.append(b'"\\u0000%d",' % len(self._runs))
-        self._runs.append(items)
-        self._run = items
         return True
 
     def _read_outside(self, end: int) -> bool:
@@ -275,16 +338,14 @@ class JsonReader:
             each.restore()
         return names
 
-    def _joined(self, parts: list[Any]) -> list[Any]:
-        """The list with its runs. If it starts with a run, the run itself is extended: copying a long one takes a while."""
-        items: list[Any] = []
+    def _joined(self, parts: list[Any]) -> LongText:
+        """The list with its runs."""
+        items = LongText()
         for part in parts:
-            if not _is_mark(part):
-                items.append(part)
-            elif items:
-                items += self._runs[int(part[1:])]
+            if _is_mark(part):
+                items.extend(self._runs[int(part[1:])])
             else:
-                items = self._runs[int(part[1:])]
+                items.append_part(orjson.dumps([part]))
         return items
 
 

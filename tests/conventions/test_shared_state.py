@@ -68,6 +68,7 @@ BY_ACCOUNT = {
 # Ends with the request, call, socket or connection that it belongs to, and has the bound of its input.
 OF_ONE_CLIENT = {
     "core/bounded_json:JsonReader": "one body, within the bounds of its outline",
+    "core/bounded_json:LongText": "one list of a body, within the bounds of its reader",
     "core/encodings:MessageInflater": "one message, `sockets.max_message_bytes`",
     "core/usage:ChartLine": "one chart: a point for each step of its time span",
     "core/verification:Ballot": "one verified call: a vote for each upstream",
@@ -82,6 +83,7 @@ OF_ONE_CLIENT = {
     "services/rpc/upstream_batch:UpstreamBatch": "one reply, 25 MB",
     "services/rpc/verifier:VerifiedCall": "one call: the upstreams that were asked",
     "services/webhooks/webhooks:AddressSet": "the addresses of one request",
+    "services/webhooks/webhooks:PackedAddresses": "the addresses of one request",
     "web/front/reply_slices:ReplySlices": "one reply, within the memory budget",
     "web/front/request_headers:RequestHeaders": "the policies of one request, each method once",
     "web/rest/endpoint:RestReply": "the headers of one reply",

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from proxy.chains.evm import abi, address, log_filter
 from proxy.chains.evm.watch_index import KINDS, WatchFilter, WatchKind
+from proxy.core.bounded_json import LongText
 
 MOST_ADDRESSES = 100_000
 # Nodes have the same limit for logs.
@@ -135,7 +136,7 @@ def _check_members(event_type: str, kind: WatchKind, config: Mapping[str, Any]) 
 
 
 def _check_list(value: Any, name: str, *, most: int) -> None:
-    if not isinstance(value, list):
+    if not isinstance(value, (list, LongText)):
         raise BadConfig(f"{name}: must be an array")
     if not value:
         raise BadConfig(f"{name}: must not be empty")
