@@ -60,10 +60,13 @@ def test_metrics_are_named_as_prometheus_recommends(tmp_path: Path) -> None:
 
 
 def test_every_alert_has_a_section_in_the_runbook() -> None:
-    sections = {line[3:].lower() for line in (DEPLOY / "RUNBOOK.md").read_text().splitlines() if line.startswith("## ")}
-    alerts = {rule["alert"]: rule["annotations"]["runbook"] for rule in rules() if "alert" in rule}
+    sections = {
+        line[3:].lower() for line in (ROOT / "docs" / "runbook.md").read_text().splitlines() if line.startswith("## ")
+    }
+    alerts = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in rules() if "alert" in rule}
     assert {name.lower() for name in alerts} == sections
-    assert alerts == {name: f"deploy/RUNBOOK.md#{name.lower()}" for name in alerts}
+    page = "{{ $externalLabels.penstock_url }}/docs/guide/runbook/#"
+    assert alerts == {name: f"{page}{name.lower()}" for name in alerts}
 
 
 def test_panels_have_titles_and_do_not_overlap() -> None:

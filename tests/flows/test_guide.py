@@ -220,6 +220,24 @@ def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
         assert loads.search(page.read_text("utf-8")) is None, page.name
 
 
+@pytest.mark.parametrize(
+    ("word", "page"),
+    [
+        ("troubleshooting", "troubleshooting/"),
+        ("sizing", "production/#size"),
+        ("metamask", "troubleshooting/#metamask-and-other-wallets"),
+        ("wrong_chain", "troubleshooting/#an-upstream-gets-no-calls"),
+        ("penstockdown", "runbook/#penstockdown"),
+        ("unreleased", "changelog/#unreleased"),
+        ("upgrade", "upgrades/#upgrade"),
+    ],
+)
+def test_search_finds_what_operators_look_for(site: Path, word: str, page: str) -> None:
+    sections = json.loads((site / "search" / "search_index.json").read_text("utf-8"))["docs"]
+    found = {each["location"] for each in sections if word in f"{each['title']} {each['text']}".lower()}
+    assert page in found
+
+
 async def test_guide_is_served_with_a_strict_policy(site: Path) -> None:
     application = web.Application()
     application.add_routes(GuideFiles(site).routes())
