@@ -32,7 +32,7 @@ CHART := deploy/helm/penstock
 RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace penstock
 IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
-.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth compile compiled bench fleet simulate wheel wheel-test image image-test compose-test chart k8s-test lock clean
+.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth compile compiled bench fleet simulate wheel wheel-test release image image-test compose-test chart k8s-test lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -45,6 +45,7 @@ help:
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
 	@echo "make docs     build the guide, which the service then serves at /docs/guide/"
 	@echo "make wheel    build the package for all platforms, and compiled for this one; make wheel-test installs and runs that"
+	@echo "make release VERSION=1.1.0  build a whole release below dist/release; ARGS=--tag also commits and tags it"
 	@echo "make image    build the container image without a registry (needs mmdebstrap and buildah); make image-test runs it"
 	@echo "make chart    render the Helm chart for its tests; make k8s-test applies it to a real kube-apiserver (needs Go, etcd)"
 	@echo "make fleet    run a whole fleet on this machine (make fleet ARGS='--chaos 300' breaks parts of it)"
@@ -128,7 +129,7 @@ simulate: .venv/.test
 	@touch $@
 
 # The service finds it when it starts.
-$(GUIDE): mkdocs.yml $(shell find docs schemas/receivers -type f) | .venv/.made
+$(GUIDE): mkdocs.yml CHANGELOG.md $(shell find docs schemas/receivers -type f) | .venv/.made
 	@$(MAKE) --no-print-directory .venv/.docs && NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet \
 		|| echo "could not build the guide; the service runs without it"
 
@@ -173,10 +174,12 @@ geth:
 
 # The wheel for every platform, and one for this platform and Python that contains the compiled hot path.
 wheel: .venv/.run .venv/.docs
-	rm -rf build dist/penstock-*.whl
-	$(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
-	PENSTOCK_COMPILE=1 $(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
-	@ls -l dist/penstock-*.whl
+	@$(PY) deploy/release/wheels.py dist
+
+# A dry run, unless ARGS has --tag: deploy/release/release.py describes the steps.
+release: .venv/.run .venv/.docs
+	@test -n "$(VERSION)" || { echo "name the version: make release VERSION=1.1.0"; exit 1; }
+	@$(PY) deploy/release/release.py $(VERSION) $(ARGS)
 
 wheel-test: .venv/.test $(CHAIN) $(BUNDLER)
 	@wheel=$$(ls dist/penstock-*-linux_*.whl 2>/dev/null) || { echo "there is no compiled wheel in dist/: run make wheel first"; exit 1; }; \
