@@ -69,6 +69,6 @@ async def test_addresses_are_read_once_each_and_in_order(service: WebhookService
     webhook = await made(service._store, [bytes.fromhex(one[2:])])
     delta = await service._delta(webhook, WebhookChange(add=[two, two], remove=[two, three, three]))
     assert delta is not None
-    assert (delta.add, delta.remove) == ([bytes.fromhex(two[2:])], [bytes.fromhex(three[2:])])
+    assert ([*delta.add], [*delta.remove]) == ([bytes.fromhex(two[2:])], [bytes.fromhex(three[2:])])
     with pytest.raises(InvalidRequest, match=r"config\.addresses\.401"):
         await read_config(KIND, {"addresses": [*addresses(401), "0x"]})
