@@ -74,7 +74,6 @@ PAST_SERVICES: dict[tuple[str, str], str] = {
     ("front.front_connection", "wire"): "on the short path it chooses the network's only upstream",
     ("front.short_call", "wire"): "a call goes from the client's connection to the upstream's, and its reply back",
     ("front.reply_writer", "wire"): "it waits for large replies, and the replies of one loop turn leave together",
-    ("front.reply_slices", "wire"): "slices are pieces like those of an upstream's reply",
     ("front.reply_stream", "wire"): "a large reply streams from the upstream's connection to the client's",
     ("front.request_reader", "wire"): "bytes that no message begins with mark a head that is not known",
     ("front.front_context", "wire"): "replies and calls of one turn of the loop leave together",

@@ -84,7 +84,7 @@ OF_ONE_CLIENT = {
     "services/rpc/verifier:VerifiedCall": "one call: the upstreams that were asked",
     "services/webhooks/webhooks:AddressSet": "the addresses of one request",
     "services/webhooks/webhooks:PackedAddresses": "the addresses of one request",
-    "web/front/reply_slices:ReplySlices": "one reply, within the memory budget",
+    "web/front/reply_stream:ReplyStream": "one reply, within the memory budget",
     "web/front/request_headers:RequestHeaders": "the policies of one request, each method once",
     "web/rest/endpoint:RestReply": "the headers of one reply",
     "web/rest/endpoint:RestRequest": "the networks of one request",

@@ -38,7 +38,6 @@ from proxy.web.front.reply_lines import (
     units_line,
     upstream_line,
 )
-from proxy.web.front.reply_slices import AT_ONCE, ReplySlices
 from proxy.web.front.reply_stream import ReplyStream
 from proxy.web.front.request_headers import RequestHeaders
 from proxy.web.front.request_reader import RequestReader
@@ -47,6 +46,8 @@ from proxy.wire.write_buffer import DEFER_BELOW
 
 # A body from this size on is compressed in a thread: on the loop, it would delay other clients by half a millisecond or more.
 OFF_LOOP: Final = 262_144
+# A reply up to this size is written at once.
+AT_ONCE: Final = 262_144
 # Bytes of a batch's reply that are sent in one turn: the kernel may take megabytes at once, and other clients would wait.
 TURN_BYTES: Final = 65_536
 _monotonic: Final = time.monotonic
@@ -55,10 +56,29 @@ _monotonic: Final = time.monotonic
 @final
 class ReplyWriter:
     __slots__ = (
-        "_awaits_turn", "_context", "_on_free", "_reader", "_sent_in_turn", "_slices", "_streamed", "batch", "began", "block",
-        "busy", "cache", "draft", "flight", "id", "left", "paused_reading", "policy", "request_headers", "stream", "transport",
-        "units", "was_refused",
-    )  # fmt: skip
+        "_awaits_turn",
+        "_context",
+        "_on_free",
+        "_reader",
+        "_sent_in_turn",
+        "_streamed",
+        "batch",
+        "began",
+        "block",
+        "busy",
+        "cache",
+        "draft",
+        "flight",
+        "id",
+        "left",
+        "paused_reading",
+        "policy",
+        "request_headers",
+        "stream",
+        "transport",
+        "units",
+        "was_refused",
+    )
 
     def __init__(self, context: FrontContext, reader: RequestReader, on_free: Callable[[], None]) -> None:
         """`on_free` is called after a reply when the client has sent more, or when its reading was paused."""
@@ -89,9 +109,7 @@ class ReplyWriter:
         self._streamed: CallBatch | None = None
         self._sent_in_turn = 0
         self._awaits_turn = False
-        self.stream = ReplyStream(context.held)
-        # A large reply that is in memory.
-        self._slices: ReplySlices | None = None
+        self.stream = ReplyStream(context.held, context.turns)
         # For the record of the request.
         self.draft = RecordDraft(context.accounting)
 
@@ -421,8 +439,7 @@ class ReplyWriter:
 
     def resume(self) -> None:
         """The client reads again."""
-        if self._slices is not None:
-            self._slices.resume()
+        if self.stream.resume_slices():
             return
         self.stream.read_again()
         if self._streamed is not None:
@@ -445,11 +462,9 @@ class ReplyWriter:
             self._sent_whole()
             return
         self._context.write_buffer.flush()
-        self._slices = ReplySlices(parts, self.stream, self.client, self._context.turns, self._sent_whole)
-        self._slices.send_next()
+        self.stream.send_slices(self.client, parts, self._sent_whole)
 
     def _sent_whole(self) -> None:
-        self._slices = None
         self.stream.sent_whole()
         self._done()
 
@@ -470,7 +485,7 @@ class ReplyWriter:
 
     def close(self) -> None:
         """The connection is lost or has changed its protocol. Also breaks the reference cycle with its owner."""
-        self.transport = self._slices = None
+        self.transport = None
         self.stream.close()
         self._on_free = _ignore
 
