@@ -34,7 +34,6 @@ from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.internal_calls import attempts_of
 from proxy.services.rpc.method_policy import method_of
-from proxy.services.rpc.short_batch import ShortBatch
 
 # Records of one account in this worker: this many at once, and then this many a second. A client that is refused a
 # thousand times a second must not fill the disk.
@@ -54,9 +53,20 @@ MOST_OF_BATCH: Final = 64
 
 class RequestRecorder:
     __slots__ = (
-        "_bytes", "_bytes_of_day", "_day", "_dropped", "_is_on", "_memory", "_of_account", "_serial", "_since", "_sizes",
-        "_stem", "slow_s", "waiting",
-    )  # fmt: skip
+        "_bytes",
+        "_bytes_of_day",
+        "_day",
+        "_dropped",
+        "_is_on",
+        "_memory",
+        "_of_account",
+        "_serial",
+        "_since",
+        "_sizes",
+        "_stem",
+        "slow_s",
+        "waiting",
+    )
 
     def __init__(self, memory: BudgetLine, *, slow_s: float, is_on: bool) -> None:
         """`memory`: for records that wait until they are written."""
@@ -105,19 +115,17 @@ class RequestRecorder:
         if reason is not None:
             self._add(call, reason, *self._ids(call.request_id))
 
-    def _record_batch(self, call: FinishedCall, batch: CallBatch | ShortBatch) -> None:
+    def _record_batch(self, call: FinishedCall, batch: CallBatch) -> None:
         """Record a batch and its failed items, or all its items if it is recorded for another reason: the first MOST_OF_BATCH
         at most."""
-        items = batch.items if isinstance(batch, CallBatch) else []
-        failed = [index for index, item in enumerate(items) if item.failure]
+        failed = [index for index, item in enumerate(batch.items) if item.failure]
         reason = self.reason(call.key.account, call.took_s, call.directives, failed=bool(failed))
         if reason is None:
             return
         request_id, client_id = self._ids(call.request_id)
         whole = replace(call, surface="batch", method="batch", status=200, cache="", error="", block=batch.reached)
         self._add(whole, reason, request_id, client_id)
-        count = len(batch.policies()) if isinstance(batch, ShortBatch) else len(items)
-        chosen = failed if reason == "failed" else list(range(count))
+        chosen = failed if reason == "failed" else list(range(len(batch.items) or len(batch.plain)))
         for index in chosen[: self._room_for(call.key.account.id, len(chosen))]:
             item_id = f"{client_id}.{index}" if client_id else ""
             self._add(_item_of(whole, batch, index), reason, f"{request_id}.{index}", item_id)
@@ -225,10 +233,10 @@ class RequestRecorder:
         return dropped
 
 
-def _item_of(whole: FinishedCall, batch: CallBatch | ShortBatch, index: int) -> FinishedCall:
+def _item_of(whole: FinishedCall, batch: CallBatch, index: int) -> FinishedCall:
     """An item of the batch."""
-    if isinstance(batch, ShortBatch):  # All were answered together, by the same upstream.
-        policy, attempts = batch.policies()[index], ((batch.answered_label, 0.0, whole.took_s, "answered"),)
+    if batch.plain:  # All were answered together, by the same upstream.
+        policy, attempts = batch.plain[index], ((batch.answered_label, 0.0, whole.took_s, "answered"),)
         return replace(whole, surface="item", method=policy.method.name, units=policy.units, size=0, attempts=attempts)
     item = batch.items[index]
     return replace(

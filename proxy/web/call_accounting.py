@@ -20,7 +20,6 @@ from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import method_of
-from proxy.services.rpc.short_batch import ShortBatch
 from proxy.services.usage import UsageService
 from proxy.telemetry import AccessLines
 from proxy.web.front.request_headers import RequestHeaders
@@ -74,22 +73,42 @@ class CallAccounting:
         if not meter.settle(least):
             self._admission.refund(meter.key, 1, 0)
 
-    def settle_batch(self, key: Key, batch: CallBatch | ShortBatch) -> int:
-        """The final price of a batch. Items that failed through our fault are refunded."""
+    def settle_batch(self, key: Key, batch: CallBatch) -> int:
+        """Count the items of a batch that are answered, and refund those that failed through our fault. Returns the price of
+        the batch."""
+        if batch.plain:
+            self._count_plain(key, batch)
         units = batch.units
-        for item in batch.failed():
-            assert item.fault is not None
-            kept = self.refund(key, item.fault, item.units)
-            units += kept - item.units
-            item.keep(kept)
+        for item in batch.items:
+            if item.fault is not None:
+                units -= item.units
+                item.on_refunded(self.refund(key, item.fault, item.units))
+                units += item.units
+            if item.outcome:
+                self.count(key, item, item.outcome, item.took_s - item.waited_s)
         return units
+
+    def leave_batch(self, key: Key, batch: CallBatch) -> None:
+        """The client has left before its batch was done: items that are answered count nevertheless."""
+        batch.leave()
+        self.settle_batch(key, batch)
 
     # Counts
 
     def count(self, key: Key, caller: Caller, outcome: str, took_s: float) -> None:
-        """Count a call whose method is known. The items of a batch are counted one by one, when they are answered."""
+        """Count a call whose method is known."""
         if caller.policy is not None:
             key.tallies[caller.policy.tally].count(outcome, caller.cache, caller.units, took_s)
+
+    def _count_plain(self, key: Key, batch: CallBatch) -> None:
+        """Count plain reads, those of one method together."""
+        counted, same = batch.plain[0], 0
+        for policy in batch.plain:
+            if policy is not counted:
+                key.tallies[counted.tally].count_results(same, counted.units, batch.took_s)
+                counted, same = policy, 0
+            same += 1
+        key.tallies[counted.tally].count_results(same, counted.units, batch.took_s)
 
     def of_operation(self, key: Key, network: str, operation: str) -> Tally:
         """The tally of a key for a REST operation, or for a method that is not sent to the network, such as a paymaster's."""

@@ -14,7 +14,7 @@ from aiohttp.payload import Payload
 from proxy.core import encodings
 from proxy.errors import Fault
 from proxy.request_threads import request_threads
-from proxy.services.rpc.batches import slices
+from proxy.services.rpc.held_body import slices
 from proxy.settings import TlsSettings
 from proxy.turn_queue import next_turn
 

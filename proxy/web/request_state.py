@@ -13,7 +13,6 @@ from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.short_batch import ShortBatch
 from proxy.tracing import Span
 
 
@@ -39,7 +38,7 @@ class RequestState:
     failure: str = ""
     # The flight of a call, a batch, or the calls that a REST operation made.
     flight: Flight | None = None
-    batch: CallBatch | ShortBatch | None = None
+    batch: CallBatch | None = None
     calls: Sequence[PendingReply] = ()
 
     def finished(self, key: Key, reply: web.StreamResponse, took_s: float) -> FinishedCall:

@@ -115,7 +115,7 @@ MUTANTS = {
             "        return units",
         ),
         # Memory
-        Mutant("reply-memory-kept", f"{_RPC}.reply_share", "self._replies.give_back(self._account, counted)", "pass"),
+        Mutant("reply-memory-kept", f"{_RPC}.held_body", "self._replies.give_back(self._account, counted)", "pass"),
         Mutant(
             "flight-not-unregistered",
             f"{_RPC}.dispatcher",

@@ -21,7 +21,7 @@ the flight, and the flight delivers the outcome to its callers:
 An answered call is described by a `FinishedCall` (`finished_call`), and web/call_accounting counts, logs and records it.
 
 Two strategies skip the flight in the usual case and become flights in every other: a plain read (web/front/short_call), and a
-batch of plain reads (`short_batch`). Others take a flight over, because one upstream alone cannot answer it: `logs`,
+batch of plain reads (`upstream_batch`). Others take a flight over, because one upstream alone cannot answer it: `logs`,
 `block_waits`, `rest_waits`, `verifier`, `filter_ids`, `broadcasts`. `upstream_batch` sends several flights in one request.
 `tracker` polls the heads that the network's state is built from.
 """

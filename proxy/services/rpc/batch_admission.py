@@ -1,7 +1,12 @@
-"""Admits a batch item by item, if it is large or does not fit the rate at once.
+"""Admits a batch: its items are read, checked, priced, charged and sent.
 
-Items are charged in order, a few in each turn of the account. When the buckets are empty, the others wait for the refill, up to
-a bound; then they are refused, each with the time to retry. Admitted items are sent on without waiting for the others.
+Most batches are small, and are admitted at once. Others are admitted step by step, in the turns of their account:
+
+* A large batch, or one with mistakes in it, is *read* a few items at a time. Nothing is charged or sent before all items are
+  read, because a body that is not a batch is refused as a whole. It is read when its account has room for its items; until then
+  it *waits for room*, for as long as items wait for their rate.
+* Items are then *charged* in order, a few in each turn, and sent on without waiting for the others. When the buckets are empty,
+  the others *wait for the rate*, up to a bound; then they are *refused*, each with the time to retry.
 
 Waiting costs the client nothing, so few batches of an account wait at a time, and the memory of batches that are read or wait
 is that of their account (`memory_budget.py`). If the worker has no room for a batch, the account that holds most makes room:
@@ -13,17 +18,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from proxy import telemetry
+from proxy.core import jsonrpc
 from proxy.core.access import Key
-from proxy.core.jsonrpc import RawCall
+from proxy.core.batch_reader import BatchReader
+from proxy.core.directives import Directives
+from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault, Forbidden, LeasePending, RateLimited
 from proxy.memory_budget import BudgetLine
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
+from proxy.services.rpc.call_checks import SubscriptionCalls, check_call
+from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.turn_queue import TurnQueue
 
@@ -40,77 +52,12 @@ ITEM_BYTES: Final = 640
 LEAST_IN_BODY: Final = 40
 NO_ROOM = "the worker has no room for more waiting batches of this account: make fewer at a time"
 
+# Refuses a batch whole. The ids are those of its calls; there are none if it could not be read.
+BatchRefusal = Callable[[Fault | MalformedCall, Sequence[bytes]], None]
 # A call that may be made, with its price; and one that is answered with an error for its own mistake.
 PricedItem = tuple[BatchItem, MethodPolicy, RawCall, int]
 MistakenItem = tuple[BatchItem, bytes]
-SendItems = Callable[[Sequence[PricedItem], float], None]
-
-
-class CheckedItems:
-    """The items of a batch that may run, those that may not with the reason, and the price of all."""
-
-    __slots__ = ("accepted", "declined", "units")
-
-    def __init__(self) -> None:
-        self.accepted: list[PricedItem] = []
-        self.declined: list[tuple[BatchItem, bytes | Fault]] = []
-        self.units = 0
-
-    def __repr__(self) -> str:
-        return f"<CheckedItems {len(self.accepted)} accepted, {len(self.declined)} declined, {self.units} units>"
-
-    def accept(self, item: BatchItem, policy: MethodPolicy, call: RawCall, price: int) -> None:
-        self.accepted.append((item, policy, call, price))
-        self.units += price
-
-    def decline(self, item: BatchItem, why: bytes | Fault) -> None:
-        """A fault is free."""
-        self.declined.append((item, why))
-        self.units += 0 if isinstance(why, Fault) else UNITS_OF_AN_ERROR
-
-
-class BatchRoom:
-    """The memory of one batch while it is read or waits. `give_up` is called if another account needs it."""
-
-    __slots__ = ("account", "counts", "give_up", "is_held", "others", "size")
-
-    def __init__(self, others: WaitingBatches, account: str, size: int) -> None:
-        self.others = others
-        self.account = account
-        self.size = size
-        self.give_up: Callable[[], None] = _ignore
-        self.is_held = False
-        # Whether it counts as one of the account's batches that wait.
-        self.counts = False
-
-    def __repr__(self) -> str:
-        return f"<BatchRoom {self.size} bytes{' held' if self.is_held else ''}>"
-
-    def take(self) -> bool:
-        """Whether there is room for the batch."""
-        self.is_held = self.is_held or self.others.enter(self)
-        return self.is_held
-
-    @property
-    def is_free(self) -> bool:
-        """Whether the room can be taken without making another account give up its own."""
-        return self.others.memory.has_room(self.account, self.size)
-
-    def wait(self) -> bool:
-        """Whether the batch may wait for its account's rate."""
-        self.counts = self.counts or (self.take() and self.others.count(self))
-        return self.counts
-
-    def belongs_to(self, give_up: Callable[[], None]) -> None:
-        """This is called from now on if another account needs the room."""
-        self.give_up = give_up
-
-    def give_back(self) -> None:
-        # Its owner refers to it as well: the cycle would keep the batch in memory.
-        self.give_up = _ignore
-        if self.is_held:
-            self.is_held = False
-            self.others.leave(self)
+AdmissionStep = Literal["wait_for_room", "read", "charge", "wait_for_rate", "refuse", "over"]
 
 
 class WaitingBatches:
@@ -118,29 +65,23 @@ class WaitingBatches:
 
     def __init__(self, memory: BudgetLine) -> None:
         self.memory = memory
-        self._rooms: dict[str, list[BatchRoom]] = {}
+        self._batches: dict[str, list[BatchAdmission]] = {}
         self._bytes: dict[str, int] = {}
 
     def __repr__(self) -> str:
-        return f"<WaitingBatches {len(self)} of {len(self._rooms)} accounts>"
+        return f"<WaitingBatches {len(self)} of {len(self._batches)} accounts>"
 
     def __len__(self) -> int:
-        return sum([len(rooms) for rooms in self._rooms.values()])
+        return sum([len(batches) for batches in self._batches.values()])
 
-    def room(self, account: str, body_bytes: int, most_items: int) -> BatchRoom:
-        """Room for a batch of this account, which is not taken yet."""
-        items = min(most_items, body_bytes // LEAST_IN_BODY + 1)
-        return BatchRoom(self, account, body_bytes + items * ITEM_BYTES)
-
-    def enter(self, room: BatchRoom) -> bool:
-        """Take the room. If there is none, accounts that hold more than this one make it."""
-        account, size = room.account, room.size
+    def enter(self, batch: BatchAdmission, account: str, size: int) -> bool:
+        """Take room for the batch. If there is none, accounts that hold more than this one make it."""
         while not self.memory.take(account, size):
             greediest = self._greediest()
             if self._bytes.get(greediest, 0) <= self._bytes.get(account, 0) + size:
                 return False
-            self._rooms[greediest][-1].give_up()
-        self._rooms.setdefault(account, []).append(room)
+            self._batches[greediest][-1].give_up()
+        self._batches.setdefault(account, []).append(batch)
         self._bytes[account] = self._bytes.get(account, 0) + size
         return True
 
@@ -152,76 +93,260 @@ class WaitingBatches:
                 found, most = account, held
         return found
 
-    def count(self, room: BatchRoom) -> bool:
-        """Whether one more batch of the account may wait."""
-        return len([each for each in self._rooms[room.account] if each.counts]) < MOST_OF_ACCOUNT
+    def may_wait(self, account: str) -> bool:
+        """Whether one more batch of the account may wait for the rate."""
+        return len([each for each in self._batches[account] if each.has_waited]) < MOST_OF_ACCOUNT
 
-    def leave(self, room: BatchRoom) -> None:
-        rooms = self._rooms[room.account]
-        rooms.remove(room)
-        self._bytes[room.account] -= room.size
-        if not rooms:
-            del self._rooms[room.account], self._bytes[room.account]
-        self.memory.give_back(room.account, room.size)
+    def leave(self, batch: BatchAdmission, account: str, size: int) -> None:
+        batches = self._batches[account]
+        batches.remove(batch)
+        self._bytes[account] -= size
+        if not batches:
+            del self._batches[account], self._bytes[account]
+        self.memory.give_back(account, size)
 
 
-def _ignore() -> None: ...
+@dataclass(frozen=True, slots=True)
+class BatchServices:
+    """The parts of the worker that batches use. `most_items`: the largest batch. `wait_s`: how long items wait for their rate,
+    and batches for room."""
+
+    admission: Admission
+    forwarder: Forwarder
+    turns: TurnQueue
+    waiting: WaitingBatches
+    most_items: int
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTerms:
+    """How the calls of a batch are made: on which network, with which key and directives, and who subscribes."""
+
+    route: Route
+    key: Key
+    directives: Directives | None
+    subscriber: SubscriptionCalls | None
 
 
 class BatchAdmission:
+    """The admission of one batch. The steps are those of the module's description."""
+
     __slots__ = (
-        "_admission", "_batch", "_deadline", "_has_left", "_key", "_loop", "_mistaken", "_paused_at", "_refusal", "_room",
-        "_send", "_timer", "_turns", "_waited_s", "_waiting",
-    )  # fmt: skip
+        "_accepted",
+        "_account",
+        "_batch",
+        "_has_room",
+        "_mistaken",
+        "_paused_at",
+        "_reader",
+        "_refusal",
+        "_refuse_whole",
+        "_services",
+        "_size",
+        "_step",
+        "_terms",
+        "_timer",
+        "_units",
+        "_waited_s",
+        "has_waited",
+    )
 
     def __init__(
-        self,
-        batch: CallBatch,
-        key: Key,
-        admission: Admission,
-        send: SendItems,
-        *,
-        turns: TurnQueue,
-        room: BatchRoom,
-        deadline: float,
+        self, services: BatchServices, batch: CallBatch, terms: BatchTerms, size: int, refuse: BatchRefusal
     ) -> None:
+        """`size`: the bytes of the body. `refuse` is called, now or later, if the batch is refused whole."""
+        self._services = services
         self._batch = batch
-        self._turns = turns
-        self._has_left = False
+        self._terms = terms
+        self._refuse_whole = refuse
+        self._account = terms.key.account.id
+        # The memory of the batch, whether it is taken, and whether the batch counts as one of the account's that wait.
+        self._size = size
+        self._has_room = False
+        self.has_waited = False
+        self._step: AdmissionStep = "read"
+        self._reader: BatchReader | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        # The items that may run, those with a mistake, and the price of all.
+        self._accepted: deque[PricedItem] = deque()
+        self._mistaken: deque[MistakenItem] = deque()
+        self._units = 0
         # Why the items that are left are refused.
         self._refusal: Fault | None = None
-        self._room = room
-        room.belongs_to(self._give_up)
-        self._key = key
-        self._admission = admission
-        self._send = send
-        self._deadline = deadline
-        self._loop = asyncio.get_running_loop()
         # Since when the items wait for the rate, or 0, and for how long they did before.
         self._paused_at = 0.0
         self._waited_s = 0.0
-        self._timer: asyncio.TimerHandle | None = None
-        self._waiting: deque[PricedItem] = deque()
-        self._mistaken: deque[MistakenItem] = deque()
 
     def __repr__(self) -> str:
-        return f"<BatchAdmission {self._batch!r}, {len(self._waiting) + len(self._mistaken)} waiting>"
+        return f"<BatchAdmission {self._step}, {self._left} items left of {self._batch!r}>"
 
-    def start(self, items: Iterable[PricedItem], mistaken: Iterable[MistakenItem]) -> None:
-        self._waiting.extend(items)
-        self._mistaken.extend(mistaken)
-        self._batch.expect(len(self._waiting) + len(self._mistaken))
-        self._admit()
+    @property
+    def _left(self) -> int:
+        return len(self._accepted) + len(self._mistaken)
+
+    # Called by the service and by the batch
+
+    def admit(self, calls: Sequence[RawCall], now: float) -> None:
+        """Admit a small batch, at once or item by item."""
+        self._add(calls)
+        if self._services.admission.charge(self._terms.key, len(calls), self._units, now) is not None:
+            self._size += len(calls) * ITEM_BYTES
+            self._admit_by_item()
+            return
+        batch = self._batch
+        batch.on_charged(self._units)
+        for item, error in self._mistaken:
+            item.decline(error)
+        batch.expect(len(self._accepted))
+        self._send(self._accepted, now)
+
+    def read(self, body: bytes) -> None:
+        """Read a batch in turn with other clients, then admit it item by item."""
+        services = self._services
+        self._reader = BatchReader(body, services.most_items)
+        self._size += min(services.most_items, self._size // LEAST_IN_BODY + 1) * ITEM_BYTES
+        self._batch.begin_admission(self)
+        if not self._begin_reading():
+            self._step = "wait_for_room"
+            services.waiting.memory.budget.wait(self._account, self._begin_later)
+            self._timer = asyncio.get_running_loop().call_later(services.wait_s, self.give_up)
 
     def leave(self) -> None:
-        self._has_left = True
+        """The client is gone."""
+        self._end()
+
+    def give_up(self) -> None:
+        """There was no room in time, or another account needs it: refuse the batch, or the items that are left of it."""
+        refusal = RateLimited(NO_ROOM, retry_after_s=1)
+        match self._step:
+            case "wait_for_room" | "read":
+                self._end()
+                self._refuse_whole(refusal, ())
+            case "wait_for_rate":
+                self._stop_timer()
+                self._end_pause(time.monotonic())
+                self._refuse_left(refusal)
+            case "charge":  # Its turn will come.
+                self._step, self._refusal = "refuse", refusal
+                self._give_room()
+            case _:
+                self._give_room()
+
+    # Room
+
+    def _begin_reading(self) -> bool:
+        """Read the batch, if there is room for it."""
+        if not self._takes_room():
+            return False
+        self._stop_timer()
+        self._next("read")
+        return True
+
+    def _begin_later(self) -> bool:
+        """Called while others give back memory. Only free room is taken: no account is made to give up its room meanwhile."""
+        return self._services.waiting.memory.has_room(self._account, self._size) and self._begin_reading()
+
+    def _takes_room(self) -> bool:
+        self._has_room = self._has_room or self._services.waiting.enter(self, self._account, self._size)
+        return self._has_room
+
+    def _give_room(self) -> None:
+        if self._has_room:
+            self._has_room = False
+            self._services.waiting.leave(self, self._account, self._size)
+
+    def _may_wait(self, until: float) -> bool:
+        if until > self._batch.began + self._services.wait_s:
+            return False
+        self.has_waited = self.has_waited or (self._takes_room() and self._services.waiting.may_wait(self._account))
+        return self.has_waited
+
+    # Steps
+
+    def _next(self, step: AdmissionStep) -> None:
+        """Take this step in the account's next turn."""
+        self._step = step
+        self._services.turns.add(self._account, self._go_on)
+
+    def _go_on(self) -> bool:
+        match self._step:
+            case "read":
+                self._read()
+            case "charge":
+                self._charge()
+            case "refuse":
+                self._refuse_some()
+            case _:
+                pass  # The client left, or the batch was given up.
+        return False
+
+    def _end(self) -> None:
+        """Nothing is left to do."""
+        self._step = "over"
+        self._stop_timer()
+        self._services.waiting.memory.budget.forget(self._account, self._begin_later)
+        self._give_room()
+        self._batch.end_admission()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._room.give_back()
-        self._batch.leave()
+            self._timer = None
 
-    def _admit(self) -> None:
+    def _read(self) -> None:
+        assert self._reader is not None
+        try:
+            self._add(self._reader.read(ITEMS_PER_STEP))
+        except MalformedCall as exc:
+            self._end()
+            self._refuse_whole(exc, ())
+            return
+        if self._reader.is_done:
+            self._admit_by_item()
+        else:
+            self._next("read")
+
+    def _add(self, calls: Sequence[RawCall | MalformedCall]) -> None:
+        """Check and price these calls. One that the key may not make is answered at once, and free."""
+        route, key, directives = self._terms.route, self._terms.key, self._terms.directives
+        factor = 1 if directives is None else directives.price_factor
+        for call in calls:
+            if isinstance(call, MalformedCall):
+                item = self._batch.add(call.id)
+                item.on_checked(route.unknown)
+                self._add_mistaken(item, jsonrpc.error(call.code, call.message))
+                continue
+            item = self._batch.add(call[2])
+            policy = check_call(item, route, key, call, self._terms.subscriber)
+            if isinstance(policy, MethodPolicy):
+                price = route.state.price(policy, call[1]) * factor
+                self._accepted.append((item, policy, call, price))
+                self._units += price
+            elif isinstance(policy, Fault):
+                item.decline(policy)
+            else:
+                self._add_mistaken(item, policy)
+
+    def _add_mistaken(self, item: BatchItem, error: bytes) -> None:
+        self._mistaken.append((item, error))
+        self._units += UNITS_OF_AN_ERROR
+
+    def _admit_by_item(self) -> None:
+        batch, services = self._batch, self._services
+        # A rate admits some items, sooner or later. An exhausted daily quota admits none, so it refuses the whole batch.
+        exhausted = services.admission.charge(self._terms.key, 0, 0, batch.began)
+        if isinstance(exhausted, RateLimited) and exhausted.wait_s > services.wait_s:
+            self._end()
+            self._refuse_whole(exhausted, [item.id or b"" for item in batch.items])
+            return
+        batch.begin_admission(self)
+        batch.expect(self._left)
+        self._charge()
+
+    def _charge(self) -> None:
         """Admit as many items as the buckets allow, and return later for the rest."""
+        self._step = "charge"
         self._timer = None
         now = time.monotonic()
         self._end_pause(now)
@@ -233,55 +358,48 @@ class BatchAdmission:
             self._send(admitted, now)
         if isinstance(refusal, RateLimited) and self._may_wait(now + refusal.wait_s):
             pause_s = refusal.wait_s if isinstance(refusal, LeasePending) else max(LEAST_PAUSE_S, refusal.wait_s)
-            self._timer = self._loop.call_later(pause_s, self._admit)
+            self._step = "wait_for_rate"
+            self._timer = asyncio.get_running_loop().call_later(pause_s, self._charge)
             self._paused_at = 0.0 if isinstance(refusal, LeasePending) else now
-            return
-        self._refusal = refusal
-        if self._waiting or self._mistaken:
-            self._turns.add(self._key.account.id, self._go_on)
-        if refusal is not None or not self._waiting:
-            self._room.give_back()
-
-    def _give_up(self) -> None:
-        """Another account needs the room: refuse the items that are left."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-            self._end_pause(time.monotonic())
-            self._turns.add(self._key.account.id, self._go_on)
-        self._refusal = RateLimited(NO_ROOM, retry_after_s=1)
-        self._room.give_back()
-
-    def _go_on(self) -> bool:
-        if self._has_left:
-            return False
-        if self._refusal is None:
-            self._admit()
+        elif refusal is not None:
+            self._refuse_left(refusal)
+        elif self._left:
+            if not self._accepted:
+                self._give_room()
+            self._next("charge")
         else:
-            self._refuse(self._refusal)
-        return False
-
-    def _may_wait(self, until: float) -> bool:
-        return until <= self._deadline and self._room.wait()
+            self._end()
 
     def _take(self, admitted: list[PricedItem], now: float) -> Fault | None:
         """Charge the next items. Returns the refusal that applies to the first one left."""
-        if not self._key.alive:
+        key, admission = self._terms.key, self._services.admission
+        if not key.alive:
             return Forbidden("this API key was changed or revoked", reason="disabled")
-        for _ in range(min(ITEMS_PER_STEP, len(self._waiting) + len(self._mistaken))):
-            units = self._waiting[0][3] if self._waiting else UNITS_OF_AN_ERROR
-            refusal = self._admission.charge(self._key, 1, units, now)
+        for _ in range(min(ITEMS_PER_STEP, self._left)):
+            units = self._accepted[0][3] if self._accepted else UNITS_OF_AN_ERROR
+            refusal = admission.charge(key, 1, units, now)
             if isinstance(refusal, RateLimited):
                 return refusal
-            if not self._waiting:
+            if not self._accepted:
                 item, error = self._mistaken.popleft()
                 item.decline(refusal or error)
             elif refusal is None:
-                admitted.append(self._waiting.popleft())
+                admitted.append(self._accepted.popleft())
             else:  # It costs more than the buckets ever hold.
-                self._waiting.popleft()[0].decline(refusal)
+                self._accepted.popleft()[0].decline(refusal)
             self._batch.on_charged(0 if refusal else units)
         return None
+
+    def _send(self, items: Sequence[PricedItem], now: float) -> None:
+        terms = self._terms
+        forwarded = []
+        for item, policy, call, price in items:
+            item.on_admitted(price)
+            if terms.subscriber is not None and policy.method.kind == "subscription":
+                terms.subscriber.subscribe(item, policy, call[1])
+            else:
+                forwarded.append((item, policy, call[1]))
+        self._services.forwarder.forward_all(forwarded, terms.route, terms.key, now, directives=terms.directives)
 
     def _end_pause(self, now: float) -> None:
         if self._paused_at:
@@ -294,12 +412,23 @@ class BatchAdmission:
             item.on_waited(self._waited_s)
             telemetry.rate_wait_seconds.labels("batch").observe(self._waited_s)
 
-    def _refuse(self, refusal: Fault) -> None:
+    def _refuse_left(self, refusal: Fault) -> None:
+        self._refusal = refusal
+        self._give_room()
+        if self._left:
+            self._next("refuse")
+        else:
+            self._end()
+
+    def _refuse_some(self) -> None:
         """Answer some of the items that are left, and come back for the others."""
-        error = rpc_error_of(refusal)
-        for _ in range(min(REFUSED_PER_STEP, len(self._waiting) + len(self._mistaken))):
-            item = self._waiting.popleft()[0] if self._waiting else self._mistaken.popleft()[0]
+        assert self._refusal is not None
+        error = rpc_error_of(self._refusal)
+        for _ in range(min(REFUSED_PER_STEP, self._left)):
+            item = self._accepted.popleft()[0] if self._accepted else self._mistaken.popleft()[0]
             self._count_wait(item)
-            item.refuse(refusal, error)
-        if self._waiting or self._mistaken:
-            self._turns.add(self._key.account.id, self._go_on)
+            item.refuse(self._refusal, error)
+        if self._left:
+            self._next("refuse")
+        else:
+            self._end()

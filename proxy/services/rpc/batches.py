@@ -13,24 +13,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from proxy.core import jsonrpc
-from proxy.core.jsonrpc import MalformedCall, RawCall
-from proxy.core.usage import KeyTallies
 from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.held_body import FREE_BYTES, NO_ROOM, HeldBody, ReplyShare, slices
 from proxy.services.rpc.method_policy import MethodPolicy
-from proxy.services.rpc.reply_share import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.wire.upstream import Piece, UpstreamConnection
 
 # Results up to this size are not counted: a whole batch of them is not large.
 SMALL_BYTES = 1024
-# Held replies are written in slices, so that a client that does not read is noticed, and others have their turns in between.
-SLICE_BYTES = 65_536
 # The price of a request that is answered with an error for its own mistake.
 UNITS_OF_AN_ERROR = 1
 
@@ -47,13 +43,32 @@ class BatchSink(Protocol):
     def on_batch_broken(self) -> None: ...
 
 
+ItemOutcome = Literal["", "results", "errors", "faults"]
+
+
 class BatchItem:
     """One call of a batch, and its reply once that has arrived."""
 
     __slots__ = (
-        "batch", "block", "cache", "connection", "counted", "failure", "fault", "flight", "has_length", "id", "is_begun",
-        "is_waiting", "parts", "policy", "reply", "reserved", "settled", "took_s", "units", "waited_s",
-    )  # fmt: skip
+        "_body",
+        "_counted",
+        "_has_length",
+        "_parts",
+        "batch",
+        "block",
+        "cache",
+        "failure",
+        "fault",
+        "flight",
+        "id",
+        "is_begun",
+        "outcome",
+        "policy",
+        "reply",
+        "took_s",
+        "units",
+        "waited_s",
+    )
 
     def __init__(self, batch: CallBatch, id_: bytes | None) -> None:
         self.batch = batch
@@ -65,22 +80,22 @@ class BatchItem:
         self.block = 0
         self.reply = b""
         self.fault: Fault | None = None
-        # The text of the error or the fault, and how long the item took.
+        # Empty until the item is answered. Then also the text of the error or the fault, and how long the item took.
+        self.outcome: ItemOutcome = ""
         self.failure = ""
         self.took_s = 0.0
         # The part of it that the item waited for its account's rate limit.
         self.waited_s = 0.0
-        self.settled = False
-        # A large result: the upstream connection that it comes on, whether its length was known and how much of it is counted,
-        # the parts that wait, and whether some were sent already.
-        self.connection: UpstreamConnection | None = None
-        self.has_length = False
-        self.counted = 0
-        self.parts: deque[Piece] | None = None
+        # A large result while it arrives, whether its length was known and how much of it is counted, the parts that wait, and
+        # whether some were sent already.
+        self._body: HeldBody | None = None
+        self._has_length = False
+        self._counted = 0
+        self._parts: deque[Piece] | None = None
         self.is_begun = False
-        # The bytes that are still to come and have their room; and whether the result waits unread for room or its turn.
-        self.reserved = 0
-        self.is_waiting = False
+
+    def __repr__(self) -> str:
+        return f"<BatchItem {self.outcome or 'open'}>"
 
     @property
     def streams(self) -> bool:
@@ -91,6 +106,11 @@ class BatchItem:
     def reached(self) -> int:
         """A block that the state behind the result has reached; 0 if it is unknown."""
         return self.block if self.flight is None else self.flight.block
+
+    @property
+    def source(self) -> UpstreamConnection | None:
+        """The upstream connection that a large result comes on."""
+        return None if self._body is None else self._body.source
 
     def on_checked(self, policy: MethodPolicy) -> None:
         self.policy = policy
@@ -112,7 +132,7 @@ class BatchItem:
         if self.id:
             size = len(result)
             if size > SMALL_BYTES and (refusal := self._count(size) or self.batch.hold(size)) is not None:
-                self._drop_parts()
+                self._drop()
                 self.on_error(refusal)
                 return
             self.reply = jsonrpc.result_reply(self.id, result)
@@ -125,8 +145,7 @@ class BatchItem:
         self._settle("errors" if self.fault is None else "faults")
 
     def on_fault(self, fault: Fault) -> None:
-        self.fault = fault
-        self.on_error(rpc_error_of(fault))
+        self.refuse(fault, rpc_error_of(fault))
 
     def on_charged(self, units: int) -> bool:
         self.units += units
@@ -138,11 +157,9 @@ class BatchItem:
         self.fault = fault
         self.on_error(error)
 
-    def keep(self, units: int) -> None:
+    def on_refunded(self, units: int) -> None:
         """The item failed, and costs these units."""
         self.units = units
-        if units and self.policy is not None:
-            self.batch.tallies[self.policy.tally].add_units(units)
 
     def decline(self, why: bytes | Fault) -> None:
         """Answer the item without calling an upstream. A refusal is free."""
@@ -156,167 +173,165 @@ class BatchItem:
 
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
         assert self.id is not None
-        self.connection = connection
-        self.has_length = left is not None
-        self.parts = deque([jsonrpc.result_start(self.id)])
-        refusal = None
-        if left is not None:
-            refusal = self._count(left) or self._make_room(left, connection)
-        if refusal is not None:
-            self._give_up(refusal)
-        elif self.is_waiting:
-            self.batch.share.take_anyway(len(beginning))
-            self.parts.append(bytes(beginning))
-        else:
+        body = self._body = HeldBody(self.batch.share, connection, self._on_no_room)
+        body.parts.append(jsonrpc.result_start(self.id))
+        self._parts = body.parts
+        self._has_length = left is not None
+        refusal = None if left is None else self._count(left)
+        if refusal is None and self._makes_room(body, left):
             self.on_stream_piece(beginning)
+        else:
+            self._give_up(refusal or NO_ROOM)
 
-    def _make_room(self, size: int, connection: UpstreamConnection) -> bytes | None:
-        """Reserve room for the result, unless it can be passed on as it comes; or wait for room. Returns an error if there
-        will be none."""
+    def _makes_room(self, body: HeldBody, size: int | None) -> bool:
+        """Reserve room for the result, unless it can be passed on as it comes; or let it wait for room. False if there will be
+        none."""
         batch = self.batch
-        if size > FREE_BYTES:
+        if size is not None and size > FREE_BYTES:
             batch.begin()
-        if batch.passes_on(self):
-            return None
-        if batch.share.reserve(size):
-            self.reserved = size
-            return None
-        if not batch.sends_parts:
-            return NO_ROOM
-        self.is_waiting = True
-        connection.when_stalled(self._on_stalled)
-        connection.pause()
-        batch.share.wait(self._take_room)
-        return None
+        return (size is not None and batch.passes_on(self)) or body.hold(size, may_wait=batch.sends_parts)
 
-    def _take_room(self) -> bool:
-        size = self.connection.bytes_left if self.connection is not None else 0
-        if not self.batch.share.take(size):
-            return False
-        self.reserved = size
-        self._read_on()
-        return True
-
-    def stop_waiting(self) -> None:
-        """It is the item's turn, or it is given up."""
-        if self.is_waiting:
-            self.batch.share.forget(self._take_room)
-            self._read_on()
-
-    def _read_on(self) -> None:
-        self.is_waiting = False
-        if self.connection is not None:
-            self.connection.when_stalled(None)
-            self.connection.resume()
-
-    def _on_stalled(self) -> None:
-        self.stop_waiting()
-        self._give_up(NO_ROOM)
+    def take_turn(self) -> None:
+        """All items before this one are sent."""
+        if self._body is not None:
+            self._body.turn_came()
 
     def on_stream_piece(self, piece: Piece) -> None:
-        refusal = None if self.has_length else self._count(len(piece))
-        size = len(piece)
-        reserved = min(size, self.reserved)
-        self.reserved -= reserved
-        if self.is_begun and not self.parts:
-            self.batch.share.give(reserved)
-            self.batch.pass_on(piece)  # Beyond the bound too: a result that was begun can only be completed.
+        body, batch, size = self._body, self.batch, len(piece)
+        if body is None:
             return
-        refusal = refusal or self.batch.hold(size - reserved)
-        if refusal is None:
-            assert self.parts is not None
-            self.parts.append(bytes(piece))
-            self.batch.flush()
+        refusal = None if self._has_length else self._count(size)
+        if self.is_begun and not self._parts:
+            body.passed_on(size)
+            batch.pass_on(piece)  # Beyond the bound too: a result that was begun can only be completed.
+        elif refusal is None and body.add(piece):
+            batch.begin_if_large()
+            batch.flush()
         else:
-            self._give_up(refusal)
+            self._give_up(refusal or NO_ROOM)
 
     def _count(self, size: int) -> bytes | None:
         """Count bytes of the result. Returns an error if the whole reply becomes too large by them."""
-        self.counted += size
+        self._counted += size
         return self.batch.grow(size)
 
     def on_stream_end(self) -> None:
-        self.connection = None
+        self._end_body()
         self._settle("results")
 
     def on_stream_broken(self) -> None:
-        self.stop_waiting()
-        self.connection = None
-        if self.is_begun:
-            self.batch.break_off()
-        else:
-            self._drop_parts()
-            self.on_fault(InternalError(BROKEN_REPLY))
+        self._break_off(InternalError(BROKEN_REPLY))
+
+    def _on_no_room(self) -> None:
+        self._give_up(NO_ROOM)
 
     def _give_up(self, error: bytes) -> None:
-        """There is no room for the result. If a part of it was sent, the whole reply ends here."""
-        self.stop_waiting()
-        self.connection = None
+        """There is no room for the result."""
         flight, self.flight = self.flight, None
         if flight is not None:
             flight.leave(self)
-        if self.is_begun:
-            self.batch.break_off()
-        else:
-            self._drop_parts()
-            self.on_error(error)
+        self._break_off(error)
 
-    def _drop_parts(self) -> None:
-        self.batch.grow(-self.counted)
-        self.batch.share.give(sum(map(len, self.parts or ())) + self.reserved)
-        self.reserved = 0
-        self.parts = None
+    def _break_off(self, why: bytes | Fault) -> None:
+        """The result will not be completed. If a part of it was sent, the whole reply ends here."""
+        if self.is_begun:
+            self._end_body()
+            self.batch.break_off()
+            return
+        self._drop()
+        if isinstance(why, Fault):
+            self.on_fault(why)
+        else:
+            self.on_error(why)
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self._end_body()
+        if self.flight is not None and not self.outcome:
+            self.flight.leave(self)
+
+    def _end_body(self) -> None:
+        if self._body is not None:
+            body, self._body = self._body, None
+            body.end()
+
+    def _drop(self) -> None:
+        self.batch.grow(-self._counted)
+        self._parts = None
+        if self._body is not None:
+            body, self._body = self._body, None
+            body.drop()
 
     def pieces(self) -> list[Piece]:
-        return [self.reply] if self.reply else list(self.parts or ())
+        return [self.reply] if self.reply else list(self._parts or ())
 
     def held_parts(self) -> deque[Piece] | None:
         """The parts that wait, to be taken from the left. A whole reply is cut into slices."""
         if self.reply:
-            self.parts = deque(slices(self.reply))
+            self._parts = deque(slices(self.reply))
             self.reply = b""
-        return self.parts
+        return self._parts
 
     def begin_sending(self) -> None:
         """A part of the reply is sent, so the rest of it must follow."""
         self.is_begun = True
 
-    def _settle(self, outcome: str) -> None:
-        if self.settled:
-            return
-        self.settled = True
-        self.took_s = time.monotonic() - self.batch.began
-        if self.policy is not None:
-            units = self.units if self.fault is None else 0
-            self.batch.tallies[self.policy.tally].count(outcome, self.cache, units, self.took_s - self.waited_s)
-        self.batch.settled()
+    def _settle(self, outcome: ItemOutcome) -> None:
+        if not self.outcome:
+            self.outcome = outcome
+            self.took_s = time.monotonic() - self.batch.began
+            self.batch.settled()
+
+
+class BatchAdmitting(Protocol):
+    """Reads, admits or sends the calls of a batch."""
+
+    def leave(self) -> None: ...
 
 
 class CallBatch:
-    """The items of one request. `done` is called when all are answered, unless the reply was sent in parts to `sink`."""
+    """The items of one request. `done` is called when all are answered, unless the reply was sent in parts to `sink`.
+
+    Plain reads that an upstream answers together have no items: see `on_plain_replies`.
+    """
 
     __slots__ = (
-        "_done", "_has_begun", "_next", "_open", "_sink", "_size", "_streams", "began", "items", "share", "tallies", "units",
-    )  # fmt: skip
+        "_admitting",
+        "_block",
+        "_body",
+        "_done",
+        "_has_begun",
+        "_next",
+        "_open",
+        "_sink",
+        "_size",
+        "_streams",
+        "answered_label",
+        "began",
+        "items",
+        "plain",
+        "share",
+        "took_s",
+        "units",
+    )
 
     def __init__(
-        self,
-        calls: Sequence[RawCall | MalformedCall],
-        done: Callable[[CallBatch], None],
-        now: float,
-        tallies: KeyTallies,
-        share: ReplyShare,
-        sink: BatchSink | None = None,
+        self, done: Callable[[CallBatch], None], now: float, share: ReplyShare, sink: BatchSink | None = None
     ) -> None:
         self.items: list[BatchItem] = []
-        for call in calls:
-            self.add(call)
         self.units = 0
         self.began = now
-        # The tallies that its items are counted in.
-        self.tallies = tallies
         # The memory that it holds. The owner gives it back once the reply is sent.
         self.share = share
+        # The policies of plain reads that were answered together, their replies, how long they took, the name of the upstream,
+        # and a block that the state behind the results has reached.
+        self.plain: Sequence[MethodPolicy] = ()
+        self._body = b""
+        self.took_s = 0.0
+        self.answered_label = ""
+        self._block = 0
+        # What reads and admits the items, or sends the plain reads, until that is done.
+        self._admitting: BatchAdmitting | None = None
         self._open = -1
         self._done = done
         self._sink = sink
@@ -327,10 +342,17 @@ class CallBatch:
         self._size = 0
 
     def __repr__(self) -> str:
-        return f"<CallBatch of {len(self.items)}, {max(self._open, 0)} open>"
+        return f"<CallBatch of {len(self.items) or len(self.plain)}, {max(self._open, 0)} open>"
 
-    def add(self, call: RawCall | MalformedCall) -> BatchItem:
-        item = BatchItem(self, call.id if isinstance(call, MalformedCall) else call[2])
+    def begin_admission(self, by: BatchAdmitting) -> None:
+        self._admitting = by
+
+    def end_admission(self) -> None:
+        """All items are sent or answered."""
+        self._admitting = None
+
+    def add(self, id_: bytes | None) -> BatchItem:
+        item = BatchItem(self, id_)
         self.items.append(item)
         return item
 
@@ -339,6 +361,13 @@ class CallBatch:
         self._open = count
         if count == 0:
             self._done(self)
+
+    def on_plain_replies(self, policies: Sequence[MethodPolicy], body: bytes, *, block: int, label: str) -> None:
+        """The batch had plain reads only, and the upstream with this label has answered all of them."""
+        self._admitting = None
+        self.took_s = time.monotonic() - self.began
+        self.plain, self._body, self._block, self.answered_label = policies, body, block, label
+        self._done(self)
 
     def on_charged(self, units: int) -> None:
         """Items were charged this much, or further upstream calls for them."""
@@ -354,7 +383,9 @@ class CallBatch:
 
     def pieces(self) -> list[Piece]:
         """The reply; empty if all items were notifications."""
-        if not any(item.parts for item in self.items):
+        if self._body:
+            return [self._body]
+        if not any(item.pieces() for item in self.items if not item.reply):
             replies = [item.reply for item in self.items if item.reply]
             return [b"[%b]" % b",".join(replies)] if replies else []
         found: list[Piece] = []
@@ -369,17 +400,16 @@ class CallBatch:
     @property
     def reached(self) -> int:
         """A block that the state behind all results has reached; 0 if it is unknown."""
-        return min([item.reached for item in self.items if item.reached], default=0)
-
-    def failed(self) -> list[BatchItem]:
-        return [item for item in self.items if item.fault is not None]
+        return self._block or min([item.reached for item in self.items if item.reached], default=0)
 
     def leave(self) -> None:
+        """The client is gone."""
         self._sink = None
+        if self._admitting is not None:
+            admitting, self._admitting = self._admitting, None
+            admitting.leave()
         for item in self.items:
-            item.stop_waiting()
-            if item.flight is not None and not item.settled:
-                item.flight.leave(item)
+            item.leave()
         self.share.give_all()
 
     # Large replies
@@ -396,12 +426,15 @@ class CallBatch:
         return jsonrpc.error(jsonrpc.LIMIT_EXCEEDED, message)
 
     def hold(self, size: int) -> bytes | None:
-        """Hold a result, or a piece of one, until its turn. Returns an error if there is no room for it."""
+        """Hold a result until its turn. Returns an error if there is no room for it."""
         if not self.share.take(size):
             return NO_ROOM
+        self.begin_if_large()
+        return None
+
+    def begin_if_large(self) -> None:
         if self.share.is_large:
             self.begin()
-        return None
 
     @property
     def sends_parts(self) -> bool:
@@ -428,10 +461,10 @@ class CallBatch:
         sink = self._sink
         while sink is not None and self._streams and self._next < len(self.items):
             item = self.items[self._next]
-            item.stop_waiting()
+            item.take_turn()
             is_sent = self._send_held(item, sink)
-            sink.on_batch_source(item.connection)
-            if not is_sent or not item.settled:
+            sink.on_batch_source(item.source)
+            if not is_sent or not item.outcome:
                 return
             self._next += 1
         if sink is not None and self._streams and self._open == 0:
@@ -456,10 +489,3 @@ class CallBatch:
         """The reply cannot be completed."""
         if self._sink is not None:
             self._sink.on_batch_broken()
-
-
-def slices(reply: Piece) -> list[Piece]:
-    if len(reply) <= SLICE_BYTES:
-        return [reply]
-    view = memoryview(reply)
-    return [view[at : at + SLICE_BYTES] for at in range(0, len(reply), SLICE_BYTES)]

@@ -1,4 +1,4 @@
-"""The state that a caller keeps for its reply, and calls that a coroutine awaits."""
+"""The state that a caller keeps for its reply, callers that hold a large result, and calls that a coroutine awaits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import time
 import msgspec
 
 from proxy.core.directives import AttemptTrace, Directives
-from proxy.errors import Fault, Unavailable
+from proxy.errors import BROKEN_REPLY, Fault, InternalError, Unavailable
 from proxy.services.accounts.metering import Meter
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Call, Flight, all_but
+from proxy.services.rpc.held_body import NO_ROOM, HeldBody, ReplyShare
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.waiters import WholeResultWaiter
-from proxy.wire.upstream import Upstream
+from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
 
 
 class RpcError(Exception):
@@ -57,6 +58,66 @@ class CallerState:
     def on_charged(self, units: int) -> bool:
         self.units += units
         return True
+
+
+class HeldResultWaiter:
+    """A waiter that passes on a large result when it is whole. Subclasses declare the attributes and send the result."""
+
+    streams: bool = True
+    flight: Flight | None
+    body: HeldBody | None
+
+    def new_share(self) -> ReplyShare:
+        raise NotImplementedError
+
+    def on_held(self, body: HeldBody) -> None:
+        raise NotImplementedError
+
+    def on_result(self, result: bytes | msgspec.Raw) -> None:
+        raise NotImplementedError
+
+    def on_error(self, error: bytes) -> None:
+        raise NotImplementedError
+
+    def on_fault(self, fault: Fault) -> None:
+        raise NotImplementedError
+
+    def on_charged(self, units: int) -> bool:
+        raise NotImplementedError
+
+    def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
+        share = self.new_share()
+        self.body = HeldBody(share, connection, self._give_up)
+        if self.body.hold(left, may_wait=left is not None and share.may_wait(left)):
+            self.on_stream_piece(beginning)
+        else:
+            self._give_up()
+
+    def on_stream_piece(self, piece: Piece) -> None:
+        if self.body is not None and not self.body.add(piece):
+            self._give_up()
+
+    def on_stream_end(self) -> None:
+        if self.body is not None:
+            body, self.body = self.body, None
+            body.end()
+            self.on_held(body)
+
+    def on_stream_broken(self) -> None:
+        if self.body is not None:
+            self.drop_held()
+            self.on_fault(InternalError(BROKEN_REPLY))
+
+    def _give_up(self) -> None:
+        self.drop_held()
+        if self.flight is not None:
+            self.flight.leave(self)
+        self.on_error(NO_ROOM)
+
+    def drop_held(self) -> None:
+        if self.body is not None:
+            body, self.body = self.body, None
+            body.drop()
 
 
 class PendingReply(CallerState, WholeResultWaiter):

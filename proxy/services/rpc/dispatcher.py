@@ -26,9 +26,9 @@ from proxy.core.upstream_errors import UpstreamError
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import DeadlinePassed, Fault, InternalError, Unavailable, UpstreamTimeout
 from proxy.services.rpc.flights import MAX_TRIES, Call, Flight, FlightHandler, result_at
+from proxy.services.rpc.held_body import NO_ROOM
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.network_state import NetworkState
-from proxy.services.rpc.reply_share import NO_ROOM
 from proxy.services.rpc.waiters import ABSENT_WAITER, Waiter
 from proxy.store.valkey.upstream_leases import LeasedRate
 from proxy.wire.http1 import ReplyHeaders

@@ -12,7 +12,6 @@ from proxy.core.request_records import RecordedAttempt, Surface
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.flights import Flight
-from proxy.services.rpc.short_batch import ShortBatch
 
 
 class FinishedCall(msgspec.Struct, kw_only=True, frozen=True):
@@ -34,7 +33,7 @@ class FinishedCall(msgspec.Struct, kw_only=True, frozen=True):
     error: str = ""
     params: bytes = b""
     directives: Directives | None = None
-    batch: CallBatch | ShortBatch | None = None
+    batch: CallBatch | None = None
     # The attempts are in a flight, in the calls that were made for a REST operation, or here.
     flight: Flight | None = None
     calls: Sequence[PendingReply] = ()

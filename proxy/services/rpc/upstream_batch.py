@@ -3,6 +3,10 @@
 When the reply arrives, each flight receives its own part and goes on alone, as if it had been sent alone. If the reply is not a
 valid batch reply, or is large, the flights are sent again one by one, to other upstreams where possible. An upstream that
 refuses the batch as such receives smaller ones of that client for a while, and in the end none (`core/batch_sizes.py`).
+
+Plain reads for a network whose only upstream accepts batches have no flights at first (`PlainReads`): usually the replies come
+in order and without an error, and are passed on together. For ten reads, that saves 40 µs of CPU time (compiled). In every
+other case each read becomes a flight, and the batch an ordinary one.
 """
 
 from __future__ import annotations
@@ -10,10 +14,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any, Final
 
 from proxy.core import jsonrpc, upstream_errors
+from proxy.core.batch_envelopes import SHORT_BATCH_ITEMS
+from proxy.core.jsonrpc import RawCall
+from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.dispatcher import Dispatcher
-from proxy.services.rpc.flights import Call, Flight
+from proxy.services.rpc.flights import Call, Flight, next_id
+from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import OUT_OF_STEP, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
@@ -45,31 +54,161 @@ def may_go_together(call: Call) -> bool:
     return call.policy.may_repeat and not call.archive and call.holder is None
 
 
+def send_plain_reads(
+    dispatcher: Dispatcher,
+    upstream: Upstream,
+    batch: CallBatch,
+    calls: Sequence[tuple[MethodPolicy, RawCall]],
+    *,
+    client: str,
+) -> None:
+    """Send reads of a client to the network's only upstream, in one request."""
+    plain = PlainReads(dispatcher, batch, calls, client)
+    request = UpstreamBatch(dispatcher, (), plain)
+    batch.begin_admission(request)
+    request.send_plain(plain, upstream, batch.began)
+
+
+def may_be_plain(policy: MethodPolicy, call: RawCall) -> bool:
+    """Whether the call can be passed on as it is, unless it is about an old block: its result is not shared, and it expects a
+    reply."""
+    return policy.short and not policy.shared and not policy.looks_up_null and call[2] != b""
+
+
+# Between two calls or replies, and before the first and after the last one.
+_NEXT: Final = b"}," + jsonrpc.HEAD
+_FIRST: Final = b"[" + jsonrpc.HEAD
+_LAST: Final = b"}]"
+# The last three digits of the ids in a batch: joining is faster than formatting a number for each call.
+_PLACES: Final = [b"%03d" % place for place in range(SHORT_BATCH_ITEMS)]
+
+
+class PlainReads:
+    """The reads of a batch that are sent without a flight for each. No state is kept for one of them."""
+
+    __slots__ = ("_batch", "_block", "_calls", "_dispatcher", "_first_id", "_ids", "client")
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        batch: CallBatch,
+        calls: Sequence[tuple[MethodPolicy, RawCall]],
+        client: str,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._batch = batch
+        self._calls = calls
+        self.client = client
+        # A block that the state behind all results has reached.
+        self._block = dispatcher.state.tip
+        self._first_id = 0
+        self._ids = b""
+
+    def __repr__(self) -> str:
+        return f"<PlainReads {len(self._calls)}>"
+
+    def request(self) -> bytes:
+        # Multiplied by 1,000, far above the current ids of flights: flights that take over keep them.
+        number = next_id()
+        self._first_id = number * 1000
+        start = b"%d" % number
+        self._ids = start + (b"," + start).join(_PLACES[: len(self._calls)])
+        parts: list[bytes] = []
+        for place, (policy, call) in enumerate(self._calls):
+            parts += (_NEXT, start, _PLACES[place], policy.request_tail, call[1])
+        parts[0] = _FIRST
+        parts.append(_LAST)
+        return b"".join(parts)
+
+    def answer(self, upstream: Upstream, headers: ReplyHeaders, body: bytes, took_s: float) -> bool:
+        """Pass on the replies, if all are good and in order."""
+        results = self._results(headers, body)
+        if results is None:
+            return False
+        upstream.health.batch_answered(len(results), took_s)
+        parts: list[bytes] = []
+        for (_, call), result in zip(self._calls, results, strict=True):
+            parts += (_NEXT, call[2], b',"result":', result)
+        parts[0] = _FIRST
+        parts.append(_LAST)
+        policies = [policy for policy, _ in self._calls]
+        self._batch.on_plain_replies(policies, b"".join(parts), block=self._block, label=upstream.label)
+        return True
+
+    def _results(self, headers: ReplyHeaders, body: bytes) -> list[Any] | None:
+        """The results in order, as views of the reply; None if it is anything else."""
+        if headers.status != 200 or not headers.plain or not body.isascii():
+            return None
+        try:
+            replies = jsonrpc.read_any_replies(body)
+        except jsonrpc.NOT_JSON:
+            return None
+        if len(replies) != len(self._calls):
+            return None
+        ids: list[Any] = []
+        results: list[Any] = []
+        for reply in replies:
+            if not reply.result or reply.error:
+                return None
+            ids.append(reply.id)
+            results.append(reply.result)
+        return results if b",".join(ids) == self._ids else None
+
+    def to_flights(self, upstream: Upstream, began: float) -> list[Flight]:
+        """Give up the short path: each read becomes an item of the batch, and a flight."""
+        batch = self._batch
+        batch.end_admission()
+        batch.expect(len(self._calls))
+        flights = []
+        for index, (policy, call) in enumerate(self._calls):
+            item = batch.add(call[2])
+            item.on_checked(policy)
+            item.on_admitted(policy.units)
+            flight = self._dispatcher.take_over(
+                policy,
+                call[1],
+                item,
+                upstream,
+                id_=b"%d" % (self._first_id + index),
+                began=began,
+                client=self.client,
+                block=self._block,
+            )
+            item.on_flight(flight)
+            flights.append(flight)
+        upstream.health.batch_split(len(flights))
+        return flights
+
+
 # A larger reply is not read: its calls are sent one by one, so that their results can be streamed.
 MAX_BATCH_REPLY_BYTES = 1 << 20
 
 
 class UpstreamBatch:
-    __slots__ = ("_began", "_dispatcher", "_flights", "_headers", "_pieces", "_size")
+    __slots__ = ("_dispatcher", "_flights", "_headers", "_pieces", "_plain", "_size", "_upstream", "began")
 
-    def __init__(self, dispatcher: Dispatcher, flights: Sequence[Flight], *, began: float = 0.0) -> None:
+    def __init__(self, dispatcher: Dispatcher, flights: Sequence[Flight], plain: PlainReads | None = None) -> None:
+        """`plain`: reads that have no flights yet."""
         self._dispatcher = dispatcher
         self._flights = flights
-        self._began = began
+        self._plain = plain
+        # The upstream of the plain reads, until they are answered or become flights.
+        self._upstream: Upstream | None = None
+        self.began = 0.0
         # The part of a reply of unknown length that has arrived.
         self._headers: ReplyHeaders | None = None
         self._pieces: list[bytes] = []
         self._size = 0
 
     def __repr__(self) -> str:
-        return f"<UpstreamBatch of {len(self._flights)}>"
+        return f"<UpstreamBatch of {self._plain or len(self._flights)}>"
 
     @property
     def client(self) -> str:
-        return self._flights[0].client
+        return self._flights[0].client if self._plain is None else self._plain.client
 
     def send(self, upstream: Upstream, now: float) -> None:
-        self._began = now
+        self.began = now
         parts: list[bytes] = []
         for flight in self._flights:
             flight.begin(upstream, now)
@@ -78,16 +217,44 @@ class UpstreamBatch:
         parts.append(b"]")
         upstream.submit(self, *parts)
 
+    # Plain reads
+
+    def send_plain(self, plain: PlainReads, upstream: Upstream, now: float) -> None:
+        self.began = now
+        self._upstream = upstream
+        upstream.health.begin(now)
+        upstream.submit(self, plain.request())
+
+    def leave(self) -> None:
+        """The client of plain reads is gone."""
+        if self._upstream is not None:
+            upstream, self._upstream = self._upstream, None
+            upstream.health.ended()
+            upstream.leave(self)
+
+    def _to_flights(self) -> None:
+        """Plain reads are slow, failed, or have an unusual reply."""
+        if self._upstream is not None and self._plain is not None:
+            upstream, self._upstream = self._upstream, None
+            self._flights = self._plain.to_flights(upstream, self.began)
+
+    # A sink of its connection
+
     def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         upstream = connection.upstream
         now = time.monotonic()
+        if self._upstream is not None and self._plain is not None:
+            if self._plain.answer(upstream, headers, body, now - self.began):
+                self._upstream = None
+                return
+            self._to_flights()
         if headers.wants_rest:
             for flight in self._still_carried(upstream):
                 flight.ended(upstream)
                 self._dispatcher.rate_limited(flight, upstream, now, headers)
             return
         if _is_refused(headers, body):
-            upstream.batches.refused(self._flights[0].client, len(self._flights), now)
+            upstream.batches.refused(self.client, len(self._flights), now)
             self._send_one_by_one(upstream, now)
             return
         try:
@@ -100,7 +267,7 @@ class UpstreamBatch:
                 connection.fail(OUT_OF_STEP)
             self._on_invalid_reply(upstream, is_refused=headers.status >= 400)
             return
-        took = now - self._began
+        took = now - self.began
         for flight in self._still_carried(upstream):
             reply = replies.get(flight.id) or replies.get(jsonrpc.NULL)
             if reply is None:
@@ -132,17 +299,23 @@ class UpstreamBatch:
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         """The failed request counts once against its upstream, however many calls it contained, and not at all if only the
         results together are too large."""
+        self._to_flights()
         for index, flight in enumerate(self._still_carried(upstream)):
             blame = not index and reason != TOO_LARGE
             self._dispatcher.on_fail(flight, upstream, reason, sent=sent, blame=blame)
 
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
+        if self._upstream is not None:
+            if now - self.began <= self._upstream.health.late_after_s():
+                return
+            self._to_flights()
         for flight in self._flights:
             self._dispatcher.on_tick(flight, connection, now)
         if connection is not None and all(flight.done for flight in self._flights):
             connection.leave(self)
 
     def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
+        self._to_flights()
         self._headers = headers
         if headers.length > MAX_BATCH_REPLY_BYTES:
             self._give_up(connection)

@@ -105,9 +105,7 @@ class FrontConnection(asyncio.Protocol):
         self._reader.forget_known()
         if replies.flight is not None:
             replies.flight.leave(replies)
-        elif replies.batch is not None:
-            replies.batch.leave()
-        else:
+        elif not replies.leave_batch():
             self._short.leave()
 
     def pause_writing(self) -> None:

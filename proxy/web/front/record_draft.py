@@ -12,7 +12,6 @@ from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import method_of
-from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.call_accounting import CallAccounting
 from proxy.web.front.request_headers import RequestHeaders
 
@@ -30,7 +29,7 @@ class RecordDraft:
         # The message of the error, if the call failed.
         self._failure = ""
         # The batch that was answered, if it was one.
-        self._batch: CallBatch | ShortBatch | None = None
+        self._batch: CallBatch | None = None
         # Whether the outcome is known only at the end of a reply that is sent in parts, and the id of the request.
         self._awaits_end = False
         self._request_id = b""
@@ -45,7 +44,7 @@ class RecordDraft:
     def failed(self, message: str) -> None:
         self._failure = message
 
-    def batch_answered(self, batch: CallBatch | ShortBatch) -> None:
+    def batch_answered(self, batch: CallBatch) -> None:
         self._batch = batch
 
     def await_end(self) -> None:
@@ -64,7 +63,7 @@ class RecordDraft:
         self._failure, self._batch = "", None
         account, accounting, flight = headers.key.account, self._accounting, caller.flight
         is_usual = account.unsampled > 1 and took_s <= accounting.slow_s and headers.directives is None
-        if type(batch) is ShortBatch and is_usual:
+        if batch is not None and batch.plain and is_usual:
             account.passed_over()  # All its items were answered, and it is not recorded.
             return
         accounting.record(

@@ -17,7 +17,7 @@ import msgspec
 
 from proxy.core.encodings import StreamCompressor
 from proxy.memory_budget import BudgetLine
-from proxy.services.rpc.batches import slices
+from proxy.services.rpc.held_body import HeldBody, ReplyShare, slices
 from proxy.turn_queue import TurnQueue
 from proxy.wire.upstream import Piece, UpstreamConnection
 
@@ -30,9 +30,8 @@ class ReplyStream:
         "_account",
         "_compressor",
         "_held",
-        "_held_bytes",
-        "_holds",
         "_on_sent",
+        "_share",
         "_slices",
         "_source",
         "_turns",
@@ -48,26 +47,24 @@ class ReplyStream:
         self.transport: asyncio.Transport | None = None
         # When the client stopped reading; 0.0 while it reads.
         self.stalled_since = 0.0
-        # The upstream connection that sends the pieces, and the form in which they are passed on: as they are, chunked, or
-        # compressed and chunked.
-        self._source: UpstreamConnection | None = None
+        # The reply whose pieces an upstream connection sends, and the form in which they are passed on: as they are, chunked,
+        # or compressed and chunked.
+        self._source: HeldBody | None = None
         self.chunked = False
         self._compressor: StreamCompressor | None = None
         # The unsent rest of a large reply that is in memory, and what is called after its last slice.
         self._slices: deque[Piece] | None = None
         self._on_sent: Callable[[], None] | None = None
-        # Whether the reply is read from the upstream into memory, because the client does not read it; the bytes that are held,
-        # and the account that they count for.
-        self._holds = False
-        self._held_bytes = 0
+        # The account of the reply, and the bytes that are held for it: all of them count.
         self._account = ""
+        self._share = ReplyShare(held, "")
         # A large result that is sent whole (bytes or msgspec.Raw). Other callers may be sent the same object.
         self._whole: object = None
 
     def __repr__(self) -> str:
         is_idle = self._source is None and self._slices is None
         state = "stalled" if self.stalled_since else "idle" if is_idle else "sending"
-        return f"<ReplyStream {state}, {self._held_bytes} bytes held>"
+        return f"<ReplyStream {state}, {self._share!r}>"
 
     @property
     def encoding(self) -> int:
@@ -80,20 +77,25 @@ class ReplyStream:
 
     def begin(self, account: str, encoding: int, *, chunked: bool) -> None:
         """A compressed reply is chunked in any case, because its size is not known."""
-        self._account = account
+        self._begin_share(account)
         self._compressor = StreamCompressor(encoding) if encoding else None
         self.chunked = chunked or encoding > 0
 
     def take_from(self, source: UpstreamConnection | None) -> None:
         """The pieces come from this upstream connection from now on; None if they are in memory."""
-        self._source = source
-        if source is not None:
-            source.when_stalled(self._on_stalled)
-            if self.stalled_since and not self._holds:
-                source.pause()
+        if source is None:
+            self._source = None
+            return
+        body = self._source
+        if body is None or body.source is not source:
+            body = self._source = HeldBody(self._share, source, self._abort)
+        source.when_stalled(body.on_evicted)
+        if self.stalled_since:
+            body.client_stalled()
 
     def send(self, piece: Piece) -> None:
-        if self._holds and not self._hold(len(piece)):
+        body = self._source
+        if body is not None and body.state == "holding" and not body.has_room(len(piece)):
             self._abort()
             return
         if self._compressor is not None:
@@ -104,6 +106,7 @@ class ReplyStream:
     def end(self) -> None:
         # Cleared before the write: a write may call pause_writing, and the upstream connection is no longer ours to pause.
         self._source = None
+        self.sent_whole()
         if not self.chunked:
             return
         last = b"" if self._compressor is None else self._compressor.finish()
@@ -125,8 +128,8 @@ class ReplyStream:
 
     def hold(self, account: str, size: int) -> bool:
         """Hold a reply of this size until the client has read most of it. False if there is no room."""
-        self._account = account
-        return self._hold(size)
+        self._begin_share(account)
+        return self._share.take(size)
 
     def hold_whole(self, account: str, result: bytes | msgspec.Raw) -> bool:
         """The same for a result that other callers may get too: its memory counts once for all callers of the account."""
@@ -134,6 +137,11 @@ class ReplyStream:
             return False
         self._account, self._whole = account, result
         return True
+
+    def _begin_share(self, account: str) -> None:
+        self._account = account
+        self._share.give_all()
+        self._share = ReplyShare(self._held, account, free=0)
 
     def send_slices(self, client: str, parts: tuple[Piece, ...], on_sent: Callable[[], None]) -> None:
         """Send the reply, a slice in each of the client's turns."""
@@ -165,8 +173,8 @@ class ReplyStream:
     def pause(self, now: float) -> None:
         """The client does not read: stop reading its reply from the upstream."""
         self.stalled_since = now
-        if self._source is not None and not self._holds:
-            self._source.pause()
+        if self._source is not None:
+            self._source.client_stalled()
 
     def stalled(self, since: float) -> None:
         """Count the time for which the client reads nothing from this moment on. 0.0: it reads."""
@@ -181,16 +189,16 @@ class ReplyStream:
         return True
 
     def read_again(self) -> None:
-        """The client reads again, and has read most of what was held: give the memory back."""
+        """The client reads again, and has read most of what was held: give the memory back, and read on from the upstream."""
         self.stalled_since = 0.0
         self._release()
+        if self._source is not None:
+            self._source.client_reads()
 
-    def resume_source(self) -> bool:
-        """Read on from the upstream. False if no upstream connection sends a reply."""
-        if self._source is None:
-            return False
-        self._source.resume()
-        return True
+    @property
+    def has_source(self) -> bool:
+        """Whether an upstream connection sends a reply."""
+        return self._source is not None
 
     def close(self) -> None:
         self.transport = None
@@ -198,28 +206,8 @@ class ReplyStream:
         self._slices = self._on_sent = None
         self._release()
 
-    def _on_stalled(self) -> None:
-        """Others need the upstream connection: hold the rest of the reply in memory, or drop the client."""
-        source = self._source
-        if source is None:
-            return
-        if self._held.has_room(self._account, source.bytes_left):
-            self._holds = True
-            source.resume()
-        else:
-            self._abort()
-
-    def _hold(self, size: int) -> bool:
-        if not self._held.take(self._account, size):
-            return False
-        self._held_bytes += size
-        return True
-
     def _release(self) -> None:
-        self._holds = False
-        if self._held_bytes:
-            self._held.give_back(self._account, self._held_bytes)
-            self._held_bytes = 0
+        self._share.give_all()
         if self._whole is not None:
             self._held.give_shared(self._account, self._whole, len(self._whole))  # type: ignore[arg-type]
             self._whole = None

@@ -21,10 +21,9 @@ from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
+from proxy.services.rpc.held_body import FREE_BYTES, NO_ROOM
 from proxy.services.rpc.method_policy import MethodPolicy
-from proxy.services.rpc.reply_share import FREE_BYTES, NO_ROOM
-from proxy.services.rpc.rpc_service import BatchUnderWay, fault_of
-from proxy.services.rpc.short_batch import ShortBatch
+from proxy.services.rpc.rpc_service import fault_of
 from proxy.web.front.front_context import NEVER, FrontContext
 from proxy.web.front.record_draft import RecordDraft
 from proxy.web.front.reply_lines import (
@@ -103,7 +102,7 @@ class ReplyWriter:
         # A block that the state behind the result has reached, unless there is a flight, which has its own; 0 if it is unknown.
         self.block = 0
         self.flight: Flight | None = None
-        self.batch: BatchUnderWay | None = None
+        self.batch: CallBatch | None = None
         # The batch whose reply is being sent in parts, the bytes that were sent in this turn, and whether the next turn is
         # awaited.
         self._streamed: CallBatch | None = None
@@ -184,7 +183,7 @@ class ReplyWriter:
         if self.request_headers.key.records_params:
             self.draft.begin(call[1])
 
-    def await_batch(self, batch: BatchUnderWay | None) -> None:
+    def await_batch(self, batch: CallBatch) -> None:
         """The request is this batch, unless it was answered already."""
         if self.busy:
             self.batch = batch
@@ -331,7 +330,7 @@ class ReplyWriter:
         self.units = self._context.accounting.refund(self.request_headers.key, fault, self.units)
         self._count("faults")
 
-    def on_batch(self, batch: CallBatch | ShortBatch) -> None:
+    def on_batch(self, batch: CallBatch) -> None:
         self.batch = None
         assert self.request_headers is not None
         self.units = self._context.accounting.settle_batch(self.request_headers.key, batch)
@@ -342,6 +341,14 @@ class ReplyWriter:
             self._finish_body(body)
         else:
             self._finish(self._no_content())
+
+    def leave_batch(self) -> bool:
+        """The client is gone. False if no batch is under way."""
+        if self.batch is None or self.request_headers is None:
+            return False
+        batch, self.batch = self.batch, None
+        self._context.accounting.leave_batch(self.request_headers.key, batch)
+        return True
 
     def on_batch_refused(self, why: Fault | MalformedCall, ids: Sequence[bytes]) -> None:
         self.batch = None
@@ -444,7 +451,7 @@ class ReplyWriter:
         self.stream.read_again()
         if self._streamed is not None:
             self._streamed.flush()
-        if not self.stream.resume_source() and not self.busy:
+        if not self.stream.has_source and not self.busy:
             self._on_free()
 
     # The end of a request

@@ -17,13 +17,11 @@ from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall, RawCall
 from proxy.errors import Fault
 from proxy.services.rpc.batches import CallBatch
-from proxy.services.rpc.calls import PendingReply, RpcError
-from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
+from proxy.services.rpc.calls import HeldResultWaiter, PendingReply, RpcError
+from proxy.services.rpc.held_body import NO_ROOM, HeldBody, ReplyShare
 from proxy.services.rpc.method_policy import ANY_SCOPE, method_of
 from proxy.services.rpc.networks import Route
-from proxy.services.rpc.reply_share import NO_ROOM, ReplyShare
 from proxy.services.rpc.rpc_service import RpcService, fault_of
-from proxy.services.rpc.short_batch import ShortBatch
 from proxy.tracing import below, traced
 from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.fault_injection import plan_for
@@ -36,18 +34,18 @@ from proxy.web.request_state import STATE
 class HeldReply(HeldResultWaiter, PendingReply):
     """A single call whose large result is held."""
 
-    __slots__ = ("_share", "held")
+    __slots__ = ("_share", "body")
 
     def __init__(self, share: ReplyShare) -> None:
         super().__init__()
-        self.held: HeldResult | None = None
+        self.body: HeldBody | None = None
         self._share = share
 
     def new_share(self) -> ReplyShare:
         return self._share
 
-    def on_held(self, held: HeldResult) -> None:
-        PendingReply.on_result(self, b"".join(held.pieces).rstrip(b" \t\r\n").removesuffix(b"}"))
+    def on_held(self, body: HeldBody) -> None:
+        PendingReply.on_result(self, b"".join(body.parts).rstrip(b" \t\r\n").removesuffix(b"}"))
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
         """A result that was not streamed: a small or cached one, or one that several callers wait for."""
@@ -172,6 +170,7 @@ class RpcHandler:
             accounting.count(key, pending, "faults", time.monotonic() - began)
             raise
         except asyncio.CancelledError:
+            pending.drop_held()
             share.give_all()
             raise
         finally:
@@ -188,7 +187,7 @@ class RpcHandler:
     async def _batch(self, request: web.Request, route: Route, key: Key, body: bytes) -> tuple[bytes, ReplyShare]:
         pending, state = PendingReply(), request[STATE]
 
-        def done(batch: CallBatch | ShortBatch) -> None:
+        def done(batch: CallBatch) -> None:
             state.units = self._api.accounting.settle_batch(key, batch)
             state.block, state.batch = batch.reached, batch
             pending.on_result(batch.body())
@@ -200,8 +199,8 @@ class RpcHandler:
         try:
             reply = await _result_or_leave(request, pending)
         except asyncio.CancelledError:
-            if batch is not None:
-                batch.leave()
+            if state.batch is None:
+                self._api.accounting.leave_batch(key, batch)
             raise
         assert state.batch is not None
         return reply, state.batch.share

@@ -20,14 +20,11 @@ from proxy.core.jsonrpc import MalformedCall
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
-from proxy.services.rpc.calls import CallerState
+from proxy.services.rpc.calls import CallerState, HeldResultWaiter
 from proxy.services.rpc.finished_call import FinishedCall
-from proxy.services.rpc.held_result import HeldResult, HeldResultWaiter
+from proxy.services.rpc.held_body import FREE_BYTES, NO_ROOM, HeldBody, ReplyShare
 from proxy.services.rpc.method_policy import method_of
-from proxy.services.rpc.reply_share import FREE_BYTES, NO_ROOM, ReplyShare
 from proxy.services.rpc.rpc_errors import rpc_error_of
-from proxy.services.rpc.rpc_service import BatchUnderWay
-from proxy.services.rpc.short_batch import ShortBatch
 from proxy.web.fault_injection import fault_of_status, plan_for
 from proxy.web.websocket.frames import LARGE_MESSAGE, frame_header
 from proxy.web.websocket.socket_context import SocketContext, SocketTerms
@@ -42,9 +39,19 @@ class SocketCalls:
     """The calls and batches of one socket that are under way."""
 
     __slots__ = (
-        "_delayed", "_on_answered", "_served", "_under_way", "bytes_under_way", "context", "directives", "key", "output",
-        "request_id", "route", "subscriptions",
-    )  # fmt: skip
+        "_delayed",
+        "_on_answered",
+        "_served",
+        "_under_way",
+        "bytes_under_way",
+        "context",
+        "directives",
+        "key",
+        "output",
+        "request_id",
+        "route",
+        "subscriptions",
+    )
 
     def __init__(
         self,
@@ -225,8 +232,17 @@ class SocketCall(CallerState, HeldResultWaiter):
     """A single call, and the waiter of its outcome. A large result is held until it is a whole message."""
 
     __slots__ = (
-        "_began", "_failure", "_number", "_owner", "_params", "_plan", "_size", "_status", "held", "id",
-    )  # fmt: skip
+        "_began",
+        "_failure",
+        "_number",
+        "_owner",
+        "_params",
+        "_plan",
+        "_size",
+        "_status",
+        "body",
+        "id",
+    )
 
     def __init__(self, owner: SocketCalls, now: float, number: int, plan: FaultPlan | None) -> None:
         super().__init__()
@@ -235,7 +251,7 @@ class SocketCall(CallerState, HeldResultWaiter):
         self._number = number
         self._plan = plan
         self.id = b""
-        self.held: HeldResult | None = None
+        self.body: HeldBody | None = None
         # For the record of the call.
         self._params = b""
         self._failure = ""
@@ -273,13 +289,13 @@ class SocketCall(CallerState, HeldResultWaiter):
     def new_share(self) -> ReplyShare:
         return self._owner.context.rpc.reply_share(self._owner.key.account.id)
 
-    def on_held(self, held: HeldResult) -> None:
-        self._size = held.size
+    def on_held(self, body: HeldBody) -> None:
+        self._size = body.size
         if self.id:
             start = jsonrpc.result_start(self._reply_id())
-            self._owner.output.send_large([frame_header(len(start) + held.size), start, *held.pieces], held.share)
+            self._owner.output.send_large([frame_header(len(start) + self._size), start, *body.parts], body.share)
         else:
-            held.drop()
+            body.drop()
         self._end("results")
 
     def on_result(self, result: bytes | msgspec.Raw) -> None:
@@ -359,7 +375,7 @@ class SocketBatch:
         self._owner = owner
         self._began = now
         self._number = number
-        self._batch: BatchUnderWay | None = None
+        self._batch: CallBatch | None = None
         self._is_done = False
         self._plan = plan
         self._body = b""
@@ -400,9 +416,9 @@ class SocketBatch:
 
     def leave(self) -> None:
         if self._batch is not None:
-            self._batch.leave()
+            self._owner.context.accounting.leave_batch(self._owner.key, self._batch)
 
-    def _on_batch(self, batch: CallBatch | ShortBatch) -> None:
+    def _on_batch(self, batch: CallBatch) -> None:
         self._is_done = True
         owner = self._owner
         units = owner.context.accounting.settle_batch(owner.key, batch)
@@ -426,14 +442,14 @@ class SocketBatch:
             owner.output.send_large([frame_header(sum(map(len, pieces))), *pieces], batch.share)
         elif pieces:
             owner.output.send(owner.output.message(b"".join(pieces)))
-        if isinstance(batch, CallBatch):  # A short batch has plain reads only, no subscriptions.
+        if batch.items:  # Plain reads have none, and do not subscribe.
             owner.subscriptions.confirm(batch.items)
         self._end("results", units)
 
-    def _pieces(self, batch: CallBatch | ShortBatch) -> list[bytes | memoryview]:
+    def _pieces(self, batch: CallBatch) -> list[bytes | memoryview]:
         """The reply, with the member `meta` in each item if the socket asked for it."""
         owner = self._owner
-        if isinstance(batch, ShortBatch) or owner.directives is None or not owner.directives.meta:
+        if owner.directives is None or not owner.directives.meta:
             return batch.pieces()
         found: list[bytes | memoryview] = []
         for place, item in enumerate(batch.items):

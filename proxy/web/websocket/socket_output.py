@@ -12,8 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from proxy.services.rpc.batches import SLICE_BYTES, slices
-from proxy.services.rpc.reply_share import ReplyShare
+from proxy.services.rpc.held_body import SLICE_BYTES, ReplyShare, slices
 from proxy.turn_queue import Step
 from proxy.web.websocket.frames import deflated_frame, frame
 
