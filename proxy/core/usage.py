@@ -28,8 +28,17 @@ STEPS: dict[UsageStep, tuple[int, int]] = {"minute": (60, 360), "hour": (3600, 7
 _AUTO: tuple[tuple[int, UsageStep], ...] = ((3 * 3600, "minute"), (8 * 86_400, "hour"))
 
 
+Outcome = Literal["results", "errors", "faults"]
+
+
+def outcome_of(status: int) -> Outcome:
+    """How a request that failed with this status counts: below 500, its caller is the cause, or the caller's own limits."""
+    return "faults" if status >= 500 else "errors"
+
+
 class Tally:
-    """Counts of one method on one network. Counting a call allocates nothing."""
+    """Counts of one method on one network. Counting a call allocates nothing. `errors` are those of callers and of the chain,
+    `faults` those of upstreams and of ours."""
 
     __slots__ = ("buckets", "errors", "faults", "hits", "joins", "labels", "results", "seconds", "units")
 
@@ -47,7 +56,7 @@ class Tally:
     def __repr__(self) -> str:
         return f"<Tally {'/'.join(self.labels)}: {self.results} results, {self.errors} errors, {self.faults} faults>"
 
-    def count(self, outcome: str, cache: str, units: int, seconds: float) -> None:
+    def count(self, outcome: Outcome, cache: str, units: int, seconds: float) -> None:
         if outcome == "results":
             self.results += 1
         elif outcome == "errors":

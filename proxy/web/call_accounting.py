@@ -11,7 +11,7 @@ from typing import Final, final
 
 from proxy.core.access import Key
 from proxy.core.iso_time import iso_of_unix
-from proxy.core.usage import Tally
+from proxy.core.usage import Outcome, Tally
 from proxy.errors import Fault, InternalError
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.metering import Meter
@@ -95,7 +95,7 @@ class CallAccounting:
 
     # Counts
 
-    def count(self, key: Key, caller: Caller, outcome: str, took_s: float) -> None:
+    def count(self, key: Key, caller: Caller, outcome: Outcome, took_s: float) -> None:
         """Count a call whose method is known."""
         if caller.policy is not None:
             key.tallies[caller.policy.tally].count(outcome, caller.cache, caller.units, took_s)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from proxy.services.rpc.held_body import SLICE_BYTES
 from proxy.services.rpc.forwarder import MOST_JOINED
+from proxy.services.rpc.held_body import SLICE_BYTES
 from proxy.services.rpc.waiters import ABSENT_WAITER
 from proxy.wire.upstream import MAX_REPLY_BYTES
 from tests.http_client import HttpClient, Reply, rpc

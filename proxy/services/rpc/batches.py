@@ -13,11 +13,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import msgspec
 
 from proxy.core import jsonrpc
+from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.flights import Flight
 from proxy.services.rpc.held_body import FREE_BYTES, NO_ROOM, HeldBody, ReplyShare, slices
@@ -41,9 +42,6 @@ class BatchSink(Protocol):
     def on_batch_source(self, connection: UpstreamConnection | None) -> None: ...
     def on_batch_end(self, batch: CallBatch) -> None: ...
     def on_batch_broken(self) -> None: ...
-
-
-ItemOutcome = Literal["", "results", "errors", "faults"]
 
 
 class BatchItem:
@@ -80,8 +78,8 @@ class BatchItem:
         self.block = 0
         self.reply = b""
         self.fault: Fault | None = None
-        # Empty until the item is answered. Then also the text of the error or the fault, and how long the item took.
-        self.outcome: ItemOutcome = ""
+        # None until the item is answered. Then also the text of the error or the fault, and how long the item took.
+        self.outcome: Outcome | None = None
         self.failure = ""
         self.took_s = 0.0
         # The part of it that the item waited for its account's rate limit.
@@ -142,7 +140,7 @@ class BatchItem:
         self.failure = error.decode("utf-8", "replace") if self.fault is None else self.fault.message
         if self.id:
             self.reply = jsonrpc.error_reply(self.id, error)
-        self._settle("errors" if self.fault is None else "faults")
+        self._settle("errors" if self.fault is None else outcome_of(self.fault.status))
 
     def on_fault(self, fault: Fault) -> None:
         self.refuse(fault, rpc_error_of(fault))
@@ -276,7 +274,7 @@ class BatchItem:
         """A part of the reply is sent, so the rest of it must follow."""
         self.is_begun = True
 
-    def _settle(self, outcome: ItemOutcome) -> None:
+    def _settle(self, outcome: Outcome) -> None:
         if not self.outcome:
             self.outcome = outcome
             self.took_s = time.monotonic() - self.batch.began

@@ -18,6 +18,7 @@ import orjson
 from proxy.core import encodings, jsonrpc
 from proxy.core.encodings import MAX_PREFIX
 from proxy.core.jsonrpc import MalformedCall, RawCall
+from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.flights import Flight
@@ -328,7 +329,7 @@ class ReplyWriter:
         for it."""
         assert self.request_headers is not None
         self.units = self._context.accounting.refund(self.request_headers.key, fault, self.units)
-        self._count("faults")
+        self._count(outcome_of(fault.status))
 
     def on_batch(self, batch: CallBatch) -> None:
         self.batch = None
@@ -500,7 +501,7 @@ class ReplyWriter:
         if self.transport is not None:
             self.transport.write(data)
 
-    def _count(self, outcome: str) -> None:
+    def _count(self, outcome: Outcome) -> None:
         if self.request_headers is not None:
             self._context.accounting.count(self.request_headers.key, self, outcome, _monotonic() - self.began)
 

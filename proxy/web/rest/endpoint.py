@@ -22,6 +22,7 @@ from proxy.core import access
 from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.core.paging import Page
+from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import BehindBlock, DeadlinePassed, Fault, Forbidden, InternalError, RateLimited
 from proxy.services.accounts.action_log import ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
@@ -146,13 +147,15 @@ class RestEndpoints:
 
         async def handle(request: web.Request) -> web.Response:
             key = self._api.authentication.authenticate(request, operation.id)
-            began, resolved, outcome = time.monotonic(), list[str](), "faults"
+            began, resolved = time.monotonic(), list[str]()
+            outcome: Outcome = "faults"
             state, meter = request[STATE], None
             state.calls = calls = list[PendingReply]()
             calls_of_task.set(calls)
             try:
                 refusal = self._admission.authorize(key, scopes) or await self._admission.admit(key, 1, units, began)
                 if refusal is not None:
+                    outcome = outcome_of(refusal.status)
                     raise refusal
                 meter = self._meters.open(key, prepaid=units)
                 meter_of_task.set(meter)
@@ -164,6 +167,7 @@ class RestEndpoints:
                     if is_logged:
                         await self._record(request, operation, asked)
                 except Fault as fault:
+                    outcome = outcome_of(fault.status)
                     is_free = isinstance(fault, InternalError | Forbidden | RateLimited)
                     self._api.accounting.refund_unused(meter, least=0 if is_free else UNITS_OF_AN_ERROR)
                     raise

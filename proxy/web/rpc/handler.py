@@ -15,6 +15,7 @@ from proxy.core import fault_plans, jsonrpc
 from proxy.core.access import Key
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall, RawCall
+from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import Fault
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import HeldResultWaiter, PendingReply, RpcError
@@ -159,7 +160,7 @@ class RpcHandler:
         state.method = method_of(pending.policy)
         try:
             reply = jsonrpc.result_reply(call[2], await _result_or_leave(request, pending))
-            outcome = "results"
+            outcome: Outcome = "results"
         except RpcError as exc:
             reply = jsonrpc.error_reply(call[2], exc.error)
             outcome = "errors"
@@ -167,7 +168,7 @@ class RpcHandler:
         except Fault as fault:
             pending.units = accounting.refund(key, fault, pending.units)
             state.units = pending.units or None
-            accounting.count(key, pending, "faults", time.monotonic() - began)
+            accounting.count(key, pending, outcome_of(fault.status), time.monotonic() - began)
             raise
         except asyncio.CancelledError:
             pending.drop_held()

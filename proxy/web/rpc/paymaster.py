@@ -22,6 +22,7 @@ from proxy.core.access import Key
 from proxy.core.batch_reader import read_batch
 from proxy.core.bounded_json import RefusedJson, parse_bounded
 from proxy.core.jsonrpc import MalformedCall, RawCall
+from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.metering import Meters, meter_of_task
@@ -108,16 +109,17 @@ class PaymasterHandler:
             error = jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {method} does not exist or is not available")
             return jsonrpc.error_reply(id_, error) if id_ else b""
         if refusal := await self._admission.admit(key, 1, units, began):
-            accounting.of_operation(key, network.id, method).count("faults", "", 0, 0.0)
+            accounting.of_operation(key, network.id, method).count(outcome_of(refusal.status), "", 0, 0.0)
             if alone:
                 raise refusal
             return jsonrpc.error_reply(id_, rpc_error_of(refusal)) if id_ else b""
-        meter, outcome = self._meters.open(key, prepaid=units), "results"
+        meter = self._meters.open(key, prepaid=units)
+        outcome: Outcome = "results"
         meter_of_task.set(meter)
         try:
             fields = await self._fields(key, network, method, params)
         except Fault as fault:
-            outcome = "faults"
+            outcome = outcome_of(fault.status)
             accounting.refund_unused(meter, least=0)
             state.failure = fault.message
             return jsonrpc.error_reply(id_, _error_of(fault)) if id_ else b""

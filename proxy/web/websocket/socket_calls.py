@@ -17,6 +17,7 @@ import msgspec
 from proxy.core import fault_plans, jsonrpc, large_envelope
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall
+from proxy.core.usage import Outcome, outcome_of
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault, InternalError, InvalidRequest, RateLimited
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
@@ -338,9 +339,9 @@ class SocketCall(CallerState, HeldResultWaiter):
         self._failure, self._status = fault.message, fault.status
         if self.id:
             owner.output.send(owner.output.message(jsonrpc.error_reply(self._reply_id(), rpc_error_of(fault))))
-        self._end("faults")
+        self._end(outcome_of(fault.status))
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, outcome: Outcome) -> None:
         owner, accounting = self._owner, self._owner.context.accounting
         took_s, method = time.monotonic() - self._began, method_of(self.policy)
         accounting.count(owner.key, self, outcome, took_s)
