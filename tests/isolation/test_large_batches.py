@@ -352,6 +352,23 @@ async def test_client_that_leaves_a_large_batch_leaves_nothing_behind() -> None:
         assert worker.app.networks.routes[LIVE].upstreams[0].health.inflight == 0
 
 
+@on_uvloop
+async def test_client_that_leaves_while_its_result_waits_for_room_leaves_nothing_behind() -> None:
+    async with large_harness(batch=1, **SHORT) as (worker, _), await worker.connect() as first:
+        await first.write(worker.post(orjson.dumps([sized(10, 1500), sized(3_000_000)]), key="attacker"))
+        await until(lambda: worker.held_bytes > 2 * MB)
+        async with await worker.connect() as second:
+            # aiohttp serves chunked requests.
+            body = orjson.dumps(sized(1_600_000))
+            head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nHost: p\r\nX-API-Key: {worker.keys['attacker']}\r\n".encode()
+            await second.write(head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            await until(lambda: "1 waiting" in repr(worker.app.budget), every_s=0.01)
+            second.writer.transport.abort()
+        await until(lambda: "0 waiting" in repr(worker.app.budget), every_s=0.01)
+        items, _size = await squeezed_reply(first)
+        assert ["result" in item for item in items] == [True, True]
+
+
 @pytest.mark.parametrize("size", [0, 1, 50_000])
 def test_batch_of_small_results_is_one_reply_with_a_length(size: int) -> None:
     @on_uvloop
