@@ -85,7 +85,7 @@ class CallAccounting:
                 item.on_refunded(self.refund(key, item.fault, item.units))
                 units += item.units
             if item.outcome:
-                self.count(key, item, item.outcome, item.took_s - item.waited_s)
+                self.count(key, item, item.outcome, item.took_s)
         return units
 
     def leave_batch(self, key: Key, batch: CallBatch) -> None:
@@ -96,9 +96,9 @@ class CallAccounting:
     # Counts
 
     def count(self, key: Key, caller: Caller, outcome: Outcome, took_s: float) -> None:
-        """Count a call whose method is known."""
+        """Count a call whose method is known. The time that it waited for its account's rate limit is counted elsewhere."""
         if caller.policy is not None:
-            key.tallies[caller.policy.tally].count(outcome, caller.cache, caller.units, took_s)
+            key.tallies[caller.policy.tally].count(outcome, caller.cache, caller.units, took_s - caller.waited_s)
 
     def _count_plain(self, key: Key, batch: CallBatch) -> None:
         """Count plain reads, those of one method together."""

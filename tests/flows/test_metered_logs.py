@@ -64,6 +64,10 @@ async def test_pieces_wait_for_the_refill_of_the_accounts_units() -> None:
         assert reply.json["result"] == expected(harness, 150)
         assert units(reply) == 16 * PRICE
         assert FREE.units_per_second * (1 + took_s) >= 16 * PRICE
+        # The bucket had the units of one second, so the call waited for the others: that is not a part of its own time.
+        harness.worker.app.usage.gather()
+        own_s = harness.route.policies["eth_getLogs"].tally.seconds
+        assert 0.0 < own_s < took_s - 0.5 * (16 * PRICE / FREE.units_per_second - 1)
 
 
 @on_uvloop

@@ -64,7 +64,19 @@ class Meters:
 class Meter:
     """The units that one request has paid, and those that its calls have used."""
 
-    __slots__ = ("_admission", "_deadline", "_is_closed", "_turns", "key", "paid", "pays_for_hits", "used")
+    __slots__ = (
+        "_admission",
+        "_deadline",
+        "_is_closed",
+        "_turns",
+        "_waiting",
+        "_waits_since",
+        "key",
+        "paid",
+        "pays_for_hits",
+        "used",
+        "waited_s",
+    )
 
     def __init__(self, admission: Admission, key: Key, turns: _AccountTurns, *, prepaid: int, deadline: float) -> None:
         self._admission = admission
@@ -75,6 +87,10 @@ class Meter:
         self.paid = prepaid
         self.used = 0
         self.pays_for_hits = False
+        # For how long the request has waited for units in all, how many of its payments wait now, and since when.
+        self.waited_s = 0.0
+        self._waiting = 0
+        self._waits_since = 0.0
 
     def __repr__(self) -> str:
         return f"<Meter {self.key.id}: {self.used} of {self.paid} units used>"
@@ -99,7 +115,7 @@ class Meter:
         """Pay for a call that is about to be made. Raises RateLimited if the account has no units for it in time."""
         if not self._turns.line.locked() and self.pay_now(units) is None:
             return
-        began = time.monotonic()
+        began = self._begin_wait()
         try:
             async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())), self._turns.line:
                 while (refusal := self.pay_now(units)) is not None:
@@ -110,7 +126,22 @@ class Meter:
             message = f"the account's compute units ran out: the request has used {self.used} of them and needs more"
             raise RateLimited(message, retry_after_s=1) from None
         finally:
-            telemetry.rate_wait_seconds.labels("work").observe(time.monotonic() - began)
+            telemetry.rate_wait_seconds.labels("work").observe(self._end_wait() - began)
+
+    def _begin_wait(self) -> float:
+        now = time.monotonic()
+        if not self._waiting:
+            self._waits_since = now
+        self._waiting += 1
+        return now
+
+    def _end_wait(self) -> float:
+        """Payments may wait at the same time: that time counts once."""
+        now = time.monotonic()
+        self._waiting -= 1
+        if not self._waiting:
+            self.waited_s += now - self._waits_since
+        return now
 
     def pay_now(self, units: int) -> Fault | None:
         """Like `pay`, without waiting: returns the refusal."""

@@ -126,6 +126,7 @@ class BundlerGuard:
             outcome = InternalError("internal error; the operation was not sent")
         if units := meter.settle(0):
             outcome.keep(units) if isinstance(outcome, Fault) else caller.on_charged(units)
+        caller.on_waited(meter.waited_s)
         match outcome:
             case bytes():
                 caller.on_result(outcome)

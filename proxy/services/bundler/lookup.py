@@ -111,6 +111,7 @@ class OperationLookup:
             self._open.discard(flight)
         if meter is not None:
             flight.charge(meter.key, meter.settle(0), found if isinstance(found, Fault) else None)
+            flight.on_waited(meter.waited_s)
         if flight.done:
             return
         if isinstance(found, Fault):

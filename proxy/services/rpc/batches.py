@@ -117,8 +117,8 @@ class BatchItem:
         self.units = units
 
     def on_waited(self, waited_s: float) -> None:
-        """The item was admitted or refused after waiting for its account's rate limit."""
-        self.waited_s = waited_s
+        """The item has waited for its account's rate limit: until it was admitted or refused, or for further upstream calls."""
+        self.waited_s += waited_s
 
     def on_source(self, cache: str, block: int) -> None:
         self.cache, self.block = cache, block

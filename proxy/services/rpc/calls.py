@@ -29,7 +29,7 @@ class RpcError(Exception):
 class CallerState:
     """The state that a `Caller` keeps for its reply."""
 
-    __slots__ = ("block", "cache", "flight", "policy", "units")
+    __slots__ = ("block", "cache", "flight", "policy", "units", "waited_s")
 
     def __init__(self) -> None:
         self.policy: MethodPolicy | None = None
@@ -37,6 +37,8 @@ class CallerState:
         self.units = 0
         self.cache = ""
         self.block = 0
+        # How long the call waited for its account's rate limit.
+        self.waited_s = 0.0
 
     @property
     def reached(self) -> int:
@@ -58,6 +60,9 @@ class CallerState:
     def on_charged(self, units: int) -> bool:
         self.units += units
         return True
+
+    def on_waited(self, waited_s: float) -> None:
+        self.waited_s += waited_s
 
 
 class HeldResultWaiter:
@@ -83,6 +88,9 @@ class HeldResultWaiter:
         raise NotImplementedError
 
     def on_charged(self, units: int) -> bool:
+        raise NotImplementedError
+
+    def on_waited(self, waited_s: float) -> None:
         raise NotImplementedError
 
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:

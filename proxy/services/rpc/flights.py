@@ -443,6 +443,11 @@ class Flight:
                 return
         key.tallies[self.policy.tally].add_units(units)
 
+    def on_waited(self, waited_s: float) -> None:
+        """Further upstream calls have waited this long for the account's units."""
+        for waiter in self.waiters:
+            waiter.on_waited(waited_s)
+
     def _log_exception(self) -> None:
         log.exception("a reply was not delivered", extra={"method": self.policy.method.name})
 
@@ -511,6 +516,8 @@ class Caller(Waiter, Protocol):
     def cache(self) -> str: ...
     @property
     def block(self) -> int: ...
+    @property
+    def waited_s(self) -> float: ...
 
     def on_checked(self, policy: MethodPolicy) -> None:
         """The policy of its method is known."""

@@ -187,6 +187,7 @@ def _charge(flight: Flight, outcome: bytes | RpcError | Fault, paying: PiecePaym
     if not isinstance(flight.call.payer, Key):
         return
     units = paying.meter.settle(paying.units)
+    flight.on_waited(paying.meter.waited_s)
     flight.charge(flight.call.payer, units, outcome if isinstance(outcome, Fault) else None)
 
 

@@ -134,6 +134,7 @@ class VerifiedAnswer:
         if self.outcome:
             return False
         self.outcome = outcome
+        self._caller.on_waited(self._meter.waited_s)
         telemetry.verifications_total.labels(self._how.kind, outcome).inc()
         return True
 

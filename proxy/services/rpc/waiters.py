@@ -27,6 +27,9 @@ class Waiter(Protocol):
         """Further upstream calls were made for the result, at this price. Returns whether the waiter counts them."""
         ...
 
+    def on_waited(self, waited_s: float) -> None:
+        """The call has waited this long for its account's own rate limit, which is not a part of the time that it took."""
+
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None: ...
     def on_stream_piece(self, piece: Piece) -> None: ...
     def on_stream_end(self) -> None: ...
@@ -41,6 +44,8 @@ class WholeResultWaiter:
 
     def on_charged(self, units: int) -> bool:
         return False
+
+    def on_waited(self, waited_s: float) -> None: ...
 
     def on_stream(self, beginning: memoryview, left: int | None, connection: UpstreamConnection) -> None:
         raise AssertionError("this waiter accepts only whole results")

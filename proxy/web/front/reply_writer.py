@@ -77,6 +77,7 @@ class ReplyWriter:
         "stream",
         "transport",
         "units",
+        "waited_s",
         "was_refused",
     )
 
@@ -102,6 +103,8 @@ class ReplyWriter:
         self.cache = ""
         # A block that the state behind the result has reached, unless there is a flight, which has its own; 0 if it is unknown.
         self.block = 0
+        # How long the call waited for its account's rate limit.
+        self.waited_s = 0.0
         self.flight: Flight | None = None
         self.batch: CallBatch | None = None
         # The batch whose reply is being sent in parts, the bytes that were sent in this turn, and whether the next turn is
@@ -165,6 +168,7 @@ class ReplyWriter:
         self.block = block
         self.cache = cache
         self.units = policy.units
+        self.waited_s = 0.0
 
     def begin(self, headers: RequestHeaders, now: float) -> None:
         """A request begins. Only its headers are known yet."""
@@ -175,6 +179,7 @@ class ReplyWriter:
         self.block = 0
         self.cache = ""
         self.units = 0
+        self.waited_s = 0.0
         self.draft.begin(b"")
 
     def on_parsed(self, call: RawCall) -> None:
@@ -220,7 +225,7 @@ class ReplyWriter:
         if took_s == 0.0 and self.cache == "hit":
             tally.count_hit(self.units)
         else:
-            tally.count("results", self.cache, self.units, took_s)
+            tally.count("results", self.cache, self.units, took_s - self.waited_s)
         size = len(self.id) + len(result)
         if size >= context.compress_from and headers.encoding:
             self._write_encoded(headers.encoding, result)
@@ -323,6 +328,9 @@ class ReplyWriter:
     def on_charged(self, units: int) -> bool:
         self.units += units
         return True
+
+    def on_waited(self, waited_s: float) -> None:
+        self.waited_s += waited_s
 
     def _refund(self, fault: Fault) -> None:
         """Refund a call that failed through our fault, and count it. It still costs the further upstream calls that were made

@@ -178,11 +178,13 @@ class RestEndpoints:
                 body: bytes = reply.body  # type: ignore[assignment]
                 return self._api.faults.after(plan, request, key.account.id, body, status=reply.status)
             finally:
+                took_s = time.monotonic() - began
                 if meter is not None:
                     state.units = meter.settle(units)
+                    took_s -= meter.waited_s
                 state.network = resolved[0] if resolved else ""
                 tally = self._api.accounting.of_operation(key, state.network, operation.id)
-                tally.count(outcome, state.cache, state.units or 0, time.monotonic() - began)
+                tally.count(outcome, state.cache, state.units or 0, took_s)
 
         return handle
 

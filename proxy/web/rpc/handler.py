@@ -64,6 +64,9 @@ class HeldReply(HeldResultWaiter, PendingReply):
     def on_charged(self, units: int) -> bool:
         return PendingReply.on_charged(self, units)
 
+    def on_waited(self, waited_s: float) -> None:
+        PendingReply.on_waited(self, waited_s)
+
 
 class HeldResponse(web.Response):
     """A reply whose memory is given back once it is written, or dropped."""

@@ -125,7 +125,9 @@ class PaymasterHandler:
             return jsonrpc.error_reply(id_, _error_of(fault)) if id_ else b""
         finally:
             cost = meter.settle(units)
-            accounting.of_operation(key, network.id, method).count(outcome, "", cost, time.monotonic() - began)
+            accounting.of_operation(key, network.id, method).count(
+                outcome, "", cost, time.monotonic() - began - meter.waited_s
+            )
             state.units = (state.units or 0) + cost
         return jsonrpc.result_reply(id_, orjson.dumps(fields)) if id_ else b""
 
