@@ -74,7 +74,6 @@ OF_ONE_CLIENT = {
     "core/verification:Ballot": "one verified call: a vote for each upstream",
     "services/method_matrix:MatrixCell": "one page for operators",
     "services/rpc/batch_admission:BatchAdmission": "one batch, `rpc.max_batch` items",
-    "services/rpc/batches:BatchItem": "one result, within the memory budget",
     "services/rpc/batches:CallBatch": "one batch, `rpc.max_batch` items",
     "services/rpc/flights:Flight": "one call, with 128 callers; attempts are few",
     "services/rpc/held_body:HeldBody": "one result, within the memory budget",
