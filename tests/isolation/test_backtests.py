@@ -128,6 +128,21 @@ async def test_account_runs_few_backtests_at_a_time() -> None:
         assert harness.worker.held_bytes == 0
 
 
+@on_uvloop
+async def test_backtest_ends_when_its_client_leaves() -> None:
+    """It would go on for its account's money, and take our time, for a result that nobody sees."""
+    async with rpc_harness(1) as harness:
+        serve_blocks(harness)
+        harness.upstreams[0].held = {"eth_getLogs"}
+        async with await harness.worker.connect() as client:
+            await client.write(backtest(harness, "ADDRESS_ACTIVITY", 20))
+            await until(lambda: "1 running" in repr(harness.worker.app.webhooks.web))
+        await until(lambda: "0 running" in repr(harness.worker.app.webhooks.web))
+        harness.upstreams[0].gate.set()
+        assert (await send(harness, "ADDRESS_ACTIVITY", 2)).status == 200
+        assert harness.worker.held_bytes == 0
+
+
 @pytest.mark.parametrize("event_type", ["ADDRESS_ACTIVITY", "INTERNAL_TRANSFER"])
 def test_backtest_takes_short_steps(event_type: str) -> None:
     @on_uvloop

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,7 @@ from proxy.tasks import min_block_of_task
 from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.api_spec import ApiOperation, ApiSpec
 from proxy.web.fault_injection import plan_for
+from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import encoded_reply
 from proxy.web.request_directives import directives_of, without_directives
@@ -42,6 +44,8 @@ from proxy.web.request_state import STATE
 # The pause before the data is read again, to find out whether it has reached the block of X-Min-Block: a third of the time
 # waited so far, within these bounds.
 BLOCK_CHECK_S, LONGEST_CHECK_S = 0.1, 1.0
+# Operations that change nothing though they are not a GET.
+_READ_BY_POST = frozenset({"backtest_webhook"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +167,17 @@ class RestEndpoints:
                     asked = await self._read(request, operation, key, scopes, resolved)
                     if (plan := plan_for(asked.directives)) is not None:
                         await self._api.faults.before(plan, request, key.account.id)
-                    found = await _in_time(operation, handler, asked)
+                    with _ending_with_client(request, operation):
+                        found = await _in_time(operation, handler, asked)
                     if is_logged:
                         await self._record(request, operation, asked)
                 except Fault as fault:
                     outcome = outcome_of(fault.status)
                     is_free = isinstance(fault, InternalError | Forbidden | RateLimited)
                     self._api.accounting.refund_unused(meter, least=0 if is_free else UNITS_OF_AN_ERROR)
+                    raise
+                except asyncio.CancelledError:
+                    outcome = "errors"  # The client has left.
                     raise
                 outcome = "results"
                 reply = await _reply(request, found if isinstance(found, RestReply) else RestReply(found))
@@ -204,6 +212,21 @@ class RestEndpoints:
             larger = self._large_body if operation.large_body else 0
             body = await self._api.bodies.read_checked(request, operation, larger=larger)
         return RestRequest(key, scopes, path, query, body, self._resolver, directives, resolved=resolved)
+
+
+@contextmanager
+def _ending_with_client(request: web.Request, operation: ApiOperation) -> Iterator[None]:
+    """Cancel a read whose client leaves: nobody would see its result. A change is not cancelled half-way."""
+    connection, task = request.protocol, asyncio.current_task()
+    is_read = operation.method == "GET" or operation.id in _READ_BY_POST
+    if not is_read or task is None or not isinstance(connection, HandlerConnection):
+        yield
+        return
+    connection.on_lost = task.cancel
+    try:
+        yield
+    finally:
+        connection.on_lost = None
 
 
 async def _in_time(operation: ApiOperation, handler: RestHandler, asked: RestRequest) -> Any:
