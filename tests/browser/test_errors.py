@@ -53,7 +53,8 @@ async def test_number_of_errors_leads_to_their_requests(holder: Visitor) -> None
         await holder.button("Remove filter code").click()
     assert "code=" not in page.url
     await rows.first.get_by_role("link").first.click()
-    await expect(page.get_by_role("region", name="Error")).to_contain_text("does not exist")
+    card = page.locator("section.card").filter(has=page.get_by_role("heading", name="Error", exact=True))
+    await expect(card.locator("b")).to_have_text("the method eth_notThere does not exist or is not available")
     assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

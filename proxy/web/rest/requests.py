@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from proxy.chains.evm.revert_reasons import message_of
 from proxy.core.access import SCOPE_BIT
 from proxy.core.paging import Page
 from proxy.core.request_records import EVENT_PREFIX, ErrorGroup, FilterChoice, RequestFilter, RequestRecord, kind_of
@@ -123,6 +124,7 @@ def _shown_group(found: ErrorGroup) -> dict[str, Any]:
         "count": found.count,
         "last_at": time_of(found.last_at),
         "example": found.example,
+        "example_message": message_of(found.example),
     }
 
 
@@ -147,6 +149,7 @@ def shown_record(record: RequestRecord) -> dict[str, Any]:
         "bytes": record.bytes,
         "block": record.block or None,
         "error": record.error or None,
+        "error_message": message_of(record.error) or None,
         "code": record.code or None,
         "blame": record.blame or None,
         "attempts": [

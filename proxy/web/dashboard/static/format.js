@@ -73,16 +73,8 @@ export const limitName = (name) => LIMITS[name] ?? label(name);
 /* "1 call", "2 calls". */
 export const counted = (amount, noun) => `${compact(amount)} ${noun}${amount === 1 ? "" : "s"}`;
 
-/* The beginning of an error: of its message, if it is a JSON-RPC error. */
-export function errorText(text) {
-  let message = text;
-  try {
-    message = JSON.parse(text).message ?? text;
-  } catch {
-    // A plain message.
-  }
-  return message.length > 90 ? `${message.slice(0, 89)}…` : message;
-}
+/* The beginning of a long text. */
+export const beginning = (text, most = 90) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
 
 /* Splits text at line breaks and commas, and drops empty items. */
 export const splitList = (text) => text.split(/[\n,]/).map((item) => item.trim()).filter(Boolean);

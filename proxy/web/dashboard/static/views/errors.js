@@ -5,7 +5,7 @@ import { bar, el } from "../dom.js";
 import { asyncRegion, card, empty, heading, methodName, outcome, table } from "../components.js";
 import * as format from "../format.js";
 import { linkTo, place, setParams } from "../location.js";
-import { rangeControl, rangeIn, rangeParams, spanOf } from "../ranges.js";
+import { rangeControl, rangeIn, rangeParams, spanOf, usualRange } from "../ranges.js";
 
 const LEAD = "Recorded failures by status, error code, method and key. Records are kept for a few days.";
 const FILTERS = ["account", "network", "method", "key"];
@@ -17,7 +17,7 @@ export const showForOperators = () => showErrors(admin, { overview: "operator/us
 async function showErrors(client, paths) {
   const { params } = place();
   const filters = filtersIn(params);
-  let range = rangeIn(params);
+  let range = rangeIn(params, usualRange(client === account && account.session.account.created_at));
   const list = asyncRegion(async () => {
     const { from, to } = spanOf(range);
     const { errors } = await client.get(`/errors${query({ since: from, until: to, ...filters })}`);
@@ -42,7 +42,7 @@ function errorsTable(errors, { client, path, more }) {
   const link = ({ status, code, method, key_id: key }) => linkTo(path, { reason: "failed", ...more, status, code, method, key });
   return table("Errors", [
     { name: "Status", show: (each) => outcome(each.status, true) },
-    { name: "Code", show: (each) => [el("code", null, each.code ?? format.NONE), el("span.below", { title: each.example }, format.errorText(each.example))] },
+    { name: "Code", show: (each) => [el("code", null, each.code ?? format.NONE), el("span.below", { title: each.example_message }, format.beginning(each.example_message))] },
     { name: "Method", show: (each) => methodName(each.method) },
     { name: "Key", show: (each) => each.key_name ?? el("code", null, each.key_id) },
     client === admin && { name: "Account", show: (each) => each.account_name ?? el("code", null, each.account_id) },

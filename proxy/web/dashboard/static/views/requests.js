@@ -100,7 +100,7 @@ function requestsTable({ requests, page, total }, { filters, reload, base, isOpe
     { name: "Time", show: (each) => el("a", { href: `${base}/${encodeURIComponent(each.id)}` }, format.shortTime(each.at)) },
     { name: "Method", show: (each) => methodName(each.method || each.surface) },
     { name: "Network", show: (each) => each.network ?? format.NONE },
-    { name: "Status", show: (each) => [outcome(each.status, Boolean(each.error)), each.error && el("span.beside", { title: format.errorText(each.error) }, format.errorText(each.error))] },
+    { name: "Status", show: (each) => [outcome(each.status, Boolean(each.error)), each.error && el("span.beside", { title: each.error_message }, each.error_message)] },
     isOperator && { name: "Account", show: (each) => named(each.account_name, each.account_id) },
     { name: "Key", show: (each) => named(each.key_name, each.key_id) },
     isOperator && { name: "Upstream", show: (each) => (lastAsked(each) ? el("span", { title: each.attempts.map(({ upstream }) => upstream).join(", ") }, lastAsked(each), more(each.attempts.length)) : format.NONE) },
@@ -132,10 +132,11 @@ const CAUSES = {
   service: "A fault of the service.",
 };
 
-function errorCard({ blame, error }) {
+function errorCard({ blame, error, error_message: message }) {
   const text = codeBlock("Error", "");
   text.show(highlighted(error));
-  return card("Error", el("p", null, CAUSES[blame] ?? blame), text.node);
+  return card("Error", el("p", null, el("b", null, message)), el("p", null, CAUSES[blame] ?? blame),
+    message !== error && el("details.more", null, el("summary", null, "The whole error"), text.node));
 }
 
 const summaryOf = (found) => [

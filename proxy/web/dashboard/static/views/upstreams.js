@@ -103,11 +103,10 @@ const CONTRADICTED = {
 const contradictionsTable = (found) => (found.length ? table("Contradicted replies", [
   { name: "Time", show: (each) => format.time(each.at) },
   { name: "Upstream", show: (each) => [each.upstream, el("span.below", null, each.operator)] },
-  { name: "Call", show: (each) => [each.method, el("span.below", { title: each.params }, shortened(each.params))] },
+  { name: "Call", show: (each) => [each.method, el("span.below", { title: each.params }, format.beginning(each.params, 48))] },
   { name: "Kind", show: (each) => el("div", { title: CONTRADICTED[each.kind] }, badge(each.kind, each.kind === "split" ? "wait" : "bad"), el("span.below", null, each.verified_by)) },
-  { name: "Its reply", show: (each) => el("span", { title: each.reason || each.digest }, shortened(each.reply)) },
-  { name: "Other reply", show: (each) => [el("span", { title: each.other_digest }, shortened(each.other_reply)),
+  { name: "Its reply", show: (each) => el("span", { title: each.reason || each.digest }, format.beginning(each.reply, 48)) },
+  { name: "Other reply", show: (each) => [el("span", { title: each.other_digest }, format.beginning(each.other_reply, 48)),
     el("span.below", null, each.others.map(({ upstream, operator }) => `${upstream} (${operator})`).join(", "))] },
 ], found) : empty("No contradicted replies", "Replies with X-Verify that other operators or a proof contradict appear here."));
 
-const shortened = (text) => (text.length > 48 ? `${text.slice(0, 48)}…` : text);
