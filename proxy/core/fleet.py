@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.core.usage import BUCKETS, quantile_ms
@@ -28,6 +28,8 @@ _STATES: dict[str, Callable[[UpstreamHealth, float], bool]] = {
     "up": lambda health, now: True,
 }
 STATES = tuple(_STATES)
+# States in which an upstream still takes calls if there is no better one.
+_LIMPING = frozenset({"silent", "unchecked", "resting", "ahead", "lagging"})
 # The explanation of each state, for the log.
 REASONS = {
     "cordoned": "an operator took it out of use",
@@ -181,6 +183,14 @@ def networks_of(views: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         for name in sorted(sights)
     ]
+
+
+def status_of(states: Iterable[str]) -> Literal["up", "degraded", "down"]:
+    """What the states of a network's upstreams mean for its users."""
+    found = {*states}
+    if "up" in found:
+        return "up"
+    return "degraded" if found & _LIMPING else "down"
 
 
 def last_upstream_of(networks: Iterable[dict[str, Any]], mark: str) -> str | None:

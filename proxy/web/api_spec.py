@@ -26,7 +26,7 @@ from proxy.web.validation_messages import ValidationMessages, member_of, unknown
 
 METHODS = ("get", "post", "patch", "delete", "put")
 # Paths that also exist under /account, for signed-in account holders.
-MIRRORED = ("/webhooks", "/gas/policies", "/requests", "/errors", "/alerts")
+MIRRORED = ("/webhooks", "/gas/policies", "/requests", "/errors", "/alerts", "/chains")
 # The languages of the sample receivers, by the suffix of their file.
 RECEIVERS = {".mjs": "Node", ".py": "Python", ".go": "Go"}
 SCHEMAS_AT = "#/components/schemas/"

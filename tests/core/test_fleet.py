@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.fleet import breaker_of, last_upstream_of, networks_of, seen, state_of
+from proxy.core.fleet import breaker_of, last_upstream_of, networks_of, seen, state_of, status_of
 from proxy.core.upstream_health import FAILURES_IN_A_ROW, Standing, UpstreamHealth
 
 
@@ -61,6 +61,20 @@ def test_upstream_has_its_host_tier_and_labels() -> None:
     (network,) = networks_of([older, view(found), older])
     (shown,) = network["upstreams"]
     assert (shown["host"], shown["tier"], shown["labels"]) == ("10.0.0.5", 1, ("eu", "full"))
+
+
+@pytest.mark.parametrize(
+    ("states", "status"),
+    [
+        (("up", "open"), "up"),
+        (("lagging", "open"), "degraded"),
+        (("open", "cordoned"), "down"),
+        (("wrong_chain",), "down"),
+        ((), "down"),
+    ],
+)
+def test_status_of_a_network_follows_from_its_best_upstream(states: tuple[str, ...], status: str) -> None:
+    assert status_of(states) == status
 
 
 def test_last_upstream_is_the_only_one_that_is_not_cordoned() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from proxy.chains.families import family_of
 from proxy.chains.registry import Registry
+from proxy.core.fleet import state_of, status_of
 from proxy.services.rpc.networks import Networks, Route
 from proxy.services.sponsor.paymasters import Paymasters
 from proxy.web.rest.endpoint import RestHandler, RestRequest
@@ -57,6 +59,8 @@ class UsableNetworks:
             "block_time_s": network.facts.block_time_s,
             "features": self._features(route),
             "explorers": list(network.facts.explorers),
+            "status": status_of(state_of(upstream.health, time.monotonic()) for upstream in route.upstreams),
+            "block": route.heads.tip or None,
         }
 
     def _features(self, route: Route) -> list[str]:

@@ -14,13 +14,14 @@ const VIEWS = {
   policies: { title: "Gas policies", client: "account", load: () => import("./views/policies.js") },
   errors: { title: "Errors", client: "account", load: () => import("./views/errors.js"), group: "overview" },
   requests: { title: "Requests", client: "account", load: () => import("./views/requests.js") },
+  networks: { title: "Networks", client: "account", load: () => import("./views/networks.js") },
   explorer: { title: "Explorer", client: "any", load: () => import("./views/explorer.js") },
   alerts: { title: "Alerts", client: "account", load: () => import("./views/alerts.js") },
   account: { title: "Account", client: "account", load: () => import("./views/account.js") },
   operator: { title: "Operator", client: "admin", load: () => import("./views/operator.js") },
 };
 const GROUPS = [
-  ["API", ["overview", "requests", "webhooks", "policies", "explorer"]],
+  ["API", ["overview", "networks", "requests", "webhooks", "policies", "explorer"]],
   ["Settings", ["keys", "alerts", "account"]],
 ];
 const OPERATOR_PAGES = { upstreams: "Upstreams", methods: "Methods", accounts: "Accounts", usage: "Usage", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues", announcements: "Announcements" };
