@@ -24,6 +24,7 @@ expect.set_options(timeout=WAIT_MS)
 HOSTILE = '"><img src=x onerror=alert(1)><svg onload=alert(2)><script>alert(3)</script>'
 VIEWS = (
     "overview", "errors", "requests", "webhooks", "policies", "explorer", "keys", "alerts", "account",
+    "account/security", "networks",
     "operator/upstreams", "operator/accounts", "operator/usage", "operator/errors", "operator/requests",
     "operator/fleet", "operator/queues", "operator/methods", "operator/announcements",
 )  # fmt: skip

@@ -174,6 +174,8 @@ async def test_two_accounts_see_only_their_own_keys_and_webhooks(holder: Visitor
 async def test_holder_turns_two_factor_sign_in_on_and_signs_in_with_a_code(site: Site, fresh_holder: Visitor) -> None:
     page, dialog = fresh_holder.page, fresh_holder.dialog
     await fresh_holder.open("account")
+    account = (await page.locator("main dd code").first.inner_text()).strip()
+    await fresh_holder.open("account/security")
     await fresh_holder.button("Set up").click()
     await expect(dialog.get_by_role("img", name="QR code for your authenticator app")).to_be_visible()
     secret = base64.b32decode(await dialog.get_by_label("Secret", exact=True).inner_text())
@@ -185,7 +187,6 @@ async def test_holder_turns_two_factor_sign_in_on_and_signs_in_with_a_code(site:
     await fresh_holder.button("I have saved them").click()
     await expect(fresh_holder.button("Turn off")).to_be_visible()
 
-    account = (await page.locator("main dd code").first.inner_text()).strip()
     await fresh_holder.button("Sign out").click()
     await page.get_by_label("Email", exact=True).wait_for()
     await page.goto((await site.service.cli_json("accounts", "link", account))["url"])
@@ -204,7 +205,7 @@ async def test_holder_ends_another_session(fresh_holder: Visitor, browser: Brows
     await other.goto((await service.cli_json("accounts", "link", account))["url"])
     await other.get_by_role("button", name="Sign in", exact=True).click()
     await other.get_by_role("heading", name="Overview", exact=True).wait_for()
-    await page.reload()
+    await fresh_holder.open("account/security")
     rows = page.get_by_role("table", name="Sessions").locator("tbody tr")
     await expect(rows).to_have_count(2)
     await fresh_holder.button("Sign out", rows.filter(has_not_text="This session")).click()

@@ -23,7 +23,7 @@ async def assert_accessible(page: Page) -> None:
 
 async def invited(owner: Visitor, email: str, role: str) -> str:
     """Invite through the form and return the link, which is shown because the service sends no mail."""
-    await owner.open("account")
+    await owner.open("account/members")
     await owner.button("Invite member").click()
     await owner.dialog.get_by_label("Email").fill(email)
     await owner.dialog.get_by_label("Role").select_option(role)
@@ -57,10 +57,12 @@ async def test_member_joins_by_link_looks_around_and_is_removed(
     await expect(page.get_by_role("row", name="of the owner")).to_be_visible()
     for name in ("Create key", "Edit", "Revoke"):
         await expect(member.button(name)).to_have_count(0)
-    await member.open("account")
+    await member.open("account/members")
     await expect(page.get_by_role("table", name="Members", exact=True)).to_contain_text(email)
-    for name in ("Invite member", "Export", "Delete account"):
-        await expect(member.button(name)).to_have_count(0)
+    await expect(member.button("Invite member")).to_have_count(0)
+    tabs = page.get_by_role("navigation", name="Account")
+    await expect(tabs.get_by_role("link", name="Export and deletion")).to_have_count(0)
+    await tabs.get_by_role("link", name="Security").click()
     await expect(member.button("Save password")).to_be_visible()
 
     await fresh_holder.page.reload()
@@ -86,7 +88,7 @@ async def test_sessions_are_ended_from_the_account_page(site: Site, fresh_holder
     elsewhere = Visitor(site, other)
     await elsewhere.button("Sign in").click()
     await elsewhere.heading("Overview").wait_for()
-    await page.reload()
+    await fresh_holder.open("account/security")
     sessions = page.get_by_role("table", name="Sessions")
     await fresh_holder.button("Sign out", sessions).click()
     await expect(sessions.get_by_role("row")).to_have_count(2)
@@ -117,7 +119,7 @@ async def test_operator_looks_at_an_account_under_a_banner(site: Site, operator_
     await operator_alone.heading("Overview").wait_for()
     banner = page.get_by_role("complementary", name="Visit")
     await expect(banner).to_contain_text("You cannot change anything")
-    await operator_alone.open("account")
+    await operator_alone.open("account/activity")
     await expect(page.get_by_role("table", name="Activity")).to_contain_text("Looked at the account")
     await expect(operator_alone.button("Save password")).to_have_count(0)
     await assert_accessible(page)
@@ -128,7 +130,7 @@ async def test_operator_looks_at_an_account_under_a_banner(site: Site, operator_
 
 async def test_deleted_account_is_signed_out_with_a_notice(fresh_holder: Visitor) -> None:
     page = fresh_holder.page
-    await fresh_holder.open("account")
+    await fresh_holder.open("account/data")
     await expect(page.get_by_role("heading", name="Change email address")).to_have_count(0)  # no mail is configured
     card = page.locator("section.card").filter(has=page.get_by_role("heading", name="Delete account"))
     email = await page.locator("header.top .lead").inner_text()

@@ -166,6 +166,40 @@ async def test_webhook_without_events_shows_what_a_back_test_finds(holder: Visit
         await expect(silence).to_be_visible()  # a test event does not count
 
 
+async def test_networks_have_addresses_to_copy_and_their_status(holder: Visitor) -> None:
+    page, base = holder.page, holder.site.service.base
+    await holder.open("networks")
+    row = page.locator('[data-id="dev/mainnet"]')
+    await expect(row).to_contain_text("Up")
+    for url in (f"{base}/rpc/dev/mainnet", f"{base.replace('http', 'ws')}/ws/dev/mainnet"):
+        await expect(row).to_contain_text(url)
+    await expect(row).to_contain_text(f"{base}/tokens/dev-mainnet/balances/")
+    await holder.button("Copy HTTP URL of dev/mainnet").click()
+    await expect(holder.button("Copy HTTP URL of dev/mainnet")).to_have_text("Copied")
+    await page.get_by_label("Search").fill("sepolia")
+    await expect(row).to_have_count(0)
+    assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+async def test_page_has_no_scrollbar_beside_a_dialog(holder: Visitor) -> None:
+    await holder.open("webhooks")
+    overflow = "getComputedStyle(document.documentElement).overflow"
+    assert await holder.page.evaluate(overflow) == "visible"
+    await holder.button("Create webhook").first.click()
+    assert await holder.page.evaluate(overflow) == "hidden"
+    await holder.button("Cancel", holder.dialog).click()
+    assert await holder.page.evaluate(overflow) == "visible"
+
+
+async def test_id_is_shown_in_one_line(holder: Visitor) -> None:
+    await holder.create_webhook("/one-line")
+    for width in (390, 1440):
+        await holder.page.set_viewport_size({"width": width, "height": 900})
+        lines = await holder.page.locator(".id code").first.evaluate("(node) => node.getClientRects().length")
+        assert lines == 1, width
+        assert await holder.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+
+
 async def test_webhook_form_has_one_list_of_events_and_a_choice_of_format(holder: Visitor) -> None:
     page, dialog = holder.page, holder.dialog
     await holder.open("webhooks")
@@ -457,7 +491,7 @@ async def test_operator_sees_followers_and_workers(operator: Visitor) -> None:
 
 async def test_account_is_exported_without_secrets(fresh_holder: Visitor) -> None:
     key = await fresh_holder.create_key("Exported key")
-    await fresh_holder.open("account")
+    await fresh_holder.open("account/data")
     async with fresh_holder.page.expect_download() as download:
         await fresh_holder.button("Export").click()
     text = (await (await download.value).path()).read_text("utf-8")

@@ -11,7 +11,7 @@ import * as format from "./format.js";
 const loading = import("./vendor/uplot/uPlot.min.js");
 let uPlot = null;
 
-const HEIGHT = 168;
+const HEIGHT = 336;
 const FONT = '12px -apple-system, "Segoe UI", Roboto, "Noto Sans", "Liberation Sans", Arial, sans-serif';
 // More series than this have their legend beside the plot.
 const LEGEND_ABOVE = 2;

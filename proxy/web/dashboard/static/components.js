@@ -198,6 +198,9 @@ export function dialog(title, build) {
     build(close)));
   node.addEventListener("close", () => node.remove());
   document.body.append(node);
+  if (!document.querySelector("dialog:modal")) {
+    document.documentElement.style.setProperty("--scrollbar", `${innerWidth - document.documentElement.clientWidth}px`);
+  }
   node.showModal();
   node.querySelector("form :is(input, select, textarea)")?.focus();
   return node;

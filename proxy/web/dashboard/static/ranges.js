@@ -14,10 +14,17 @@ const MINUTES_KEPT_S = 60 * 3600;
 const isTime = (text) => !Number.isNaN(Date.parse(text ?? ""));
 const iso = (seconds) => new Date(seconds * 1000).toISOString();
 
+/* The range that an account of this age has data for. Operators see all accounts. */
+export function usualRange(createdAt) {
+  if (!createdAt) return "24h";
+  const age = (Date.now() - Date.parse(createdAt)) / 1000;
+  return age < 3600 ? "live" : age < 12 * 3600 ? "3h" : age < 7 * 86400 ? "24h" : "7d";
+}
+
 /* The range in a URL's params. */
-export function rangeIn({ range, from, to }) {
+export function rangeIn({ range, from, to }, usual = "24h") {
   if (isTime(from) && isTime(to) && Date.parse(from) < Date.parse(to)) return { range: CUSTOM, from, to };
-  return { range: Object.hasOwn(RANGES, range) ? range : "24h" };
+  return { range: Object.hasOwn(RANGES, range) ? range : usual };
 }
 
 export const rangeParams = ({ range, from, to }) => (range === CUSTOM ? { from, to } : { range });

@@ -26,15 +26,28 @@ const LIMIT = 25;
 
 const limit = (value) => (value ? format.number(value) : "No limit");
 
-export async function show() {
+const TABS = { "": "Plan", members: "Members", security: "Security", activity: "Activity", data: "Export and deletion" };
+
+export async function show([tab = ""]) {
   // All sections begin to load in this turn, so they share one request.
   const loading = account.get("");
-  const [members, sessions, actions] = [membersCard(), account.can("profile") && sessionsCard(), actionsCard(loading)];
+  const sections = {
+    "": ({ overview }) => [accountCard(overview.account), planCard(overview)],
+    members: () => members,
+    security: ({ overview, mail }) => [passwordCard(overview.account), mail && emailCard(overview.account), factorRegion(overview.account), sessions],
+    activity: () => actions,
+    data: ({ overview }) => [exportCard(overview), deletionCard(overview.account)],
+  };
+  const allowed = { security: account.can("profile"), data: account.can("administer") };
+  const tabs = Object.entries(TABS).filter(([name]) => allowed[name] ?? true);
+  const chosen = tabs.some(([name]) => name === tab) ? tab : "";
+  const members = chosen === "members" && membersCard();
+  const sessions = chosen === "security" && sessionsCard();
+  const actions = chosen === "activity" && actionsCard(loading);
   const [overview, { mail }] = await Promise.all([loading, serviceOptions()]);
-  const profile = () => [passwordCard(overview.account), mail && emailCard(overview.account), factorRegion(overview.account), sessions];
-  return [heading("Account", { lead: overview.account.email }), accountCard(overview.account), planCard(overview), members,
-    account.can("profile") && profile(), actions,
-    account.can("administer") && [exportCard(overview), deletionCard(overview.account)]].flat();
+  return [heading("Account", { lead: overview.account.email }),
+    el("nav.tabs", { "aria-label": "Account" }, tabs.map(([name, text]) => el("a", { href: `#/account${name && `/${name}`}`, "aria-current": name === chosen ? "page" : undefined }, text))),
+    sections[chosen]({ overview, mail })].flat();
 }
 
 const accountCard = (holder) => card("Details", facts([

@@ -6,7 +6,7 @@ import { bar, el, refreshChildren, setChildren, swatch } from "../dom.js";
 import { button, empty, heading, note, poll, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
 import { linkTo, place, setParams } from "../location.js";
-import { rangeBetween, rangeControl, rangeIn, rangeName, rangeParams, spanOf, stepOf } from "../ranges.js";
+import { rangeBetween, rangeControl, rangeIn, rangeName, rangeParams, spanOf, stepOf, usualRange } from "../ranges.js";
 import { firstSteps } from "./first-steps.js";
 
 // Seconds between refreshes of a range longer than 30 minutes: it changes slowly and costs more to read.
@@ -29,9 +29,9 @@ async function loadFirstSteps() {
 // The params of each view, by path. They last until the page is reloaded.
 const remembered = new Map();
 
-function settingsIn(params, by) {
+function settingsIn(params, by, usual) {
   return {
-    ...rangeIn(params),
+    ...rangeIn(params, usual),
     by: Object.hasOwn(by, params.by) ? params.by : Object.keys(by)[0],
     split: params.split === "1",
     all: params.all === "1",
@@ -71,7 +71,8 @@ export class UsageView {
   constructor({ title, client, by, paths }) {
     const { params } = place();
     this.paths = paths;
-    this.settings = settingsIn(Object.keys(params).length ? params : remembered.get(paths.overview) ?? {}, by);
+    this.settings = settingsIn(Object.keys(params).length ? params : remembered.get(paths.overview) ?? {}, by,
+      usualRange(client === account && account.session.account.created_at));
     this.range = rangeControl(this.settings, (range) => this.#change(range));
     this.client = client;
     this.by = by;
