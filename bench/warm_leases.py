@@ -13,6 +13,6 @@ def lease_all(buckets: LeasedBuckets) -> None:
     """Give every limit a second's worth more."""
     buckets.away = False
     now = time.monotonic()
-    given = LeaseGrant(1.0, 1.0, now + LEASE_S, 0.0, slot=1, requests=0, all_requests=0.0, there_s=0.0)
+    given = LeaseGrant(1.0, 1.0, now + LEASE_S, 0.0, epoch=1, requests=0, all_requests=0.0, there_s=0.0)
     for rate, guard in buckets.rates.values():
         buckets.grant(rate, guard, now, given, 0.0)

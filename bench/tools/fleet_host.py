@@ -46,10 +46,10 @@ class SimulatedHost:
 
     def _decide(self, key: int, began: float, *, waited: bool) -> None:
         rate, now = self.rates[key], time.monotonic()
-        wait = self.buckets.take(rate.slot, now, rate.request_s, UNITS * rate.unit_s)
+        wait = self.buckets.take(rate.bucket_index, now, rate.request_s, UNITS * rate.unit_s)
         if wait == ASK and self.leases.may_wait(began):
             need = (rate.request_s, UNITS * rate.unit_s)
-            self.leases.wait(rate.slot, need, lambda: self._decide(key, began, waited=True))
+            self.leases.wait(rate.bucket_index, need, lambda: self._decide(key, began, waited=True))
         else:
             self.decisions[key].append((began, now, wait == 0.0, waited))
 

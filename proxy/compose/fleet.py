@@ -51,7 +51,7 @@ def link_to(url: str) -> ValkeyLink:
 
 
 def account_leases(link: ValkeyLink, buckets: LeasedBuckets) -> LeaseClient:
-    return LeaseClient(link, buckets, lambda slot: f"{TAG}:lease:{slot}")
+    return LeaseClient(link, buckets, lambda bucket_index: f"{TAG}:lease:{bucket_index}")
 
 
 class UpstreamLimits:

@@ -349,18 +349,18 @@ class EncodedResults:
 
     def get(self, result: bytes, encoding: int) -> EncodedResult:
         # The hash of a bytes object is computed once, and a cached reply is the same object every time.
-        slot = (result, encoding)
-        found = self._kept.pop(slot, None)
+        cache_key = (result, encoding)
+        found = self._kept.pop(cache_key, None)
         if found is None:
             found = EncodedResult(encoding, result)
-            self._size += _cost(slot, found)
-        self._kept[slot] = found
+            self._size += _cost(cache_key, found)
+        self._kept[cache_key] = found
         while self._size > self._limit and len(self._kept) > 1:
             oldest = next(iter(self._kept))
             self._size -= _cost(oldest, self._kept.pop(oldest))
         return found
 
 
-def _cost(slot: tuple[bytes, int], found: EncodedResult) -> int:
+def _cost(cache_key: tuple[bytes, int], found: EncodedResult) -> int:
     """The result itself stays in memory as long as its compressed form, even if its cache has dropped it."""
-    return len(slot[0]) + len(found) + 300
+    return len(cache_key[0]) + len(found) + 300

@@ -6,7 +6,7 @@ an amount moves the edge later by `amount / rate` seconds; it fits while the edg
 zero is a full bucket, so fresh memory needs no initialisation, and a changed rate needs no migration.
 
 Amounts are therefore given in seconds of refill. The edges live in a mutable sequence that the caller owns and
-guards (store/shared_memory/rate_buckets shares one among the workers of a host): a slot's request edge, then its unit edge.
+guards (store/shared_memory/rate_buckets shares one among the workers of a host): a pair's request edge, then its unit edge.
 
 A bucket admits its capacity at once, and then what is refilled: of many requests within 20 ms, a rate of 100 per second
 admits 102. No interval admits more than capacity and refill, over all workers of a host together.
@@ -23,18 +23,18 @@ TOLERANCE_S: Final = 1e-6
 # further ahead than this can only come from another clock. It would refuse every request until then, so it counts as a full
 # bucket.
 MOST_AHEAD_S: Final = 60.0
-EDGES_PER_SLOT: Final = 2
+EDGES_PER_BUCKET: Final = 2
 
 
 @final
 class BucketRates:
-    """The rates of an account or a key, and the slot of their buckets. `request_s` and `unit_s` are the cost of one
+    """The rates of an account or a key, and the index of their buckets. `request_s` and `unit_s` are the cost of one
     request and of one unit, in seconds of refill."""
 
-    __slots__ = ("limit_line", "request_s", "requests_per_second", "slot", "unit_s", "units_per_second")
+    __slots__ = ("bucket_index", "limit_line", "request_s", "requests_per_second", "unit_s", "units_per_second")
 
-    def __init__(self, slot: int, requests_per_second: int, units_per_second: int) -> None:
-        self.slot = slot
+    def __init__(self, bucket_index: int, requests_per_second: int, units_per_second: int) -> None:
+        self.bucket_index = bucket_index
         self.requests_per_second = requests_per_second
         self.units_per_second = units_per_second
         self.request_s = 1.0 / requests_per_second
@@ -43,15 +43,16 @@ class BucketRates:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, BucketRates) and (
-            (self.slot, self.requests_per_second, self.units_per_second)
-            == (other.slot, other.requests_per_second, other.units_per_second)
+            (self.bucket_index, self.requests_per_second, self.units_per_second)
+            == (other.bucket_index, other.requests_per_second, other.units_per_second)
         )
 
     def __hash__(self) -> int:
-        return hash((self.slot, self.requests_per_second, self.units_per_second))
+        return hash((self.bucket_index, self.requests_per_second, self.units_per_second))
 
     def __repr__(self) -> str:
-        return f"<BucketRates {self.requests_per_second} requests/s, {self.units_per_second} units/s, slot {self.slot}>"
+        rates = f"{self.requests_per_second} requests/s, {self.units_per_second} units/s"
+        return f"<BucketRates {rates}, bucket {self.bucket_index}>"
 
 
 class CallRate(Protocol):
@@ -122,12 +123,12 @@ def take_both(
     units: int,
 ) -> float:
     """Take from an account's buckets and from those of one of its keys, or from none. Returns 0.0, or the longer wait."""
-    wait = take(edges, rate.slot * EDGES_PER_SLOT, now, requests * rate.request_s, units * rate.unit_s)
-    own_wait = take(edges, own.slot * EDGES_PER_SLOT, now, requests * own.request_s, units * own.unit_s)
+    wait = take(edges, rate.bucket_index * EDGES_PER_BUCKET, now, requests * rate.request_s, units * rate.unit_s)
+    own_wait = take(edges, own.bucket_index * EDGES_PER_BUCKET, now, requests * own.request_s, units * own.unit_s)
     if wait and not own_wait:
-        give_back(edges, own.slot * EDGES_PER_SLOT, requests * own.request_s, units * own.unit_s)
+        give_back(edges, own.bucket_index * EDGES_PER_BUCKET, requests * own.request_s, units * own.unit_s)
     elif own_wait and not wait:
-        give_back(edges, rate.slot * EDGES_PER_SLOT, requests * rate.request_s, units * rate.unit_s)
+        give_back(edges, rate.bucket_index * EDGES_PER_BUCKET, requests * rate.request_s, units * rate.unit_s)
     return own_wait if own_wait > wait else wait
 
 

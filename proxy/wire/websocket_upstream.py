@@ -26,7 +26,7 @@ _OK = ReplyHeaders(200, 0, close=False, plain=True)
 _ID = re.compile(rb'\[?\{"jsonrpc":"2\.0","id":([0-9]+)')
 
 
-class WebSocketSlot(UpstreamConnection):
+class WebSocketConnection(UpstreamConnection):
     """The socket as sinks see it. Calls share it, so it cannot be paused; it only replaces and removes sinks."""
 
     __slots__ = ()
@@ -39,12 +39,12 @@ class WebSocketSlot(UpstreamConnection):
 
 
 class WebSocketUpstream(Upstream):
-    __slots__ = ("_batches", "_client", "_link", "_pending", "_queue", "_replied_at", "_slot")
+    __slots__ = ("_batches", "_client", "_connection", "_link", "_pending", "_queue", "_replied_at")
 
     def __init__(self, health: UpstreamHealth, link: LinkSettings, *, limit: int, batch: int) -> None:
         super().__init__(health, depth=1, batch=batch)
         self._link = WebSocketLink(link)
-        self._slot = WebSocketSlot(self)
+        self._connection = WebSocketConnection(self)
         self._queue = CallQueue(self, limit)
         self._pending: dict[bytes, ReplySink] = {}
         # The ids in `_pending` that are batches, oldest first.
@@ -65,7 +65,7 @@ class WebSocketUpstream(Upstream):
         is_full = self._is_full()
         if not is_full and not self._queue:
             self._send(sink, text)
-            return self._slot
+            return self._connection
         now = time.monotonic()
         if self._queue.push(WaitingCall(sink, (text,), sink.client, now, once, fresh), is_full=is_full):
             self._serve_waiting(now)
@@ -127,7 +127,7 @@ class WebSocketUpstream(Upstream):
     def tick(self, now: float) -> None:
         self.update_time(now)
         for sink in tuple(self._pending.values()):
-            sink.on_tick(self._slot, now)
+            sink.on_tick(self._connection, now)
         self._queue.tick(now, used=len(self._pending))
         self._serve_waiting(now)
 
@@ -144,7 +144,7 @@ class WebSocketUpstream(Upstream):
         if self._queue:
             self._queue.ended(sink, now)
             self._serve_waiting(now)
-        sink.on_reply(self._slot, _OK, body)
+        sink.on_reply(self._connection, _OK, body)
 
     def _sink_of(self, body: bytes) -> ReplySink | None:
         """The sink of this reply; None for messages that are no reply, such as notifications."""

@@ -49,7 +49,7 @@ BY_ACCOUNT = {
     "store/valkey/cache:DataCache._connections": "a client holds no more connections than are free",
     "store/valkey/fleet_counts:FleetCounts": "one number for each account with sockets",
     "store/valkey/lease_client:LeaseClient": "one entry for each account or key in use",
-    "store/valkey/lease_client:SlotAsks": "the calls of one account that wait for its lease",
+    "store/valkey/lease_client:BucketAsks": "the calls of one account that wait for its lease",
     "store/shared_memory/leased_buckets:LeasedBuckets": "the rates of each account and key",
     "store/postgres/pool:Pool._queue": "a client holds no more connections than are free",
     "core/round_robin:RoundRobin": "clients have a queue each, and take turns",

@@ -200,7 +200,7 @@ def test_both_are_granted_exactly_when_each_alone_would_be(asks: list[tuple[floa
     for pause, requests, units in asks:
         now += pause
         alone = list(edges)
-        waits = [take(alone, 2 * r.slot, now, requests * r.request_s, units * r.unit_s) for r in (account, own)]
+        waits = [take(alone, 2 * r.bucket_index, now, requests * r.request_s, units * r.unit_s) for r in (account, own)]
         before = list(edges)
         assert take_both(edges, account, own, now, requests=requests, units=units) == max(waits)
         if any(waits):
@@ -212,7 +212,7 @@ def test_both_are_granted_exactly_when_each_alone_would_be(asks: list[tuple[floa
 def test_rate_limits_are_equal_by_value() -> None:
     assert BucketRates(1, 2, 3) == BucketRates(1, 2, 3) != BucketRates(1, 2, 4)
     assert hash(BucketRates(1, 2, 3)) == hash(BucketRates(1, 2, 3))
-    assert repr(BucketRates(1, 2, 3)) == "<BucketRates 2 requests/s, 3 units/s, slot 1>"
+    assert repr(BucketRates(1, 2, 3)) == "<BucketRates 2 requests/s, 3 units/s, bucket 1>"
 
 
 def test_given_back_amount_can_be_taken_again_and_once_only() -> None:

@@ -382,7 +382,7 @@ def test_rate_headers_are_current_when_the_reply_is_sent(cache: bool) -> None:
                 asking = group.create_task(harness.call("eth_call", [{"data": "0x02"}, "latest"], key="shared"))
                 await until(lambda: harness.route.upstreams[0].health.inflight > 0, every_s=0.001)
                 # Takes hours' worth, so that it cannot refill before the reply arrives on any machine.
-                harness.worker.app.admission.buckets.give_back(key.rate.slot, -3600.0, 0.0)
+                harness.worker.app.admission.buckets.give_back(key.rate.bucket_index, -3600.0, 0.0)
             reply = asking.result()
             assert reply.headers["x-ratelimit-remaining"] == "0"
             assert int(reply.headers["x-ratelimit-reset"]) > time.time()

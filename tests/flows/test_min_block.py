@@ -188,8 +188,8 @@ async def test_calls_that_wait_for_a_block_are_paid_for_and_cause_few_polls() ->
         assert [reply.status for reply in replies] == [503] * 3
         assert harness.count("eth_getBlockByNumber") - polls <= MOST_POLLS + took_s + 1
         buckets = harness.worker.app.admission.buckets
-        assert buckets.edge(key.rate.slot) == pytest.approx(began - 1 + 3 * key.rate.request_s, abs=1.0)
-        assert buckets.edge(key.rate.slot) > began - 1 + 2.5 * key.rate.request_s
+        assert buckets.edge(key.rate.bucket_index) == pytest.approx(began - 1 + 3 * key.rate.request_s, abs=1.0)
+        assert buckets.edge(key.rate.bucket_index) > began - 1 + 2.5 * key.rate.request_s
 
 
 @on_uvloop

@@ -563,7 +563,7 @@ def change(running: Worker, old: Key, *, limits: Limits = PLENTY, disabled: bool
         live=old.live,
         scopes=old.scopes,
         account=old.account,
-        rate=BucketRates(old.rate.slot, limits.requests_per_second, limits.units_per_second),
+        rate=BucketRates(old.rate.bucket_index, limits.requests_per_second, limits.units_per_second),
         disabled=disabled,
         expires_at=old.expires_at,
     )

@@ -280,7 +280,7 @@ async def test_failing_upstreams_cost_nothing_and_close_no_socket() -> None:
             assert error["code"] == -32603
             buckets = running.app.admission.buckets
             # All calls but the first were refunded, or their units have been refilled since.
-            assert buckets.take(key.rate.slot, time.monotonic(), 0.98, 0.98) == 0.0
+            assert buckets.take(key.rate.bucket_index, time.monotonic(), 0.98, 0.98) == 0.0
             assert (await client.error("eth_nope"))["code"] == -32601
 
 

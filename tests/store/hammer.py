@@ -107,7 +107,7 @@ def overstep(shared: SharedBuckets, *, slot: int) -> list[str]:
 
 def reserve(shared: SharedBuckets, *, slot: int) -> int:
     shared.reserve(slot)
-    return shared.slots
+    return shared.bucket_count
 
 
 def edge(shared: SharedBuckets, *, slot: int) -> float:

@@ -68,7 +68,7 @@ class Host:
         while (wait := self._take(own=own)) == ASK:
             limit = self.leases.lacking(RATE, OWN, 1, UNITS) if own else RATE
             leased = asyncio.Event()
-            self.leases.wait(limit.slot, (limit.request_s, UNITS * limit.unit_s), leased.set)
+            self.leases.wait(limit.bucket_index, (limit.request_s, UNITS * limit.unit_s), leased.set)
             await leased.wait()
         return wait == 0.0
 
@@ -76,7 +76,7 @@ class Host:
         now = time.monotonic()
         if own:
             return self.buckets.take_both(RATE, OWN, now, requests=1, units=UNITS)
-        return self.buckets.take(RATE.slot, now, RATE.request_s, UNITS * RATE.unit_s)
+        return self.buckets.take(RATE.bucket_index, now, RATE.request_s, UNITS * RATE.unit_s)
 
 
 @asynccontextmanager
@@ -144,7 +144,7 @@ async def test_refund_can_be_spent_again(tmp_path: Path) -> None:
     async with hosts(tmp_path, 1) as (host,):
         admitted, took_s = await volley([host], 30)
         assert 20 <= admitted <= 20 * (1 + took_s)
-        host.buckets.give_back(RATE.slot, RATE.request_s, UNITS * RATE.unit_s)
+        host.buckets.give_back(RATE.bucket_index, RATE.request_s, UNITS * RATE.unit_s)
         assert await host.call()
 
 
@@ -176,8 +176,8 @@ async def test_host_without_redis_uses_its_share(tmp_path: Path) -> None:
         for host in (one, other):
             host.buckets.away = True
         began = time.monotonic()
-        assert one.buckets.lease(RATE.slot).share(0.5) > 0.9
-        assert other.buckets.lease(RATE.slot).share(0.5) == 0.5
+        assert one.buckets.lease(RATE.bucket_index).share(0.5) > 0.9
+        assert other.buckets.lease(RATE.bucket_index).share(0.5) == 0.5
         await asyncio.sleep(0.3)
         admitted = sum([await other.call() for _ in range(40)])
         assert 0 < admitted <= 10 * (1 + time.monotonic() - began) + 1
@@ -192,7 +192,7 @@ async def test_call_does_not_wait_for_the_reply_to_another_and_then_for_its_own(
         redis.freeze()
         leased = [asyncio.Event(), asyncio.Event()]
         for asks, event in enumerate(leased, 1):
-            host.leases.wait(RATE.slot, (RATE.request_s, UNITS * RATE.unit_s), event.set)
+            host.leases.wait(RATE.bucket_index, (RATE.request_s, UNITS * RATE.unit_s), event.set)
             await until(lambda asks=asks: host.leases.asked == asks)
         redis.thaw()
         for event in leased:

@@ -12,7 +12,7 @@ import pytest
 
 from proxy.core.limits import BucketRates
 from proxy.store.shared_memory import rate_buckets
-from proxy.store.shared_memory.rate_buckets import FIRST_SLOTS, STRIPES, SharedBuckets, UnsharedBuckets
+from proxy.store.shared_memory.rate_buckets import FIRST_BUCKETS, STRIPES, SharedBuckets, UnsharedBuckets
 from tests.store.hammer import Hammer
 
 NOW = 1000.0
@@ -48,8 +48,8 @@ def granted(shared: SharedBuckets, slot: int, tries: int, request_s: float, unit
 
 def test_new_buckets_are_full(fd: int) -> None:
     shared = SharedBuckets(fd)
-    assert repr(shared) == f"<SharedBuckets {FIRST_SLOTS} slots>"
-    for slot in (0, 1, FIRST_SLOTS - 1):
+    assert repr(shared) == f"<SharedBuckets {FIRST_BUCKETS} bucket pairs>"
+    for slot in (0, 1, FIRST_BUCKETS - 1):
         assert shared.edge(slot) == 0.0
         assert granted(shared, slot, 20, 0.1) == 10
 
@@ -124,40 +124,40 @@ def test_successor_continues_with_the_same_buckets(fd: int) -> None:
 
 def test_growth_is_visible_to_every_process_and_keeps_counts(hammers: list[Hammer]) -> None:
     first, second, third, _ = hammers
-    last = FIRST_SLOTS - 1
+    last = FIRST_BUCKETS - 1
     assert first.run("take", slot=last, tries=4, now=NOW, request_s=0.1) == 4
-    assert first.run("reserve", slot=FIRST_SLOTS) == 2 * FIRST_SLOTS
-    assert first.run("take", slot=FIRST_SLOTS, tries=7, now=NOW, request_s=0.1) == 7
-    assert second.run("reserve", slot=FIRST_SLOTS) == 2 * FIRST_SLOTS
-    assert second.run("take", slot=FIRST_SLOTS, tries=7, now=NOW, request_s=0.1) == 3
+    assert first.run("reserve", slot=FIRST_BUCKETS) == 2 * FIRST_BUCKETS
+    assert first.run("take", slot=FIRST_BUCKETS, tries=7, now=NOW, request_s=0.1) == 7
+    assert second.run("reserve", slot=FIRST_BUCKETS) == 2 * FIRST_BUCKETS
+    assert second.run("take", slot=FIRST_BUCKETS, tries=7, now=NOW, request_s=0.1) == 3
     # A process that has not remapped yet shares the old part.
     assert third.run("take", slot=last, tries=20, now=NOW, request_s=0.1) == 6
 
 
 def test_concurrent_growth_agrees_on_the_size(hammers: list[Hammer]) -> None:
-    for hammer, slot in zip(hammers, (FIRST_SLOTS, 2 * FIRST_SLOTS, 5 * FIRST_SLOTS, 0), strict=True):
+    for hammer, slot in zip(hammers, (FIRST_BUCKETS, 2 * FIRST_BUCKETS, 5 * FIRST_BUCKETS, 0), strict=True):
         hammer.send("reserve", slot=slot)
     for hammer in hammers:
         hammer.receive()
-    assert set(run_all(hammers, "reserve", slot=8 * FIRST_SLOTS - 1)) == {8 * FIRST_SLOTS}
-    counts = run_all(hammers, "take", slot=8 * FIRST_SLOTS - 1, tries=1000, now=NOW, request_s=0.1)
+    assert set(run_all(hammers, "reserve", slot=8 * FIRST_BUCKETS - 1)) == {8 * FIRST_BUCKETS}
+    counts = run_all(hammers, "take", slot=8 * FIRST_BUCKETS - 1, tries=1000, now=NOW, request_s=0.1)
     assert sum(counts) == 10
 
 
 @pytest.mark.parametrize(
     ("slot", "slots"),
-    [(0, 1), (FIRST_SLOTS - 1, 1), (FIRST_SLOTS, 2), (2 * FIRST_SLOTS, 4), (100 * FIRST_SLOTS, 128)],
+    [(0, 1), (FIRST_BUCKETS - 1, 1), (FIRST_BUCKETS, 2), (2 * FIRST_BUCKETS, 4), (100 * FIRST_BUCKETS, 128)],
 )
 def test_reserving_doubles_until_the_slot_fits(fd: int, slot: int, slots: int) -> None:
     shared = SharedBuckets(fd)
     shared.reserve(slot)
-    assert shared.slots == slots * FIRST_SLOTS
+    assert shared.bucket_count == slots * FIRST_BUCKETS
     assert granted(shared, slot, 20, 0.1) == 10
 
 
 def test_unreserved_slot_raises_and_unlocks_its_stripe(hammers: list[Hammer]) -> None:
     careless, other, *_ = hammers
-    assert careless.run("overstep", slot=FIRST_SLOTS) == ["IndexError", "IndexError"]
+    assert careless.run("overstep", slot=FIRST_BUCKETS) == ["IndexError", "IndexError"]
     assert other.run("take", slot=0, tries=20, now=NOW, request_s=0.1) == 10
 
 

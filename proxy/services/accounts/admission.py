@@ -126,7 +126,7 @@ class Admission:
             return self._day_is_over() if self._quotas.is_over(account) else _lease_pending()
         rate = key.rate
         if key.own_rate is None:
-            wait = self.buckets.take(rate.slot, now, requests * rate.request_s, units * rate.unit_s)
+            wait = self.buckets.take(rate.bucket_index, now, requests * rate.request_s, units * rate.unit_s)
         else:
             wait = self.buckets.take_both(rate, key.own_rate, now, requests=requests, units=units)
         if wait:
@@ -147,9 +147,9 @@ class Admission:
         return LeasePending(refusal.message, retry_after_s=1, wait_s=LEASE_PAUSE_S, reason="rate")
 
     def _need(self, leases: LeaseClient, key: Key, requests: int, units: int) -> tuple[int, tuple[float, float]]:
-        """The slot of the limit that a request has to wait for, and the tokens it needs."""
+        """The bucket index of the limit that a request has to wait for, and the tokens it needs."""
         limit = key.rate if key.own_rate is None else leases.lacking(key.rate, key.own_rate, requests, units)
-        return limit.slot, (requests * limit.request_s, units * limit.unit_s)
+        return limit.bucket_index, (requests * limit.request_s, units * limit.unit_s)
 
     def may_wait(self, refusal: Fault | None, began: float) -> bool:
         """Whether the request was refused only because a lease is pending, and it has not waited for the lease too long."""
@@ -172,7 +172,7 @@ class Admission:
         """Return the charge of a call that failed through our own fault."""
         rate = key.rate
         if key.own_rate is None:
-            self.buckets.give_back(rate.slot, requests * rate.request_s, units * rate.unit_s)
+            self.buckets.give_back(rate.bucket_index, requests * rate.request_s, units * rate.unit_s)
         else:
             self.buckets.give_back_both(rate, key.own_rate, requests=requests, units=units)
         if requests and key.account.day_limit:
@@ -181,7 +181,7 @@ class Admission:
     def headers(self, key: Key, now: float) -> dict[str, str]:
         """The three `X-RateLimit-*` headers. They describe the tighter request bucket."""
         rate = self.buckets.tighter(key.rate, key.own_rate, now)
-        edge = self.buckets.edge(rate.slot)
+        edge = self.buckets.edge(rate.bucket_index)
         remaining = limits.remaining(edge, now, rate.requests_per_second)
         return _rate_headers(rate.requests_per_second, remaining, limits.full_in(edge, now))
 

@@ -46,7 +46,7 @@ class KeyPlan(Protocol):
     def sample_every(self) -> int: ...
 
 
-class Slots(Protocol):
+class BucketReserver(Protocol):
     def reserve_rates(self, rate: BucketRates, own: BucketRates | None) -> None: ...
 
 
@@ -62,7 +62,7 @@ class Keyring:
     def __init__(
         self,
         store: KeyStore,
-        slots: Slots,
+        buckets: BucketReserver,
         *,
         plans: Mapping[str, KeyPlan],
         pepper: str,
@@ -72,7 +72,7 @@ class Keyring:
     ) -> None:
         self._store = store
         self.copy = copy or KeyCopy()
-        self._slots = slots
+        self._buckets = buckets
         self._plans = plans
         self._pepper = pepper.encode()
         self._previous_pepper = previous_pepper.encode()
@@ -221,7 +221,7 @@ class Keyring:
 
     def add(self, key: Key) -> None:
         """Make the key known."""
-        self._slots.reserve_rates(key.rate, key.own_rate)
+        self._buckets.reserve_rates(key.rate, key.own_rate)
         key.tallies = KeyTallies(key.account.id, key.id, self.touched)
         self._by_id[key.id] = key
         self._index(key)
@@ -252,7 +252,7 @@ class Keyring:
             row["requests_per_second"] or plan.requests_per_second,
             row["units_per_second"] or plan.units_per_second,
         )
-        self._slots.reserve_rates(rate, None)
+        self._buckets.reserve_rates(rate, None)
         account = Account(id=account_id, plan=row["plan"], day_limit=0)
         key = Key(
             id="", lineage="", digest=b"", live=True, scopes=ALL_SCOPES, account=account, rate=rate, disabled=False,

@@ -30,12 +30,12 @@ class SocketCaps:
     async def add_socket(self, key: Key) -> None:
         """Count one more socket, or raise RateLimited."""
         most = self.plan_of(key).sockets
-        if not (place := self._counts.take("sockets", key.rate.slot, most)):
+        if not (place := self._counts.take("sockets", key.rate.bucket_index, most)):
             raise _too_many_sockets(most)
         if self._fleet is None:
             return
         try:
-            is_within = await self._fleet.is_within("sockets", key.rate.slot, most, place=place)
+            is_within = await self._fleet.is_within("sockets", key.rate.bucket_index, most, place=place)
         except BaseException:
             self.remove_socket(key)
             raise
@@ -47,9 +47,9 @@ class SocketCaps:
         self._remove("sockets", key)
 
     def _remove(self, kind: CountKind, key: Key) -> None:
-        self._counts.give_back(kind, key.rate.slot)
+        self._counts.give_back(kind, key.rate.bucket_index)
         if self._fleet is not None:
-            self._fleet.changed(kind, key.rate.slot)
+            self._fleet.changed(kind, key.rate.bucket_index)
 
     def add_subscription(self, key: Key, on_socket: int) -> int:
         """Count one more subscription and return its place on this host, or raise RateLimited. `on_socket`: those that its
@@ -58,9 +58,9 @@ class SocketCaps:
         if on_socket >= plan.subscriptions:
             message = f"this socket has reached its limit of {plan.subscriptions} subscriptions: unsubscribe from one"
             raise RateLimited(f"{message}, or open another socket", retry_after_s=1)
-        most, slot = plan.subscriptions_per_account, key.rate.slot
-        room = most if self._fleet is None else self._fleet.room("subscriptions", slot, most)
-        if not (place := self._counts.take("subscriptions", slot, room)):
+        most, bucket_index = plan.subscriptions_per_account, key.rate.bucket_index
+        room = most if self._fleet is None else self._fleet.room("subscriptions", bucket_index, most)
+        if not (place := self._counts.take("subscriptions", bucket_index, room)):
             raise _too_many_subscriptions(most)
         return place
 
@@ -68,7 +68,7 @@ class SocketCaps:
         """Compare a counted subscription with those of other hosts. Raises RateLimited; the caller then removes it."""
         most = self.plan_of(key).subscriptions_per_account
         is_within = self._fleet is None or await self._fleet.is_within(
-            "subscriptions", key.rate.slot, most, place=place
+            "subscriptions", key.rate.bucket_index, most, place=place
         )
         if not is_within:
             raise _too_many_subscriptions(most)

@@ -126,9 +126,9 @@ class Forwarder:
         if holder is not None:
             # Pending state of this upstream is neither cached nor shared: others may get the state of another one.
             caller.on_source("miss", route.state.tip)
-        slot = key_of(policy.request_tail, params) if policy.shared and holder is None else None
-        if slot is not None:
-            if _may_read_cache(route, directives) and _is_known(caller, route, slot, client, now, directives):
+        cache_key = key_of(policy.request_tail, params) if policy.shared and holder is None else None
+        if cache_key is not None:
+            if _may_read_cache(route, directives) and _is_known(caller, route, cache_key, client, now, directives):
                 return None
             caller.on_source("miss", route.state.tip)
         elif policy.is_checked and route.guard is not None:
@@ -142,7 +142,7 @@ class Forwarder:
             return None
         payer = (meter if key is None else key) if policy.by_range or policy.looks_up_null else None
         made = _call(
-            policy, params, route, client=client, payer=payer, directives=directives, cache_key=slot, holder=holder
+            policy, params, route, client=client, payer=payer, directives=directives, cache_key=cache_key, holder=holder
         )
         flight = route.dispatcher.new_flight(made, caller, now)
         caller.on_flight(flight)
@@ -191,11 +191,11 @@ def _may_read_cache(route: Route, directives: Directives | None) -> bool:
 
 
 def _is_known(
-    caller: Caller, route: Route, slot: bytes, client: str, now: float, directives: Directives | None = None
+    caller: Caller, route: Route, cache_key: bytes, client: str, now: float, directives: Directives | None = None
 ) -> bool:
     """Answer the call from the cache, or let it join an equal one. False if neither is possible."""
     state = route.state
-    result = state.replies.get(slot) if state.caches else None
+    result = state.replies.get(cache_key) if state.caches else None
     if result is not None:
         caller.on_source("hit", state.tip)
         caller.on_result(result)
@@ -204,12 +204,12 @@ def _is_known(
         if (
             directives.max_stale
             and not directives.min_block
-            and _is_stale_known(caller, route, slot, directives.max_stale)
+            and _is_stale_known(caller, route, cache_key, directives.max_stale)
         ):
             return True
         if not directives.may_join:
             return False
-    flight = state.flights.get(slot)
+    flight = state.flights.get(cache_key)
     # A flight that hangs is not joined: it would end with a timeout, long before the caller's own time is up.
     if flight is None or now - flight.began > route.dispatcher.call_timeout_s / 2:
         return False
@@ -222,9 +222,9 @@ def _is_known(
     return True
 
 
-def _is_stale_known(caller: Caller, route: Route, slot: bytes, max_stale_s: int) -> bool:
+def _is_stale_known(caller: Caller, route: Route, cache_key: bytes, max_stale_s: int) -> bool:
     """Answer the call with a reply that was true a moment ago. False if there is none."""
-    result = route.state.replies.stale(slot, time.monotonic() - max_stale_s) if route.state.caches else None
+    result = route.state.replies.stale(cache_key, time.monotonic() - max_stale_s) if route.state.caches else None
     if result is None:
         return False
     caller.on_source("stale", 0)

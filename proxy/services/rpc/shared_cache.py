@@ -34,12 +34,12 @@ class SharedCache:
     def is_available(self, now: float) -> bool:
         return bool(self.chain) and self._store.is_available(now)
 
-    def look(self, slots: Sequence[bytes], on_found: OnFound) -> None:
-        self._store.look([self._key(slot) for slot in slots], on_found)
+    def look(self, cache_keys: Sequence[bytes], on_found: OnFound) -> None:
+        self._store.look([self._key(cache_key) for cache_key in cache_keys], on_found)
 
-    def put(self, slot: bytes, result: bytes) -> None:
+    def put(self, cache_key: bytes, result: bytes) -> None:
         if self.chain:
-            name = self._key(slot)
+            name = self._key(cache_key)
             self._recent.append(name)
             self._store.put(name, result)
 
@@ -48,5 +48,5 @@ class SharedCache:
         self._store.forget(self._recent)
         self._recent.clear()
 
-    def _key(self, slot: bytes) -> str:
-        return f"{self._network_id}:{self.chain}:{slot.hex()}"
+    def _key(self, cache_key: bytes) -> str:
+        return f"{self._network_id}:{self.chain}:{cache_key.hex()}"

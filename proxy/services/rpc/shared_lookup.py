@@ -32,8 +32,8 @@ class SharedLookup:
         if not wanted:
             return flights
         self._open += 1
-        slots = [flight.call.cache_key for flight in wanted if flight.call.cache_key is not None]
-        self._cache.look(slots, partial(self._on_found, wanted, self._dispatcher.state.reorgs))
+        cache_keys = [flight.call.cache_key for flight in wanted if flight.call.cache_key is not None]
+        self._cache.look(cache_keys, partial(self._on_found, wanted, self._dispatcher.state.reorgs))
         return [flight for flight in flights if flight not in wanted]
 
     def _may_be_final(self, flight: Flight) -> bool:

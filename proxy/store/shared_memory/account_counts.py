@@ -2,7 +2,7 @@
 
 Every worker writes only its own numbers, in a region that it claims when it starts, and reads those of the others. The numbers
 of a worker that was killed are not counted: a region whose owner has ended is skipped, and its next owner clears it. Numbers
-are found by the account's slot (`BucketRates.slot`).
+are found by the account's bucket index (`BucketRates.bucket_index`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from proxy.store.shared_memory.robust_mutexes import Mutex, holding
 # The most processes at once: during a reload a host has twice its workers.
 PROCESSES = 128
 # The memory is sparse: only pages of accounts with open sockets exist. Accounts beyond this share numbers.
-SLOTS = 1 << 20
-REGION_BYTES = SLOTS * 8
+BUCKETS = 1 << 20
+REGION_BYTES = BUCKETS * 8
 OWNER_BYTES = PROCESSES * 8
 
 CountKind = Literal["sockets", "subscriptions"]
@@ -38,21 +38,21 @@ class AccountCounts:
     def __repr__(self) -> str:
         return f"<AccountCounts region {self._own}>"
 
-    def take(self, kind: CountKind, slot: int, most: int) -> int:
+    def take(self, kind: CountKind, bucket_index: int, most: int) -> int:
         """Count one more and return how many there are, or 0 if the account has as many already."""
         own = self._region(self._claimed())
-        with holding(self._mutexes[slot % len(self._mutexes)]):
-            total = self.total(kind, slot)
+        with holding(self._mutexes[bucket_index % len(self._mutexes)]):
+            total = self.total(kind, bucket_index)
             if total >= most:
                 return 0
-            own[_place(kind, slot)] += 1
+            own[_place(kind, bucket_index)] += 1
             return total + 1
 
-    def give_back(self, kind: CountKind, slot: int) -> None:
-        self._region(self._claimed())[_place(kind, slot)] -= 1
+    def give_back(self, kind: CountKind, bucket_index: int) -> None:
+        self._region(self._claimed())[_place(kind, bucket_index)] -= 1
 
-    def total(self, kind: CountKind, slot: int) -> int:
-        place = _place(kind, slot)
+    def total(self, kind: CountKind, bucket_index: int) -> int:
+        place = _place(kind, bucket_index)
         return sum(self._region(index)[place] for index in range(PROCESSES) if self._is_owned(index))
 
     def _is_owned(self, index: int) -> bool:
@@ -83,8 +83,8 @@ class AccountCounts:
         return mmap.mmap(self._fd, REGION_BYTES, offset=self._start + index * REGION_BYTES)
 
 
-def _place(kind: CountKind, slot: int) -> int:
-    return slot % SLOTS * 2 + _PLACES[kind]
+def _place(kind: CountKind, bucket_index: int) -> int:
+    return bucket_index % BUCKETS * 2 + _PLACES[kind]
 
 
 def _is_running(pid: int) -> bool:

@@ -1,6 +1,6 @@
 """The leased tokens of one limit, and the messages by which they are leased (leased_buckets).
 
-Tokens of two slots of Valkey's clock may be held at once: those of the older one are spent first, and end first. A part of the
+Tokens of two epochs of Valkey's clock may be held at once: those of the older one are spent first, and end first. A part of the
 tokens is kept in reserve: when only the reserve is left, more tokens are asked for, before a call has to wait.
 
 In the host's memory a lease is a record of doubles, in the order of the fields of `Lease`. `Lease.read` makes an object of it,
@@ -59,12 +59,12 @@ class LeaseReport(NamedTuple):
     must_u: int
     want_r: int
     want_u: int
-    old_slot: int
+    old_epoch: int
     old_spent_r: float
     old_spent_u: float
     old_returned_r: float
     old_returned_u: float
-    new_slot: int
+    new_epoch: int
     new_spent_r: float
     new_spent_u: float
     new_returned_r: float
@@ -78,7 +78,7 @@ class LeaseGrant(NamedTuple):
     granted_u: float
     until: float
     wait_s: float
-    slot: int
+    epoch: int
     # Requests granted to this host now, and to all hosts recently.
     requests: int
     all_requests: float
@@ -92,7 +92,7 @@ class Tokens:
 
     ready: float
     reserve: float
-    # The tokens that were there after the last report, and those of the older slot among them.
+    # The tokens that were there after the last report, and those of the older epoch among them.
     base: float
     old: float
     # Spent per second, recently.
@@ -116,7 +116,7 @@ class Tokens:
         return self.base != self.held
 
     def report(self) -> tuple[float, float]:
-        """The tokens spent since the last report, of the older slot and of the newer one. The next report counts from here. A
+        """The tokens spent since the last report, of the older epoch and of the newer one. The next report counts from here. A
         debt is spent when tokens for it are granted."""
         held = max(0.0, self.held)
         spent = max(0.0, self.base - held)
@@ -126,7 +126,7 @@ class Tokens:
         return of_old, spent - of_old
 
     def take_out(self) -> tuple[float, float]:
-        """Remove all tokens: of the older slot, and of the newer one."""
+        """Remove all tokens: of the older epoch, and of the newer one."""
         held = self.held
         old = min(held, self.old)
         self.hold(0.0)
@@ -161,9 +161,9 @@ class Lease:
     units: Tokens
     # The edge of the request bucket in Valkey, by this host's clock.
     fleet_edge: float
-    # The slots of Valkey's clock.
-    old_slot: float
-    new_slot: float
+    # The epochs of Valkey's clock.
+    old_epoch: float
+    new_epoch: float
     new_until: float
     # Valkey has no tokens until then.
     dry_until: float
@@ -177,13 +177,13 @@ class Lease:
     all: float
 
     @classmethod
-    def read(cls, memory: memoryview[float], slot: int) -> Lease:
-        until, *cells = _RECORD.unpack_from(memory, slot * RECORD_BYTES)
+    def read(cls, memory: memoryview[float], bucket_index: int) -> Lease:
+        until, *cells = _RECORD.unpack_from(memory, bucket_index * RECORD_BYTES)
         return cls(until, Tokens(*cells[:6]), Tokens(*cells[6:12]), *cells[12:])
 
-    def write(self, memory: memoryview[float], slot: int) -> None:
+    def write(self, memory: memoryview[float], bucket_index: int) -> None:
         numbers = (self.until, *_numbers_of(self.requests), *_numbers_of(self.units), *_later_numbers_of(self))
-        _RECORD.pack_into(memory, slot * RECORD_BYTES, *numbers)
+        _RECORD.pack_into(memory, bucket_index * RECORD_BYTES, *numbers)
 
     # Spending
 
@@ -245,7 +245,7 @@ class Lease:
     # Asking
 
     def report(self, rate: BucketRates, now: float, need: tuple[float, float], ahead_s: float) -> LeaseReport:
-        old_slot, new_slot = int(self.old_slot), int(self.new_slot)
+        old_epoch, new_epoch = int(self.old_epoch), int(self.new_epoch)
         requests, units = self.requests, self.units
         self.expire(now)
         old_r, new_r = requests.report()
@@ -264,12 +264,12 @@ class Lease:
             _tokens(need[1] - units.held, rate.unit_s) if need[1] else 0,
             want_r,
             _tokens(min(1.0, units_s), rate.unit_s) if ahead_s else 0,
-            old_slot,
+            old_epoch,
             old_r,
             old_u,
             returned_r[0],
             returned_u[0],
-            new_slot,
+            new_epoch,
             new_r,
             new_u,
             returned_r[1],
@@ -283,7 +283,7 @@ class Lease:
             tokens.demand += follow * (amount / max(passed, 1e-3) - tokens.demand)
 
     def expire(self, now: float) -> None:
-        """Drop tokens whose time is over: those of the older slot, then all."""
+        """Drop tokens whose time is over: those of the older epoch, then all."""
         if now < self.until:
             return
         if now >= self.new_until:
@@ -311,20 +311,20 @@ class Lease:
         self.fleet_edge = now - given.there_s
 
     def _sort_in(self, given: LeaseGrant) -> None:
-        """Keep the tokens of two slots apart. Replies to two workers may arrive in the wrong order."""
-        behind = self.new_slot - given.slot
+        """Keep the tokens of two epochs apart. Replies to two workers may arrive in the wrong order."""
+        behind = self.new_epoch - given.epoch
         if behind == 1:
-            self.old_slot = float(given.slot)
+            self.old_epoch = float(given.epoch)
             self.requests.old += given.granted_r
             self.units.old += given.granted_u
             self.until = min(self.until, given.until)
         elif behind:
-            # A new slot: the tokens held so far become the older part.
-            self.old_slot = self.new_slot
+            # A new epoch: the tokens held so far become the older part.
+            self.old_epoch = self.new_epoch
             self.requests.old = max(0.0, self.requests.base)
             self.units.old = max(0.0, self.units.base)
             self.until = self.new_until
-            self.new_slot = float(given.slot)
+            self.new_epoch = float(given.epoch)
             self.new_until = given.until
         else:
             self.new_until = min(self.new_until, given.until)

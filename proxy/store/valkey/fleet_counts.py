@@ -38,37 +38,37 @@ class FleetCounts:
     def __repr__(self) -> str:
         return f"<FleetCounts of {len(self._others)}>"
 
-    async def is_within(self, kind: CountKind, slot: int, most: int, *, place: int) -> bool:
+    async def is_within(self, kind: CountKind, bucket_index: int, most: int, *, place: int) -> bool:
         """Whether one more is within the limit of all hosts together. `place`: its number on this host when it was counted."""
-        own = self._counts.total(kind, slot)
-        reply = await self._link.ask(*self._words(kind, slot, own))
-        self._heard(kind, slot, own, reply)
-        others = self._others.get((kind, slot), 0)
+        own = self._counts.total(kind, bucket_index)
+        reply = await self._link.ask(*self._words(kind, bucket_index, own))
+        self._heard(kind, bucket_index, own, reply)
+        others = self._others.get((kind, bucket_index), 0)
         # Sockets or subscriptions that were counted before it may have been closed meanwhile.
-        place = min(place, self._counts.total(kind, slot))
+        place = min(place, self._counts.total(kind, bucket_index))
         return place <= (most - others if isinstance(reply, int) else self._share(most))
 
-    def room(self, kind: CountKind, slot: int, most: int) -> int:
+    def room(self, kind: CountKind, bucket_index: int, most: int) -> int:
         """How many this host may have, given the last known counts of the others."""
-        self._changed.add((kind, slot))
-        return most - self._others.get((kind, slot), 0) if self._link.is_up else self._share(most)
+        self._changed.add((kind, bucket_index))
+        return most - self._others.get((kind, bucket_index), 0) if self._link.is_up else self._share(most)
 
-    def changed(self, kind: CountKind, slot: int) -> None:
-        self._changed.add((kind, slot))
+    def changed(self, kind: CountKind, bucket_index: int) -> None:
+        self._changed.add((kind, bucket_index))
 
     def _share(self, most: int) -> int:
         """While Valkey is away: an equal share for each host."""
         return math.ceil(most / self._hosts())
 
-    def _words(self, kind: CountKind, slot: int, own: int) -> tuple[str, ...]:
-        return ("FCALL", COUNT, "1", f"{TAG}:{kind}:{slot}", self._host, str(own), str(int(KEPT_S * 1000)))
+    def _words(self, kind: CountKind, bucket_index: int, own: int) -> tuple[str, ...]:
+        return ("FCALL", COUNT, "1", f"{TAG}:{kind}:{bucket_index}", self._host, str(own), str(int(KEPT_S * 1000)))
 
-    def _heard(self, kind: CountKind, slot: int, own: int, reply: Any) -> None:
+    def _heard(self, kind: CountKind, bucket_index: int, own: int, reply: Any) -> None:
         """`own`: this host's count when it asked. If it is 0, the counts of other hosts are not needed."""
         if not own:
-            self._others.pop((kind, slot), None)
+            self._others.pop((kind, bucket_index), None)
         elif isinstance(reply, int):
-            self._others[(kind, slot)] = reply - own
+            self._others[(kind, bucket_index)] = reply - own
 
     async def run(self) -> None:
         """A supervised loop: write changed counts often, and all of them from time to time."""
@@ -80,6 +80,6 @@ class FleetCounts:
             if loop.time() - renewed_at > RENEW_S:
                 renewed_at = loop.time()
                 changed |= self._others.keys()
-            for kind, slot in changed:
-                own = self._counts.total(kind, slot)
-                self._link.send(self._words(kind, slot, own), partial(self._heard, kind, slot, own))
+            for kind, bucket_index in changed:
+                own = self._counts.total(kind, bucket_index)
+                self._link.send(self._words(kind, bucket_index, own), partial(self._heard, kind, bucket_index, own))

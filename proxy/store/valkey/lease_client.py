@@ -28,9 +28,9 @@ SLOW_S = 0.005
 Need = tuple[float, float]
 
 
-class SlotAsks:
-    """Calls of this worker that wait for a lease of one slot and for which Valkey was not asked yet, and how many asks are
-    under way."""
+class BucketAsks:
+    """Calls of this worker that wait for a lease of one bucket pair and for which Valkey was not asked yet, and how many
+    asks are under way."""
 
     __slots__ = ("asked_at", "hint", "under_way", "waiting")
 
@@ -56,20 +56,20 @@ class SlotAsks:
 
 class LeaseClient:
     def __init__(self, link: ValkeyLink, buckets: LeasedBuckets, key_of: Callable[[int], str]) -> None:
-        """`key_of`: the key in Valkey of a slot's buckets."""
+        """`key_of`: the key in Valkey of a bucket pair."""
         self._link = link
         self._buckets = buckets
         self._key_of = key_of
         self._loop = asyncio.get_running_loop()
-        # Slots that this worker has asked for and that may hold tokens.
-        self._asks: dict[int, SlotAsks] = {}
+        # Bucket indexes that this worker has asked for and that may hold tokens.
+        self._asks: dict[int, BucketAsks] = {}
         self._low: set[int] = set()
         self.asked = 0
         buckets.on_low(self._on_low)
         link.on_change.append(self._on_change)
 
     def __repr__(self) -> str:
-        return f"<LeaseClient {len(self._asks)} slots, {self._link!r}>"
+        return f"<LeaseClient {len(self._asks)} bucket pairs, {self._link!r}>"
 
     def __len__(self) -> int:
         """The number of limits for which this worker has recently requested tokens."""
@@ -77,86 +77,86 @@ class LeaseClient:
 
     # Waiting calls
 
-    def wait(self, slot: int, need: Need, again: Callable[[], None]) -> None:
-        """Call `again` when the slot has got a lease, or when it is certain that it gets none."""
-        self._asks.setdefault(slot, SlotAsks()).waiting.append((need, again))
-        self._on_low(slot)
+    def wait(self, bucket_index: int, need: Need, again: Callable[[], None]) -> None:
+        """Call `again` when the bucket pair has got a lease, or when it is certain that it gets none."""
+        self._asks.setdefault(bucket_index, BucketAsks()).waiting.append((need, again))
+        self._on_low(bucket_index)
 
-    def hint(self, slot: int, need: Need) -> None:
+    def hint(self, bucket_index: int, need: Need) -> None:
         """Ask for a call that tries again by itself."""
-        asks = self._asks.setdefault(slot, SlotAsks())
+        asks = self._asks.setdefault(bucket_index, BucketAsks())
         asks.hint = (max(asks.hint[0], need[0]), max(asks.hint[1], need[1]))
-        self._on_low(slot)
+        self._on_low(bucket_index)
 
     def lacking(self, rate: BucketRates, own: BucketRates, requests: int, units: int) -> BucketRates:
         """The one of two limits that a call has to wait for."""
         need = (requests * own.request_s, units * own.unit_s)
-        return own if self._buckets.lease(own.slot).lacks(need, time.monotonic()) else rate
+        return own if self._buckets.lease(own.bucket_index).lacks(need, time.monotonic()) else rate
 
-    def _on_low(self, slot: int) -> None:
-        """Called while the slot's mutex is held."""
+    def _on_low(self, bucket_index: int) -> None:
+        """Called while the pair's mutex is held."""
         if not self._low:
             self._loop.call_soon(self._renew)
-        self._low.add(slot)
+        self._low.add(bucket_index)
 
     def _renew(self) -> None:
         low, self._low = self._low, set()
-        for slot in low:
-            asks = self._asks.setdefault(slot, SlotAsks())
+        for bucket_index in low:
+            asks = self._asks.setdefault(bucket_index, BucketAsks())
             if not asks.under_way:
-                self._ask(slot)
+                self._ask(bucket_index)
             elif asks.waiting:
-                self._ask_if_slow(slot, asks)
+                self._ask_if_slow(bucket_index, asks)
 
-    def _ask_if_slow(self, slot: int, asks: SlotAsks) -> None:
+    def _ask_if_slow(self, bucket_index: int, asks: BucketAsks) -> None:
         """A call that waits for the reply to another's ask, and then for its own, waits twice: that may take too long."""
         left_s = asks.asked_at + SLOW_S - time.monotonic()
         if left_s <= 0.0 or self._link.round_trip_s > SLOW_S:
-            self._ask(slot)
+            self._ask(bucket_index)
         else:
-            self._loop.call_later(left_s, self._ask_again, slot)
+            self._loop.call_later(left_s, self._ask_again, bucket_index)
 
-    def _ask_again(self, slot: int) -> None:
-        if slot in self._asks and self._asks[slot].waiting:
-            self._on_low(slot)
+    def _ask_again(self, bucket_index: int) -> None:
+        if bucket_index in self._asks and self._asks[bucket_index].waiting:
+            self._on_low(bucket_index)
 
-    def _ask(self, slot: int, *, is_report: bool = False) -> None:
-        asks, now = self._asks[slot], time.monotonic()
+    def _ask(self, bucket_index: int, *, is_report: bool = False) -> None:
+        asks, now = self._asks[bucket_index], time.monotonic()
         need, waiting = asks.take()
         if not self._link.is_up:
             _run(waiting)
             return
-        rate, guard = self._buckets.rates[slot]
+        rate, guard = self._buckets.rates[bucket_index]
         found = self._buckets.report(rate, guard, now, need, 0.0 if is_report else self._ahead_s())
-        words = (LEASE, "1", self._key_of(slot), f"{rate.request_s:.9g}", f"{rate.unit_s:.9g}", *_texts(found))
+        words = (LEASE, "1", self._key_of(bucket_index), f"{rate.request_s:.9g}", f"{rate.unit_s:.9g}", *_texts(found))
         asks.under_way += 1
         asks.asked_at = now
         self.asked += 1
-        self._link.send(("FCALL", *words), lambda reply: self._on_reply(slot, now, reply, waiting))
+        self._link.send(("FCALL", *words), lambda reply: self._on_reply(bucket_index, now, reply, waiting))
 
     def _ahead_s(self) -> float:
         return max(AHEAD_S, AHEAD_ROUND_TRIPS * self._link.round_trip_s)
 
-    def _on_reply(self, slot: int, sent_at: float, reply: Any, waiting: list[Callable[[], None]]) -> None:
+    def _on_reply(self, bucket_index: int, sent_at: float, reply: Any, waiting: list[Callable[[], None]]) -> None:
         """Let the waiting calls try again, in their order. Those that still need a lease wait again."""
-        asks = self._asks[slot]
+        asks = self._asks[bucket_index]
         asks.under_way -= 1
         if isinstance(reply, hiredis.ReplyError):
             self._link.reload(str(reply))
         elif reply is not None:
-            self._add(slot, sent_at, reply)
+            self._add(bucket_index, sent_at, reply)
         _run(waiting)
-        self._ask_again(slot)
+        self._ask_again(bucket_index)
 
-    def _add(self, slot: int, sent_at: float, reply: list[int]) -> None:
-        requests, units, life_us, wait_us, granted, valkey_slot, there_us = reply
-        rate, guard = self._buckets.rates[slot]
+    def _add(self, bucket_index: int, sent_at: float, reply: list[int]) -> None:
+        requests, units, life_us, wait_us, granted, epoch, there_us = reply
+        rate, guard = self._buckets.rates[bucket_index]
         given = LeaseGrant(
             requests * rate.request_s,
             units * rate.unit_s,
             sent_at + life_us / 1e6,
             wait_us / 1e6,
-            valkey_slot,
+            epoch,
             requests,
             granted / 1000,
             there_us / 1e6,
@@ -180,14 +180,14 @@ class LeaseClient:
                 self._report(time.monotonic())
 
     def _report(self, now: float) -> None:
-        for slot, asks in [*self._asks.items()]:
+        for bucket_index, asks in [*self._asks.items()]:
             if asks.under_way or asks.waiting:
                 continue
-            lease = self._buckets.lease(slot)
+            lease = self._buckets.lease(bucket_index)
             if not lease.is_leased(now) or lease.is_empty():
-                del self._asks[slot]
+                del self._asks[bucket_index]
             elif now - lease.reported_at > (REPORT_S if lease.has_spent() else lease.return_s()):
-                self._ask(slot, is_report=True)
+                self._ask(bucket_index, is_report=True)
 
 
 def _run(waiting: list[Callable[[], None]]) -> None:

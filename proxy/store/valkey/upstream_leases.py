@@ -32,15 +32,15 @@ class UpstreamLeases:
         return f"<UpstreamLeases of {len(self._marks)}, {self.client!r}>"
 
     def rate(self, mark: str, per_second: float) -> LeasedRate:
-        slot = self._places.bucket_index(mark)
-        self._marks[slot] = mark
-        rates = BucketRates(slot, math.ceil(per_second), 1)
+        bucket_index = self._places.bucket_index(mark)
+        self._marks[bucket_index] = mark
+        rates = BucketRates(bucket_index, math.ceil(per_second), 1)
         rates.request_s = 1.0 / per_second
         self.buckets.reserve_rates(rates, None)
         return LeasedRate(self.buckets, self.client, rates)
 
-    def _key_of(self, slot: int) -> str:
-        return f"{TAG}:upstream:{self._marks[slot]}"
+    def _key_of(self, bucket_index: int) -> str:
+        return f"{TAG}:upstream:{self._marks[bucket_index]}"
 
 
 class LeasedRate:
@@ -57,18 +57,18 @@ class LeasedRate:
     def admits(self, now: float) -> bool:
         found = self._look(now)
         if found == ASK:
-            self._client.hint(self._rate.slot, (self._rate.request_s, 0.0))
+            self._client.hint(self._rate.bucket_index, (self._rate.request_s, 0.0))
         return found == 0.0
 
     def take(self, now: float) -> None:
-        self._buckets.charge(self._rate.slot, now, self._rate.request_s)
+        self._buckets.charge(self._rate.bucket_index, now, self._rate.request_s)
 
     def waits(self, began: float) -> bool:
         """Whether a call that began to wait then is decided by Valkey's reply."""
         return self._look(time.monotonic()) == ASK and self._client.may_wait(began)
 
     def when_leased(self, again: Callable[[], None]) -> None:
-        self._client.wait(self._rate.slot, (self._rate.request_s, 0.0), again)
+        self._client.wait(self._rate.bucket_index, (self._rate.request_s, 0.0), again)
 
     def _look(self, now: float) -> float:
-        return self._buckets.look(self._rate.slot, now, self._rate.request_s)
+        return self._buckets.look(self._rate.bucket_index, now, self._rate.request_s)

@@ -255,7 +255,7 @@ class FrontConnection(asyncio.Protocol):
         key, context, replies = headers.key, self._context, self._replies
         rate = key.rate
         now = _monotonic()
-        if context.buckets.take(rate.slot, now, rate.request_s, policy.units * rate.unit_s):
+        if context.buckets.take(rate.bucket_index, now, rate.request_s, policy.units * rate.unit_s):
             self._serve_in_full(headers, body, envelope)
             return
         route = headers.route

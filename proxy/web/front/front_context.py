@@ -100,7 +100,7 @@ class FrontContext:
         """The three rate headers of a key, in parts: up to the remaining requests, their number, and the rest. The bucket's
         state is that of now: other calls may have taken from it since this one was admitted."""
         limit = key.rate if key.own_rate is None else self.buckets.tighter(key.rate, key.own_rate, now)
-        edge = self.buckets.edge(limit.slot)
+        edge = self.buckets.edge(limit.bucket_index)
         # A bucket that filled up more than a second ago is full now; its window does not end in the past.
         if edge < now - 1.0:
             edge = now - 1.0

@@ -87,8 +87,21 @@ class Subscription:
     """One subscription on one socket: a listener of the feed."""
 
     __slots__ = (
-        "_confirmed", "_is_announced", "_output", "_owner", "_slot", "caller", "early", "id", "is_counted", "is_open",
-        "kind", "notification", "replays", "tally", "topic",
+        "_confirmed",
+        "_frame_key",
+        "_is_announced",
+        "_output",
+        "_owner",
+        "caller",
+        "early",
+        "id",
+        "is_counted",
+        "is_open",
+        "kind",
+        "notification",
+        "replays",
+        "tally",
+        "topic",
     )  # fmt: skip
 
     def __init__(
@@ -105,7 +118,7 @@ class Subscription:
         self.tally = kind.tally_of(owner.network)
         self.is_open = True
         # The key under which an event caches its frame for sockets with this id and compression.
-        self._slot = b"%d %b" % (self._output.window_bits, self.id) if self._output.window_bits else self.id
+        self._frame_key = b"%d %b" % (self._output.window_bits, self.id) if self._output.window_bits else self.id
         # Whether it is replaying old blocks. A replay waits for room itself, so none of its events is dropped.
         self.replays = request.from_block is not None
         # The call that created it; events that come before the reply to that call wait in `early`.
@@ -121,7 +134,7 @@ class Subscription:
 
     def on_events(self, events: Sequence[FeedEvent]) -> None:
         """Send directly if possible. One long function for speed, because it runs for every socket of a topic."""
-        owner, kind, slot = self._owner, self.kind, self._slot
+        owner, kind, frame_key = self._owner, self.kind, self._frame_key
         count = len(events)
         units = kind.units * count
         allowance = owner.allowance
@@ -137,9 +150,9 @@ class Subscription:
         kind.sent += count
         if count == 1:
             event = events[0]
-            data = event.frames.get(slot) or self.frame_of(event)
+            data = event.frames.get(frame_key) or self.frame_of(event)
         else:
-            data = b"".join([event.frames.get(slot) or self.frame_of(event) for event in events])
+            data = b"".join([event.frames.get(frame_key) or self.frame_of(event) for event in events])
         output = self._output
         pending = output.pending
         if pending is None:
@@ -184,9 +197,9 @@ class Subscription:
 
     def frame_of(self, event: FeedEvent) -> bytes:
         """The event's frame. It is built once for all sockets with this id, and once more for each compression window."""
-        found = event.frames.get(self._slot)
+        found = event.frames.get(self._frame_key)
         if found is None:
-            found = event.frames[self._slot] = self._output.message(
+            found = event.frames[self._frame_key] = self._output.message(
                 b'{"jsonrpc":"2.0","method":"%b","params":{"subscription":%b,"result":%b}}'
                 % (self.notification, self.id, event.result)
             )
