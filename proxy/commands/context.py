@@ -17,7 +17,7 @@ import asyncpg
 import orjson
 
 from proxy import settings
-from proxy.compose.upstream_marks import renewed_marks
+from proxy.compose.upstream_ids import renewed_ids
 from proxy.errors import StartError
 from proxy.settings import MAIN_URL, Settings, shared_database
 from proxy.store.postgres import migrate, peppers
@@ -145,8 +145,8 @@ async def check_database(found: Settings) -> None:
     """Raise StartError if the database does not fit this version or the pepper. A new pepper is recorded."""
     async with database(found.database.session_url) as connection:
         await _check_schema(connection)
-        marks = renewed_marks(found, tables_of(found)) if found.keys.previous_pepper else {}
-        await peppers.admit(connection, found.keys.pepper, found.keys.previous_pepper, marks)
+        upstream_ids = renewed_ids(found, tables_of(found)) if found.keys.previous_pepper else {}
+        await peppers.admit(connection, found.keys.pepper, found.keys.previous_pepper, upstream_ids)
 
 
 async def check_service(found: Settings) -> None:

@@ -63,7 +63,7 @@ async def _cordon(store: FleetStore, args: argparse.Namespace) -> None:
 
 
 async def _uncordon(store: FleetStore, args: argparse.Namespace) -> None:
-    cordons = {row["label"]: mark for mark, row in (await store.cordons()).items()}
+    cordons = {row["label"]: upstream_id for upstream_id, row in (await store.cordons()).items()}
     if args.label not in cordons:
         raise NotFound(f"{args.label} is not cordoned; cordoned are: {', '.join(cordons) or 'none'}")
     await store.uncordon(cordons[args.label])

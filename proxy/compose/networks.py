@@ -9,7 +9,7 @@ from dataclasses import fields
 from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
-from proxy.compose.upstream_marks import BUNDLER, mark_of
+from proxy.compose.upstream_ids import BUNDLER, upstream_id_of
 from proxy.core import verification
 from proxy.core.caching import ReplyCache
 from proxy.core.heads import NetworkHead
@@ -202,7 +202,7 @@ class NetworkBuilder:
         return upstream
 
     def _health(self, network: Network, label: str, index: int, given: UpstreamSettings, kind: str) -> UpstreamHealth:
-        mark = mark_of(self._settings.keys.pepper, network.id, given.place, kind)
+        upstream_id = upstream_id_of(self._settings.keys.pepper, network.id, given.place, kind)
         return UpstreamHealth(
             label,
             index=index,
@@ -211,20 +211,20 @@ class NetworkBuilder:
             archive=given.archive,
             allow=given.allow,
             deny=given.deny,
-            rate=self._rate(mark, given.requests_per_second) if given.requests_per_second else None,
-            mark=mark,
+            rate=self._rate(upstream_id, given.requests_per_second) if given.requests_per_second else None,
+            upstream_id=upstream_id,
             operator=given.operated_by,
             operator_name=given.operator,
             host=given.host,
             labels=given.labels,
         )
 
-    def _rate(self, mark: str, per_second: float) -> CallRate:
+    def _rate(self, upstream_id: str, per_second: float) -> CallRate:
         if self._memory is None:
             return ProcessRate(per_second)
         if self._leases is not None and per_second >= LEAST_PER_SECOND:
-            return self._leases.rate(mark, per_second)
-        return SharedRate(self._memory.upstreams, mark, per_second, self._hosts)
+            return self._leases.rate(upstream_id, per_second)
+        return SharedRate(self._memory.upstreams, upstream_id, per_second, self._hosts)
 
     def _built(self, health: UpstreamHealth, given: UpstreamSettings) -> Upstream:
         if given.url.startswith("ws"):

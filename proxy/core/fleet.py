@@ -64,7 +64,7 @@ def breaker_of(health: UpstreamHealth, now: float) -> str:
 def seen(health: UpstreamHealth, now: float) -> dict[str, Any]:
     """One worker's view of one upstream, as data."""
     return {
-        "id": health.mark,
+        "id": health.upstream_id,
         "label": health.label,
         "operator": health.operator,
         "host": health.host,

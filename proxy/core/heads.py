@@ -37,7 +37,7 @@ REMEMBERED_HASHES = 1024
 SOON_S = 0.1
 LATEST_CHECK_S = 30.0
 # A hash is shortened to this many bytes, so that it fits into a number of the shared memory.
-MARK_BYTES = 7
+SHORT_HASH_BYTES = 7
 
 # The effect of reports on the tip.
 HeadChange = Literal["still", "moved", "lowered", "reset"]
@@ -193,9 +193,9 @@ class RecentHashes:
         return self._numbers.get(block_hash)
 
 
-def mark_of(block_hash: str) -> int:
+def short_hash_of(block_hash: str) -> int:
     """A number for a hash. It is never 0, which means an unknown hash."""
-    return int.from_bytes(blake2b(block_hash.encode(), digest_size=MARK_BYTES).digest(), "big") or 1
+    return int.from_bytes(blake2b(block_hash.encode(), digest_size=SHORT_HASH_BYTES).digest(), "big") or 1
 
 
 def heard_of(members: Iterable[UpstreamHealth], now: float) -> list[UpstreamHealth]:

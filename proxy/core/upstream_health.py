@@ -140,7 +140,7 @@ class UpstreamHealth:
         allow: Iterable[str] = (),
         deny: Iterable[str] = (),
         rate: CallRate | None = None,
-        mark: str = "",
+        upstream_id: str = "",
         operator: str = "",
         operator_name: str = "",
         host: str = "",
@@ -155,7 +155,7 @@ class UpstreamHealth:
         self.operator = operator or label
         self.operator_name = operator_name or label
         # Identifies it independently of its position in the settings.
-        self.mark = mark
+        self.upstream_id = upstream_id
         self.index = index
         self.weight = weight
         self.tier = tier

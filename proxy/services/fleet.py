@@ -53,10 +53,10 @@ class Cordons:
         routes = [route for networks in self._networks for route in networks.routes.values()]
         return [upstream.health for route in routes for upstream in route.every_upstream]
 
-    def find(self, mark: str) -> UpstreamHealth:
-        found = next((health for health in self._healths() if health.mark == mark), None)
+    def find(self, upstream_id: str) -> UpstreamHealth:
+        found = next((health for health in self._healths() if health.upstream_id == upstream_id), None)
         if found is None:
-            raise NotFound(f"there is no upstream {mark}")
+            raise NotFound(f"there is no upstream {upstream_id}")
         return found
 
     async def refresh(self) -> None:
@@ -75,7 +75,7 @@ class Cordons:
     def _apply(self, wanted: frozenset[str]) -> None:
         now = time.monotonic()
         for health in self._healths():
-            if health.cordoned != (health.mark in wanted):
+            if health.cordoned != (health.upstream_id in wanted):
                 health.cordon(cordoned=not health.cordoned, now=now)
                 log.warning(
                     "upstream cordoned" if health.cordoned else "upstream uncordoned", extra={"upstream": health.label}
@@ -213,22 +213,22 @@ class FleetView:
                 }  # fmt: skip
         return views, networks
 
-    async def cordon(self, mark: str, *, reason: str, by: str, last: bool = False) -> UpstreamHealth:
+    async def cordon(self, upstream_id: str, *, reason: str, by: str, last: bool = False) -> UpstreamHealth:
         """Cordon an upstream. `last`: also if it is the network's last one, without which no call can be served."""
-        health = self.cordons.find(mark)
-        if not last and (network := last_upstream_of((await self.read())[1], mark)):
+        health = self.cordons.find(upstream_id)
+        if not last and (network := last_upstream_of((await self.read())[1], upstream_id)):
             raise InvalidRequest(
                 f"last: {health.label} is the last upstream of {network} that is not cordoned, so its calls would fail: "
                 "send last true to cordon it nevertheless",
                 param="last",
             )
-        await self._store.cordon(mark, label=health.label, reason=reason, by=by)
+        await self._store.cordon(upstream_id, label=health.label, reason=reason, by=by)
         await self.cordons.refresh()
         return health
 
-    async def uncordon(self, mark: str) -> UpstreamHealth:
-        health = self.cordons.find(mark)
-        await self._store.uncordon(mark)
+    async def uncordon(self, upstream_id: str) -> UpstreamHealth:
+        health = self.cordons.find(upstream_id)
+        await self._store.uncordon(upstream_id)
         await self.cordons.refresh()
         return health
 

@@ -26,7 +26,7 @@ from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, NotFou
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.store.postgres import wallets as store_room
-from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.blocks import BlockId, Followed
 from proxy.store.postgres.pool import DatabaseConnection
 from proxy.store.postgres.wallets import Deployment, Wallet, WalletStore
 
@@ -261,7 +261,7 @@ class DeploymentSink:
             await store_room.mark_deployed(connection, network.id, deployed)
 
     async def undo(
-        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+        self, connection: DatabaseConnection, network: Followed, stays: BlockId, removed: Sequence[BlockId]
     ) -> None:
         await store_room.take_back(connection, network.id, stays.number)
 

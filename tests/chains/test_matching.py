@@ -338,7 +338,7 @@ def test_marks_grow_with_what_is_watched() -> None:
     index = WatchIndex()
     watched = [n.to_bytes(20, "big") for n in range(1, 5001)]
     put(index, activity("wh", *watched))
-    assert len(index.tables.marks.bits) * 8 * 2 >= len(watched) * watch_index.SPARSE
+    assert len(index.tables.address_bits.bits) * 8 * 2 >= len(watched) * watch_index.SPARSE
     txs = [MatchTransaction(HASHES[0], 0, each, None, 1, 0, b"") for each in watched]
     assert len(matching.matched(index.tables, MatchBlock(txs))) == len(watched)
 

@@ -16,7 +16,7 @@ def view(*healths: UpstreamHealth, tip: int = 20, network: str = "net/one", now:
 
 
 def health(label: str = "net/one#1", *, head: int = 20) -> UpstreamHealth:
-    found = UpstreamHealth(label, mark=label)
+    found = UpstreamHealth(label, upstream_id=label)
     found.saw_head(head, 100.0)
     return found
 
@@ -54,7 +54,7 @@ def test_cordoned_upstream_takes_no_calls_until_it_is_uncordoned() -> None:
 
 
 def test_upstream_has_its_host_tier_and_labels() -> None:
-    found = UpstreamHealth("net/one#geth", mark="a", tier=1, host="10.0.0.5", labels=("eu", "full"))
+    found = UpstreamHealth("net/one#geth", upstream_id="a", tier=1, host="10.0.0.5", labels=("eu", "full"))
     older = view(found)
     for name in ("host", "tier", "labels"):  # a worker of the previous version
         del older["networks"][0]["upstreams"][0][name]

@@ -13,9 +13,9 @@ from proxy.core.heads import (
     Branch,
     HeadDoubts,
     NetworkHead,
-    mark_of,
     most_voted,
     preferred,
+    short_hash_of,
 )
 from proxy.core.upstream_health import Standing, UpstreamHealth
 
@@ -272,7 +272,7 @@ def test_operator_alone_does_not_take_a_block_back(operators: str, after: tuple[
 
 
 def test_mark_tells_hashes_apart_and_fits_the_shared_memory() -> None:
-    marks = {mark_of(str(number)) for number in range(1000)}
+    marks = {short_hash_of(str(number)) for number in range(1000)}
     assert len(marks) == 1000
     assert all(0 < mark < 1 << 63 for mark in marks)
 

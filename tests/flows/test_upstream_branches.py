@@ -432,14 +432,14 @@ async def test_hash_that_another_worker_has_seen_discards_nothing_again() -> Non
         state, shared = harness.route.state, harness.route.state.shared_head
         harness.chain.head += 1
         await harness.look()
-        seen = (shared.tip, shared.mark)
+        seen = (shared.tip, shared.short_hash)
         harness.chain.head += 1
         await harness.look()
         moves = state.replies.moves
-        assert (shared.tip, bool(shared.mark)) == (harness.chain.head, True)
-        assert seen[1] != shared.mark
+        assert (shared.tip, bool(shared.short_hash)) == (harness.chain.head, True)
+        assert seen[1] != shared.short_hash
         # As another worker would: it takes over the tip and its mark, and then sees the same block.
-        shared.publish(harness.chain.head, shared.mark)
+        shared.publish(harness.chain.head, shared.short_hash)
         state.catch_up()
         await harness.look()
         assert state.replies.moves == moves + 1

@@ -13,7 +13,7 @@ from typing import Any
 from proxy.chains.evm.facts import BlockFacts
 from proxy.compose.background import Background
 from proxy.settings import load, load_tables
-from proxy.store.postgres.blocks import BlockMark, BlockStore, Followed
+from proxy.store.postgres.blocks import BlockId, BlockStore, Followed
 from proxy.store.postgres.pool import DatabaseConnection
 
 
@@ -31,7 +31,7 @@ class KillSink:
         self._count_down()
 
     async def undo(
-        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+        self, connection: DatabaseConnection, network: Followed, stays: BlockId, removed: Sequence[BlockId]
     ) -> None:
         self._count_down()
 

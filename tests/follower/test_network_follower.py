@@ -16,7 +16,7 @@ from proxy.services.follower import network_follower
 from proxy.services.follower.block_reader import ReadFailed
 from proxy.services.follower.network_follower import NoCommonBlock, forget
 from proxy.services.readiness import Readiness
-from proxy.store.postgres.blocks import BlockMark, Followed, LeadershipLost
+from proxy.store.postgres.blocks import BlockId, Followed, LeadershipLost
 from proxy.store.postgres.index_databases import MAIN
 from proxy.store.postgres.pool import DatabaseConnection
 from proxy.tasks import Tasks
@@ -70,7 +70,7 @@ class BlockRecorder:
         await connection.executemany("insert into recorded_blocks values ($1, $2)", rows)
 
     async def undo(
-        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+        self, connection: DatabaseConnection, network: Followed, stays: BlockId, removed: Sequence[BlockId]
     ) -> None:
         gone = await connection.fetch(
             "delete from recorded_blocks where block > $1 returning block, hash", stays.number

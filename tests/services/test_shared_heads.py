@@ -59,7 +59,7 @@ async def test_workers_share_the_head_of_the_last_network(fd: int, count: int) -
     last = [network.id for network in tables.chains.networks()][-1]
     one[last].shared_head.publish(7, 9, is_lower=True)
     head = other[last].shared_head
-    assert (head.tip, head.mark, head.moves, head.returns) == (7, 9, 1, 1)
+    assert (head.tip, head.short_hash, head.moves, head.returns) == (7, 9, 1, 1)
     if count > 1:
         assert other["c0/mainnet"].shared_head.moves == 0
 
@@ -78,7 +78,7 @@ def test_heads_of_different_networks_are_apart(fd: int) -> None:
         SharedHead(few, n).publish(n + 1, n + 10, is_lower=n % 2 == 1)
     many = HostMemory(fd).heads(MANY * HEAD_NUMBERS)
     heads = [SharedHead(many, n) for n in range(MANY)]
-    assert [(head.tip, head.mark, head.moves, head.returns) for head in heads[:4]] == [
+    assert [(head.tip, head.short_hash, head.moves, head.returns) for head in heads[:4]] == [
         (1, 10, 1, 0),
         (2, 11, 1, 1),
         (3, 12, 1, 0),

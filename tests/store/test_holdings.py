@@ -9,7 +9,7 @@ import pytest
 from proxy.core.holdings import HoldingChanges, Transfer
 from proxy.errors import Unavailable
 from proxy.store.postgres import blocks, holdings, sql
-from proxy.store.postgres.blocks import BlockMark, BlockStore
+from proxy.store.postgres.blocks import BlockId, BlockStore
 from proxy.store.postgres.holdings import Collection, HoldingStore, NftHolding, TokenHolding
 from proxy.store.postgres.pool import DatabaseConnection, Pool
 from tests.database import connected
@@ -45,8 +45,8 @@ async def store(pool: Pool) -> HoldingStore:
         async with BlockStore(pool).lead(network) as term:
             await term.begin(7, b"\x07" * 32)
             async with term.transaction() as connection:
-                at = BlockMark(6, b"\x07" * 32)
-                await blocks.move(connection, term.number, cursor=at, to=BlockMark(8, b"\x08" * 32), time=1_700_000_000)
+                at = BlockId(6, b"\x07" * 32)
+                await blocks.move(connection, term.number, cursor=at, to=BlockId(8, b"\x08" * 32), time=1_700_000_000)
                 for _ in range(times):
                     changes = HoldingChanges()
                     changes.add(SOME)

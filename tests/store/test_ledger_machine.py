@@ -25,7 +25,7 @@ from proxy.chains.registry import Network
 from proxy.services.sponsor.policies import read_rules
 from proxy.services.sponsor.settlement import SettlementLoop, SettlementSink
 from proxy.store.postgres import sql
-from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.blocks import BlockId, Followed
 from proxy.store.postgres.keys import KeyStore
 from proxy.store.postgres.ledger import LedgerStore, ReserveRequest
 from proxy.store.postgres.policies import Policy, PolicyStore
@@ -397,7 +397,7 @@ class LedgerMachine(RuleBasedStateMachine):
         connection: DatabaseConnection = await asyncpg.connect(self.url)
         transaction = connection.transaction()
         await transaction.start()
-        await self.sink.undo(connection, network, BlockMark(stays, b""), [])
+        await self.sink.undo(connection, network, BlockId(stays, b""), [])
         new = [await self.chain.blocks(n, n) for n in range(stays + 1, len(self.chain.blocks_))]
         await self.sink.write(connection, network, new)
         if not crash:

@@ -16,7 +16,7 @@ from proxy.core.paging import Page
 from proxy.services.bundler.cleanup import OperationCleanup
 from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.wallets import DeploymentSink
-from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.blocks import BlockId, Followed
 from proxy.store.postgres.operations import OperationStore, SentOperation
 from proxy.store.postgres.pool import Pool
 from proxy.store.postgres.wallets import Deployment, Wallet, WalletStore
@@ -151,7 +151,7 @@ async def test_deployment_is_marked_and_cleared_when_its_block_is_removed(store:
         )
         assert await deployed(store, 1) == (10, datetime.datetime.fromtimestamp(1_800_000_010, datetime.UTC))
         assert (await deployed(store, 2))[0] == 11
-        await births.undo(connection, FOLLOWED, BlockMark(10, bytes(32)), [BlockMark(11, bytes(32))])
+        await births.undo(connection, FOLLOWED, BlockId(10, bytes(32)), [BlockId(11, bytes(32))])
         assert (await deployed(store, 1))[0] == 10
         assert await deployed(store, 2) == (None, None)
         await births.write(connection, FOLLOWED, [block(11), block(12, deployment_log(12, 2))])
@@ -201,7 +201,7 @@ async def test_read_clears_only_the_deployment_that_it_saw(store: WalletStore, p
     async with pool.connection() as connection:
         await DeploymentSink().write(connection, FOLLOWED, [block(10, deployment_log(10, 1))])
         (old,) = await store.find(LINEAGE, wallet(1).address)
-        await DeploymentSink().undo(connection, FOLLOWED, BlockMark(9, bytes(32)), [BlockMark(10, bytes(32))])
+        await DeploymentSink().undo(connection, FOLLOWED, BlockId(9, bytes(32)), [BlockId(10, bytes(32))])
         await DeploymentSink().write(connection, FOLLOWED, [block(11, deployment_log(11, 1))])
     await store.unmark_deployed(old)
     (new,) = await store.find(LINEAGE, wallet(1).address)
@@ -248,7 +248,7 @@ async def test_status_of_an_operation_is_stored_per_key(pool: Pool) -> None:
         row = await store.read(NETWORK, one)
         assert row is not None
         assert (row["cost_wei"], row["transaction"].hex(), row["nonce"]) == (2**200, "dd" * 32, 3)
-        await inclusions.undo(connection, FOLLOWED, BlockMark(30, bytes(32)), [BlockMark(31, bytes(32))])
+        await inclusions.undo(connection, FOLLOWED, BlockId(30, bytes(32)), [BlockId(31, bytes(32))])
         assert await statuses(LINEAGE) == {one: ("sent", None), two: ("sent", None)}
         await inclusions.write(connection, FOLLOWED, [block(31, event(31, one))])
         await inclusions.settle(connection, FOLLOWED, 40)
@@ -281,7 +281,7 @@ async def test_operation_is_replaced_while_another_uses_its_nonce(pool: Pool) ->
         }
         await store.record(sent(two))
         assert (await statuses_of())[1] == ("failed", 31, True)
-        await inclusions.undo(connection, FOLLOWED, BlockMark(30, bytes(32)), [BlockMark(31, bytes(32))])
+        await inclusions.undo(connection, FOLLOWED, BlockId(30, bytes(32)), [BlockId(31, bytes(32))])
         assert (await statuses_of())[:2] == [("sent", None, False)] * 2
 
 

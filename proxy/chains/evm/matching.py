@@ -80,9 +80,9 @@ class MatchBlock:
 def matched(tables: WatchTables, block: MatchBlock) -> list[Match]:
     """Everything in a block that is watched, except calls inside transactions."""
     found: list[Match] = [Match(each, None) for each in tables.blocks.values()]
-    near = _near(tables.marks, block.transfers)
+    near = _near(tables.address_bits, block.transfers)
     if tables.activity:
-        found += _activity_of_transactions(tables.activity, _near_transactions(tables.marks, block.transactions))
+        found += _activity_of_transactions(tables.activity, _near_transactions(tables.address_bits, block.transactions))
         found += _activity_of_transfers(tables.activity, near)
     if tables.mined:
         get = tables.mined.get
@@ -120,9 +120,9 @@ def _fits(match: Match, selectors: Mapping[str, bytes], logs: Mapping[int, Match
     )
 
 
-def _near_transactions(marks: AddressBits, transactions: Iterable[MatchTransaction]) -> list[MatchTransaction]:
+def _near_transactions(address_bits: AddressBits, transactions: Iterable[MatchTransaction]) -> list[MatchTransaction]:
     """Facts with an address that may be watched. Inlined for speed, like `_near`: both run for every fact."""
-    bits, mask = marks.bits, marks.mask
+    bits, mask = address_bits.bits, address_bits.mask
     return [
         tx
         for tx in transactions
@@ -131,8 +131,8 @@ def _near_transactions(marks: AddressBits, transactions: Iterable[MatchTransacti
     ]
 
 
-def _near(marks: AddressBits, transfers: Iterable[Transfer]) -> list[Transfer]:
-    bits, mask = marks.bits, marks.mask
+def _near(address_bits: AddressBits, transfers: Iterable[Transfer]) -> list[Transfer]:
+    bits, mask = address_bits.bits, address_bits.mask
     return [
         transfer
         for transfer in transfers

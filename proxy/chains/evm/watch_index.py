@@ -196,9 +196,9 @@ class AddressBits:
 
 @dataclass(slots=True)
 class WatchTables:
-    """The tables that hold a webhook, by kind. `marks`: the addresses of all its tables of addresses."""
+    """The tables that hold a webhook, by kind. `address_bits`: the addresses of all its tables of addresses."""
 
-    marks: AddressBits = field(default_factory=AddressBits)
+    address_bits: AddressBits = field(default_factory=AddressBits)
     activity: WatchTable = field(default_factory=dict)
     internal: WatchTable = field(default_factory=dict)
     pending: WatchTable = field(default_factory=dict)
@@ -216,18 +216,18 @@ class WatchTables:
     logs: log_filter.LogFilterIndex = field(default_factory=log_filter.LogFilterIndex)
     logs_of: dict[LogFilter, list[Watcher]] = field(default_factory=dict)
 
-    def mark(self, addresses: Sequence[bytes]) -> None:
-        self.marks.add(addresses)
-        if self.marks.is_full:
+    def add_addresses(self, addresses: Sequence[bytes]) -> None:
+        self.address_bits.add(addresses)
+        if self.address_bits.is_full:
             self.mark_anew()
 
     def mark_anew(self) -> None:
-        """Rebuilds the marks from the tables."""
+        """Rebuilds the bits from the tables."""
         tables = (self.activity, self.internal, self.pending, self.token_side, self.nft_side)
         named = (*tables, self.token_sender, self.token_recipient)
-        self.marks = AddressBits(sum(map(len, named)))
+        self.address_bits = AddressBits(sum(map(len, named)))
         for table in named:
-            self.marks.add(cast("dict[bytes, Watchers]", table))
+            self.address_bits.add(cast("dict[bytes, Watchers]", table))
 
     def by_address(self, kind: WatchKind) -> WatchTable:
         """The tables that hold a list of addresses."""
@@ -317,7 +317,7 @@ class WatchIndex:
             _add(table, address, watcher)
         watcher.watched += len(addresses)
         self._live += len(addresses)
-        self.tables.mark(addresses)
+        self.tables.add_addresses(addresses)
 
     def unwatch(self, webhook_id: str, addresses: Iterable[bytes]) -> None:
         """Remove addresses that the webhook watches."""
@@ -367,7 +367,7 @@ class WatchIndex:
         for table, key in self._keys(watcher):
             _add(table, key, watcher)
         if watcher.kind == "token":
-            tables.mark([*(wanted.senders or wanted.recipients)])
+            tables.add_addresses([*(wanted.senders or wanted.recipients)])
         match watcher.kind:
             case "block":
                 tables.blocks[watcher.id] = watcher

@@ -9,7 +9,7 @@ from proxy.chains.evm.facts import BlockFacts
 from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.registry import Registry
 from proxy.store.postgres import operations as store_room
-from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.blocks import BlockId, Followed
 from proxy.store.postgres.pool import DatabaseConnection
 
 
@@ -36,7 +36,7 @@ class InclusionSink:
         return [event for event in events if event is not None and event.place.contract in trusted]
 
     async def undo(
-        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+        self, connection: DatabaseConnection, network: Followed, stays: BlockId, removed: Sequence[BlockId]
     ) -> None:
         await store_room.take_back(connection, network.id, stays.number)
 

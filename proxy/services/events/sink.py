@@ -16,7 +16,7 @@ from proxy.services.events.drafting import EventDrafter
 from proxy.services.events.watch import WebhookWatch
 from proxy.services.follower.sinks import StaleRead
 from proxy.store.postgres import events as store
-from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.blocks import BlockId, Followed
 from proxy.store.postgres.events import NewEvent
 from proxy.store.postgres.pool import DatabaseConnection
 
@@ -84,7 +84,7 @@ class EventSink:
         )
 
     async def undo(
-        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+        self, connection: DatabaseConnection, network: Followed, stays: BlockId, removed: Sequence[BlockId]
     ) -> None:
         await self._watch.hold(connection)
         withdrawn = await store.withdraw(connection, network.id, stays.number)

@@ -26,7 +26,7 @@ from proxy.errors import Unavailable
 from proxy.services.follower.block_reader import BlockReader, ReadFailed
 from proxy.services.follower.sinks import FollowerSink, IndexIncomplete, StaleRead
 from proxy.store.postgres import blocks
-from proxy.store.postgres.blocks import NOTHING, BlockMark, BlockStore, Followed, LeaderSession, LeadershipLost
+from proxy.store.postgres.blocks import NOTHING, BlockId, BlockStore, Followed, LeaderSession, LeadershipLost
 from proxy.tasks import FirstFailure
 
 log = logging.getLogger("penstock.follower")
@@ -274,13 +274,13 @@ class NetworkFollower:
         for piece in found:
             if piece.parent != cursor.hash or piece.first != cursor.number + 1:
                 raise ParentMismatch(f"block {piece.first} does not follow block {cursor.number}")
-            cursor = BlockMark(piece.last, piece.hash)
+            cursor = BlockId(piece.last, piece.hash)
         below = cursor.number - self.keep
         async with term.transaction() as connection:
             await blocks.move(connection, term.number, cursor=self.cursor, to=cursor, time=found[-1].time)
             for sink in self._sinks:
                 await sink.write(connection, self.network, found)
-            await blocks.record(connection, term.number, [BlockMark(piece.last, piece.hash) for piece in found])
+            await blocks.record(connection, term.number, [BlockId(piece.last, piece.hash) for piece in found])
             if found[-1].header is None:
                 below = cursor.number
             if found[-1].header is None or cursor.number // SETTLE_BLOCKS != self.cursor.number // SETTLE_BLOCKS:
@@ -303,11 +303,11 @@ class NetworkFollower:
         fork. A head that is in the index comes from an upstream that is behind; after many of them the chain counts as
         shortened."""
         hash_ = bytes.fromhex(head.hash[2:])
-        self._equal_heads = self._equal_heads + 1 if BlockMark(number, hash_) == self.cursor else 0
+        self._equal_heads = self._equal_heads + 1 if BlockId(number, hash_) == self.cursor else 0
         if self._equal_heads % HEADS_PER_READ and not self._doubted:
             self._shorter_heads = 0
             return False
-        ours = next(iter(await term.recent(BlockMark(number, b""), 1)), None)
+        ours = next(iter(await term.recent(BlockId(number, b""), 1)), None)
         if ours is None or ours.number != number or ours.hash != hash_:
             was, self._doubted = self._doubted, hash_
             return was == hash_
@@ -320,11 +320,11 @@ class NetworkFollower:
         assert self.network is not None
         if (await term.read()).cursor != self.cursor:
             raise LeadershipLost(f"the cursor is no longer at block {self.cursor.number}: the index was reset")
-        removed: list[BlockMark] = []
-        for mark in await term.recent(self.cursor, self.keep + SETTLE_BLOCKS + 1):
-            if (time := await self._time_of(mark)) is not None:
+        removed: list[BlockId] = []
+        for block in await term.recent(self.cursor, self.keep + SETTLE_BLOCKS + 1):
+            if (time := await self._time_of(block)) is not None:
                 break
-            removed.append(mark)
+            removed.append(block)
         else:
             raise NoCommonBlock(
                 f"the chain was replaced below block {removed[-1].number if removed else self.cursor.number}, deeper than "
@@ -333,23 +333,25 @@ class NetworkFollower:
         if not removed:
             return  # The chain returned to our blocks meanwhile.
         async with term.transaction() as connection:
-            await blocks.move(connection, term.number, cursor=self.cursor, to=mark, time=time)
+            await blocks.move(connection, term.number, cursor=self.cursor, to=block, time=time)
             for sink in reversed(self._sinks):
-                await sink.undo(connection, self.network, mark, removed)
-            await blocks.delete_above(connection, term.number, mark.number)
+                await sink.undo(connection, self.network, block, removed)
+            await blocks.delete_above(connection, term.number, block.number)
             await blocks.notify(connection, term.number)
-        self.cursor = mark
+        self.cursor = block
         log.info("chain reorganised", extra={"network": self.label, "reason": reason, "blocks": len(removed)})
         telemetry.reorgs_total.labels(self.label).inc()
         telemetry.undone_blocks_total.labels(self.label).inc(len(removed))
         self._show()
 
-    async def _time_of(self, mark: BlockMark) -> int | None:
+    async def _time_of(self, block: BlockId) -> int | None:
         """The block's timestamp, or None if the chain has no such block."""
-        if mark == NOTHING:
+        if block == NOTHING:
             return 0
-        header = await self._reader.header(mark.number)
-        return int(header.timestamp, 16) if header is not None and bytes.fromhex(header.hash[2:]) == mark.hash else None
+        header = await self._reader.header(block.number)
+        return (
+            int(header.timestamp, 16) if header is not None and bytes.fromhex(header.hash[2:]) == block.hash else None
+        )
 
     async def _stop(self, term: LeaderSession, reason: str) -> None:
         if self._renews:

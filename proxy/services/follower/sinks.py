@@ -14,7 +14,7 @@ from proxy import telemetry
 from proxy.chains.evm.facts import TOPICS, BlockFacts
 from proxy.core.holdings import HoldingChanges
 from proxy.store.postgres import blocks, holdings
-from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.blocks import BlockId, Followed
 from proxy.store.postgres.pool import DatabaseConnection
 
 
@@ -42,7 +42,7 @@ class FollowerSink(Protocol):
         """Write the facts of blocks, in order. A block with a header may be undone later, a range is not."""
 
     async def undo(
-        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+        self, connection: DatabaseConnection, network: Followed, stays: BlockId, removed: Sequence[BlockId]
     ) -> None:
         """Revert the `removed` blocks, newest first. `stays` is the newest block left."""
 
@@ -83,7 +83,7 @@ class HoldingsSink:
         await holdings.record_changes(connection, network.number, packed)
 
     async def undo(
-        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+        self, connection: DatabaseConnection, network: Followed, stays: BlockId, removed: Sequence[BlockId]
     ) -> None:
         await holdings.take_back(connection, network.number, stays.number)
 
@@ -105,7 +105,7 @@ class NoHoldingsSink:
         await blocks.leave_out_holdings(connection, network.number)
 
     async def undo(
-        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+        self, connection: DatabaseConnection, network: Followed, stays: BlockId, removed: Sequence[BlockId]
     ) -> None:
         await blocks.leave_out_holdings(connection, network.number)
 

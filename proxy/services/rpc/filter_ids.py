@@ -116,8 +116,8 @@ class FilterIds:
         return None
 
     def _tag(self, upstream: Upstream, key: Key, text: str) -> str:
-        """The upstream's mark is a digest of its network and address, so it does not change with the upstream's index."""
-        signed = f"{upstream.health.mark} {key.lineage} {text}".encode()
+        """The upstream's id is a digest of its network and address, so it does not change with the upstream's index."""
+        signed = f"{upstream.health.upstream_id} {key.lineage} {text}".encode()
         return hmac.digest(self._pepper, signed, "sha256").hex()[:_TAG]
 
 

@@ -50,8 +50,8 @@ class HeadExchange:
 
     # News of this host
 
-    def moved(self, network: str, tip: int, mark: int, *, is_lower: bool) -> None:
-        message = f"{self._host} {LOWERED if is_lower else MOVED} {network} {tip} {mark}"
+    def moved(self, network: str, tip: int, short_hash: int, *, is_lower: bool) -> None:
+        message = f"{self._host} {LOWERED if is_lower else MOVED} {network} {tip} {short_hash}"
         self._link.send(("FCALL", HEAD, "1", _key(network), CHANNEL, message, str(KEPT_MS)), _ignore)
 
     def wrote(self, network: str, note: str, then: Callable[[], None]) -> None:
@@ -84,8 +84,8 @@ class HeadExchange:
         if kind == WROTE:
             state.follow_write(rest)
         else:
-            tip, mark = rest.split(" ")
-            state.follow(int(tip), int(mark), is_lower=kind == LOWERED)
+            tip, short_hash = rest.split(" ")
+            state.follow(int(tip), int(short_hash), is_lower=kind == LOWERED)
 
     def _on_change(self) -> None:
         if self._link.is_up:

@@ -16,7 +16,7 @@ import msgspec
 from proxy.chains.family import FIRST, BlockRef, HeadReader, ReportedBlock
 from proxy.chains.registry import Network
 from proxy.core.caching import ReplyCache
-from proxy.core.heads import HIGHEST, STALE_S, Branch, NetworkHead, RecentHashes, heard_of, mark_of
+from proxy.core.heads import HIGHEST, STALE_S, Branch, NetworkHead, RecentHashes, heard_of, short_hash_of
 from proxy.core.jsonrpc import NULL
 from proxy.core.routing import UpstreamGroup
 from proxy.core.upstream_health import UpstreamHealth
@@ -36,8 +36,8 @@ HEAD_NUMBERS: Final = 4
 
 
 class SharedHead:
-    """Four numbers of one network in the memory that a host's workers share: the tip, a counter of moves, the mark of the tip's
-    hash (0 if it is unknown), and a counter of the times that the tip went back.
+    """Four numbers of one network in the memory that a host's workers share: the tip, a counter of moves, a short form of the
+    tip's hash (0 if it is unknown), and a counter of the times that the tip went back.
 
     A client's next request may reach another worker. So a worker that learns of a new head, or has sent a write, increments the
     counter; a worker that sees another count than its own discards its recent replies before it replies. Two workers that
@@ -59,16 +59,16 @@ class SharedHead:
         return self._memory[self._index + 1]
 
     @property
-    def mark(self) -> int:
+    def short_hash(self) -> int:
         return self._memory[self._index + 2]
 
     @property
     def returns(self) -> int:
         return self._memory[self._index + 3]
 
-    def publish(self, tip: int, mark: int = 0, *, is_lower: bool = False) -> int:
+    def publish(self, tip: int, short_hash: int = 0, *, is_lower: bool = False) -> int:
         self._memory[self._index] = tip
-        self._memory[self._index + 2] = mark
+        self._memory[self._index + 2] = short_hash
         if is_lower:
             self._memory[self._index + 3] += 1
         self._memory[self._index + 1] = moves = self._memory[self._index + 1] + 1
@@ -78,17 +78,17 @@ class SharedHead:
 class FleetHeads(Protocol):
     """Shares what this host learns with other hosts."""
 
-    def moved(self, network: str, tip: int, mark: int, *, is_lower: bool) -> None: ...
+    def moved(self, network: str, tip: int, short_hash: int, *, is_lower: bool) -> None: ...
     def wrote(self, network: str, note: str, then: Callable[[], None]) -> None: ...
 
 
 class NetworkState:
     __slots__ = (
         "_branch",
-        "_mark",
-        "_marked_tip",
+        "_hashed_tip",
         "_noted_at",
         "_seen_returns",
+        "_short_hash",
         "archive_minimum",
         "caches",
         "chain",
@@ -166,8 +166,8 @@ class NetworkState:
         # The blocks that upstreams have reported lately.
         self.hashes = RecentHashes()
         self._noted_at = 0.0
-        # The block that recent replies were read at: its number, and the mark of its hash, 0 while that is unknown.
-        self._marked_tip, self._mark = 0, 0
+        # The block that recent replies were read at: its number, and the short form of its hash, 0 while that is unknown.
+        self._hashed_tip, self._short_hash = 0, 0
         self._seen_returns = shared_head.returns
 
     def __repr__(self) -> str:
@@ -248,10 +248,10 @@ class NetworkState:
     def forget_recent(self, *, is_lower: bool = False) -> None:
         """Discard replies that depend on the head: here, in every other worker, and on other hosts if the head is news to
         this one. `is_lower`: the tip has gone back."""
-        before = self.shared_head.tip, self.shared_head.mark
+        before = self.shared_head.tip, self.shared_head.short_hash
         self.discard_recent(is_lower=is_lower)
-        if self.exchange is not None and (is_lower or before != (self.shared_head.tip, self.shared_head.mark)):
-            self.exchange.moved(self.network_id, self.shared_head.tip, self.shared_head.mark, is_lower=is_lower)
+        if self.exchange is not None and (is_lower or before != (self.shared_head.tip, self.shared_head.short_hash)):
+            self.exchange.moved(self.network_id, self.shared_head.tip, self.shared_head.short_hash, is_lower=is_lower)
 
     def discard_recent(self, *, is_lower: bool = False) -> None:
         """The same, on this host only."""
@@ -260,15 +260,15 @@ class NetworkState:
             self._take_shared_tip()
         self.replies.head_moved(time.monotonic())
         self.flights.clear()
-        mark = self._mark if self._marked_tip == self.heads.tip else 0
-        self.seen_moves = self.shared_head.publish(self.heads.tip, mark, is_lower=is_lower)
+        short_hash = self._short_hash if self._hashed_tip == self.heads.tip else 0
+        self.seen_moves = self.shared_head.publish(self.heads.tip, short_hash, is_lower=is_lower)
         self._seen_returns = self.shared_head.returns
         self._note_tip()
 
-    def follow(self, tip: int, mark: int, *, is_lower: bool) -> None:
+    def follow(self, tip: int, short_hash: int, *, is_lower: bool) -> None:
         """Another host has learned of this head, or of a reorganisation."""
         self.stay_current()
-        is_known = tip < self.heads.tip or (tip == self.heads.tip and mark in (0, self.shared_head.mark))
+        is_known = tip < self.heads.tip or (tip == self.heads.tip and short_hash in (0, self.shared_head.short_hash))
         if is_known and not (is_lower and tip < self.heads.tip):
             return
         if is_lower:
@@ -277,8 +277,8 @@ class NetworkState:
             self.heads.lower_to(tip)
         else:
             self.heads.raise_to(tip)
-        if mark:
-            self._marked_tip, self._mark = tip, mark
+        if short_hash:
+            self._hashed_tip, self._short_hash = tip, short_hash
         self.discard_recent(is_lower=is_lower)
 
     def stay_current(self) -> None:
@@ -307,8 +307,8 @@ class NetworkState:
             self.heads.lower_to(shared.tip)
         else:
             self.heads.raise_to(shared.tip)
-        if self.heads.tip == shared.tip and shared.mark:
-            self._marked_tip, self._mark = shared.tip, shared.mark
+        if self.heads.tip == shared.tip and shared.short_hash:
+            self._hashed_tip, self._short_hash = shared.tip, shared.short_hash
 
     def is_null(self, result: bytes | msgspec.Raw) -> bool:
         """Whether a bundler's result is null. Any other result may name a block that is newer than the chain's tip."""
@@ -392,11 +392,11 @@ class NetworkState:
         tip = self.heads.tip
         found = [member for member in heard_of(self.group.members, self._noted_at) if member.head == tip]
         reports = [(member.head_at, member.head_hash) for member in found if member.head_hash and not member.silent]
-        mark = mark_of(max(reports)[1]) if reports else 0
-        was = self._mark if self._marked_tip == tip else 0
-        if mark:
-            self._marked_tip, self._mark = tip, mark
-        return mark != 0 and mark != was
+        short_hash = short_hash_of(max(reports)[1]) if reports else 0
+        was = self._short_hash if self._hashed_tip == tip else 0
+        if short_hash:
+            self._hashed_tip, self._short_hash = tip, short_hash
+        return short_hash != 0 and short_hash != was
 
     def hears(self, now: float) -> bool:
         """Whether upstreams have reported their heads lately."""

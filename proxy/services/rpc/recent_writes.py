@@ -23,10 +23,10 @@ class RecentWrites:
     def __init__(self, network_id: str, upstreams: Sequence[Upstream], table: WriteTable) -> None:
         self._network_id = network_id
         self._table = table
-        self._by_mark = {int(upstream.health.mark, 16): upstream for upstream in upstreams}
+        self._by_id = {int(upstream.health.upstream_id, 16): upstream for upstream in upstreams}
 
     def __repr__(self) -> str:
-        return f"<RecentWrites of {self._network_id}, {len(self._by_mark)} upstreams>"
+        return f"<RecentWrites of {self._network_id}, {len(self._by_id)} upstreams>"
 
     def took(self, upstream: Upstream, policy: MethodPolicy, params: bytes, client: str) -> str:
         """Note that the upstream has received a write of the client. Returns the note for other hosts: two words."""
@@ -34,24 +34,24 @@ class RecentWrites:
         tags = [self._tag(client, name) for name in names]
         if not tags:
             return NO_NOTE
-        self._note(int(upstream.health.mark, 16), tags)
-        return f"{upstream.health.mark} {','.join(map(str, tags))}"
+        self._note(int(upstream.health.upstream_id, 16), tags)
+        return f"{upstream.health.upstream_id} {','.join(map(str, tags))}"
 
     def heard(self, note: str) -> None:
         """Another host has sent this note."""
-        mark, tags = note.split(" ")
-        if int(mark, 16) in self._by_mark:
-            self._note(int(mark, 16), [int(tag) for tag in tags.split(",")])
+        upstream_id, tags = note.split(" ")
+        if int(upstream_id, 16) in self._by_id:
+            self._note(int(upstream_id, 16), [int(tag) for tag in tags.split(",")])
 
     def holder(self, policy: MethodPolicy, params: bytes, client: str, now: float) -> Upstream | None:
         """The upstream to ask, if the call is about a recent write of the client."""
         name = policy.family.subject(policy.method, params) if client else ""
-        return self._by_mark.get(self._table.find(self._tag(client, name), now)) if name else None
+        return self._by_id.get(self._table.find(self._tag(client, name), now)) if name else None
 
-    def _note(self, mark: int, tags: Sequence[int]) -> None:
+    def _note(self, upstream_id: int, tags: Sequence[int]) -> None:
         now = time.monotonic()
         for tag in tags:
-            self._table.note(tag, mark, now)
+            self._table.note(tag, upstream_id, now)
 
     def _tag(self, client: str, name: str) -> int:
         return self._table.tag_of(f"{self._network_id} {client} {name}")

@@ -37,7 +37,7 @@ class SharedPolls:
         self._seen_changes = -1
         self._last = dict.fromkeys(healths, _NEVER)
         # A record's name contains what its findings depend on: the upstream and the chain that it should serve.
-        names = {health: f"{health.mark} {network.identity}" for health in healths}
+        names = {health: f"{health.upstream_id} {network.identity}" for health in healths}
         self._records = {} if table is None else {health: table.record(name) for health, name in names.items()}
         self._anchor_record = None if table is None else table.record(f"{network.id} {network.identity}")
         self._anchor: tuple[int, str] | None = None

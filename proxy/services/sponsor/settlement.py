@@ -28,7 +28,7 @@ from proxy.chains.evm.operations import IncludedOperation
 from proxy.chains.registry import Network
 from proxy.store.postgres import ledger as ledger_room
 from proxy.store.postgres.bad_rows import BadRows
-from proxy.store.postgres.blocks import BlockMark, Followed
+from proxy.store.postgres.blocks import BlockId, Followed
 from proxy.store.postgres.ledger import CLAIMED_AT_ONCE, DueReservation, LandedOperation, LedgerStore
 from proxy.store.postgres.pool import DatabaseConnection
 
@@ -81,7 +81,7 @@ class SettlementSink:
                 )
 
     async def undo(
-        self, connection: DatabaseConnection, network: Followed, stays: BlockMark, removed: Sequence[BlockMark]
+        self, connection: DatabaseConnection, network: Followed, stays: BlockId, removed: Sequence[BlockId]
     ) -> None:
         await ledger_room.reopen_above(connection, network.id, stays.number)
 

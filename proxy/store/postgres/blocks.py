@@ -46,7 +46,7 @@ class LeadershipLost(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockMark:
+class BlockId:
     """A block, by number and hash."""
 
     number: int
@@ -54,7 +54,7 @@ class BlockMark:
 
 
 # The parent of a chain's first block.
-NOTHING = BlockMark(-1, bytes(32))
+NOTHING = BlockId(-1, bytes(32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Followed:
     id: str
     number: int
     first_block: int
-    cursor: BlockMark | None
+    cursor: BlockId | None
     indexes_holdings: bool = True
 
 
@@ -104,14 +104,14 @@ class LeaderSession:
         """Start following at the block `first` with this parent hash, unless the network is followed already."""
         async with self.transaction() as connection:
             if await connection.fetchrow(sql.blocks.begin_following, self.number, first, parent):
-                await record(connection, self.number, [BlockMark(first - 1, parent)])
+                await record(connection, self.number, [BlockId(first - 1, parent)])
         return await self.read()
 
-    async def recent(self, cursor: BlockMark, count: int) -> list[BlockMark]:
+    async def recent(self, cursor: BlockId, count: int) -> list[BlockId]:
         """Return recorded blocks from the cursor's downwards, newest first."""
         async with self.transaction() as connection:
             rows = await connection.fetch(sql.blocks.recent_blocks, self.number, cursor.number, count)
-        return [BlockMark(row["number"], row["hash"]) for row in rows]
+        return [BlockId(row["number"], row["hash"]) for row in rows]
 
     async def set_fault(self, fault: str | None) -> None:
         async with self.transaction() as connection:
@@ -192,14 +192,14 @@ class BlockStore:
 
 def _followed(row: asyncpg.Record | None) -> Followed:
     assert row is not None
-    cursor = None if row["block"] is None else BlockMark(row["block"], row["block_hash"])
+    cursor = None if row["block"] is None else BlockId(row["block"], row["block_hash"])
     return Followed(row["network"], row["number"], row["first_block"] or 0, cursor, row["indexes_holdings"])
 
 
 # Writes, on the caller's connection and in its transaction. `network` is the network's number.
 
 
-async def move(connection: DatabaseConnection, network: int, *, cursor: BlockMark, to: BlockMark, time: int) -> None:
+async def move(connection: DatabaseConnection, network: int, *, cursor: BlockId, to: BlockId, time: int) -> None:
     """Lock and move the cursor, as the first step of every transaction; raise LeadershipLost if it is elsewhere."""
     arguments = (network, cursor.number, cursor.hash, to.number, to.hash, float(time))
     if await connection.fetchval(sql.blocks.move_cursor, *arguments) is None:
@@ -211,7 +211,7 @@ async def notify(connection: DatabaseConnection, network: int) -> None:
     await connection.execute(sql.blocks.notify_block, network)
 
 
-async def record(connection: DatabaseConnection, network: int, blocks: Sequence[BlockMark]) -> None:
+async def record(connection: DatabaseConnection, network: int, blocks: Sequence[BlockId]) -> None:
     numbers, hashes = [block.number for block in blocks], [block.hash for block in blocks]
     await connection.execute(sql.blocks.record_blocks, network, numbers, hashes)
 

@@ -71,17 +71,17 @@ class FleetStore:
     # Cordons
 
     async def cordons(self, *, within_s: float | None = None) -> dict[str, asyncpg.Record]:
-        """Return the cordons by the upstream's mark."""
+        """Return the cordons by the upstream's id."""
         async with self._pool.connection(within_s=within_s) as connection:
             return {row["upstream"]: row for row in await connection.fetch(sql.fleet.list_cordons)}
 
-    async def cordon(self, mark: str, *, label: str, reason: str, by: str) -> None:
+    async def cordon(self, upstream_id: str, *, label: str, reason: str, by: str) -> None:
         async with self._pool.connection() as connection:
-            await connection.execute(sql.fleet.add_cordon, mark, label, reason, by)
+            await connection.execute(sql.fleet.add_cordon, upstream_id, label, reason, by)
 
-    async def uncordon(self, mark: str) -> None:
+    async def uncordon(self, upstream_id: str) -> None:
         async with self._pool.connection() as connection:
-            await connection.execute(sql.fleet.drop_cordon, mark)
+            await connection.execute(sql.fleet.drop_cordon, upstream_id)
 
     # Indexing and deliveries
 

@@ -61,8 +61,8 @@ async def check(connection: DatabaseConnection, pepper: str, previous: str) -> P
     return judge([row["check_value"] for row in rows], pepper, previous)
 
 
-async def admit(connection: DatabaseConnection, pepper: str, previous: str, marks: Mapping[str, str]) -> None:
-    """Check the pepper and record a new one. `marks` maps the previous mark of each upstream to its new one: an upstream
+async def admit(connection: DatabaseConnection, pepper: str, previous: str, upstream_ids: Mapping[str, str]) -> None:
+    """Check the pepper and record a new one. `upstream_ids` maps the previous id of each upstream to its new one: an upstream
     that is out of service stays so."""
     if await check(connection, pepper, previous) == "known":
         return
@@ -70,7 +70,7 @@ async def admit(connection: DatabaseConnection, pepper: str, previous: str, mark
         await connection.execute(sql.peppers.lock_peppers)
         if await check(connection, pepper, previous) == "new":
             await connection.execute(sql.peppers.add_pepper, check_value(pepper))
-            await connection.executemany(sql.peppers.copy_cordon, list(marks.items()))
+            await connection.executemany(sql.peppers.copy_cordon, list(upstream_ids.items()))
 
 
 async def check_vault(connection: DatabaseConnection, vault: Vault) -> None:

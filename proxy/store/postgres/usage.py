@@ -214,13 +214,13 @@ async def _without_erased(connection: DatabaseConnection, rows: UsageTable) -> U
 
 async def _sum_up(connection: DatabaseConnection) -> int:
     hour, day = datetime.timedelta(hours=1), datetime.timedelta(days=1)
-    marks = await connection.fetch(sql.usage.changed_hours)
-    for begins, version in marks:
+    changed = await connection.fetch(sql.usage.changed_hours)
+    for begins, version in changed:
         await connection.execute(sql.usage.sum_up, "hour", "minute", begins, begins + hour, timeout=WRITE_S)
         await connection.execute(sql.usage.settle_hour, begins, version)
-    for begins in sorted({mark["hour"].replace(hour=0) for mark in marks}):
+    for begins in sorted({each["hour"].replace(hour=0) for each in changed}):
         await connection.execute(sql.usage.sum_up, "day", "hour", begins, begins + day, timeout=WRITE_S)
-    return len(marks)
+    return len(changed)
 
 
 def _time(minute: int) -> datetime.datetime:

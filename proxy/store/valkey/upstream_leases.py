@@ -24,23 +24,23 @@ LEAST_PER_SECOND = 1.0
 class UpstreamLeases:
     def __init__(self, link: ValkeyLink, memory: HostMemory) -> None:
         self._places = memory.upstreams
-        self._marks: dict[int, str] = {}
+        self._upstream_ids: dict[int, str] = {}
         self.buckets = LeasedBuckets.of_upstreams(memory.fd, memory.mutexes)
         self.client = LeaseClient(link, self.buckets, self._key_of)
 
     def __repr__(self) -> str:
-        return f"<UpstreamLeases of {len(self._marks)}, {self.client!r}>"
+        return f"<UpstreamLeases of {len(self._upstream_ids)}, {self.client!r}>"
 
-    def rate(self, mark: str, per_second: float) -> LeasedRate:
-        bucket_index = self._places.bucket_index(mark)
-        self._marks[bucket_index] = mark
+    def rate(self, upstream_id: str, per_second: float) -> LeasedRate:
+        bucket_index = self._places.bucket_index(upstream_id)
+        self._upstream_ids[bucket_index] = upstream_id
         rates = BucketRates(bucket_index, math.ceil(per_second), 1)
         rates.request_s = 1.0 / per_second
         self.buckets.reserve_rates(rates, None)
         return LeasedRate(self.buckets, self.client, rates)
 
     def _key_of(self, bucket_index: int) -> str:
-        return f"{TAG}:upstream:{self._marks[bucket_index]}"
+        return f"{TAG}:upstream:{self._upstream_ids[bucket_index]}"
 
 
 class LeasedRate:

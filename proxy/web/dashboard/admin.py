@@ -121,11 +121,11 @@ class AdminHandlers:
             by=request.who.name,
             last=request.body.get("last", False),
         )
-        return {"id": health.mark, "label": health.label, "cordoned": health.cordoned}
+        return {"id": health.upstream_id, "label": health.label, "cordoned": health.cordoned}
 
     async def uncordon(self, request: SessionRequest) -> dict[str, Any]:
         health = await self._fleet.uncordon(request.path["id"])
-        return {"id": health.mark, "label": health.label, "cordoned": health.cordoned}
+        return {"id": health.upstream_id, "label": health.label, "cordoned": health.cordoned}
 
     # Processes
 

@@ -1,4 +1,4 @@
-"""Marks: digests that identify upstreams. They are shown to operators and stored, whereas an address contains credentials."""
+"""Ids of upstreams: digests of their addresses. Operators see them, and they are stored; addresses contain credentials."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from proxy.settings import Settings, Tables
 BUNDLER = "bundler "
 
 
-def mark_of(pepper: str, network_id: str, url: str, kind: str) -> str:
+def upstream_id_of(pepper: str, network_id: str, url: str, kind: str) -> str:
     return hmac.digest(pepper.encode(), f"{network_id}\0{kind}\0{url}".encode(), "sha256")[:8].hex()
 
 
-def renewed_marks(settings: Settings, tables: Tables) -> dict[str, str]:
-    """The mark of each upstream and bundler under the previous pepper, with its mark under the current one."""
+def renewed_ids(settings: Settings, tables: Tables) -> dict[str, str]:
+    """The id of each upstream and bundler under the previous pepper, with its id under the current one."""
     keys = settings.keys
     found = {}
     for kind, section in (("", settings.upstreams), (BUNDLER, settings.bundlers)):
         for each in section:
             network = tables.chains.find(*each.network.split("/"))
             assert network is not None  # The settings were validated.
-            old = mark_of(keys.previous_pepper, network.id, each.place, kind)
-            found[old] = mark_of(keys.pepper, network.id, each.place, kind)
+            old = upstream_id_of(keys.previous_pepper, network.id, each.place, kind)
+            found[old] = upstream_id_of(keys.pepper, network.id, each.place, kind)
     return found
