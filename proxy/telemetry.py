@@ -241,8 +241,8 @@ class CallCollector(Collector):
         for data in self._files():
             for network, method, *numbers, buckets in data["calls"]:
                 sums = found.setdefault((network, method), [0] * len(numbers) + [[0] * len(buckets)])
-                for place, number in enumerate(numbers):
-                    sums[place] += number
+                for index, number in enumerate(numbers):
+                    sums[index] += number
                 sums[-1] = [have + more for have, more in zip(sums[-1], buckets, strict=True)]
         return found
 

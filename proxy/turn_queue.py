@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 
-from proxy.core.access import place_of
+from proxy.core.access import client_prefix_of
 from proxy.core.round_robin import RoundRobin
 from proxy.tasks import client_of_task
 
@@ -37,7 +37,7 @@ class TurnQueue:
         return f"<TurnQueue {len(self._waiting)} steps of {len([*self._waiting])} clients>"
 
     def add(self, client: str, step: Step) -> None:
-        self._waiting.add(place_of(client), step)
+        self._waiting.add(client_prefix_of(client), step)
         self._schedule()
 
     async def wait(self, client: str) -> None:

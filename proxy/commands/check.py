@@ -44,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
 def _print_settings(found: Settings) -> None:
     for name, value in settings.masked(found):
         print(f"{name} = {value}")
-    for place, upstream in enumerate(found.upstreams):
+    for index, upstream in enumerate(found.upstreams):
         if not upstream.operator:
-            print(f'upstreams.{place}.operator = "{upstream.operated_by}"')
+            print(f'upstreams.{index}.operator = "{upstream.operated_by}"')
 
 
 async def _connect(found: Settings, tables: Tables, *, offline: bool) -> int:

@@ -86,8 +86,8 @@ def _facts(record: RequestRecord, price: int | None) -> Iterator[tuple[str, str]
     yield "price", "" if price is None else f"{price} units"
     yield "charged", f"{record.units} units"
     yield "cache", record.cache or "not used"
-    for place, (upstream, after_s, took_s, outcome) in enumerate(record.attempts):
-        kind = kind_of(place, record.attempts)
+    for index, (upstream, after_s, took_s, outcome) in enumerate(record.attempts):
+        kind = kind_of(index, record.attempts)
         yield kind, f"{upstream} after {after_s * 1000:.1f} ms, for {took_s * 1000:.1f} ms: {outcome}{WHY[kind]}"
     yield "upstreams", "" if record.attempts else "none was asked"
     yield "block", f"{record.block}: the state of the reply is of this block or a later one" if record.block else ""

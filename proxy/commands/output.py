@@ -51,17 +51,17 @@ def _json(data: Any) -> str:
 
 def _table(found: Sequence[OutputRow], columns: Sequence[str]) -> None:
     cells = [list(columns), *([_cell(item[column]) for column in columns] for item in found)]
-    widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
+    widths = [max(len(line[index]) for line in cells) for index in range(len(columns))]
     has_colours = _has_colours()
-    for place, line in enumerate(cells):
+    for index, line in enumerate(cells):
         padded = [f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)]
-        if has_colours and place > 0:
+        if has_colours and index > 0:
             padded = [
                 _coloured(cell) if column in STATE_COLUMNS else cell
                 for column, cell in zip(columns, padded, strict=True)
             ]
         text = "  ".join(padded).rstrip()
-        print(f"{BOLD}{text}{PLAIN}" if has_colours and place == 0 else text)
+        print(f"{BOLD}{text}{PLAIN}" if has_colours and index == 0 else text)
 
 
 def _coloured(cell: str) -> str:

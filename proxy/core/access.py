@@ -38,7 +38,7 @@ SCOPES = (
     # Records of all requests of the account. Every key may read those of its own.
     "requests:read",
 )
-SCOPE_BIT = {name: 1 << place for place, name in enumerate(SCOPES)}
+SCOPE_BIT = {name: 1 << index for index, name in enumerate(SCOPES)}
 ALL_SCOPES = (1 << len(SCOPES)) - 1
 # One in this many good requests of an account is recorded, unless its plan says otherwise.
 USUAL_SAMPLE = 100
@@ -123,7 +123,7 @@ def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
     return found.ipv4_mapped or found if isinstance(found, ipaddress.IPv6Address) else found
 
 
-def place_of(address: str) -> str:
+def client_prefix_of(address: str) -> str:
     """The address under which a client is counted: its /64 for IPv6, whose hosts change the rest at will (RFC 8981)."""
     if ":" not in address:
         return address

@@ -21,8 +21,8 @@ rotation through all sets. Choosing between two keeps the sets equally full, whi
 
 *Shares.* An entry belongs to the account whose call put it. A full cache evicts the oldest replies of accounts that have more
 than their fair share, so one account with very many different calls evicts its own. While recent replies use up their part of
-the memory, an account with more than its share of them cannot store more. Accounts are counted in 256 places by their hash, so
-a few may share a place. Hits are not counted, so they cost nothing.
+the memory, an account with more than its share of them cannot store more. Accounts are counted in 256 buckets by their hash, so
+a few may share a bucket. Hits are not counted, so they cost nothing.
 
 A key is a digest (`key_of`): 16 bytes for the method and its params, whatever their length. Two calls with
 the same digest would share a reply, so it is a cryptographic one: Python's own hash has only 64 bits.
@@ -44,7 +44,7 @@ Lifetime = Literal["never", "head", "forever"]
 KEY_BYTES = 16
 # Bounds the memory of the digests that are cached: their number, and the size of a call.
 REMEMBERED, SHORT = 8192, 512
-# Overhead of an entry beside its result's bytes: the result's object (33 and rounding), its key, its place, a share of the set.
+# Overhead of an entry beside its result's bytes: the result's object (33 and rounding), its key, its owner, a share of the set.
 KEPT_OVERHEAD = 80
 # The same for a recent one: the result's object, the key's object, a dict entry at the usual load.
 RECENT_OVERHEAD = 165
@@ -53,7 +53,7 @@ SET_BYTES = 8192
 MAX_SETS = 1 << 17
 # The sizes of results that are compressed. Smaller ones save little, and larger ones would delay other calls.
 PACKED_FROM, PACKED_TO = 4096, 1 << 18
-# The places in which accounts are counted, and how many sets are searched for a reply of an account above its share.
+# The buckets in which accounts are counted, and how many sets are searched for a reply of an account above its share.
 OWNERS = 256
 SEARCHED_SETS = 8
 # The largest reply is the limit divided by LARGEST_PART, so that it evicts no more than that of the others. All recent replies
@@ -66,7 +66,7 @@ FREED_PER_PUT = 8
 
 # Calls repeat, and looking up a digest takes a fraction of the time of computing it.
 _digests: Final[dict[bytes, bytes]] = {}
-_PLACES = [bytes([place]) for place in range(OWNERS)]
+_OWNER_BYTES = [bytes([index]) for index in range(OWNERS)]
 
 
 def key_of(method: bytes, params: bytes) -> bytes:
@@ -85,9 +85,9 @@ def _new_key(text: bytes) -> bytes:
 
 
 class OwnedBytes:
-    """The bytes that accounts have in a store, by the account's place."""
+    """The bytes that accounts have in a store, by the account's bucket."""
 
-    __slots__ = ("_by_place", "_owners", "_total")
+    __slots__ = ("_by_owner", "_owners", "_total")
 
     def __init__(self) -> None:
         self.clear()
@@ -96,34 +96,34 @@ class OwnedBytes:
         return f"<OwnedBytes {self._total} of {self._owners} owners>"
 
     def clear(self) -> None:
-        self._by_place = [0] * OWNERS
+        self._by_owner = [0] * OWNERS
         self._owners = 0
         self._total = 0
 
-    def add(self, place: int, size: int) -> None:
-        before = self._by_place[place]
-        self._by_place[place] = after = before + size
+    def add(self, bucket: int, size: int) -> None:
+        before = self._by_owner[bucket]
+        self._by_owner[bucket] = after = before + size
         self._owners += bool(after) - bool(before)
         self._total += size
 
     def is_uneven(self) -> bool:
         """Whether an owner has more than one and a half times its share."""
-        return max(self._by_place) * self._owners > self._total * 1.5
+        return max(self._by_owner) * self._owners > self._total * 1.5
 
-    def first_above(self, places: bytes) -> int:
+    def first_above(self, buckets: bytes) -> int:
         """The index of the first owner above its share; negative if there is none."""
-        by_place, owners, total = self._by_place, self._owners, self._total
-        for index, place in enumerate(places):
-            if by_place[place] * owners > total:
+        by_owner, owners, total = self._by_owner, self._owners, self._total
+        for index, bucket in enumerate(buckets):
+            if by_owner[bucket] * owners > total:
                 return index
         return -1
 
-    def is_above_share(self, place: int) -> bool:
+    def is_above_share(self, bucket: int) -> bool:
         """Whether the owner has more than an equal share."""
-        return self._by_place[place] * self._owners > self._total
+        return self._by_owner[bucket] * self._owners > self._total
 
 
-def place_of_owner(owner: str) -> int:
+def owner_bucket_of(owner: str) -> int:
     return hash(owner) % OWNERS
 
 
@@ -175,20 +175,20 @@ class ReplyCache:
             return
         result = bytes(reply)  # a view would keep the whole reply of the upstream in memory
         at = hash(key) & self._mask
-        if _place(self._sets[at], key) >= 0:
+        if _index_in(self._sets[at], key) >= 0:
             return
         if (old := self._recent.pop(key, None)) is not None:
             self._recent_bytes -= len(old) + RECENT_OVERHEAD
-        place = place_of_owner(owner)
+        bucket = owner_bucket_of(owner)
         if lifetime == "head":
-            self._put_owned(key, result, place)
+            self._put_owned(key, result, bucket)
         else:
             if PACKED_FROM <= len(result) <= PACKED_TO:
                 result = encodings.pack(result)
             keys, owners, *results = astuple(self._sets[at])
-            self._sets[at] = set_of(keys + key, owners + _PLACES[place], *results, result)
+            self._sets[at] = set_of(keys + key, owners + _OWNER_BYTES[bucket], *results, result)
             self._kept_bytes += len(result) + KEPT_OVERHEAD
-            self._kept_by.add(place, len(result) + KEPT_OVERHEAD)
+            self._kept_by.add(bucket, len(result) + KEPT_OVERHEAD)
             self._count += 1
         self._make_room(at)
 
@@ -244,27 +244,27 @@ class ReplyCache:
         """Find a kept reply. It becomes young in its set, and is stored among the recent ones for the next lookup."""
         at = hash(key) & self._mask
         replies = self._sets[at]
-        if (place := _place(replies, key)) < 0:
+        if (index := _index_in(replies, key)) < 0:
             return None
-        found = encodings.unpack(reply_at(replies, place))
-        if place * 2 * KEY_BYTES < len(replies.keys):
+        found = encodings.unpack(reply_at(replies, index))
+        if index * 2 * KEY_BYTES < len(replies.keys):
             keys, owners, *results = astuple(replies)
-            results.append(results.pop(place))
-            owners = owners[:place] + owners[place + 1 :] + owners[place : place + 1]
+            results.append(results.pop(index))
+            owners = owners[:index] + owners[index + 1 :] + owners[index : index + 1]
             self._sets[at] = set_of(keys.replace(key, b"", 1) + key, owners, *results)
         self._fronts += 1
         self._put_recent(key, found)
         self._make_room(at)
         return found
 
-    def _put_owned(self, key: bytes, result: bytes, place: int) -> None:
+    def _put_owned(self, key: bytes, result: bytes, bucket: int) -> None:
         """Put a recent reply, unless there is no room and its owner has more than its share."""
         owned = self._recent_by
         size = len(result) + RECENT_OVERHEAD
-        if self._recent_bytes + size > self.limit // RECENT_PART and owned.is_above_share(place):
+        if self._recent_bytes + size > self.limit // RECENT_PART and owned.is_above_share(bucket):
             self.evictions += 1
             return
-        owned.add(place, size)
+        owned.add(bucket, size)
         self._put_recent(key, result)
 
     def _put_recent(self, key: bytes, result: bytes) -> None:
@@ -307,26 +307,26 @@ class ReplyCache:
             self._remove(at, 0)
             return
         for candidate in (at, *range(hand, hand + SEARCHED_SETS)):
-            place = self._kept_by.first_above(sets[candidate & self._mask].owners)
-            if place >= 0:
-                self._remove(candidate & self._mask, place)
+            index = self._kept_by.first_above(sets[candidate & self._mask].owners)
+            if index >= 0:
+                self._remove(candidate & self._mask, index)
                 return
         self._remove(at, 0)
 
-    def _remove(self, at: int, place: int) -> None:
+    def _remove(self, at: int, index: int) -> None:
         keys, owners, *results = astuple(self._sets[at])
-        start = place * KEY_BYTES
-        key, size = keys[start : start + KEY_BYTES], len(results.pop(place)) + KEPT_OVERHEAD
+        start = index * KEY_BYTES
+        key, size = keys[start : start + KEY_BYTES], len(results.pop(index)) + KEPT_OVERHEAD
         keys = keys[:start] + keys[start + KEY_BYTES :]
-        self._sets[at] = set_of(keys, owners[:place] + owners[place + 1 :], *results) if results else NO_REPLIES
+        self._sets[at] = set_of(keys, owners[:index] + owners[index + 1 :], *results) if results else NO_REPLIES
         self._kept_bytes -= size
-        self._kept_by.add(owners[place], -size)
+        self._kept_by.add(owners[index], -size)
         self._count -= 1
         self._fronts -= key in self._recent
         self.evictions += 1
 
 
-def _place(replies: ReplySet, key: bytes) -> int:
+def _index_in(replies: ReplySet, key: bytes) -> int:
     """The index of the reply in its set; negative if it is absent."""
     at = replies.keys.find(key)
     return -1 if at % KEY_BYTES else at // KEY_BYTES

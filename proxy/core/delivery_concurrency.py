@@ -218,4 +218,4 @@ def _shared(lane: Lane, webhooks: list[str], room: int) -> dict[str, int]:
     turned = webhooks[first:] + webhooks[:first]
     each, over = divmod(room, len(turned))
     lane.last = turned[over - 1] if over else lane.last
-    return {name: each + (place < over) for place, name in enumerate(turned) if each or place < over}
+    return {name: each + (index < over) for index, name in enumerate(turned) if each or index < over}

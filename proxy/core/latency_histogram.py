@@ -66,10 +66,10 @@ class LatencyHistogram:
         if self.samples < ENOUGH_SAMPLES:
             return None
         wanted = share * self.samples
-        for place, total in enumerate(self.totals):
-            wanted -= total - self._forgotten[place]
+        for index, total in enumerate(self.totals):
+            wanted -= total - self._forgotten[index]
             if wanted <= 0:
-                return EDGES_S[place] if place < len(EDGES_S) else EDGES_S[-1]
+                return EDGES_S[index] if index < len(EDGES_S) else EDGES_S[-1]
         return EDGES_S[-1]
 
     def recent(self, now: float) -> list[int]:

@@ -46,4 +46,4 @@ def _folded(text: str) -> str:
 
 
 def _deletions(text: str) -> Iterator[str]:
-    return (text[:place] + text[place + 1 :] for place in range(len(text)))
+    return (text[:index] + text[index + 1 :] for index in range(len(text)))

@@ -39,5 +39,5 @@ def _field(place: int) -> str:
 @cache
 def _shape(count: int) -> type[ReplySet]:
     """The record type for this many results."""
-    fields = [(_field(place), bytes) for place in range(count)]
+    fields = [(_field(index), bytes) for index in range(count)]
     return cast(type[ReplySet], msgspec.defstruct("ReplySet", fields, bases=(ReplySet,), gc=False))

@@ -50,8 +50,8 @@ class ListeningSockets:
         for server in self._servers.values():
             server.close()
         self._servers.clear()
-        for place, fd in enumerate(self._fds):
-            if place != self._place:
+        for index, fd in enumerate(self._fds):
+            if index != self._place:
                 os.close(fd)
 
 

@@ -99,12 +99,12 @@ def link_faults(tree: Mapping[str, Any]) -> Iterator[str]:
     kinds: dict[str, type[LinkSettings]] = {"upstreams": UpstreamSettings, "bundlers": BundlerSettings}
     for section, kind in kinds.items():
         given = tree.get(section)
-        for place, each in enumerate(given if isinstance(given, list | tuple) else ()):
+        for index, each in enumerate(given if isinstance(given, list | tuple) else ()):
             try:
                 link = msgspec.convert(each, kind, strict=False)
             except msgspec.ValidationError:
                 continue
-            yield from (f"{section}.{place}.{fault}" for fault in _faults_of(link))
+            yield from (f"{section}.{index}.{fault}" for fault in _faults_of(link))
 
 
 def _faults_of(link: LinkSettings) -> Iterator[str]:

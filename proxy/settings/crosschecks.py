@@ -165,9 +165,9 @@ def _at(tree: Mapping[str, Any], name: str) -> Any:
 
 def _listed(tree: Mapping[str, Any], name: str, kind: type[T]) -> Iterator[tuple[int, T]]:
     """Yield the valid tables of a list with their positions. The schema reports the others."""
-    for place, each in enumerate(_at(tree, name)):
+    for index, each in enumerate(_at(tree, name)):
         with suppress(msgspec.ValidationError):
-            yield place, msgspec.convert(each, kind, strict=False)
+            yield index, msgspec.convert(each, kind, strict=False)
 
 
 def signer_key(paymaster: PaymasterSettings, environ: Mapping[str, str]) -> bytes:

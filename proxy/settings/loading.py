@@ -130,8 +130,8 @@ def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         for key, value in tree.items():
             yield from _leaves(value, f"{name}.{key}" if name else key)
     elif isinstance(tree, list | tuple) and tree and isinstance(tree[0], Mapping):
-        for place, value in enumerate(tree):
-            yield from _leaves(value, f"{name}.{place}")
+        for index, value in enumerate(tree):
+            yield from _leaves(value, f"{name}.{index}")
     else:
         yield name, tree
 
@@ -190,12 +190,12 @@ def _network_faults(tree: Mapping[str, Any]) -> Iterator[str]:
     for name, key in (("server", "trusted_proxies"), ("egress", "allow"), ("egress", "deny")):
         section = tree.get(name)
         blocks = section.get(key) if isinstance(section, Mapping) else None
-        for place, text in enumerate(blocks if isinstance(blocks, list | tuple) else ()):
+        for index, text in enumerate(blocks if isinstance(blocks, list | tuple) else ()):
             try:
                 if isinstance(text, str):
                     ipaddress.ip_network(text)
             except ValueError as exc:
-                yield f"{name}.{key}.{place}: {exc}"
+                yield f"{name}.{key}.{index}: {exc}"
 
 
 def environment() -> Mapping[str, str]:

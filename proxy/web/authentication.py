@@ -8,7 +8,7 @@ from typing import TypeGuard
 
 from aiohttp import web
 
-from proxy.core.access import Key, has_key, place_of
+from proxy.core.access import Key, client_prefix_of, has_key
 from proxy.core.sandbox_tokens import PREFIX as SANDBOX_PREFIX
 from proxy.services.accounts.admission import Admission
 from proxy.tasks import client_of_task
@@ -68,7 +68,7 @@ class Authentication:
         """Record the operation for the metrics, and return the client's address."""
         request[STATE].operation = operation
         address = self.address_of(request)
-        client_of_task.set(place_of(address))
+        client_of_task.set(client_prefix_of(address))
         turns_of_task.set(self._limiter.turns)
         return address
 
@@ -84,7 +84,7 @@ class Authentication:
         """Check a sandbox token against its session, which `authenticate` cannot wait for."""
         presented = _presented(request)
         if self._sandbox is not None and _is_sandbox_token(presented):
-            client_of_task.set(place_of(self.address_of(request)))
+            client_of_task.set(client_prefix_of(self.address_of(request)))
             request[_VOUCHED] = await self._sandbox.vouch(request, presented)
 
     def recognise(self, request: web.Request) -> None:

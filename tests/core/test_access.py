@@ -176,4 +176,4 @@ def test_cost_of_one_is_the_inverse_of_the_rate() -> None:
     ],
 )
 def test_clients_of_one_ipv6_network_are_counted_together(address: str, place: str) -> None:
-    assert access.place_of(address) == place
+    assert access.client_prefix_of(address) == place

@@ -22,7 +22,7 @@ from proxy.core.caching import (
     Lifetime,
     ReplyCache,
     key_of,
-    place_of_owner,
+    owner_bucket_of,
 )
 
 
@@ -285,7 +285,7 @@ TestAgainstADict.settings = settings(max_examples=50, stateful_step_count=60, de
 
 GOOD = "acc_good"
 # Accounts are counted by a part of their hash: one that is counted apart.
-FLOOD = next(name for n in itertools.count() if place_of_owner(name := f"acc_{n}") != place_of_owner(GOOD))
+FLOOD = next(name for n in itertools.count() if owner_bucket_of(name := f"acc_{n}") != owner_bucket_of(GOOD))
 
 
 def test_one_account_with_many_calls_evicts_its_own_replies() -> None:

@@ -9,7 +9,7 @@ import time
 import pytest
 from aiohttp import web
 
-from proxy.core.access import place_of
+from proxy.core.access import client_prefix_of
 from proxy.errors import RateLimited
 from proxy.services.accounts.session_rates import HOLDS_S, SHARED, SessionRates
 from proxy.store.postgres.keys import LimitChange
@@ -61,7 +61,7 @@ def test_address_is_charged_before_its_session_is_known(rates: SessionRates) -> 
         rates.charge_address(f"2001:db8::{number:x}", 1000.0)
     with pytest.raises(RateLimited):
         rates.charge_address("2001:db8::ffff", 1000.0)
-    assert place_of("2001:db8:0:1::1") != place_of("2001:db8::1")
+    assert client_prefix_of("2001:db8:0:1::1") != client_prefix_of("2001:db8::1")
     rates.charge_address("2001:db8:0:1::1", 1000.0)
 
 

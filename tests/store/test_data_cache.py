@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from proxy.core.caching import place_of_owner
+from proxy.core.caching import owner_bucket_of
 from proxy.errors import Unavailable
 from proxy.store.valkey.cache import ENTRY, LARGEST, BoundedMemory, DataCache
 from proxy.tasks import client_of_task
@@ -207,7 +207,7 @@ async def test_memory_is_bounded_and_evicts_the_least_recently_used_first() -> N
 
 def accounts(count: int) -> list[str]:
     """Accounts that are counted apart."""
-    by_place = {place_of_owner(name): name for name in map(str, range(100))}
+    by_place = {owner_bucket_of(name): name for name in map(str, range(100))}
     return list(by_place.values())[:count]
 
 
@@ -233,9 +233,9 @@ async def test_accounts_that_all_want_more_have_equal_shares() -> None:
         await kept.put("n", client_of_task.get(), {str(n): n}, ttl_s=3600)
     memory = kept._cache
     assert isinstance(memory, BoundedMemory)
-    weights = [entries.weight for entries in memory._by_place.values()]
+    weights = [entries.weight for entries in memory._by_bucket.values()]
     assert sum(weights) == memory.used <= memory._limit
-    assert len(memory._places) == sum(map(len, memory._by_place.values()))
+    assert len(memory._buckets) == sum(map(len, memory._by_bucket.values()))
     assert min(weights) > max(weights) / 2
 
 
@@ -246,7 +246,7 @@ async def test_memory_counts_a_replaced_value_once() -> None:
     memory = kept._cache
     assert isinstance(memory, BoundedMemory)
     assert 1000 < memory.used < 1100 + 2 * ENTRY
-    assert len(memory._places) == 2
+    assert len(memory._buckets) == 2
 
 
 async def test_value_larger_than_the_limit_is_not_cached() -> None:

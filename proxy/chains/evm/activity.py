@@ -90,8 +90,8 @@ def _below(transaction: str, node: Mapping[str, Any], path: tuple[int, ...]) -> 
         return  # Reverted, together with all calls below it.
     if path and (found := _call(transaction, path, node)):
         yield found
-    for place, child in enumerate(node.get("calls") or ()):
-        yield from _below(transaction, child, (*path, place))
+    for index, child in enumerate(node.get("calls") or ()):
+        yield from _below(transaction, child, (*path, index))
 
 
 def _call(transaction: str, path: tuple[int, ...], node: Mapping[str, Any]) -> InternalTransfer | None:

@@ -193,10 +193,10 @@ def check_transactions(block: RpcObject) -> list[RpcObject]:
     encoded = [encode_transaction(each) for each in found]
     if root_of(encoded) != raw(block["transactionsRoot"]):
         raise NotProven("the transactions do not match the header's root")
-    for place, (each, data) in enumerate(zip(found, encoded, strict=True)):
-        _check_place(each, block, place)
+    for index, (each, data) in enumerate(zip(found, encoded, strict=True)):
+        _check_place(each, block, index)
         if keccak(data) != raw(each["hash"]):
-            raise NotProven(f"transaction {place} does not hash to its hash")
+            raise NotProven(f"transaction {index} does not hash to its hash")
         check_sender(each)
         _check_derived(each, block)
     return [only_proven_transaction(each) for each in found]
@@ -280,11 +280,11 @@ def check_receipts(block: RpcObject, receipts: Sequence[RpcObject]) -> list[dict
     if root_of([encode_receipt(each) for each in receipts]) != raw(block["receiptsRoot"]):
         raise NotProven("the receipts do not match the header's root")
     used, logs = 0, 0
-    for place, (receipt, transaction) in enumerate(zip(receipts, transactions, strict=True)):
-        _check_place(receipt, block, place, hash_name="transactionHash", of=transaction)
+    for index, (receipt, transaction) in enumerate(zip(receipts, transactions, strict=True)):
+        _check_place(receipt, block, index, hash_name="transactionHash", of=transaction)
         before, used = used, number(receipt["cumulativeGasUsed"])
         if number(receipt["gasUsed"]) != used - before:
-            raise NotProven(f"receipt {place}: gasUsed is wrong")
+            raise NotProven(f"receipt {index}: gasUsed is wrong")
         _check_parties(receipt, transaction)
         _check_price(receipt, transaction, block)
         for log in receipt["logs"]:
@@ -367,8 +367,8 @@ def root_of(values: Sequence[bytes]) -> bytes:
     if not values:
         return EMPTY_TRIE
     found = HexaryTrie({}, prune=True)
-    for place, value in enumerate(values):
-        found[rlp.encode(place)] = value
+    for index, value in enumerate(values):
+        found[rlp.encode(index)] = value
     return bytes(found.root_hash)
 
 

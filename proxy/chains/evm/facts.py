@@ -215,8 +215,8 @@ def _wrapped(log: ChainLog) -> Transfer:
 
 def _without_told_twice(found: list[Transfer], wrapped: Set[int]) -> list[Transfer]:
     """Without the deposits and withdrawals (those at the places `wrapped`) that a Transfer of their transaction reports too."""
-    seen = {_name(transfer) for place, transfer in enumerate(found) if place not in wrapped}
-    return [transfer for place, transfer in enumerate(found) if place not in wrapped or _name(transfer) not in seen]
+    seen = {_name(transfer) for index, transfer in enumerate(found) if index not in wrapped}
+    return [transfer for index, transfer in enumerate(found) if index not in wrapped or _name(transfer) not in seen]
 
 
 def _name(transfer: Transfer) -> tuple[str, bytes, bytes, bytes, int]:

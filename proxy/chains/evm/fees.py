@@ -69,8 +69,8 @@ def of_history(history: Any, *, floor_wei: int, block_time_s: float) -> Fees:
         raise ValueError("no fee history")
     busy = [block for block, ratio in zip(rewards, used, strict=False) if ratio > 0]
     estimates: dict[Tier, Estimate] = {}
-    for place, (tier, aim) in enumerate(AIMS.items()):
-        tip = max(floor_wei, _median([block[place] for block in busy]))
+    for index, (tier, aim) in enumerate(AIMS.items()):
+        tip = max(floor_wei, _median([block[index] for block in busy]))
         estimates[tier] = Estimate(_share(base_fees[-1], aim.base_percent) + tip, tip, _wait(aim, block_time_s))
     return Fees(newest, base_fees[-1], estimates)
 

@@ -71,7 +71,7 @@ class LogFilter(msgspec.Struct, frozen=True, weakref=True):
     def matches_packed(self, log: PackedLog) -> bool:
         if len(self.topics) >= len(log) or (self.addresses and not _has(self.addresses, log[0])):
             return False
-        return all(not wanted or _has(wanted, log[place]) for place, wanted in enumerate(self.topics, 1))
+        return all(not wanted or _has(wanted, log[index]) for index, wanted in enumerate(self.topics, 1))
 
     def params(self) -> dict[str, Any]:
         """As `eth_getLogs` takes it, without the range."""
@@ -164,7 +164,7 @@ def _topics(value: object) -> tuple[bytes, ...]:
         raise ValueError('member "topics" must be an array')
     if len(value) > MOST_TOPICS:
         raise ValueError(f'member "topics" has {len(value)} places: a log has at most {MOST_TOPICS} topics')
-    return tuple(_values(each, TOPIC_SIZE, f"topics[{place}]") for place, each in enumerate(value))
+    return tuple(_values(each, TOPIC_SIZE, f"topics[{index}]") for index, each in enumerate(value))
 
 
 def _values(value: object, size: int, name: str) -> bytes:
@@ -299,16 +299,16 @@ class LogFilterIndex:
     def match(self, logs: Sequence[FilterLog]) -> dict[LogFilter, list[int]]:
         """For each filter that matches, the places of its logs, in order."""
         found: dict[LogFilter, list[int]] = {}
-        for place, log in enumerate(map(_packed, logs)):
+        for index, log in enumerate(map(_packed, logs)):
             for node in self._passed(log):
                 for each, checked in (node.ends or {}).items():
                     if checked and not each.matches_packed(log):
                         continue
                     places = found.get(each)
                     if places is None:
-                        found[each] = [place]
+                        found[each] = [index]
                     else:
-                        places.append(place)
+                        places.append(index)
         return found
 
     def _passed(self, log: PackedLog) -> Iterator[_Node]:

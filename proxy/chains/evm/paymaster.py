@@ -228,13 +228,13 @@ class _Reader:
         # The account of 0.7 takes an empty list for zeros.
         if datas != count or values not in (0, count):
             raise _Unreadable
-        for place in range(count):
-            step = place * abi.WORD
+        for index in range(count):
+            step = index * abi.WORD
             value = self.number(first_value + step) if values else 0
             yield self.inner(self.address(targets + step), value, first_data, first_data + step)
 
     def tuples(self) -> Iterator[InnerCall]:
         count, first = self.array(0)
-        for place in range(count):
-            at = first + self.number(first + place * abi.WORD)
+        for index in range(count):
+            at = first + self.number(first + index * abi.WORD)
             yield self.call(at, target_at=at)

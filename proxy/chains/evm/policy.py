@@ -186,14 +186,14 @@ def _of_calls(rules: Rules, asked: PolicyOperation) -> Refusal | None:
     rule = "allowed_contracts" if rules.allowed_contracts is not None else "allowed_methods"
     if asked.calls is None:
         return Refusal(rule, "the calls inside callData cannot be read: it must be an execute or executeBatch")
-    for place, call in enumerate(asked.calls):
+    for index, call in enumerate(asked.calls):
         if rules.allowed_contracts is not None and call.target not in rules.allowed_contracts:
             return Refusal(
-                "allowed_contracts", f"call {place + 1} goes to 0x{call.target.hex()}, which the policy does not allow"
+                "allowed_contracts", f"call {index + 1} goes to 0x{call.target.hex()}, which the policy does not allow"
             )
         if rules.allowed_methods is not None and call.selector not in rules.allowed_methods:
             named = f"the method 0x{call.selector.hex()}" if call.selector else "no method"
-            return Refusal("allowed_methods", f"call {place + 1} calls {named}, which the policy does not allow")
+            return Refusal("allowed_methods", f"call {index + 1} calls {named}, which the policy does not allow")
     return None
 
 
@@ -276,9 +276,9 @@ def entries(name: str, texts: Sequence[str], forms: FamilyFormats, first: int = 
     """A part of one of the LISTS; `first` is the place of its first entry in the whole list, for the message."""
     read = forms.selector if name == "allowed_methods" else forms.address
     found = []
-    for place, text in enumerate(texts, first):
+    for index, text in enumerate(texts, first):
         try:
             found.append(read(text))
         except ValueError as exc:
-            raise BadRule(f"rules.{name}.{place}: {exc}") from None
+            raise BadRule(f"rules.{name}.{index}: {exc}") from None
     return found

@@ -117,10 +117,10 @@ def parse(event_type: str, config: Mapping[str, Any]) -> WatchFilter:
 def addresses_of(given: Sequence[Any], first: int = 0, name: str = "config.addresses") -> list[bytes]:
     """A part of a list; `first` is the place of its first item in the whole list, for the message."""
     found = []
-    for place, text in enumerate(given, first):
+    for index, text in enumerate(given, first):
         read = address.parse(text) if isinstance(text, str) else None
         if read is None or address.is_mistyped(text):
-            raise BadConfig(f"{name}.{place}: is not an address, or its checksum (EIP-55) is wrong")
+            raise BadConfig(f"{name}.{index}: is not an address, or its checksum (EIP-55) is wrong")
         found.append(read)
     return found
 
@@ -148,7 +148,7 @@ def _set(config: Mapping[str, Any], name: str, read: Callable[[Any], T]) -> froz
     if name not in config:
         return frozenset()
     _check_list(config[name], name, most=MOST_VALUES)
-    return frozenset(_read(each, f"{name}.{place}", read) for place, each in enumerate(config[name]))
+    return frozenset(_read(each, f"{name}.{index}", read) for index, each in enumerate(config[name]))
 
 
 def _one(config: Mapping[str, Any], name: str, read: Callable[[Any], T]) -> T:

@@ -46,16 +46,16 @@ class AuthFailures:
 
     def count(self, address: str, now: float) -> float:
         """Record a failure. Returns 0 while the address is within its allowance, otherwise the seconds to wait."""
-        place = access.place_of(address)
-        wait = self._buckets.take(place, now, self._cost_s, holds_s=ALLOWANCE_S)
+        prefix = access.client_prefix_of(address)
+        wait = self._buckets.take(prefix, now, self._cost_s, holds_s=ALLOWANCE_S)
         if not wait and self._note is not None:
-            self._note(place)
+            self._note(prefix)
         return wait
 
     def rate_headers(self, address: str, now: float) -> dict[str, str]:
         """The `X-RateLimit-*` headers of a client without a valid key: the failures that it is allowed at once, and those
         that are left."""
-        tag = self._buckets.tag_of(access.place_of(address))
+        tag = self._buckets.tag_of(access.client_prefix_of(address))
         edge = max(self._buckets.edge(tag), now - ALLOWANCE_S)
         left = min(self._most, max(0, int((now - edge + limits.TOLERANCE_S) / self._cost_s)))
         return _rate_headers(self._most, left, max(0.0, edge + ALLOWANCE_S - now))

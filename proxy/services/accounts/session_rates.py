@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from proxy.core.access import place_of
+from proxy.core.access import client_prefix_of
 from proxy.errors import RateLimited
 from proxy.store.shared_memory.bucket_table import SharedBucketTable
 
@@ -29,7 +29,7 @@ class SessionRates:
 
     def charge_address(self, address: str, now: float) -> None:
         """Raise RateLimited if the address sends too many requests."""
-        self._take(f"session address {place_of(address)}", now, 1.0 / (SHARED * self._per_second))
+        self._take(f"session address {client_prefix_of(address)}", now, 1.0 / (SHARED * self._per_second))
 
     def charge_person(self, person: str, account: str, now: float, *, reads: int = 1) -> None:
         """Raise RateLimited if the person, or all people of the account together, send too many requests."""

@@ -103,7 +103,7 @@ class SignInPlace:
     def places(self) -> list[str]:
         """The names under which a holder's places are remembered, the surest first."""
         device = [f"device {self.device}"] if sessions.is_token(self.device) else []
-        return [*device, access.place_of(self.address)] if self.address else device
+        return [*device, access.client_prefix_of(self.address)] if self.address else device
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ class SignIn:
             await self._factor.require(person, code)
             return
         known = await self._store.known_places(email, at.places)
-        place = known[0] if known else access.place_of(at.address) if self._factor.is_recovery(code) else ""
+        place = known[0] if known else access.client_prefix_of(at.address) if self._factor.is_recovery(code) else ""
         await self._codes.checked(lambda: self._factor.require(person, code), person, email, place)
 
     def _inform_of_codes(self, email: str) -> None:
@@ -355,7 +355,7 @@ class SignIn:
         known = await self._store.known_places(email, at.places) if email else []
         is_known_device = bool(known) and known[0].startswith("device ")
         if at.address and not is_known_device:
-            await self.count("address", access.place_of(at.address), most=2 * most, within_s=60.0)
+            await self.count("address", access.client_prefix_of(at.address), most=2 * most, within_s=60.0)
         if known:
             await self.count(f"known {kind}", _subject(email, known[0]), most=most, within_s=EMAIL_WINDOW_S)
         elif email:

@@ -352,8 +352,8 @@ class VerifiedCall:
 
     async def _vote_of_operator(self, upstreams: Sequence[Upstream], head: int) -> ReplyVote | None:
         """The reply of the first of an operator's upstreams that has the block and answers. The first call is paid for."""
-        for place, upstream in enumerate([each for each in upstreams if each.health.head >= head]):
-            if place and not await self._has_paid():
+        for index, upstream in enumerate([each for each in upstreams if each.health.head >= head]):
+            if index and not await self._has_paid():
                 return None
             if (found := await self._vote(upstream)) is not None:
                 return found

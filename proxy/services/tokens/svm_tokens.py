@@ -111,8 +111,8 @@ class SvmTokens:
         keys = [each for mint in mints for each in (mint, tokens.metadata_address(mint))]
         accounts, _ = await self._accounts(network, keys)
         found: dict[bytes, dict[str, Any]] = {}
-        for place, mint in enumerate(mints):
-            pair = accounts[2 * place : 2 * place + 2]
+        for index, mint in enumerate(mints):
+            pair = accounts[2 * index : 2 * index + 2]
             facts = _mint_of(pair[0])
             # Without the mint's decimals no amount can be shown, so an unreadable mint is left out. An NFT is cached as an
             # empty entry.

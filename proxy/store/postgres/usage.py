@@ -248,7 +248,7 @@ async def _add(connection: DatabaseConnection, rows: Sequence[tuple[int, int, Us
             [each.errors for each in used],
             [each.units for each in used],
             [each.hits for each in used],
-            *([each.took[place] for each in used] for place in range(BUCKETS)),
+            *([each.took[index] for each in used] for index in range(BUCKETS)),
             [each.faults for each in used],
             timeout=WRITE_S,
         )

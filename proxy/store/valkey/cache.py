@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from proxy.connection_queue import ConnectionQueue, TooManyWaiting
-from proxy.core.caching import place_of_owner
+from proxy.core.caching import owner_bucket_of
 from proxy.core.lru_cache import LruCache
 from proxy.errors import RateLimited, Unavailable
 from proxy.tasks import client_of_task, is_cancelled, min_block_of_task
@@ -79,47 +79,47 @@ class BoundedMemory:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self.used = 0
-        # The place of each entry's owner, and the entries by place.
-        self._places: dict[str, int] = {}
-        self._by_place: dict[int, LruCache[str, _Expiring]] = {}
+        # The bucket of each entry's owner, and the entries by bucket.
+        self._buckets: dict[str, int] = {}
+        self._by_bucket: dict[int, LruCache[str, _Expiring]] = {}
 
     def __repr__(self) -> str:
-        return f"<BoundedMemory {self.used} of {self._limit} bytes, {len(self._by_place)} owners>"
+        return f"<BoundedMemory {self.used} of {self._limit} bytes, {len(self._by_bucket)} owners>"
 
     async def multi_get(self, names: Sequence[str]) -> list[bytes | None]:
         now = time.monotonic()
         return [entry[0] if (entry := self._find(name)) is not None and entry[1] > now else None for name in names]
 
     def _find(self, name: str) -> _Expiring | None:
-        place = self._places.get(name)
-        return None if place is None else self._by_place[place][name]
+        bucket = self._buckets.get(name)
+        return None if bucket is None else self._by_bucket[bucket][name]
 
     async def multi_set(self, pairs: Sequence[tuple[str, bytes]], *, ttl_s: float) -> None:
-        ends, owner = time.monotonic() + ttl_s, place_of_owner(client_of_task.get())
+        ends, owner = time.monotonic() + ttl_s, owner_bucket_of(client_of_task.get())
         for name, value in pairs:
             if _size(name, (value, ends)) <= self._limit:
-                self._put(self._places.setdefault(name, owner), name, (value, ends))
+                self._put(self._buckets.setdefault(name, owner), name, (value, ends))
         while self.used > self._limit:
             self._evict()
 
-    def _put(self, place: int, name: str, entry: _Expiring) -> None:
-        entries = self._by_place.get(place)
+    def _put(self, bucket: int, name: str, entry: _Expiring) -> None:
+        entries = self._by_bucket.get(bucket)
         if entries is None:
-            entries = self._by_place[place] = LruCache(sys.maxsize, _size)
+            entries = self._by_bucket[bucket] = LruCache(sys.maxsize, _size)
         before = entries.weight
         entries[name] = entry
         self.used += entries.weight - before
 
     def _evict(self) -> None:
         """Evict entries of the owner that has most, down to a little less than an equal share."""
-        place, entries = max(self._by_place.items(), key=lambda each: each[1].weight)
-        share = self._limit / len(self._by_place) * EVENED_PART
+        bucket, entries = max(self._by_bucket.items(), key=lambda each: each[1].weight)
+        share = self._limit / len(self._by_bucket) * EVENED_PART
         before = entries.weight
         while entries and self.used - before + entries.weight > self._limit and entries.weight > share:
-            del self._places[entries.evict()]
+            del self._buckets[entries.evict()]
         self.used += entries.weight - before
         if not entries:
-            del self._by_place[place]
+            del self._by_bucket[bucket]
 
     async def close(self) -> None: ...
 
@@ -179,8 +179,8 @@ class DataCache:
         read: Callable[[bytes], Any],
     ) -> Any:
         # A caller that needs a fresh value must not join a lookup that may return a cached one.
-        place = (whole, fresh)
-        while (shared := self._flights.get(place)) is not None:
+        flight_key = (whole, fresh)
+        while (shared := self._flights.get(flight_key)) is not None:
             flight, client = shared
             is_own = client == client_of_task.get()
             try:
@@ -196,7 +196,7 @@ class DataCache:
                     raise
                 return read(await self._find(whole, make, ttl_s))
         flight = asyncio.get_running_loop().create_future()
-        self._flights[place] = (flight, client_of_task.get())
+        self._flights[flight_key] = (flight, client_of_task.get())
         try:
             found = None if fresh else (await self._look([whole]))[0]
             flight.set_result(found if found is not None else await self._find(whole, make, ttl_s))
@@ -208,7 +208,7 @@ class DataCache:
             flight.exception()  # mark it as retrieved: there may be no waiter
             raise
         finally:
-            del self._flights[place]
+            del self._flights[flight_key]
         return read(flight.result())
 
     async def get(

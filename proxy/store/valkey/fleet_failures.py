@@ -33,9 +33,9 @@ class FleetFailures:
     def __repr__(self) -> str:
         return f"<FleetFailures {len(self._counted)} to publish>"
 
-    def note(self, place: str) -> None:
-        if len(self._counted) < MOST or place in self._counted:
-            self._counted[place] += 1
+    def note(self, prefix: str) -> None:
+        if len(self._counted) < MOST or prefix in self._counted:
+            self._counted[prefix] += 1
 
     async def run(self) -> None:
         """A supervised loop."""
@@ -44,7 +44,7 @@ class FleetFailures:
             await asyncio.sleep(PUBLISH_S)
             if self._counted:
                 counted, self._counted = self._counted, Counter()
-                words = " ".join(f"{place}={count}" for place, count in counted.items())
+                words = " ".join(f"{prefix}={count}" for prefix, count in counted.items())
                 self._link.send(("PUBLISH", CHANNEL, f"{self._host} {next(self._serial)} {words}"), _ignore)
 
     def _on_message(self, message: bytes) -> None:
@@ -54,8 +54,8 @@ class FleetFailures:
         if host == self._host or self._buckets.take(f"message {host} {serial}", now, HOLDS_S, holds_s=HOLDS_S):
             return
         for word in words:
-            place, _, count = word.rpartition("=")
-            self._buckets.owe(place, now, int(count) * self._cost_s, holds_s=HOLDS_S)
+            prefix, _, count = word.rpartition("=")
+            self._buckets.owe(prefix, now, int(count) * self._cost_s, holds_s=HOLDS_S)
 
 
 def _ignore(_: Any) -> None: ...

@@ -23,7 +23,7 @@ LEAST_PER_SECOND = 1.0
 
 class UpstreamLeases:
     def __init__(self, link: ValkeyLink, memory: HostMemory) -> None:
-        self._places = memory.upstreams
+        self._table = memory.upstreams
         self._upstream_ids: dict[int, str] = {}
         self.buckets = LeasedBuckets.of_upstreams(memory.fd, memory.mutexes)
         self.client = LeaseClient(link, self.buckets, self._key_of)
@@ -32,7 +32,7 @@ class UpstreamLeases:
         return f"<UpstreamLeases of {len(self._upstream_ids)}, {self.client!r}>"
 
     def rate(self, upstream_id: str, per_second: float) -> LeasedRate:
-        bucket_index = self._places.bucket_index(upstream_id)
+        bucket_index = self._table.bucket_index(upstream_id)
         self._upstream_ids[bucket_index] = upstream_id
         rates = BucketRates(bucket_index, math.ceil(per_second), 1)
         rates.request_s = 1.0 / per_second

@@ -21,7 +21,7 @@ from typing import Protocol
 from aiohttp import web
 
 from proxy import telemetry
-from proxy.core.access import address_of, place_of
+from proxy.core.access import address_of, client_prefix_of
 from proxy.errors import (
     Fault,
     InvalidRequest,
@@ -74,7 +74,7 @@ class ConnectionLimiter:
         self._bodies = bodies
         self._fixed_headers = fixed_headers(limits.tls)
         self._trusted = [ipaddress.ip_network(block) for block in limits.trusted_proxies]
-        self._by_place: Counter[str] = Counter()
+        self._by_prefix: Counter[str] = Counter()
         self.connections: set[LimitedConnection] = set()
         self.server: web.Server | None = None
         self._front: Callable[[], asyncio.Protocol] | None = None
@@ -106,12 +106,12 @@ class ConnectionLimiter:
     def add(self, connection: LimitedConnection, address: str) -> None:
         """Count a new connection, or refuse it."""
         self.connections.add(connection)
-        place = place_of(address)
-        self._by_place[place] += 1
+        prefix = client_prefix_of(address)
+        self._by_prefix[prefix] += 1
         reason = None
         if len(self.connections) > self.limits.max_connections:
             reason = "full"
-        elif self._by_place[place] > self.limits.connections_per_address and not self.trusts(address):
+        elif self._by_prefix[prefix] > self.limits.connections_per_address and not self.trusts(address):
             reason = "address"
         if reason is not None:
             telemetry.connections_refused_total.labels(reason).inc()
@@ -122,10 +122,10 @@ class ConnectionLimiter:
         if connection not in self.connections:
             return
         self.connections.discard(connection)
-        place = place_of(address)
-        self._by_place[place] -= 1
-        if not self._by_place[place]:
-            del self._by_place[place]
+        prefix = client_prefix_of(address)
+        self._by_prefix[prefix] -= 1
+        if not self._by_prefix[prefix]:
+            del self._by_prefix[prefix]
 
     def replace(self, old: LimitedConnection, new: LimitedConnection) -> None:
         """The same connection has another protocol object."""
@@ -152,7 +152,7 @@ class ConnectionLimiter:
 
     def take_body(self, client: str, size: int) -> Fault | None:
         """Take room for a body that arrives in parts, or for more of it. Returns the refusal if there is none."""
-        client = place_of(client)
+        client = client_prefix_of(client)
         if self._bodies.take(client, size):
             return None
         if self._bodies.holds(client):
@@ -160,7 +160,7 @@ class ConnectionLimiter:
         return Unavailable("too many request bodies are arriving; try again shortly")
 
     def give_back_body(self, client: str, size: int) -> None:
-        self._bodies.give_back(place_of(client), size)
+        self._bodies.give_back(client_prefix_of(client), size)
 
     def close_late_headers(self, connection: LimitedConnection) -> None:
         self._end_with(connection, _LATE_HEADERS)
@@ -242,10 +242,10 @@ class ConnectionLimiter:
 
 async def _in_turns(connections: set[LimitedConnection]) -> AsyncIterator[LimitedConnection]:
     """Each of the connections, a few in a turn of the event loop. Those that are removed meanwhile are left out."""
-    for place, connection in enumerate(tuple(connections), 1):
+    for index, connection in enumerate(tuple(connections), 1):
         if connection in connections:
             yield connection
-        if place % CHECKED_PER_TURN == 0:
+        if index % CHECKED_PER_TURN == 0:
             await asyncio.sleep(0)
 
 

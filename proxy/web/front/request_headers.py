@@ -57,7 +57,7 @@ _ROLES = {
     b"connection": CONNECTION,
     b"accept-encoding": ENCODINGS,
     b"user-agent": ONCE,
-    **{each.header.lower().encode(): FIRST_DIRECTIVE + place for place, each in enumerate(DIRECTIVES)},
+    **{each.header.lower().encode(): FIRST_DIRECTIVE + index for index, each in enumerate(DIRECTIVES)},
     **dict.fromkeys(
         (
             b"transfer-encoding", b"expect", b"upgrade", b"content-encoding", b"proxy-connection", b"te", b"trailer",
@@ -290,9 +290,9 @@ class RequestHeaderReader:
     def _directives(self, found: dict[int, bytes], key: Key, route: Route) -> Directives | None:
         """The directives of a request. Raises InvalidRequest for those that aiohttp's handler refuses, whatever the reason."""
         given = [
-            (directive, found[FIRST_DIRECTIVE + place].decode("latin-1"))
-            for place, directive in enumerate(DIRECTIVES)
-            if FIRST_DIRECTIVE + place in found
+            (directive, found[FIRST_DIRECTIVE + index].decode("latin-1"))
+            for index, directive in enumerate(DIRECTIVES)
+            if FIRST_DIRECTIVE + index in found
         ]
         read = directives.read(given, fresh=b"no-cache" in found.get(CACHE, b"").lower())
         if directives.refusal(given, key.directives) or directives.unknown_upstream(read, route.labels):

@@ -86,8 +86,8 @@ class RequestRecordHandlers:
         shown = self._priced(record)
         if not self._shows_upstream:
             names = {
-                label: f"upstream {place}"
-                for place, label in enumerate(dict.fromkeys(a[0] for a in record.attempts), 1)
+                label: f"upstream {index}"
+                for index, label in enumerate(dict.fromkeys(a[0] for a in record.attempts), 1)
             }
             for attempt in shown["attempts"]:
                 attempt["upstream"] = names[attempt["upstream"]]
@@ -155,12 +155,12 @@ def shown_record(record: RequestRecord) -> dict[str, Any]:
         "attempts": [
             {
                 "upstream": upstream,
-                "kind": kind_of(place, record.attempts),
+                "kind": kind_of(index, record.attempts),
                 "after_ms": round(after_s * 1000, 3),
                 "ms": round(took_s * 1000, 3),
                 "outcome": outcome,
             }
-            for place, (upstream, after_s, took_s, outcome) in enumerate(record.attempts)
+            for index, (upstream, after_s, took_s, outcome) in enumerate(record.attempts)
         ],
         "params": record.params,
     }

@@ -453,10 +453,10 @@ class SocketBatch:
         if owner.directives is None or not owner.directives.meta:
             return batch.pieces()
         found: list[bytes | memoryview] = []
-        for place, item in enumerate(batch.items):
+        for index, item in enumerate(batch.items):
             if pieces := item.pieces():
                 end = len(jsonrpc.HEAD) + len(item.id or jsonrpc.NULL)
-                meta = owner.meta(f"{self._number}.{place}", item)
+                meta = owner.meta(f"{self._number}.{index}", item)
                 first = bytes(pieces[0])
                 found += (b"," if found else b"[", first[:end], meta, first[end:], *pieces[1:])
         return [*found, b"]"] if found else []
