@@ -20,6 +20,8 @@ from proxy.web.front.handler_connection import HandlerConnection
 _HELD: web.RequestKey[tuple[str, int]] = web.RequestKey("held", tuple)
 # A parsed body is counted at this multiple of its size: a Python object for each value.
 _PARSED = 3
+# The deadline of a body is extended by this much while its bytes wait for us.
+_AGAIN_S = 1.0
 _OCTETS = "application/octet-stream"
 
 
@@ -89,25 +91,33 @@ class RequestBodies:
         too_large = TooLarge(f"the body is larger than {most} bytes")
         if (request.content_length or 0) > most:
             raise too_large
-        size = 0
-        deadline = asyncio.get_running_loop().time() + self._settings.body_timeout_s
-        try:
-            # A chunked body has no length up front.
-            while True:
+        size, now = 0, asyncio.get_running_loop().time
+        deadline = now() + self._settings.body_timeout_s
+        # A chunked body has no length up front.
+        while True:
+            try:
                 async with asyncio.timeout_at(deadline):
                     piece = await request.content.readany()
-                if not piece:
-                    return
-                size += len(piece)
-                if size > most:
-                    raise too_large
-                yield piece
-        except TimeoutError:
-            raise RequestTimeout("the request's body did not arrive in time") from None
+            except TimeoutError:
+                if not _waits_for_us(request):
+                    raise RequestTimeout("the request's body did not arrive in time") from None
+                deadline = now() + _AGAIN_S
+                continue
+            if not piece:
+                return
+            size += len(piece)
+            if size > most:
+                raise too_large
+            yield piece
 
 
 def _sender(request: web.Request) -> str:
     return request.protocol.client if isinstance(request.protocol, HandlerConnection) else ""
+
+
+def _waits_for_us(request: web.Request) -> bool:
+    """Whether the client has sent bytes that wait for its turn."""
+    return isinstance(request.protocol, HandlerConnection) and request.protocol.has_unparsed
 
 
 def _is_json(request: web.Request) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -136,3 +138,26 @@ async def test_bodies_of_clients_behind_one_proxy_count_for_each_of_them() -> No
         clients = {f"203.0.113.{number}" for number in range(3)}
         await until(lambda: {getattr(each, "client", "") for each in worker.app.limiter.connections} == clients)
         await asyncio.sleep(0)
+
+
+@on_uvloop
+async def test_body_that_waits_for_other_clients_turns_is_not_late() -> None:
+    """It has arrived: only we have not read it yet."""
+    async with rpc_harness(1, server={"body_timeout_s": 1}) as harness:
+        worker, turns, ends = harness.worker, harness.worker.app.limiter.turns, time.monotonic() + 3
+
+        def busy(client: str) -> bool:
+            time.sleep(0.001)
+            if time.monotonic() < ends:
+                turns.add(client, partial(busy, client))
+            return True
+
+        for number in range(100):
+            turns.add(f"busy {number}", partial(busy, f"busy {number}"))
+        body = rpc("eth_chainId").ljust(400_000)
+        head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nHost: p\r\nX-API-Key: {worker.keys['main']}\r\n"
+        async with await worker.connect() as client:
+            await client.write(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+            await client.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
+            assert (await client.reply()).status == 200
+        assert time.monotonic() > ends - 1

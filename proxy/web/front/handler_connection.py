@@ -31,7 +31,7 @@ MAX_LINE_BYTES = 8190
 # can be distinguished.
 MAX_TARGET_BYTES = 8000
 # The bytes and line ends that aiohttp parses in one step. A chunk has two line ends, and takes up to 5 µs.
-PARSE_BYTES = 8192
+PARSE_BYTES = 16_384
 PARSE_LINES = 50
 # After a reply, up to this many bytes of a body that its handler did not read are skipped, so that the connection can be kept.
 # Beyond it, the connection is closed once the client has read the reply.
@@ -118,6 +118,10 @@ class HandlerConnection(AiohttpConnection):
         if len(self._unparsed) > PARSE_BYTES:
             self.pause_input()
         self._parse_soon()
+
+    @property
+    def has_unparsed(self) -> bool:
+        return bool(self._unparsed)
 
     def _bytes_left(self) -> bytes:
         return self._unparsed[self._parsed :]
