@@ -64,6 +64,40 @@ def test_upstream_of_another_chain_gets_no_calls_until_it_serves_ours(
     assert [record.levelname for record in caplog.records if "another chain" in record.message] == ["ERROR"]
 
 
+@pytest.mark.parametrize(("code", "text"), [(-32005, "limit exceeded"), (-32601, "the method does not exist")])
+@on_uvloop
+async def test_upstream_of_another_chain_gets_no_calls_after_it_refuses_to_name_it(code: int, text: str) -> None:
+    def refuse(_: Any) -> Any:
+        raise Refused(code, text)
+
+    async with rpc_harness(2) as harness:
+        stray = harness.upstreams[0]
+        stray.answers["eth_chainId"] = lambda _: "0x539"
+        harness.tracker = Tracker(harness.route.state)
+        await harness.shows("wrong_chain", "up")
+        stray.answers["eth_chainId"] = refuse
+        for _ in range(2):
+            await harness.look()
+            assert harness.states == ["wrong_chain", "up"]
+
+
+@on_uvloop
+async def test_upstream_that_limits_our_rate_has_not_named_its_chain() -> None:
+    def refuse(_: Any) -> Any:
+        raise Refused(-32005, "limit exceeded")
+
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
+        upstream.answers["eth_chainId"] = refuse
+        async with asyncio.TaskGroup() as group:
+            starting = group.create_task(start_tracking([harness.tracker], harness.worker.app.tasks))
+            await until(lambda: upstream.count("eth_chainId") > 1)
+            assert harness.states == ["unchecked"]
+            assert not starting.done()
+            del upstream.answers["eth_chainId"]
+        await harness.shows("up")
+
+
 @on_uvloop
 async def test_upstream_gets_no_call_before_it_has_named_its_chain() -> None:
     async with rpc_harness(1) as harness:

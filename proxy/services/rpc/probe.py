@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from proxy.core import jsonrpc
+from proxy.core import jsonrpc, upstream_errors
 from proxy.services.rpc.flights import next_id
 from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
@@ -23,7 +23,7 @@ class Probe:
         self._upstream = upstream
         self._body = b"".join((jsonrpc.HEAD, self._id, jsonrpc.request_tail(method), params, b"}"))
         self._result: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        # Whether the upstream replied, even with an error.
+        # Whether the upstream replied, even with an error. One that limits our rate has said nothing about the call.
         self.is_answered = False
 
     async def send(self, within_s: float = REPLY_S) -> bytes | None:
@@ -41,7 +41,9 @@ class Probe:
         except ValueError:
             self._settle(None)
             return
-        self.is_answered = True
+        self.is_answered = not (
+            headers.wants_rest or (reply.error and upstream_errors.classify(bytes(reply.error)).wants_rest)
+        )
         self._settle(bytes(reply.result) or None)
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:

@@ -321,8 +321,11 @@ class Tracker:
                 health.head_poll_failed(self._clock())
             return is_known
         self._named_at[health.index] = now
-        # An upstream that refuses this call cannot be checked.
-        is_ours = result is None or self._state.head_reader.read_chain(result) == expected
+        # An upstream that refuses this call cannot be checked. A refusal takes back nothing that it said before.
+        if result is None:
+            is_ours = health.standing != "wrong_chain"
+        else:
+            is_ours = self._state.head_reader.read_chain(result) == expected
         if not is_ours:
             self._set_standing(health, "wrong_chain")
         elif health.standing == "wrong_chain":
