@@ -293,8 +293,12 @@ class UpstreamBatch:
         self._dispatcher.on_fail(flight, upstream, reason, sent=True, blame=blame)
 
     def _still_carried(self, upstream: Upstream) -> list[Flight]:
-        """The flights that have not ended elsewhere meanwhile."""
-        return [flight for flight in self._flights if not flight.done and flight.is_carried_by(upstream)]
+        """The flights whose attempt in this batch is under way."""
+        return [flight for flight in self._flights if self._carries(flight, upstream)]
+
+    def _carries(self, flight: Flight, upstream: Upstream) -> bool:
+        """A flight may have ended elsewhere meanwhile, or been sent again to the same upstream: that attempt began later."""
+        return not flight.done and flight.is_carried_by(upstream) and flight.began_at(upstream) == self.began
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
         """The failed request counts once against its upstream, however many calls it contained, and not at all if only the
@@ -342,7 +346,7 @@ class UpstreamBatch:
             connection.in_turn(flight.client, partial(self._send_alone, flight, connection.upstream))
 
     def _send_alone(self, flight: Flight, upstream: Upstream) -> bool:
-        if not flight.done and flight.is_carried_by(upstream):
+        if self._carries(flight, upstream):
             flight.ended(upstream)
             self._dispatcher.send(flight, upstream, time.monotonic())
         return True
