@@ -106,8 +106,11 @@ class MemoryNetwork:
         return self._faults.get(address, -1e9)
 
     def set_weather(self, address: Address, weather: Weather) -> None:
-        """For new connections to this address, in both directions."""
+        """For connections to this address, in both directions, from now on."""
         self._weather[address] = weather
+
+    def weather(self, address: Address) -> Weather:
+        return self._weather.get(address, CALM)
 
     def listen(self, factory: Callable[[], asyncio.BaseProtocol], address: Address) -> Listening:
         self._factories[address] = factory
@@ -119,7 +122,7 @@ class MemoryNetwork:
     async def connect(
         self, factory: Callable[[], asyncio.BaseProtocol], address: Address, local: str
     ) -> MemoryTransport:
-        weather, rng = self._weather.get(address, CALM), self.rng
+        weather, rng = self.weather(address), self.rng
         self._count += 1
         number, name = self._count, f"{local}>{address[0]}#{self._count}"
         await asyncio.sleep(rng.uniform(*weather.latency_s))
@@ -134,8 +137,8 @@ class MemoryNetwork:
         here = (local, 20_000 + number)
         ours = MemoryTransport(self, f"{name}.c", factory(), here, address)
         theirs = MemoryTransport(self, f"{name}.s", accept(), address, here)
-        _Pipe.between(ours, theirs, address, weather)
-        _Pipe.between(theirs, ours, address, weather)
+        _Pipe.between(ours, theirs, address)
+        _Pipe.between(theirs, ours, address)
         self.history.wire(name, "open")
         theirs.begin()
         ours.begin()
@@ -148,8 +151,8 @@ class _Pipe:
     sender: MemoryTransport
     receiver: MemoryTransport
 
-    def __init__(self, net: MemoryNetwork, server: Address, weather: Weather) -> None:
-        self._net, self._server, self._weather = net, server, weather
+    def __init__(self, net: MemoryNetwork, server: Address) -> None:
+        self._net, self._server = net, server
         self._window = net.rng.choice(WINDOWS)
         # Bytes that the window has no room for, segments that travel, and segments that the receiver has not read.
         self._waiting: deque[bytes] = deque()
@@ -164,10 +167,14 @@ class _Pipe:
         self._is_frozen = False
 
     @classmethod
-    def between(cls, sender: MemoryTransport, receiver: MemoryTransport, server: Address, weather: Weather) -> None:
-        pipe = cls(sender.network, server, weather)
+    def between(cls, sender: MemoryTransport, receiver: MemoryTransport, server: Address) -> None:
+        pipe = cls(sender.network, server)
         pipe.sender, pipe.receiver = sender, receiver
         sender.outgoing = receiver.incoming = pipe
+
+    @property
+    def _weather(self) -> Weather:
+        return self._net.weather(self._server)
 
     def write(self, data: bytes) -> None:
         self._waiting.append(data)
