@@ -81,14 +81,20 @@ class NetworkHead:
         if agreed > self.agreed or is_lost:
             self.agreed, self._agreed_at = agreed, now
         for member in members:
-            member.ahead = bool(member.head) and member.head > self._furthest(now)
-            member.lagging = bool(member.head) and (member.ahead or member.head < self.agreed - self.behind_blocks)
+            self.place(member, now)
         before = self.tip
         self.tip = self._tip_by(believed, is_lost=is_lost)
         if self.tip < before:
             for member in members:
                 member.peak = member.head
         return "reset" if not voters else _change(before, self.tip)
+
+    def place(self, member: UpstreamHealth, now: float) -> None:
+        """Compare the head that an upstream has reported with the network's. This cannot wait until all have reported: an
+        impossible head must not attract calls that need a new block."""
+        is_known = bool(member.head) and bool(self.agreed)
+        member.ahead = is_known and member.head > self._furthest(now)
+        member.lagging = is_known and (member.ahead or member.head < self.agreed - self.behind_blocks)
 
     def _tip_by(self, believed: list[UpstreamHealth], *, is_lost: bool) -> int:
         if is_lost:

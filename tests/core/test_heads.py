@@ -85,6 +85,15 @@ def test_one_that_claims_the_future_moves_nothing_from_the_very_first_report(cou
         assert (chain.heads.tip, chain.lagging) == (block, {0})
 
 
+def test_impossible_head_counts_before_the_others_have_reported() -> None:
+    chain = Chain(100, 100, 100)
+    member = chain.members[0]
+    for head, is_ahead in ((100_000, True), (101, False)):
+        member.saw_head(head, chain.now)
+        chain.heads.place(member, chain.now)
+        assert (member.ahead, member.lagging) == (is_ahead, is_ahead)
+
+
 def test_one_of_two_that_claims_the_future_is_not_believed_once_the_two_have_agreed() -> None:
     chain = Chain(100, 100)
     for block in range(101, 120):

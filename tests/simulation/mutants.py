@@ -39,14 +39,26 @@ MUTANTS = {
         Mutant(
             "min-block-from-liar",
             f"{_RPC}.dispatcher",
-            "return health.head >= block and state.heads.is_plausible(health.head, now)",
-            "return health.head >= block",
+            "has_block = health.head >= directives.min_block and not health.ahead",
+            "has_block = health.head >= directives.min_block",
         ),
         Mutant(
             "liar-until-next-poll",
-            f"{_RPC}.dispatcher",
-            "health.head >= block and state.heads.is_plausible(health.head, now)",
-            "health.head >= block and not health.ahead",
+            f"{_RPC}.network_state",
+            "            self.heads.place(health, now)\n",
+            "            pass\n",
+        ),
+        Mutant(
+            "wrong-chain-forgiven",
+            f"{_RPC}.tracker",
+            'is_ours = health.standing != "wrong_chain"',
+            "is_ours = True",
+        ),
+        Mutant(
+            "batch-takes-later-attempt",
+            f"{_RPC}.upstream_batch",
+            " and flight.began_at(upstream) == self.began",
+            "",
         ),
         # Consistency
         Mutant(

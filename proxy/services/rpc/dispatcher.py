@@ -549,7 +549,7 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
     """The best upstream, if there is one. `tried`: those to leave out, as a bit set of their indexes."""
     name = call.policy.method.name
     if call.directives is not None:
-        tried |= _left_out(state, call.directives, now)
+        tried |= _left_out(state, call.directives)
     if (only := state.only) is not None:
         health = only.health
         takes_calls = health.takes_calls(now) or health.allows_fallback(now)
@@ -571,21 +571,17 @@ def _holder_takes(health: UpstreamHealth, method: str, now: float, tried: int) -
     return is_left and not health.lagging and health.takes_calls(now)
 
 
-def _left_out(state: NetworkState, directives: Directives, now: float) -> int:
+def _left_out(state: NetworkState, directives: Directives) -> int:
     """A bit set of the upstreams to exclude: all but the named one, and those that have not reached the block or report a head
     that cannot be true."""
     found = 0
     for upstream in state.upstreams:
         health = upstream.health
         is_other = directives.upstream not in ("", upstream.label)
-        if is_other or (directives.min_block and not _has_block(state, health, directives.min_block, now)):
+        has_block = health.head >= directives.min_block and not health.ahead
+        if is_other or (directives.min_block and not has_block):
             found |= 1 << health.index
     return found
-
-
-def _has_block(state: NetworkState, health: UpstreamHealth, block: int, now: float) -> bool:
-    """The head may have been reported a moment ago, so it is checked here and not in the next round of polls."""
-    return health.head >= block and state.heads.is_plausible(health.head, now)
 
 
 def needs_block(flight: Flight) -> bool:

@@ -238,8 +238,8 @@ class Flight:
         health = upstream.health
         self.tried |= 1 << health.index
         self.tries += 1
-        if health.head < self.block:
-            self.block = health.head
+        if health.head < self.block or health.ahead:
+            self.block = 0 if health.ahead else health.head
         health.begin(now)
         directives = self.call.directives
         if directives is None:

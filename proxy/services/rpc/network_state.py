@@ -344,6 +344,12 @@ class NetworkState:
         if is_newer or is_replaced or is_other or change != "still" or not self.hears(now):
             self.forget_recent(is_lower=change == "lowered" or change == "reset")
 
+    def head_reported(self, health: UpstreamHealth, block: ReportedBlock, now: float) -> None:
+        """An upstream has answered a poll. It is taken into account when all have: see `observe_heads`."""
+        health.saw_head(block[0], now, block[1], block[2])
+        if self.only is None:
+            self.heads.place(health, now)
+
     def announce(self, block: ReportedBlock, health: UpstreamHealth, now: float) -> None:
         """An upstream has announced a block without being asked, and clients may have received it."""
         number, block_hash, parent_hash = block

@@ -268,7 +268,7 @@ class Tracker:
             health.head_poll_failed(now)
             return
         health.head_reported(took_s, now)
-        health.saw_head(block[0], now, block[1], block[2])
+        self._state.head_reported(health, block, now)
 
     # Polls of other processes
 
@@ -302,7 +302,7 @@ class Tracker:
         health.head_reported(poll.took_s, now)
         # Calls of this process may have seen a newer head since.
         if poll.ended >= health.head_at or health.head_at == self._adopted_at.get(health.index):
-            health.saw_head(poll.head, now, poll.block_hash, poll.parent_hash)
+            self._state.head_reported(health, (poll.head, poll.block_hash, poll.parent_hash), now)
             self._adopted_at[health.index] = now
 
     # Chains and branches
