@@ -141,6 +141,10 @@ class BlockTree:
         """The network's tip at that time."""
         return self._tips[max(0, bisect_right(self._since, at_s) - 1)]
 
+    def tips_since(self, at_s: float) -> list[Block]:
+        """The network's tips from that time on."""
+        return self._tips[max(0, bisect_right(self._since, at_s) - 1) :]
+
     def knows(self, number: int, branch: int) -> bool:
         """Whether there is a block with this number and this part of its hash, on any branch."""
         return (number, branch) in self._by_branch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.simulation.block_tree import Block, BlockTree
+from tests.simulation.block_tree import DEEPEST_REORG, Block, BlockTree
 from tests.simulation.oracle import Oracle
 from tests.simulation.sim_upstream import matches
 
@@ -77,23 +77,24 @@ class LogEvents:
         self._live: dict[tuple[str, str], int] = {}
         self._since: int | None = None
         self._last = 0
-        # Logs of the block where a connection resumes come again.
-        self._repeats = -1
 
     def __repr__(self) -> str:
         return f"<LogEvents of {self._who}: {len(self._live)} logs>"
 
     @property
     def next_block(self) -> int | None:
-        """Resume at the block of the last log: the connection may have ended in the middle of it."""
-        return self._last or self._since
+        """Resume as many blocks before the last log as a reorganisation can replace: `removed` is sent to the connection that
+        got the log, and that one has ended."""
+        return None if self._since is None else max(self._since, self._last) - DEEPEST_REORG
 
     def begins(self, name: str) -> None:
-        if self._since is None:
+        """A connection has subscribed, from `next_block` on if that is known: the logs from there on come again."""
+        first = self.next_block
+        if first is None:
             # Blocks that arrive while the subscription begins may be part of it or not.
             self._since = self._tree.tip.number + 2
         else:
-            self._repeats = self._tree.tip.number
+            self._live = {log: number for log, number in self._live.items() if number < first}
 
     def on_event(self, log: dict[str, Any]) -> None:
         name, number = (log["blockHash"], log["logIndex"]), int(log["blockNumber"], 16)
@@ -105,7 +106,7 @@ class LogEvents:
             if self._live.pop(name, None) is None:
                 self._violate(f"log {log['logIndex']} of {block!r} was removed, and had not come")
             return
-        if name in self._live and number > self._repeats:
+        if name in self._live:
             self._violate(f"log {log['logIndex']} of {block!r} came twice")
         self._live[name] = number
         self._last = max(self._last, number)
@@ -121,7 +122,8 @@ class LogEvents:
             block = block.parent
         found = {name for name, number in self._live.items() if self._since <= number}
         blocks = {name: self._tree.find(name[0]) for name in found}
-        on_branch = {name for name, at in blocks.items() if at is not None and (at.is_on(last) or at.is_on(tip))}
+        tips = self._tree.tips_since(self._oracle.now_s - ARRIVES_S)
+        on_branch = {name for name, at in blocks.items() if at is not None and any(map(at.is_on, tips))}
         if missing := expected - found:
             self._violate(f"{len(missing)} logs are missing, such as {self._shown(min(missing))}")
         if stale := found - on_branch:
