@@ -243,7 +243,7 @@ class NetworkState:
         upstream = flight.answered_by
         if self.only is not None or upstream is None or ref.kind == "number" or ref.kind == "hash":
             return True
-        return upstream.health.head >= self.heads.tip
+        return upstream.health.head >= self.heads.tip and not upstream.health.ahead
 
     def forget_recent(self, *, is_lower: bool = False) -> None:
         """Discard replies that depend on the head: here, in every other worker, and on other hosts if the head is news to
