@@ -360,11 +360,14 @@ class Oracle:
             self.violate("named", f"{call!r} shows block {number}, and its X-Block-Number is {call.named}")
         # The state of an account names no block to its reader.
         named = call.named if call.method == "eth_getBalance" else number
-        account.seen[tree.name] = max(account.seen[tree.name], named)
+        # A number that the network has not reached is of a branch that an upstream is alone on: it goes back when it returns.
+        account.seen[tree.name] = max(account.seen[tree.name], min(named, tree.tip.number))
 
     def _went_back(self, call: Call, number: int) -> None:
-        heads = [each.head.number for each in self.upstreams if each.tree is call.tree and each.is_reliable]
-        if self._must_succeed or any(head >= call.floor for head in heads):
+        # A reliable upstream is at the network's tip, and has the block if the network had it when the call was sent.
+        is_there = call.tree.tip_at(call.sent_s).number >= call.floor
+        reliable = [each for each in self.upstreams if each.tree is call.tree and each.is_reliable]
+        if self._must_succeed or (is_there and reliable):
             self.violate("backwards", f"{call!r} shows block {number}, and the key had seen {call.floor}")
         else:
             self.outcomes["went back"] += 1
