@@ -45,9 +45,19 @@ class FrontConnection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = (
-        "_address", "_arriving", "_context", "_limiter", "_next", "_reader", "_reads_soon", "_replies", "_sender", "_short",
-        "_since", "_unsent",
-    )  # fmt: skip
+        "_address",
+        "_arriving",
+        "_context",
+        "_limiter",
+        "_next",
+        "_reader",
+        "_reads_soon",
+        "_replies",
+        "_sender",
+        "_short",
+        "_since",
+        "_unsent",
+    )
 
     def __init__(self, limiter: ConnectionLimiter, context: FrontContext) -> None:
         self._limiter = limiter

@@ -81,9 +81,24 @@ class SocketOutput:
     """The sending side of one socket."""
 
     __slots__ = (
-        "_in_turn", "_is_plain", "_max_unread", "_on_overflow", "_rest", "_rest_bytes", "_shares", "compress_from",
-        "deflated_at", "fd", "is_closing", "is_direct", "pending", "queue", "stalled_since", "transport", "window_bits",
-    )  # fmt: skip
+        "_in_turn",
+        "_is_plain",
+        "_max_unread",
+        "_on_overflow",
+        "_rest",
+        "_rest_bytes",
+        "_shares",
+        "compress_from",
+        "deflated_at",
+        "fd",
+        "is_closing",
+        "is_direct",
+        "pending",
+        "queue",
+        "stalled_since",
+        "transport",
+        "window_bits",
+    )
 
     def __init__(
         self,
