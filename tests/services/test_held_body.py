@@ -113,6 +113,19 @@ def test_rest_of_a_result_that_its_client_does_not_read_is_held_or_given_up(has_
         assert (reader.body.state, reader.replies.total) == ("passing", 0)
 
 
+def test_client_that_stalls_again_can_be_evicted_again() -> None:
+    reader = Reader()
+    for _ in range(2):
+        reader.body.client_stalled()
+        reader.source.evict_reader()
+        assert (reader.body.state, reader.source.is_paused, reader.replies.total) == ("holding", False, LARGE)
+        reader.body.client_reads()
+    reader.fill()
+    reader.body.client_stalled()
+    reader.source.evict_reader()
+    assert reader.given_up == 1
+
+
 def test_room_of_pieces_that_are_passed_on_is_given_back() -> None:
     reader = Reader()
     assert reader.body.hold(LARGE, may_wait=True)

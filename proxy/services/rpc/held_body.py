@@ -214,6 +214,7 @@ class HeldBody:
     def client_stalled(self) -> None:
         self._on("stall")
         if self.state == "paused" and self.source is not None:
+            self.source.when_stalled(self.on_evicted)
             self.source.pause()
 
     def client_reads(self) -> None:
