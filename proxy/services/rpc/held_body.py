@@ -242,7 +242,7 @@ class HeldBody:
     # The end
 
     def end(self) -> None:
-        """The result is complete, or its connection is lost."""
+        """The result is complete, not wanted any more, or its connection is lost."""
         if self.state == "unread":
             self.share.forget(self._take_room)
             self._read_on()

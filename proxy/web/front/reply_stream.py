@@ -57,7 +57,7 @@ class ReplyStream:
         self._on_sent: Callable[[], None] | None = None
         # The account of the reply, and the bytes that are held for it: all of them count.
         self._account = ""
-        self._share = ReplyShare(held, "")
+        self._share = ReplyShare(held, "", free=0)
         # A large result that is sent whole (bytes or msgspec.Raw). Other callers may be sent the same object.
         self._whole: object = None
 
@@ -83,11 +83,12 @@ class ReplyStream:
 
     def take_from(self, source: UpstreamConnection | None) -> None:
         """The pieces come from this upstream connection from now on; None if they are in memory."""
-        if source is None:
-            self._source = None
-            return
         body = self._source
-        if body is None or body.source is not source:
+        if body is not None and body.source is not source:
+            self._leave_source()
+        if source is None:
+            return
+        if body is None or body.source is None:
             body = self._source = HeldBody(self._share, source, self._abort)
         source.when_stalled(body.on_evicted)
         if self.stalled_since:
@@ -104,8 +105,8 @@ class ReplyStream:
             self.transport.write(_chunk(piece) if self.chunked else piece)
 
     def end(self) -> None:
-        # Cleared before the write: a write may call pause_writing, and the upstream connection is no longer ours to pause.
-        self._source = None
+        # Before the write, which may call pause_writing: the upstream connection is no longer ours to pause.
+        self._leave_source()
         self.sent_whole()
         if not self.chunked:
             return
@@ -116,9 +117,14 @@ class ReplyStream:
 
     def break_off(self) -> None:
         """Abort the connection, so that the client cannot mistake half a reply for a whole one."""
-        self._source = None
+        self._leave_source()
         self._stop()
         self._abort()
+
+    def _leave_source(self) -> None:
+        if self._source is not None:
+            self._source.end()
+            self._source = None
 
     def _stop(self) -> None:
         self.chunked = False
@@ -202,7 +208,7 @@ class ReplyStream:
 
     def close(self) -> None:
         self.transport = None
-        self._source = None
+        self._leave_source()
         self._slices = self._on_sent = None
         self._release()
 
