@@ -231,20 +231,68 @@ async def test_reference_transfers_less_than_80_kb(browser: Browser, site: Site)
     await context.close()
 
 
-async def test_guide_and_its_search_run_under_the_policy(page: Page, tmp_path: Path) -> None:
-    built = tmp_path / "site"
+@pytest.fixture(scope="module")
+async def guide(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TestServer]:
+    """The guide, built and served as in production."""
+    built = tmp_path_factory.mktemp("guide") / "site"
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(built)]
     await asyncio.to_thread(subprocess.run, words, cwd=ROOT, capture_output=True, timeout=150, check=True)
+    application = web.Application()
+    application.add_routes(GuideFiles(built).routes())
+    server = TestServer(application)
+    async with server:
+        yield server
+
+
+async def test_guide_names_its_own_host(page: Page, guide: TestServer) -> None:
+    origin = str(guide.make_url("")).rstrip("/")
+    await page.goto(str(guide.make_url("/docs/guide/quickstart/")))
+    article = page.locator("article")
+    await expect(article).to_contain_text(f"curl -s {origin}/v1/rpc/")
+    await expect(article).to_contain_text(f"ws{origin.removeprefix('http')}/v1/ws/")
+    await expect(article.locator("code").filter(has_text="//127.0.0.1:8545")).to_have_count(0)
+    # A page about another host keeps its example.
+    await page.goto(str(guide.make_url("/docs/guide/production/")))
+    await expect(article).to_contain_text("http://127.0.0.1:8545/v1/rpc/ethereum/mainnet")
+
+
+async def test_reader_of_the_guide_chooses_what_it_shows(page: Page, guide: TestServer) -> None:
+    await page.goto(str(guide.make_url("/docs/guide/architecture/")))
+    shown = page.locator(".md-nav--primary > .md-nav__list > .md-nav__item--section > .md-nav__link")
+    names = shown.filter(visible=True)
+    await expect(names).to_have_text(["Start", "Use", "Operate", "Understand", "Internals"])
+    await page.get_by_label("Show pages for").select_option("I call the API")
+    await expect(names).to_have_text(["Start", "Use", "Understand"])
+    await page.get_by_label("Show pages for").select_option("I run the service")
+    await expect(names).to_have_text(["Operate", "Understand", "Internals"])
+    # The choice stays, and the section of the page that is open is shown.
+    await page.goto(str(guide.make_url("/docs/guide/webhooks/")))
+    await expect(names).to_have_text(["Start", "Operate", "Understand", "Internals"])
+
+
+@pytest.mark.parametrize(
+    ("word", "title"),
+    [
+        ("troubleshooting", "Troubleshooting"),
+        ("sizing", "Sizing"),
+        ("metamask", "MetaMask"),
+        ("wrong_chain", "upstream"),
+    ],
+)
+async def test_search_of_the_guide_finds(page: Page, guide: TestServer, word: str, title: str) -> None:
+    await page.goto(str(guide.make_url("/docs/guide/")))
+    await page.get_by_role("textbox", name="Search").fill(word)
+    await page.locator(".md-search-result__item").filter(has_text=title).first.wait_for()
+
+
+async def test_guide_and_its_search_run_under_the_policy(page: Page, guide: TestServer) -> None:
     faults: list[str] = []
     page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
     page.on("request", lambda request: faults.append(request.url) if "127.0.0.1" not in request.url else None)
-    application = web.Application()
-    application.add_routes(GuideFiles(built).routes())
-    async with TestServer(application) as server:
-        await page.goto(str(server.make_url("/docs/guide/webhooks/")))
-        await page.get_by_role("heading", name="Your first webhook", level=1).wait_for()
-        await page.get_by_role("textbox", name="Search").fill("fromBlock")
-        await page.locator(".md-search-result__item").filter(has_text="Subscriptions").first.wait_for()
+    await page.goto(str(guide.make_url("/docs/guide/webhooks/")))
+    await page.get_by_role("heading", name="Your first webhook", level=1).wait_for()
+    await page.get_by_role("textbox", name="Search").fill("fromBlock")
+    await page.locator(".md-search-result__item").filter(has_text="Subscriptions").first.wait_for()
     assert not faults
 
 
