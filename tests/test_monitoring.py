@@ -76,6 +76,21 @@ def test_panels_have_titles_and_do_not_overlap() -> None:
     assert all(panel["title"] for panel in BOARD["panels"])
 
 
+def test_board_begins_with_figures_and_follows_its_variables() -> None:
+    first, *rest = BOARD["panels"]
+    assert (first["type"], first["gridPos"]["y"]) == ("row", 0)
+    stats = [panel for panel in rest if panel["type"] == "stat"]
+    assert {panel["gridPos"]["y"] for panel in stats} == {1}
+    assert sum(panel["gridPos"]["w"] for panel in stats) == 24
+    assert [each["name"] for each in BOARD["templating"]["list"]] == ["datasource", "network", "host"]
+    for panel in BOARD["panels"]:
+        for target in panel.get("targets", ()):
+            for metric, matchers in re.findall(r"\b(penstock_\w+)(\{[^}]*\})?", target["expr"]):
+                assert 'instance=~"$host"' in matchers, panel["title"]
+                of_network = metric.startswith(("penstock_call", "penstock_upstream_", "penstock_follower_"))
+                assert not of_network or "$network" in matchers, panel["title"]
+
+
 @programs.needs("promtool")
 def test_rules_pass_their_tests() -> None:
     done = subprocess.run(

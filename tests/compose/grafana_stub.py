@@ -14,7 +14,7 @@ import yaml
 
 PROVISIONING = Path("/etc/grafana/provisioning")
 # Grafana fills these in.
-VARIABLES = {"$__rate_interval": "1m", "$__range": "1h", "$network": ".*"}
+VARIABLES = {"$__rate_interval": "1m", "$__range": "1h", "$network": ".*", "$host": ".*"}
 
 
 def entries(directory: str, name: str) -> Iterator[dict[str, Any]]:

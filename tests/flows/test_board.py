@@ -26,7 +26,9 @@ SELECTOR = re.compile(r"\b(penstock_\w+)(?:\{([^}]*)\})?")
 GROUPS = re.compile(r"\bby \(([^)]*)\)")
 MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"')
 # Variables of the board.
-VARIABLES = {"$network": ".*", "$__rate_interval": "1m"}
+VARIABLES = {"$network": ".*", "$host": ".*", "$__rate_interval": "1m"}
+# Labels that Prometheus adds to every series.
+ADDED = {"instance", "job"}
 # Longer than anything here takes. The service's metrics are scraped each second.
 SOON_S = 60.0
 
@@ -66,7 +68,7 @@ async def test_labels_of_every_query_exist(service: Service, upstream: Upstream,
     for query in ALL:
         found = [(SERIES.sub("", name), matchers) for name, matchers in SELECTOR.findall(query)]
         for name, matchers in found:
-            assert {*MATCHER.findall(matchers)} <= known[name], query
+            assert {*MATCHER.findall(matchers)} <= known[name] | ADDED, query
         grouped = {label.strip() for group in GROUPS.findall(query) for label in group.split(",")}
         assert not found or grouped <= set.union(*(known[name] for name, _ in found)) | {"le"}, query
 
