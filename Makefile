@@ -30,6 +30,7 @@ GETH_VERSION := v1.17.8
 GETH_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/penstock
 CHART := deploy/helm/penstock
 RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace penstock
+ROUTE := --set gatewayApi.enabled=true,gatewayApi.host=rpc.example.com,gatewayApi.gateways[0].name=public
 IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
 .PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth compile compiled bench fleet simulate wheel wheel-test release image image-test compose-test chart k8s-test lock clean
@@ -202,6 +203,7 @@ chart:
 	helm lint --strict $(CHART)
 	$(RENDER) >deploy/helm/rendered/default.yaml
 	$(RENDER) -f $(CHART)/values-production.yaml >deploy/helm/rendered/production.yaml
+	$(RENDER) $(ROUTE) --show-only templates/ingress.yaml >deploy/helm/rendered/gateway-api.yaml
 
 k8s-test:
 	@deploy/helm/apiserver-test

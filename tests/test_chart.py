@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -25,6 +25,14 @@ ROLES = {"gateway", "follower", "deliverer"}
 VERSIONS = ("1.27", kubernetes_validate.latest_version())
 HELM = shutil.which("helm")
 
+# The route of the Gateway API, which is rendered alone.
+ROUTE = [
+    "--set",
+    "gatewayApi.enabled=true,gatewayApi.host=rpc.example.com,gatewayApi.gateways[0].name=public",
+    "--show-only",
+    "templates/ingress.yaml",
+]
+
 needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed")
 every_values = pytest.mark.parametrize("values", VALUES)
 Object = dict[str, Any]
@@ -32,7 +40,7 @@ Object = dict[str, Any]
 
 @cache
 def rendered(values: str) -> tuple[Object, ...]:
-    return tuple(yaml.safe_load_all((RENDERED / f"{values}.yaml").read_text()))
+    return tuple(each for each in yaml.safe_load_all((RENDERED / f"{values}.yaml").read_text()) if each)
 
 
 def objects(values: str, *kinds: str) -> list[Object]:
@@ -59,13 +67,37 @@ def pods(values: str) -> Iterator[tuple[str, Object, Object]]:
 
 
 @needs_helm
-@every_values
-def test_rendered_files_are_those_of_the_chart(values: str) -> None:
+@pytest.mark.parametrize(("file", "more"), [*VALUES.items(), ("gateway-api", ROUTE)])
+def test_rendered_files_are_those_of_the_chart(file: str, more: Sequence[str]) -> None:
     assert HELM is not None
-    subprocess.run([HELM, "lint", "--strict", CHART, *VALUES[values]], check=True, capture_output=True)
-    words = ["template", "penstock", str(CHART), "--kube-version", "1.30.0", "--namespace", "penstock", *VALUES[values]]
+    subprocess.run([HELM, "lint", "--strict", CHART, *VALUES.get(file, ())], check=True, capture_output=True)
+    words = ["template", "penstock", str(CHART), "--kube-version", "1.30.0", "--namespace", "penstock", *more]
     done = subprocess.run([HELM, *words], check=True, capture_output=True, text=True)
-    assert done.stdout == (RENDERED / f"{values}.yaml").read_text(), "run make chart"
+    assert done.stdout == (RENDERED / f"{file}.yaml").read_text(), "run make chart"
+
+
+def test_public_name_leads_to_the_gateways() -> None:
+    assert not objects("default", "Ingress")
+    [ingress] = objects("production", "Ingress")
+    [service] = [each for each in objects("production", "Service") if each["metadata"]["name"] == "penstock-gateway"]
+    [rule] = ingress["spec"]["rules"]
+    assert ingress["spec"]["tls"] == [{"hosts": [rule["host"]], "secretName": "penstock-tls"}]
+    [path] = rule["http"]["paths"]
+    assert path["backend"]["service"] == {"name": service["metadata"]["name"], "port": {"name": "http"}}
+    assert {port["name"] for port in service["spec"]["ports"]} == {"http"}
+    # Links in mails start with the same name, and the controller's addresses are trusted.
+    wanted = given("production")["settings"]
+    assert wanted["dashboard"]["url"] == f"https://{rule['host']}/"
+    assert wanted["server"]["trusted_proxies"]
+
+
+def test_route_of_the_gateway_api_leads_to_the_gateways() -> None:
+    [route] = rendered("gateway-api")
+    assert (route["kind"], route["apiVersion"]) == ("HTTPRoute", "gateway.networking.k8s.io/v1")
+    assert route["spec"]["parentRefs"] == [{"name": "public"}]
+    [rule] = route["spec"]["rules"]
+    [service] = [each for each in objects("default", "Service") if each["metadata"]["name"] == "penstock-gateway"]
+    assert rule["backendRefs"] == [{"name": "penstock-gateway", "port": service["spec"]["ports"][0]["port"]}]
 
 
 @every_values

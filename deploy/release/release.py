@@ -39,6 +39,7 @@ VERSIONED = (
     "deploy/helm/penstock/Chart.yaml",
     "deploy/helm/rendered/default.yaml",
     "deploy/helm/rendered/production.yaml",
+    "deploy/helm/rendered/gateway-api.yaml",
     "deploy/compose/compose.yaml",
     "deploy/image/Dockerfile",
     "docs/production.md",
