@@ -130,7 +130,7 @@ simulate: .venv/.test
 	@touch $@
 
 # The service finds it when it starts.
-$(GUIDE): mkdocs.yml CHANGELOG.md $(shell find docs schemas/receivers -type f) | .venv/.made
+$(GUIDE): mkdocs.yml CHANGELOG.md bench/figures.md $(shell find docs schemas/receivers -type f) | .venv/.made
 	@$(MAKE) --no-print-directory .venv/.docs && NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet \
 		|| echo "could not build the guide; the service runs without it"
 

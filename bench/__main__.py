@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from bench import attacks, baselines, loaders, machine, peers, plot, report, service, summary
+from bench import attacks, baselines, guide_table, loaders, machine, peers, plot, report, service, summary
 from bench.bodies import BIG
 from bench.candidates import Candidates, parse_target
 from bench.cases import (
@@ -205,6 +205,8 @@ def _store(folder: Path, facts: dict[str, object], runner: Runner) -> None:
     report.write_json(folder / "report.json", facts, runner.figures, runner.skips)
     plot.write(folder / "report.svg", facts, runner.figures)
     summary.write(folder / "summary.md", facts, runner.figures)
+    if folder == HOME:
+        guide_table.write(folder)
     print(f"\nwrote report.json, report.svg and summary.md to {os.path.relpath(folder)}/")
 
 

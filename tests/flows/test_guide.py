@@ -21,6 +21,7 @@ import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
+from bench import guide_table
 from proxy import settings
 from proxy.__main__ import COMMANDS
 from proxy.data_files import CONFIG
@@ -76,6 +77,28 @@ def test_named_settings_and_metrics_exist(page: Path) -> None:
     source = "".join(file.read_text("utf-8") for file in (ROOT / "proxy").rglob("*.py"))
     for metric in re.findall(r"`(penstock_[a-z_]+)`", text):
         assert f'"{metric.removesuffix("_total")}' in source, metric
+
+
+def test_figures_of_the_guide_come_from_one_table() -> None:
+    made = guide_table.table((ROOT / "bench" / "summary.md").read_text("utf-8"))
+    assert (ROOT / "bench" / "figures.md").read_text("utf-8") == made, "run python -m bench.guide_table"
+    including = {page.stem for page in ALL if '--8<-- "bench/figures.md"' in page.read_text("utf-8")}
+    assert including == {"production", "benchmarks"}
+    for page in ALL:
+        stated = re.findall(
+            r"^\| (?:small calls?|cache hits?)\b[^|]* \| [\d,]+[^|]*per second", page.read_text("utf-8"), re.M
+        )
+        assert not stated, (page.name, stated)
+
+
+def test_prices_in_the_guide_are_those_of_the_tables() -> None:
+    """Rows such as | `eth_getLogs` | 8 |."""
+    tables = settings.load_tables()
+    text = (PAGES / "limits.md").read_text("utf-8")
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (\d+) \|$", text, re.MULTILINE)
+    named = {name: int(units) for names, units in rows for name in re.findall(r"`(\w+)`", names)}
+    assert named.keys() >= {"eth_chainId", "eth_blockNumber", "eth_getLogs"}
+    assert named == {name: tables.price_of("ethereum/mainnet", name) for name in named}
 
 
 def written_in(language: str) -> list[PageBlock]:
