@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from proxy.connection_queue import ConnectionQueue
@@ -22,13 +23,16 @@ from proxy.tasks import client_of_task
 T = TypeVar("T")
 # One client gets half of them. More would only compete for the cores.
 THREADS = 4
-# The loop comes first where it shares a core with them. On Linux each thread has its own niceness.
+# The loop comes first where it shares a core with threads that compress. On Linux each thread has its own niceness.
 NICENESS = 10
 
 
 class RequestThreads:
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, "request", initializer=_give_way)
+    def __init__(self, niceness: int = 0) -> None:
+        """`niceness`: only for work that releases the interpreter. A thread that holds it and gets no core, because other
+        processes come first, would hold up the event loop for as long."""
+        initializer = partial(_give_way, niceness) if niceness else None
+        self._threads = ThreadPoolExecutor(THREADS, "request", initializer=initializer)
         # Work belongs to requests under way, which have their own limits.
         self._turns = ConnectionQueue(THREADS, per_client=sys.maxsize)
 
@@ -67,10 +71,12 @@ class RequestThreads:
             result.set_result(done.result())
 
 
-def _give_way() -> None:
+def _give_way(niceness: int) -> None:
     with contextlib.suppress(OSError):  # a sandbox may refuse it
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), mine + niceness)
 
 
-# One for the process: its threads start with the first work.
+# For the process: their threads start with the first work.
 request_threads = RequestThreads()
+compression_threads = RequestThreads(NICENESS)

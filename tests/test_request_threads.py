@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 
 import pytest
 
-from proxy.request_threads import THREADS, RequestThreads
+from proxy.request_threads import NICENESS, THREADS, RequestThreads, compression_threads, request_threads
 from proxy.tasks import client_of_task
 from tests.service import until
 
@@ -42,3 +43,14 @@ async def test_error_of_the_work_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         await threads.run(lambda: 1 // 0)
     assert repr(threads) == FREE
+
+
+async def test_only_threads_that_compress_give_way_to_other_processes() -> None:
+    """One that holds the interpreter and does not get a core would hold up the event loop."""
+
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert await request_threads.start("one", niceness) == mine
+    assert await compression_threads.start("one", niceness) == min(mine + NICENESS, 19)

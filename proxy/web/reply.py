@@ -13,7 +13,7 @@ from aiohttp.payload import Payload
 
 from proxy.core import encodings
 from proxy.errors import Fault
-from proxy.request_threads import request_threads
+from proxy.request_threads import compression_threads
 from proxy.services.rpc.held_body import slices
 from proxy.settings import TlsSettings
 from proxy.turn_queue import next_turn
@@ -82,7 +82,7 @@ async def compress(request: web.Request, reply: web.StreamResponse, *, least: in
         if len(body) < COMPRESS_APART:
             reply.body = encodings.compress(encoding, body)
         else:
-            reply.body = await request_threads.run(lambda: encodings.compress_apart(encoding, body))
+            reply.body = await compression_threads.run(lambda: encodings.compress_apart(encoding, body))
         reply.headers["Content-Encoding"] = encodings.NAMES[encoding]
 
 

@@ -24,6 +24,7 @@ BY_ACCOUNT = {
     "memory_budget:MemoryBudget": "an account holds no more than stays free, and has its own queue",
     "request_threads:RequestThreads": "a client holds no more threads than are free",
     "request_threads:request_threads": "a client holds no more threads than are free",
+    "request_threads:compression_threads": "a client holds no more threads than are free",
     "services/accounts/metering:Meters": "the turns of each account",
     "services/accounts/metering:_AccountTurns": "the turns of one account",
     "services/accounts/quotas:Quotas": "accounts whose lease runs low, each once",

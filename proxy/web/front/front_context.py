@@ -13,7 +13,7 @@ from proxy.core.access import Key
 from proxy.core.encodings import EncodedResults
 from proxy.errors import Fault, Unauthorized
 from proxy.memory_budget import BudgetLine
-from proxy.request_threads import request_threads
+from proxy.request_threads import compression_threads
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.settings import ServerSettings
@@ -122,7 +122,7 @@ class FrontContext:
 
     def compress_apart(self, client: str, encoding: int, body: bytes, on_done: Callable[[bytes], None]) -> None:
         """Compress a very large body in a thread, so that other clients do not wait for it."""
-        future = request_threads.start(client, lambda: encodings.compress_apart(encoding, body))
+        future = compression_threads.start(client, lambda: encodings.compress_apart(encoding, body))
         future.add_done_callback(lambda done: on_done(done.result()))
 
     def _write_reset(self, resets: float) -> None:
