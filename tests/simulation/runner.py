@@ -75,9 +75,10 @@ class Simulator:
         self._seams = seams.install()
         if mutant:
             plant(mutant)
-        import tests.simulation.world  # noqa: F401 - imports the program, once for all seeds
+        from tests.simulation.world import Gateway  # Imports the program, once for all seeds.
 
         self._seams.imported()
+        Gateway.preload()
 
     def __repr__(self) -> str:
         return f"<Simulator {self._seams!r}>"

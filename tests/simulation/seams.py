@@ -52,6 +52,13 @@ ORDERED_IN = (
 # Modules that look at the clock when something happens for the first time in a process, such as a metric with a new label. For
 # them, looking takes no time: otherwise a second history in one process would differ from the first.
 FREE_LOOKS = ("logging", "prometheus_client.metrics")
+# Files that the program reads once, before it forks workers: `preload_files` in `proxy/compose/app.py`. They never change,
+# and reading them takes as long as a hundred calls.
+READ_ONCE = (
+    "proxy.web.api_spec.load",
+    "proxy.web.dashboard.static_files.shipped_files",
+    "proxy.web.docs.pages.page_files",
+)
 
 
 class Clock:
@@ -185,7 +192,7 @@ class _Serials:
                 for name, value in names.items():
                     if isinstance(getattr(value, "__self__", value), itertools.count):
                         self._found.append((names, name, value))
-                    elif hasattr(value, "cache_clear"):
+                    elif hasattr(value, "cache_clear") and f"{value.__module__}.{value.__name__}" not in READ_ONCE:
                         self._caches.append(value)
 
     def restart(self) -> None:

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from typing import Any
 
-from proxy.compose.app import App
+from proxy.compose.app import App, preload_files
 from proxy.compose.fleet import buckets_of
 from proxy.core.access import Key, Limits
 from proxy.settings import load
@@ -204,6 +204,11 @@ class Gateway:
 
     def __repr__(self) -> str:
         return f"<Gateway {self._worker!r}>"
+
+    @staticmethod
+    def preload() -> None:
+        """Do what the supervisor does before it forks workers."""
+        preload_files()
 
     def add_account(self, oracle: Oracle, name: str, requests: int, units: int) -> Key:
         key = self._worker.add_key(name, limits=Limits(requests, units, 0))
