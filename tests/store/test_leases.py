@@ -16,10 +16,14 @@ from proxy.core.limits import BucketRates
 from proxy.store.shared_memory import host_memory, rate_buckets
 from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.store.shared_memory.lease_records import (
+    ALL,
+    ANSWERED_AT,
     CELLS,
     DRY_UNTIL,
     EDGE_R,
+    EDGE_U,
     FLEET_EDGE,
+    MINE,
     READY_R,
     READY_U,
     RECORD_BYTES,
@@ -151,10 +155,11 @@ async def test_refund_can_be_spent_again(tmp_path: Path) -> None:
 def test_numbers_that_are_read_in_place_are_those_of_the_fields() -> None:
     cells = memoryview(bytearray(2 * RECORD_BYTES)).cast("d")
     cells[CELLS:] = memoryview(array("d", range(CELLS)))
-    lease = Lease.read(cells, 1)
+    lease = Lease(cells, 1)
     assert (lease.until, lease.fleet_edge, lease.dry_until) == (UNTIL, FLEET_EDGE, DRY_UNTIL)
     assert (lease.requests.ready, lease.requests.reserve, lease.requests.edge) == (READY_R, RESERVE_R, EDGE_R)
-    assert (lease.units.ready, lease.units.reserve, lease.all) == (READY_U, RESERVE_U, CELLS - 1)
+    assert (lease.units.ready, lease.units.reserve, lease.units.edge) == (READY_U, RESERVE_U, EDGE_U)
+    assert (lease.answered_at, lease.mine, lease.all) == (ANSWERED_AT, MINE, ALL)
     lease.write(cells, 0)
     assert cells[:CELLS].tolist() == [*range(CELLS)]
 

@@ -3,15 +3,13 @@
 Tokens of two epochs of Valkey's clock may be held at once: those of the older one are spent first, and end first. A part of the
 tokens is kept in reserve: when only the reserve is left, more tokens are asked for, before a call has to wait.
 
-In the host's memory a lease is a record of doubles, in the order of the fields of `Lease`. `Lease.read` makes an object of it,
-whose methods change it, and `write` stores it again. Only what every call needs is read in place.
+In the host's memory a lease is a record of doubles, in the order of `Lease.write`. `Lease` reads it, its methods change the
+numbers, and `write` stores them again. Only what every call needs is read in place.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from operator import attrgetter
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -43,8 +41,12 @@ RESERVE_R: Final = 2
 EDGE_R: Final = 6
 READY_U: Final = 7
 RESERVE_U: Final = 8
+EDGE_U: Final = 12
 FLEET_EDGE: Final = 13
 DRY_UNTIL: Final = 17
+ANSWERED_AT: Final = 20
+MINE: Final = 21
+ALL: Final = 23
 CELLS: Final = 24
 RECORD_BYTES: Final = 8 * CELLS
 
@@ -86,19 +88,24 @@ class LeaseGrant(NamedTuple):
     there_s: float
 
 
-@dataclass(slots=True)
 class Tokens:
     """Tokens of one kind, requests or units, in seconds of refill (core/limits)."""
 
-    ready: float
-    reserve: float
-    # The tokens that were there after the last report, and those of the older epoch among them.
-    base: float
-    old: float
-    # Spent per second, recently.
-    demand: float
-    # The edge of the host's own bucket while Valkey is away.
-    edge: float
+    __slots__ = ("demand", "edge", "old", "ready", "reported", "reserve")
+
+    def __init__(self, ready: float, reserve: float, reported: float, old: float, demand: float, edge: float) -> None:
+        self.ready = ready
+        self.reserve = reserve
+        # The tokens that were there after the last report, and those of the older epoch among them.
+        self.reported = reported
+        self.old = old
+        # Spent per second, recently.
+        self.demand = demand
+        # The edge of the host's own bucket while Valkey is away.
+        self.edge = edge
+
+    def __repr__(self) -> str:
+        return f"<Tokens {self.ready:.3g} s ready, {self.reserve:.3g} s in reserve>"
 
     @property
     def held(self) -> float:
@@ -113,16 +120,16 @@ class Tokens:
 
     def has_spent(self) -> bool:
         """Whether tokens were spent, or ended, since the last report."""
-        return self.base != self.held
+        return self.reported != self.held
 
     def report(self) -> tuple[float, float]:
         """The tokens spent since the last report, of the older epoch and of the newer one. The next report counts from here. A
         debt is spent when tokens for it are granted."""
         held = max(0.0, self.held)
-        spent = max(0.0, self.base - held)
+        spent = max(0.0, self.reported - held)
         of_old = min(spent, self.old)
         self.old -= of_old
-        self.base = held
+        self.reported = held
         return of_old, spent - of_old
 
     def take_out(self) -> tuple[float, float]:
@@ -130,60 +137,106 @@ class Tokens:
         held = self.held
         old = min(held, self.old)
         self.hold(0.0)
-        self.base = self.old = 0.0
+        self.reported = self.old = 0.0
         return old, held - old
 
     def drop_all(self) -> None:
         """Drop all tokens. A debt stays (`LeasedBuckets.charge`)."""
         held = max(0.0, self.held)
-        self.base -= held
+        self.reported -= held
         self.hold(self.held - held)
         self.old = 0.0
 
     def drop_old(self) -> None:
         held = self.held
-        left = max(0.0, self.old - max(0.0, self.base - held))
+        left = max(0.0, self.old - max(0.0, self.reported - held))
         self.hold(held - left)
-        self.base -= left
+        self.reported -= left
         self.old -= left
 
     def add(self, amount: float, low_s: float) -> None:
         held = self.held + amount
-        self.base += amount
+        self.reported += amount
         self.hold(held, reserve=min(held, self.demand * low_s))
 
 
-@dataclass(slots=True)
 class Lease:
-    # When the first of the tokens end.
-    until: float
-    requests: Tokens
-    units: Tokens
-    # The edge of the request bucket in Valkey, by this host's clock.
-    fleet_edge: float
-    # The epochs of Valkey's clock.
-    old_epoch: float
-    new_epoch: float
-    new_until: float
-    # Valkey has no tokens until then.
-    dry_until: float
-    # An ask is under way until then.
-    asked_until: float
-    reported_at: float
-    answered_at: float
-    # Recent grants to this host and to all hosts.
-    mine: float
-    mine_at: float
-    all: float
+    """One record. Its numbers are read and written one by one, because a call without Valkey pays for both: unpacking into the
+    fields of a dataclass took three times as long."""
 
-    @classmethod
-    def read(cls, memory: memoryview[float], bucket_index: int) -> Lease:
-        until, *cells = _RECORD.unpack_from(memory, bucket_index * RECORD_BYTES)
-        return cls(until, Tokens(*cells[:6]), Tokens(*cells[6:12]), *cells[12:])
+    __slots__ = (
+        "all",
+        "answered_at",
+        "asked_until",
+        "dry_until",
+        "fleet_edge",
+        "mine",
+        "mine_at",
+        "new_epoch",
+        "new_until",
+        "old_epoch",
+        "reported_at",
+        "requests",
+        "units",
+        "until",
+    )
+
+    def __init__(self, memory: memoryview[float], bucket_index: int) -> None:
+        cells: tuple[float, ...] = _RECORD.unpack_from(memory, bucket_index * RECORD_BYTES)
+        # When the first of the tokens end.
+        self.until = cells[0]
+        self.requests = Tokens(cells[1], cells[2], cells[3], cells[4], cells[5], cells[6])
+        self.units = Tokens(cells[7], cells[8], cells[9], cells[10], cells[11], cells[12])
+        # The edge of the request bucket in Valkey, by this host's clock.
+        self.fleet_edge = cells[13]
+        # The epochs of Valkey's clock.
+        self.old_epoch = cells[14]
+        self.new_epoch = cells[15]
+        self.new_until = cells[16]
+        # Valkey has no tokens until then.
+        self.dry_until = cells[17]
+        # An ask is under way until then.
+        self.asked_until = cells[18]
+        self.reported_at = cells[19]
+        self.answered_at = cells[20]
+        # Recent grants to this host and to all hosts.
+        self.mine = cells[21]
+        self.mine_at = cells[22]
+        self.all = cells[23]
+
+    def __repr__(self) -> str:
+        return f"<Lease until {self.until:.3f}: requests {self.requests!r}, units {self.units!r}>"
 
     def write(self, memory: memoryview[float], bucket_index: int) -> None:
-        numbers = (self.until, *_numbers_of(self.requests), *_numbers_of(self.units), *_later_numbers_of(self))
-        _RECORD.pack_into(memory, bucket_index * RECORD_BYTES, *numbers)
+        requests, units = self.requests, self.units
+        _RECORD.pack_into(
+            memory,
+            bucket_index * RECORD_BYTES,
+            self.until,
+            requests.ready,
+            requests.reserve,
+            requests.reported,
+            requests.old,
+            requests.demand,
+            requests.edge,
+            units.ready,
+            units.reserve,
+            units.reported,
+            units.old,
+            units.demand,
+            units.edge,
+            self.fleet_edge,
+            self.old_epoch,
+            self.new_epoch,
+            self.new_until,
+            self.dry_until,
+            self.asked_until,
+            self.reported_at,
+            self.answered_at,
+            self.mine,
+            self.mine_at,
+            self.all,
+        )
 
     # Spending
 
@@ -203,17 +256,6 @@ class Lease:
 
     # While Valkey is away
 
-    def take_share(self, now: float, request_s: float, unit_s: float, least_share: float) -> float:
-        """Take from the host's share of the tokens refilled since Valkey last answered, or return the seconds to wait."""
-        requests = self.share_edge(self.requests, now, request_s, least_share)
-        units = self.share_edge(self.units, now, unit_s, least_share)
-        wait = max(requests, units) - now
-        if wait > TOLERANCE_S:
-            return wait
-        self.requests.edge = requests
-        self.units.edge = units
-        return 0.0
-
     def give_back_share(self, request_s: float, unit_s: float, least_share: float) -> None:
         share = self.share(least_share)
         self.requests.edge -= request_s / share
@@ -227,20 +269,10 @@ class Lease:
             self.requests.ready -= request_s
 
     def share_edge(self, tokens: Tokens, now: float, cost_s: float, least_share: float) -> float:
-        """The edge of the host's own bucket after this amount. The bucket holds whole calls: otherwise a share of a low limit
-        would lose the part of a call that is left over, and one below a call per second would admit none."""
-        share = self.share(least_share)
-        cost_s /= share
-        holds_s = min(AWAY_HOLDS_S, 1.0 / share)
-        if cost_s > 0.0:
-            holds_s = math.ceil(holds_s / cost_s - TOLERANCE_S) * cost_s
-        since = max(now - holds_s, self.answered_at if self.answered_at <= now else 0.0)
-        return max(since, min(tokens.edge, now + 1.0)) + cost_s
+        return share_edge(tokens.edge, now, cost_s, self.share(least_share), self.answered_at)
 
     def share(self, least_share: float) -> float:
-        """Most of the share of recent grants that went to this host, and at least an equal share among all hosts."""
-        share = KEPT_SHARE * self.mine / self.all if self.all > 0.0 else 0.0
-        return min(1.0, max(least_share, share))
+        return share_of(self.mine, self.all, least_share)
 
     # Asking
 
@@ -321,8 +353,8 @@ class Lease:
         elif behind:
             # A new epoch: the tokens held so far become the older part.
             self.old_epoch = self.new_epoch
-            self.requests.old = max(0.0, self.requests.base)
-            self.units.old = max(0.0, self.units.base)
+            self.requests.old = max(0.0, self.requests.reported)
+            self.units.old = max(0.0, self.units.reported)
             self.until = self.new_until
             self.new_epoch = float(given.epoch)
             self.new_until = given.until
@@ -345,9 +377,21 @@ class Lease:
         return self.requests.held == 0.0 and self.units.held == 0.0 and not self.has_spent()
 
 
-# The numbers of an object, in the order of its fields.
-_numbers_of = attrgetter(*[field.name for field in fields(Tokens)])
-_later_numbers_of = attrgetter(*[field.name for field in fields(Lease)][3:])
+def share_of(mine: float, all_: float, least_share: float) -> float:
+    """Most of the share of recent grants that went to this host, and at least an equal share among all hosts."""
+    share = KEPT_SHARE * mine / all_ if all_ > 0.0 else 0.0
+    return min(1.0, max(least_share, share))
+
+
+def share_edge(edge: float, now: float, cost_s: float, share: float, answered_at: float) -> float:
+    """The edge of the host's own bucket after this amount. The bucket holds whole calls: otherwise a share of a low limit
+    would lose the part of a call that is left over, and one below a call per second would admit none."""
+    cost_s /= share
+    holds_s = min(AWAY_HOLDS_S, 1.0 / share)
+    if cost_s > 0.0:
+        holds_s = math.ceil(holds_s / cost_s - TOLERANCE_S) * cost_s
+    since = max(now - holds_s, answered_at if answered_at <= now else 0.0)
+    return max(since, min(edge, now + 1.0)) + cost_s
 
 
 def _tokens(seconds: float, cost_s: float) -> int:

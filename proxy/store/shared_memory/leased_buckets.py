@@ -19,10 +19,14 @@ from proxy.store.shared_memory import robust_mutexes
 from proxy.store.shared_memory.growing_file import map_part
 from proxy.store.shared_memory.host_memory import LEASES_AT, UPSTREAM_LEASES_AT, UPSTREAMS
 from proxy.store.shared_memory.lease_records import (
+    ALL,
+    ANSWERED_AT,
     CELLS,
     DRY_UNTIL,
     EDGE_R,
+    EDGE_U,
     FLEET_EDGE,
+    MINE,
     READY_R,
     READY_U,
     RECORD_BYTES,
@@ -32,6 +36,8 @@ from proxy.store.shared_memory.lease_records import (
     Lease,
     LeaseGrant,
     LeaseReport,
+    share_edge,
+    share_of,
 )
 from proxy.store.shared_memory.rate_buckets import FIRST_BUCKETS, RateBuckets, mutexes_of
 from proxy.store.shared_memory.robust_mutexes import Mutex
@@ -126,18 +132,35 @@ class LeasedBuckets(RateBuckets):
         """Spend the reserve too, and request more tokens."""
         if (dry_s := self._refused_for(bucket_index, now, request_s, unit_s)) > 0.0:
             return dry_s
-        lease = Lease.read(self._cells, bucket_index)
+        cells, at = self._cells, bucket_index * CELLS
+        if self.away and request_s > TOLERANCE_S and cells[at + READY_R] + cells[at + RESERVE_R] <= 0.0:
+            return self._take_share(at, now, request_s, unit_s)
+        lease = Lease(cells, bucket_index)
         lease.expire(now)
-        wait = 0.0
-        if lease.spend(request_s, unit_s):
+        is_spent = lease.spend(request_s, unit_s)
+        lease.write(cells, bucket_index)
+        if is_spent:
             if not self.away and lease.may_ask(now):
                 self._low(bucket_index)
-        elif self.away:
-            wait = lease.take_share(now, request_s, unit_s, self.least_share)
-        else:
-            wait = lease.dry_until - now if now < lease.dry_until else ASK
-        lease.write(self._cells, bucket_index)
-        return wait
+            return 0.0
+        if self.away:
+            return self._take_share(at, now, request_s, unit_s)
+        return lease.dry_until - now if now < lease.dry_until else ASK
+
+    def _take_share(self, at: int, now: float, request_s: float, unit_s: float) -> float:
+        """Take from the host's share of the tokens refilled since Valkey last answered, or return the seconds to wait.
+        In place, because every call needs it while Valkey is away."""
+        cells = self._cells
+        share = share_of(cells[at + MINE], cells[at + ALL], self.least_share)
+        answered_at: float = cells[at + ANSWERED_AT]
+        requests = share_edge(cells[at + EDGE_R], now, request_s, share, answered_at)
+        units = share_edge(cells[at + EDGE_U], now, unit_s, share, answered_at)
+        wait = max(requests, units) - now
+        if wait > TOLERANCE_S:
+            return wait
+        cells[at + EDGE_R] = requests
+        cells[at + EDGE_U] = units
+        return 0.0
 
     def _refused_for(self, bucket_index: int, now: float, request_s: float, unit_s: float) -> float:
         """The seconds until Valkey can be asked, if it has to be. Read in place: a flood of refused calls must be cheap."""
@@ -168,7 +191,7 @@ class LeasedBuckets(RateBuckets):
     def _return(self, bucket_index: int, request_s: float, unit_s: float) -> None:
         cells, at = self._cells, bucket_index * CELLS
         if self.away:
-            lease = Lease.read(cells, bucket_index)
+            lease = Lease(cells, bucket_index)
             lease.give_back_share(request_s, unit_s, self.least_share)
             lease.write(cells, bucket_index)
         else:
@@ -215,7 +238,7 @@ class LeasedBuckets(RateBuckets):
 
     def lease(self, bucket_index: int) -> Lease:
         """A copy of the record."""
-        return Lease.read(self._cells, bucket_index)
+        return Lease(self._cells, bucket_index)
 
     def report(
         self, rate: BucketRates, guard: int, now: float, need: tuple[float, float], ahead_s: float
