@@ -226,8 +226,16 @@ class Account:
     """An account as a worker sees it: its daily allowance, leased from the store in chunks (services/accounts/quotas)."""
 
     __slots__ = (
-        "day_limit", "exhausted", "id", "left", "plan", "records_params", "remaining", "sample_every", "unsampled",
-    )  # fmt: skip
+        "day_limit",
+        "exhausted",
+        "id",
+        "left",
+        "plan",
+        "records_params",
+        "remaining",
+        "sample_every",
+        "unsampled",
+    )
 
     def __init__(
         self,

@@ -131,9 +131,25 @@ class ReplyCache:
     """Results by key, at most `limit` bytes of memory in all. One per network: a head is a network's."""
 
     __slots__ = (
-        "_count", "_fronts", "_hand", "_is_uneven", "_kept_by", "_kept_bytes", "_mask", "_recent", "_recent_by",
-        "_recent_bytes", "_retired", "_retired_bytes", "_sets", "evictions", "hits", "limit", "misses", "moves",
-    )  # fmt: skip
+        "_count",
+        "_fronts",
+        "_hand",
+        "_is_uneven",
+        "_kept_by",
+        "_kept_bytes",
+        "_mask",
+        "_recent",
+        "_recent_by",
+        "_recent_bytes",
+        "_retired",
+        "_retired_bytes",
+        "_sets",
+        "evictions",
+        "hits",
+        "limit",
+        "misses",
+        "moves",
+    )
 
     def __init__(self, limit: int) -> None:
         self.limit = limit

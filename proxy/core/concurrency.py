@@ -36,9 +36,20 @@ class ConcurrencyLimit:
     """`allowed` is the limit at the moment; `latency_s` the usual latency, 0.0 until it is known."""
 
     __slots__ = (
-        "_base_s", "_before_s", "_count", "_least", "_logs", "_measure_at", "_measures", "_seen_at", "_skip", "_stable",
-        "allowed", "latency_s", "most",
-    )  # fmt: skip
+        "_base_s",
+        "_before_s",
+        "_count",
+        "_least",
+        "_logs",
+        "_measure_at",
+        "_measures",
+        "_seen_at",
+        "_skip",
+        "_stable",
+        "allowed",
+        "latency_s",
+        "most",
+    )
 
     def __init__(self, most: int) -> None:
         self.most = most

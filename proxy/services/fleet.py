@@ -208,9 +208,11 @@ class FleetView:
         for network in networks:
             for upstream in network["upstreams"]:
                 found = cordons.get(upstream["id"])
-                upstream["cordon"] = None if found is None else {
-                    "reason": found["reason"], "by": found["by_whom"], "at": found["created_at"],
-                }  # fmt: skip
+                upstream["cordon"] = found and {
+                    "reason": found["reason"],
+                    "by": found["by_whom"],
+                    "at": found["created_at"],
+                }
         return views, networks
 
     async def cordon(self, upstream_id: str, *, reason: str, by: str, last: bool = False) -> UpstreamHealth:

@@ -38,9 +38,20 @@ class CallQueue:
     """`limit.allowed` is how many calls may be in flight at the moment; `reserved` of these places are reserved."""
 
     __slots__ = (
-        "_abandoned", "_busy", "_crowded_since", "_evicted", "_held", "_loop", "_patient_until", "_readers", "_sent_at",
-        "_upstream", "_waiting", "limit", "reserved",
-    )  # fmt: skip
+        "_abandoned",
+        "_busy",
+        "_crowded_since",
+        "_evicted",
+        "_held",
+        "_loop",
+        "_patient_until",
+        "_readers",
+        "_sent_at",
+        "_upstream",
+        "_waiting",
+        "limit",
+        "reserved",
+    )
 
     def __init__(self, upstream: Upstream, most: int) -> None:
         self._upstream = upstream

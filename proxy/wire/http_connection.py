@@ -42,10 +42,28 @@ NEVER: Final = bytes(1 << 20)
 
 class HttpConnection(UpstreamConnection):
     __slots__ = (
-        "_chunks", "_collected", "_counted", "_counted_for", "_gzip", "_headers", "_known", "_known_bytes", "_known_total",
-        "_left", "_may_stream", "_part", "_paused", "_paused_s", "_paused_since", "_reads_soon", "_size", "_slices", "_streams",
-        "_turns", "_usual",
-    )  # fmt: skip
+        "_chunks",
+        "_collected",
+        "_counted",
+        "_counted_for",
+        "_gzip",
+        "_headers",
+        "_known",
+        "_known_bytes",
+        "_known_total",
+        "_left",
+        "_may_stream",
+        "_part",
+        "_paused",
+        "_paused_s",
+        "_paused_since",
+        "_reads_soon",
+        "_size",
+        "_slices",
+        "_streams",
+        "_turns",
+        "_usual",
+    )
 
     def __init__(self, upstream: Upstream, turns: TurnQueue) -> None:
         super().__init__(upstream)

@@ -52,9 +52,22 @@ _LENGTHS: Final = [_length(size) for size in range(1024)]
 
 class HttpUpstream(Upstream):
     __slots__ = (
-        "_address", "_connecting", "_cork_depth", "_corked", "_failure", "_loop", "_open", "_out", "_probes", "_queue",
-        "_reserve", "_tasks", "_turns", "_write_buffer", "request_start",
-    )  # fmt: skip
+        "_address",
+        "_connecting",
+        "_cork_depth",
+        "_corked",
+        "_failure",
+        "_loop",
+        "_open",
+        "_out",
+        "_probes",
+        "_queue",
+        "_reserve",
+        "_tasks",
+        "_turns",
+        "_write_buffer",
+        "request_start",
+    )
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class TlsTransport(asyncio.Transport):
         "_protocol",
         "_take_turn",
         "is_open",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

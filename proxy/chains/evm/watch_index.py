@@ -79,8 +79,18 @@ class Watcher:
     """The parts of a webhook that matching uses. `listed`: whether its filter has a list of addresses, even an empty one."""
 
     __slots__ = (
-        "account", "event_type", "filter", "gone", "id", "is_active", "is_narrow", "kind", "listed", "logs", "watched",
-    )  # fmt: skip
+        "account",
+        "event_type",
+        "filter",
+        "gone",
+        "id",
+        "is_active",
+        "is_narrow",
+        "kind",
+        "listed",
+        "logs",
+        "watched",
+    )
 
     def __init__(
         self,

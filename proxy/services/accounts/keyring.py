@@ -255,9 +255,16 @@ class Keyring:
         self._buckets.reserve_rates(rate, None)
         account = Account(id=account_id, plan=row["plan"], day_limit=0)
         key = Key(
-            id="", lineage="", digest=b"", live=True, scopes=ALL_SCOPES, account=account, rate=rate, disabled=False,
+            id="",
+            lineage="",
+            digest=b"",
+            live=True,
+            scopes=ALL_SCOPES,
+            account=account,
+            rate=rate,
+            disabled=False,
             expires_at=math.inf,
-        )  # fmt: skip
+        )
         key.tallies = KeyTallies(account_id, SESSION_KEY, self.touched)
         return key
 

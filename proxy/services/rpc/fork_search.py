@@ -66,9 +66,12 @@ class ForkSearch:
         return [
             each
             for each in self._state.group.members
-            if each.head_at and not each.silent and now - each.head_at <= STALE_S and each.standing != "wrong_chain"
+            if each.head_at
+            and not each.silent
+            and now - each.head_at <= STALE_S
+            and each.standing != "wrong_chain"
             and (each.standing == "unchecked" or heads.is_plausible(each.head, now))
-        ]  # fmt: skip
+        ]
 
     def _parted(self, heard: list[UpstreamHealth]) -> tuple[list[UpstreamHealth], list[UpstreamHealth]]:
         """The upstreams near the head, and those behind."""

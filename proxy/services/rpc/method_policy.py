@@ -58,10 +58,35 @@ class MethodPolicy:
     """One method on one network."""
 
     __slots__ = (
-        "about_write", "answer", "any_block", "by_range", "cacheable", "ends_latest", "family", "has_block", "is_checked",
-        "is_head_number", "is_plain", "latest", "looks_up_null", "may_repeat", "may_show_head", "method", "normalises", "opens",
-        "reports_block", "request_tail", "scope", "separator", "shared", "short", "shows_block", "tally", "units", "verify",
-    )  # fmt: skip
+        "about_write",
+        "answer",
+        "any_block",
+        "by_range",
+        "cacheable",
+        "ends_latest",
+        "family",
+        "has_block",
+        "is_checked",
+        "is_head_number",
+        "is_plain",
+        "latest",
+        "looks_up_null",
+        "may_repeat",
+        "may_show_head",
+        "method",
+        "normalises",
+        "opens",
+        "reports_block",
+        "request_tail",
+        "scope",
+        "separator",
+        "shared",
+        "short",
+        "shows_block",
+        "tally",
+        "units",
+        "verify",
+    )
 
     def __init__(self, method: Method, family: Family, tally: Tally) -> None:
         self.method = method

@@ -421,13 +421,22 @@ async def _finish(
     """Record results as one JSON document: ten arrays would take asyncpg longer to encode than a delivery takes."""
     done = [
         {
-            "event_id": r.claimed.event_id, "claim": r.claimed.claim, "ago_s": r.ago_s, "took_ms": r.took_ms,
-            "outcome": r.outcome, "status": r.status, "excerpt": r.excerpt, "state": r.verdict.state,
-            "tries": r.verdict.tries, "again_s": r.verdict.again_s, "sent": r.sent, "reply_headers": r.reply_headers,
+            "event_id": r.claimed.event_id,
+            "claim": r.claimed.claim,
+            "ago_s": r.ago_s,
+            "took_ms": r.took_ms,
+            "outcome": r.outcome,
+            "status": r.status,
+            "excerpt": r.excerpt,
+            "state": r.verdict.state,
+            "tries": r.verdict.tries,
+            "again_s": r.verdict.again_s,
+            "sent": r.sent,
+            "reply_headers": r.reply_headers,
             "reply_body": r.reply_body,
         }
         for r in results
-    ]  # fmt: skip
+    ]
     await connection.execute(sql.deliveries.finish, json_text(done), at)
 
 
@@ -458,10 +467,21 @@ async def _list_attempts(connection: DatabaseConnection, rows: Sequence[Any]) ->
 
 def _claimed(row: Any, event: Any) -> ClaimedDelivery:
     return ClaimedDelivery(
-        row["event_id"], row["webhook_id"], row["claim"], row["tries"], row["network"], row["url"], row["event_type"],
-        row["secret"], row["old_secret"], event["type"], event["test"], event["body"], row["account_id"],
+        row["event_id"],
+        row["webhook_id"],
+        row["claim"],
+        row["tries"],
+        row["network"],
+        row["url"],
+        row["event_type"],
+        row["secret"],
+        row["old_secret"],
+        event["type"],
+        event["test"],
+        event["body"],
+        row["account_id"],
         _fault(row, event),
-    )  # fmt: skip
+    )
 
 
 def _fault(row: Any, event: Any) -> DeliveryFault | None:
@@ -479,6 +499,14 @@ def _attempt(row: Any) -> Attempt:
 
 def _delivery(row: Any, event: Any, attempts: Sequence[Attempt]) -> Delivery:
     return Delivery(
-        row["event_id"], event["type"], row["state"], row["tries"], row["due_at"], row["created_at"], row["finished_at"],
-        event["block"], event["test"], tuple(attempts),
-    )  # fmt: skip
+        row["event_id"],
+        event["type"],
+        row["state"],
+        row["tries"],
+        row["due_at"],
+        row["created_at"],
+        row["finished_at"],
+        event["block"],
+        event["test"],
+        tuple(attempts),
+    )

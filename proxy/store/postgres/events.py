@@ -95,13 +95,22 @@ async def add(connection: DatabaseConnection, network: str, new: Sequence[NewEve
     columns = zip(
         *(
             (
-                e.id, e.webhook, e.type, e.block, e.block_hash, e.body, json_text(e.lacks) if e.lacks else None,
-                e.after_block, e.finality, e.takes_back, e.day,
+                e.id,
+                e.webhook,
+                e.type,
+                e.block,
+                e.block_hash,
+                e.body,
+                json_text(e.lacks) if e.lacks else None,
+                e.after_block,
+                e.finality,
+                e.takes_back,
+                e.day,
             )
             for e in new
         ),
         strict=True,
-    )  # fmt: skip
+    )
     rows = await connection.fetch(sql.events.add_events, network, *map(list, columns))
     if any(row["ready"] for row in rows):
         await connection.execute(sql.deliveries.notify)
@@ -136,9 +145,12 @@ async def count_events(
     """Count today's events by account. The accounts' counts on the network stay locked until the transaction ends."""
     if accounts := sorted({*stored, *dropped}):
         await connection.execute(
-            sql.events.count_events, network, accounts, [stored.get(each, 0) for each in accounts],
+            sql.events.count_events,
+            network,
+            accounts,
+            [stored.get(each, 0) for each in accounts],
             [dropped.get(each, 0) for each in accounts],
-        )  # fmt: skip
+        )
 
 
 async def _without_known(connection: DatabaseConnection, new: Sequence[NewEvent]) -> Sequence[NewEvent]:
@@ -201,11 +213,17 @@ async def list_incomplete(
     rows = await connection.fetch(sql.events.list_incomplete, network, metadata, *after, limit, account)
     return [
         IncompleteEvent(
-            row["id"], row["day"], row["type"], row["block"], row["block_hash"], row["body"], orjson.loads(row["lacks"]),
+            row["id"],
+            row["day"],
+            row["type"],
+            row["block"],
+            row["block_hash"],
+            row["body"],
+            orjson.loads(row["lacks"]),
             (row["created_at"], row["id"]),
         )
         for row in rows
-    ]  # fmt: skip
+    ]
 
 
 async def complete(

@@ -184,11 +184,20 @@ class KeyStore:
         own.check()
         key = access.mint(mode, secrets.token_bytes(32))
         values = (
-            new_id("key"), account_id, _text(name, "name"), mode, access.digest(self._pepper, key), access.hint_of(key),
-            list(scopes), own.requests_per_second, own.units_per_second,
-            *(found or [] for found in restrictions.columns()), self._previous_digest(key), self._check_value,
+            new_id("key"),
+            account_id,
+            _text(name, "name"),
+            mode,
+            access.digest(self._pepper, key),
+            access.hint_of(key),
+            list(scopes),
+            own.requests_per_second,
+            own.units_per_second,
+            *(found or [] for found in restrictions.columns()),
+            self._previous_digest(key),
+            self._check_value,
             None if chosen == [*USUAL_DIRECTIVES] else chosen,
-        )  # fmt: skip
+        )
         async with self._pool.connection() as connection, connection.transaction():
             most, lasting, _ = await self._count_keys(connection, account_id)
             if lasting >= most:
@@ -227,9 +236,14 @@ class KeyStore:
                     f"{ending} rotated keys of this account have not expired: revoke one first", reason="plan"
                 )
             row = await connection.fetchrow(
-                sql.keys.rotate_key, key_id, new_id("key"), access.digest(self._pepper, key), access.hint_of(key),
-                self._previous_digest(key), self._check_value,
-            )  # fmt: skip
+                sql.keys.rotate_key,
+                key_id,
+                new_id("key"),
+                access.digest(self._pepper, key),
+                access.hint_of(key),
+                self._previous_digest(key),
+                self._check_value,
+            )
             if row is None:
                 state = "expired" if old["status"] == "active" else old["status"]
                 raise InvalidRequest(f"key {key_id} is {state}: only an active key can be rotated", reason="state")
@@ -260,10 +274,17 @@ class KeyStore:
         _check_fault(fault, row["mode"])
         chosen = None if scopes is None else list(scopes)
         return await self._row(
-            sql.keys.update_key, key_id, None if name is None else _text(name, "name"), chosen,
-            own.requests_per_second, own.units_per_second, *restrictions.columns(), _directives(allowed_directives), fault,
+            sql.keys.update_key,
+            key_id,
+            None if name is None else _text(name, "name"),
+            chosen,
+            own.requests_per_second,
+            own.units_per_second,
+            *restrictions.columns(),
+            _directives(allowed_directives),
+            fault,
             absent=f"key {key_id} is revoked and cannot be changed",
-        )  # fmt: skip
+        )
 
     async def read_key(self, key_id: str) -> KeyRow:
         return await self._row(sql.keys.read_key, key_id, absent=f"there is no key {key_id}")

@@ -130,10 +130,24 @@ class LedgerStore:
     async def reserve(self, wanted: ReserveRequest) -> ReserveOutcome:
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(
-                sql.ledger.reserve, wanted.policy, wanted.revision, wanted.network, wanted.entry_point, wanted.sender,
-                wanted.nonce, wanted.digest, wanted.op_hash, wanted.data, wanted.worst, wanted.price, wanted.valid_until,
-                wanted.fresh_until, wanted.block, wanted.at, wanted.account_most,
-            )  # fmt: skip
+                sql.ledger.reserve,
+                wanted.policy,
+                wanted.revision,
+                wanted.network,
+                wanted.entry_point,
+                wanted.sender,
+                wanted.nonce,
+                wanted.digest,
+                wanted.op_hash,
+                wanted.data,
+                wanted.worst,
+                wanted.price,
+                wanted.valid_until,
+                wanted.fresh_until,
+                wanted.block,
+                wanted.at,
+                wanted.account_most,
+            )
         assert row is not None
         return ReserveOutcome(
             row["outcome"],

@@ -47,9 +47,17 @@ class OperationStore:
         operation = sent.operation
         async with self._pool.connection() as connection:
             await connection.execute(
-                sql.operations.record_operation, sent.network, sent.hash, sent.lineage, sent.key_id, sent.entry_point,
-                operation.sender, operation.nonce, sent.given.decode(), sent.block,
-            )  # fmt: skip
+                sql.operations.record_operation,
+                sent.network,
+                sent.hash,
+                sent.lineage,
+                sent.key_id,
+                sent.entry_point,
+                operation.sender,
+                operation.nonce,
+                sent.given.decode(),
+                sent.block,
+            )
 
     async def mark_sent(self, sent: SentOperation) -> None:
         """Record that a bundler has accepted the operation."""

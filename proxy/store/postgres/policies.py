@@ -97,9 +97,15 @@ class PolicyStore:
         limits = (None,) * 7 if rules is None else _limits(rules)
         async with self._pool.connection() as connection:
             row = await connection.fetchrow(
-                sql.policies.update_policy, before.id, before.account, name, status,
-                None if given is None else json_text(given), *limits, before.revision,
-            )  # fmt: skip
+                sql.policies.update_policy,
+                before.id,
+                before.account,
+                name,
+                status,
+                None if given is None else json_text(given),
+                *limits,
+                before.revision,
+            )
         if row is None:
             await self.read(before.id, account=before.account)  # raises NotFound if it was deleted
             raise Unavailable("the policy was changed by another request at the same time; try again")

@@ -231,9 +231,19 @@ async def _chart(connection: DatabaseConnection, wanted: UsageQuery) -> list[asy
     async with connection.transaction(readonly=True):
         await connection.execute(sql.usage.tune_planner)
         return await connection.fetch(
-            sql.usage.chart, wanted.step, wanted.first, wanted.last, wanted.account, wanted.by, *wanted.split_by,
-            wanted.key, wanted.network, wanted.method, wanted.top, timeout=READ_S,
-        )  # fmt: skip
+            sql.usage.chart,
+            wanted.step,
+            wanted.first,
+            wanted.last,
+            wanted.account,
+            wanted.by,
+            *wanted.split_by,
+            wanted.key,
+            wanted.network,
+            wanted.method,
+            wanted.top,
+            timeout=READ_S,
+        )
 
 
 async def _add(connection: DatabaseConnection, rows: Sequence[tuple[int, int, UsageSums]]) -> None:

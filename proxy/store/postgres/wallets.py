@@ -59,9 +59,17 @@ class WalletStore:
         """Create a wallet, or return the existing one; None if the account already has `most`."""
         async with self._pool.connection() as connection, connection.transaction():
             outcome: WalletOutcome = await connection.fetchval(
-                sql.wallets.create_wallet, account, lineage, wallet.network, wallet.address, wallet.owner,
-                wallet.salt.to_bytes(32, "big"), wallet.version, wallet.factory, most,
-            )  # fmt: skip
+                sql.wallets.create_wallet,
+                account,
+                lineage,
+                wallet.network,
+                wallet.address,
+                wallet.owner,
+                wallet.salt.to_bytes(32, "big"),
+                wallet.version,
+                wallet.factory,
+                most,
+            )
             row = await connection.fetchrow(sql.wallets.read_wallet, lineage, wallet.network, wallet.address)
         return outcome, None if row is None else _wallet(row)
 

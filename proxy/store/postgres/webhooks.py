@@ -129,10 +129,21 @@ class WebhookStore:
                 version = await lock(connection, new.network)
                 secret = await peppers.for_every_host(connection, secret, rotated)
                 row = await connection.fetchrow(
-                    sql.webhooks.create_webhook, number, webhook_id, new.account, new.network, new.live, new.url,
-                    new.event_type, config, None if addresses is None else len(addresses), secret, version, new.test_key,
+                    sql.webhooks.create_webhook,
+                    number,
+                    webhook_id,
+                    new.account,
+                    new.network,
+                    new.live,
+                    new.url,
+                    new.event_type,
+                    config,
+                    None if addresses is None else len(addresses),
+                    secret,
+                    version,
+                    new.test_key,
                     new.fault,
-                )  # fmt: skip
+                )
                 await _add_lookups(connection, _webhook(row))
         return _webhook(row)
 
@@ -192,9 +203,15 @@ class WebhookStore:
                 changed = None if delta is None else await _change_addresses(connection, before, delta)
                 version = await lock(connection, before.network)
                 row = await connection.fetchrow(
-                    sql.webhooks.update_webhook, before.id, before.account, url, written,
-                    None if addresses is None else len(addresses), version, fault,
-                )  # fmt: skip
+                    sql.webhooks.update_webhook,
+                    before.id,
+                    before.account,
+                    url,
+                    written,
+                    None if addresses is None else len(addresses),
+                    version,
+                    fault,
+                )
                 found = _webhook(row, before.id)
                 if config is not None:
                     await _add_lookups(connection, found, known=before)

@@ -50,9 +50,22 @@ class HandlerConnection(AiohttpConnection):
     """A connection served by aiohttp: *idle* until a byte comes, *reading* until the headers are complete, then *busy*."""
 
     __slots__ = (
-        "_address", "_body_bytes", "_left", "_limiter", "_parsed", "_parses_soon", "_phase", "_since", "_stalled_since",
-        "_unparsed", "_unsent", "_unwanted", "_unwanted_bytes", "client", "on_lost",
-    )  # fmt: skip
+        "_address",
+        "_body_bytes",
+        "_left",
+        "_limiter",
+        "_parsed",
+        "_parses_soon",
+        "_phase",
+        "_since",
+        "_stalled_since",
+        "_unparsed",
+        "_unsent",
+        "_unwanted",
+        "_unwanted_bytes",
+        "client",
+        "on_lost",
+    )
 
     def __init__(self, limiter: ConnectionLimiter, address: str, server: web.Server) -> None:
         super().__init__(

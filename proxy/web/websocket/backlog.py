@@ -71,9 +71,17 @@ def _notice(id_: bytes, message: str, data: dict[str, object]) -> bytes:
 
 class Backlog:
     __slots__ = (
-        "_allowance", "_bytes", "_is_announced", "_max_bytes", "_missed", "_on_empty", "_on_overflow", "_output", "_queue",
+        "_allowance",
+        "_bytes",
+        "_is_announced",
+        "_max_bytes",
+        "_missed",
+        "_on_empty",
+        "_on_overflow",
+        "_output",
+        "_queue",
         "_waiters",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

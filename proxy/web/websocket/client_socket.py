@@ -56,10 +56,22 @@ def _subscriptions_of(directives: Directives | None) -> Callable[..., Subscripti
 
 class ClientSocket(asyncio.Protocol):
     __slots__ = (
-        "_address", "_close_sent_at", "_close_when_answered", "_ignores_input", "_message_since", "_on_lost",
-        "_paused_reading", "_reader", "_reads_soon", "_silent_rounds", "_unsent", "calls", "context", "output",
+        "_address",
+        "_close_sent_at",
+        "_close_when_answered",
+        "_ignores_input",
+        "_message_since",
+        "_on_lost",
+        "_paused_reading",
+        "_reader",
+        "_reads_soon",
+        "_silent_rounds",
+        "_unsent",
+        "calls",
+        "context",
+        "output",
         "subscriptions",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

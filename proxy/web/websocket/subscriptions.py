@@ -102,7 +102,7 @@ class Subscription:
         "replays",
         "tally",
         "topic",
-    )  # fmt: skip
+    )
 
     def __init__(
         self, owner: Subscriptions, request: SubscriptionRequest, *, id_: bytes, kind: EventKind, caller: Caller
