@@ -111,20 +111,17 @@ async def test_accounts_are_always_empty_and_never_those_of_an_upstream() -> Non
         assert harness.count("eth_accounts") == 0
 
 
-def test_operator_adds_methods_in_a_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_uvloop
+async def test_operator_adds_methods_in_a_file(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (
         'family = "evm"\nchains = ["ethereum"]\n[methods]\nacme_quote = { price = 9, block_at = 0, cache = "block" }\n'
     )
     monkeypatch.setattr(worker_module, "TABLES", load_tables(write(text)))
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1, network="ethereum/mainnet") as harness:
-            for expected in ("miss", "hit"):
-                reply = await harness.call("acme_quote", ["latest"])
-                assert (reply.headers["x-cache"], reply.headers["x-compute-units"]) == (expected, "9")
-
-    run()
+    async with rpc_harness(1, network="ethereum/mainnet") as harness:
+        for expected in ("miss", "hit"):
+            reply = await harness.call("acme_quote", ["latest"])
+            assert (reply.headers["x-cache"], reply.headers["x-compute-units"]) == (expected, "9")
 
 
 @pytest.mark.parametrize(

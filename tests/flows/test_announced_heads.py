@@ -71,19 +71,16 @@ async def hear(harness: FeedHarness) -> None:
 
 
 @pytest.mark.parametrize("kinds", [("ws",), ("http", "ws"), ("ws", "http")])
-def test_warm_read_follows_an_announced_block_before_any_poll(kinds: tuple[str, ...]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness(kinds, network=LIVE) as harness:
-            await hear(harness)
-            heads = harness.worker.app.networks.routes[LIVE].heads
-            for _ in range(3):
-                assert await warm(harness) == harness.chain.canonical[-1]
-                await harness.chain.mine()
-                await until(lambda: heads.tip == harness.chain.head)
-                assert await balance(harness) == (harness.chain.canonical[-1], "miss")
-
-    run()
+@on_uvloop
+async def test_warm_read_follows_an_announced_block_before_any_poll(kinds: tuple[str, ...]) -> None:
+    async with feed_harness(kinds, network=LIVE) as harness:
+        await hear(harness)
+        heads = harness.worker.app.networks.routes[LIVE].heads
+        for _ in range(3):
+            assert await warm(harness) == harness.chain.canonical[-1]
+            await harness.chain.mine()
+            await until(lambda: heads.tip == harness.chain.head)
+            assert await balance(harness) == (harness.chain.canonical[-1], "miss")
 
 
 @on_uvloop

@@ -114,17 +114,14 @@ async def test_largest_batch_is_a_setting() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 200])
-def test_batch_after_the_daily_quota_is_a_429(count: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1, **NO_CACHE) as harness:
-            key = harness.worker.add_key("spent", limits=Limits(1000, 10_000, 100))
-            key.account.exhausted, key.account.remaining = True, 0
-            reply = await harness.batch(*reads(count), key="spent")
-            assert "daily quota" in reply.fault(429)["message"]
-            assert int(reply.headers["retry-after"]) >= 1
-
-    run()
+@on_uvloop
+async def test_batch_after_the_daily_quota_is_a_429(count: int) -> None:
+    async with rpc_harness(1, **NO_CACHE) as harness:
+        key = harness.worker.add_key("spent", limits=Limits(1000, 10_000, 100))
+        key.account.exhausted, key.account.remaining = True, 0
+        reply = await harness.batch(*reads(count), key="spent")
+        assert "daily quota" in reply.fault(429)["message"]
+        assert int(reply.headers["retry-after"]) >= 1
 
 
 @on_uvloop

@@ -79,50 +79,41 @@ def uncertain(harness: RpcHarness) -> list[tuple[str, list[Any]]]:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("place", range(6))
-def test_immutable_replies_are_requested_once(place: int, count: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count) as harness:
-            method, params = immutable(harness)[place]
-            before = harness.count(method, params)
-            assert [await how(harness, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
-            await move(harness, 1)
-            assert await how(harness, method, params) == "hit"
-            assert harness.count(method, params) == before + 1
-
-    run()
+@on_uvloop
+async def test_immutable_replies_are_requested_once(place: int, count: int) -> None:
+    async with rpc_harness(count) as harness:
+        method, params = immutable(harness)[place]
+        before = harness.count(method, params)
+        assert [await how(harness, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
+        await move(harness, 1)
+        assert await how(harness, method, params) == "hit"
+        assert harness.count(method, params) == before + 1
 
 
 @pytest.mark.parametrize("place", range(8))
-def test_replies_that_depend_on_the_head_are_requested_again_after_a_new_block(place: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2) as harness:
-            method, params = recent(harness)[place]
-            assert [await how(harness, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
-            first = (await harness.call(method, params)).json["result"]
-            await move(harness)
-            assert await how(harness, method, params) == "miss"
-            if "latest" in params or method == "eth_blockNumber":
-                assert (await harness.call(method, params)).json["result"] != first
-
-    run()
+@on_uvloop
+async def test_replies_that_depend_on_the_head_are_requested_again_after_a_new_block(place: int) -> None:
+    async with rpc_harness(2) as harness:
+        method, params = recent(harness)[place]
+        assert [await how(harness, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
+        first = (await harness.call(method, params)).json["result"]
+        await move(harness)
+        assert await how(harness, method, params) == "miss"
+        if "latest" in params or method == "eth_blockNumber":
+            assert (await harness.call(method, params)).json["result"] != first
 
 
 @pytest.mark.parametrize("place", range(7))
-def test_errors_nulls_pending_and_nonces_are_never_kept(place: int) -> None:
+@on_uvloop
+async def test_errors_nulls_pending_and_nonces_are_never_kept(place: int) -> None:
     def refuse(_: list[Any]) -> Any:
         raise Refused(3, "execution reverted")
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1) as harness:
-            harness.upstreams[0].answers["eth_getProof"] = refuse
-            method, params = uncertain(harness)[place]
-            assert "hit" not in [await how(harness, method, params) for _ in range(4)]
-            assert harness.count(method) >= 4
-
-    run()
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].answers["eth_getProof"] = refuse
+        method, params = uncertain(harness)[place]
+        assert "hit" not in [await how(harness, method, params) for _ in range(4)]
+        assert harness.count(method) >= 4
 
 
 @on_uvloop
@@ -356,42 +347,36 @@ async def test_polling_a_filter_does_not_make_anything_doubtful() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_replaced_block_at_the_same_height_invalidates_replies_from_the_old_one(count: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count) as harness:
-            calls: list[tuple[str, list[Any]]] = [
-                ("eth_getBalance", [ADDRESS, "latest"]),
-                ("eth_getBlockByNumber", ["latest", False]),
-                ("eth_getBalance", [ADDRESS, hex(harness.chain.head)]),
-            ]
-            before = [await harness.result(*call) for call in calls]
-            assert [await how(harness, *call) for call in calls] == ["hit"] * 3
-            await harness.look()
-            assert [await how(harness, *call) for call in calls] == ["hit"] * 3
-            harness.chain.reorganise()
-            await harness.look()
-            after = [await harness.result(*call) for call in calls]
-            assert all(old != new for old, new in zip(before, after, strict=True))
-
-    run()
+@on_uvloop
+async def test_replaced_block_at_the_same_height_invalidates_replies_from_the_old_one(count: int) -> None:
+    async with rpc_harness(count) as harness:
+        calls: list[tuple[str, list[Any]]] = [
+            ("eth_getBalance", [ADDRESS, "latest"]),
+            ("eth_getBlockByNumber", ["latest", False]),
+            ("eth_getBalance", [ADDRESS, hex(harness.chain.head)]),
+        ]
+        before = [await harness.result(*call) for call in calls]
+        assert [await how(harness, *call) for call in calls] == ["hit"] * 3
+        await harness.look()
+        assert [await how(harness, *call) for call in calls] == ["hit"] * 3
+        harness.chain.reorganise()
+        await harness.look()
+        after = [await harness.result(*call) for call in calls]
+        assert all(old != new for old, new in zip(before, after, strict=True))
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_chain_that_was_reset_leaves_nothing_of_the_old_one(count: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count) as harness:
-            call = ("eth_getBalance", [ADDRESS, "0x1"])
-            old = await harness.result(*call)
-            assert await how(harness, *call) == "hit"
-            harness.chain.name, harness.chain.head = "another", 80
-            await harness.look()
-            assert harness.route.heads.tip == 80
-            assert await how(harness, *call) == "miss"
-            assert await harness.result(*call) != old
-
-    run()
+@on_uvloop
+async def test_chain_that_was_reset_leaves_nothing_of_the_old_one(count: int) -> None:
+    async with rpc_harness(count) as harness:
+        call = ("eth_getBalance", [ADDRESS, "0x1"])
+        old = await harness.result(*call)
+        assert await how(harness, *call) == "hit"
+        harness.chain.name, harness.chain.head = "another", 80
+        await harness.look()
+        assert harness.route.heads.tip == 80
+        assert await how(harness, *call) == "miss"
+        assert await harness.result(*call) != old
 
 
 # How much
@@ -418,25 +403,22 @@ async def test_memory_is_bounded_and_answers_stay_right() -> None:
         ("eth_getBlockByNumber", [hex(Chain.head + 1), False]),
     ],
 )
-def test_reply_from_a_newer_block_invalidates_older_cached_replies(method: str, params: list[Any]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1) as harness:
-            read = ("eth_getBalance", ["0x" + "ab" * 20, "latest"])
-            for expected in ("miss", "hit"):
-                assert (await harness.call(*read)).headers["x-cache"] == expected
-            harness.chain.head += 1
-            harness.chain.mined[TX] = harness.chain.head
-            assert hex(harness.chain.head) in str(await harness.result(method, params))
-            assert (await harness.call(*read)).headers["x-cache"] == "miss"
-            # A block that was seen before invalidates nothing.
-            await harness.look()
-            assert await harness.result(method, params)
-            assert [(await harness.call(*read)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]
-            assert await harness.result(method, params)
-            assert (await harness.call(*read)).headers["x-cache"] == "hit"
-
-    run()
+@on_uvloop
+async def test_reply_from_a_newer_block_invalidates_older_cached_replies(method: str, params: list[Any]) -> None:
+    async with rpc_harness(1) as harness:
+        read = ("eth_getBalance", ["0x" + "ab" * 20, "latest"])
+        for expected in ("miss", "hit"):
+            assert (await harness.call(*read)).headers["x-cache"] == expected
+        harness.chain.head += 1
+        harness.chain.mined[TX] = harness.chain.head
+        assert hex(harness.chain.head) in str(await harness.result(method, params))
+        assert (await harness.call(*read)).headers["x-cache"] == "miss"
+        # A block that was seen before invalidates nothing.
+        await harness.look()
+        assert await harness.result(method, params)
+        assert [(await harness.call(*read)).headers["x-cache"] for _ in range(2)] == ["miss", "hit"]
+        assert await harness.result(method, params)
+        assert (await harness.call(*read)).headers["x-cache"] == "hit"
 
 
 @pytest.mark.parametrize(
@@ -450,18 +432,15 @@ def test_reply_from_a_newer_block_invalidates_older_cached_replies(method: str, 
         ("eth_getLogs", [{"fromBlock": "0x10"}], True, False),
     ],
 )
-def test_call_takes_the_short_path_if_its_block_makes_no_difference(
+@on_uvloop
+async def test_call_takes_the_short_path_if_its_block_makes_no_difference(
     method: str, params: list[Any], cached: bool, is_short: bool
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1, **({} if cached else NO_CACHE)) as harness:
-            body = rpc(method, params)
-            envelope = read_envelope(body)
-            policy = harness.route.policies[method]
-            short = policy.short and policy.is_short_call(envelope, bytes(envelope.params), bytes(envelope.id), body)
-            assert short == is_short
-            for _ in range(2):
-                assert "result" in (await harness.call(method, params)).json
-
-    run()
+    async with rpc_harness(1, **({} if cached else NO_CACHE)) as harness:
+        body = rpc(method, params)
+        envelope = read_envelope(body)
+        policy = harness.route.policies[method]
+        short = policy.short and policy.is_short_call(envelope, bytes(envelope.params), bytes(envelope.id), body)
+        assert short == is_short
+        for _ in range(2):
+            assert "result" in (await harness.call(method, params)).json

@@ -65,15 +65,12 @@ async def test_preflight_is_answered_alike_for_every_origin() -> None:
 
 
 @pytest.mark.parametrize("target", ["/v1/account", "/v1/account/keys", "/v1/admin/accounts", "/dashboard", "/healthz"])
-def test_paths_for_signed_in_people_take_no_part(target: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with served("*") as worker:
-            reply = await preflight(worker, target)
-            assert reply.status == 405
-            assert not [name for name in reply.headers if name.startswith("access-control")]
-
-    run()
+@on_uvloop
+async def test_paths_for_signed_in_people_take_no_part(target: str) -> None:
+    async with served("*") as worker:
+        reply = await preflight(worker, target)
+        assert reply.status == 405
+        assert not [name for name in reply.headers if name.startswith("access-control")]
 
 
 @on_uvloop
@@ -128,18 +125,15 @@ async def test_page_reads_that_its_key_is_missing_or_over_its_limit() -> None:
         (["https://*.example.com"], APP, APP),
     ],
 )
-def test_key_without_origins_follows_the_operators_default(
+@on_uvloop
+async def test_key_without_origins_follows_the_operators_default(
     default: list[str], origin: str, allowed: str | None
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with served(*default) as worker:
-            reply = await call(worker, "main", origin)
-            assert (reply.status, reply.headers.get(ALLOW)) == (200, allowed)
-            plain = await worker.send(rpc("eth_chainId"))
-            assert not [name for name in plain.headers if name.startswith("access-control") or name == "vary"]
-
-    run()
+    async with served(*default) as worker:
+        reply = await call(worker, "main", origin)
+        assert (reply.status, reply.headers.get(ALLOW)) == (200, allowed)
+        plain = await worker.send(rpc("eth_chainId"))
+        assert not [name for name in plain.headers if name.startswith("access-control") or name == "vary"]
 
 
 @on_uvloop

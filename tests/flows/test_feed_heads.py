@@ -42,38 +42,32 @@ async def test_heads_come_from_one_subscription_for_all_listeners() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ws", "http"])
-def test_head_has_the_specified_fields_and_no_transactions(kind: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness([kind]) as harness:
-            listener = await harness.listen(HEADS)
-            await harness.chain.mine()
-            await harness.until_tip(listener)
-            assert set(listener.results[0]) >= FIELDS
-            assert not set(listener.results[0]) & {"transactions", "uncles", "withdrawals"}
-            assert all(isinstance(listener.results[0][name], str) for name in FIELDS)
-            assert listener.events[0].block == harness.chain.head
-
-    run()
+@on_uvloop
+async def test_head_has_the_specified_fields_and_no_transactions(kind: str) -> None:
+    async with feed_harness([kind]) as harness:
+        listener = await harness.listen(HEADS)
+        await harness.chain.mine()
+        await harness.until_tip(listener)
+        assert set(listener.results[0]) >= FIELDS
+        assert not set(listener.results[0]) & {"transactions", "uncles", "withdrawals"}
+        assert all(isinstance(listener.results[0][name], str) for name in FIELDS)
+        assert listener.events[0].block == harness.chain.head
 
 
 @pytest.mark.parametrize("kinds", [["ws"], ["http"], ["ws", "http"]])
-def test_client_that_received_a_head_gets_no_reply_from_before_it(kinds: list[str]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness(kinds, network=LIVE) as harness, connected(harness.worker) as client:
-            await Tracker(harness.worker.app.networks.routes[LIVE].state).look()
-            await client.result("eth_subscribe", "newHeads")
-            for reorganises in (False, True):
-                await client.result("eth_blockNumber")
-                await client.result("eth_getBlockByNumber", "latest", False)
-                await (harness.chain.replace_blocks(1, longer=0) if reorganises else harness.chain.mine())
-                head = (await client.event())["result"]
-                assert head["hash"] == harness.chain.canonical[-1]
-                assert await client.result("eth_blockNumber") == head["number"]
-                assert (await client.result("eth_getBlockByNumber", "latest", False))["hash"] == head["hash"]
-
-    run()
+@on_uvloop
+async def test_client_that_received_a_head_gets_no_reply_from_before_it(kinds: list[str]) -> None:
+    async with feed_harness(kinds, network=LIVE) as harness, connected(harness.worker) as client:
+        await Tracker(harness.worker.app.networks.routes[LIVE].state).look()
+        await client.result("eth_subscribe", "newHeads")
+        for reorganises in (False, True):
+            await client.result("eth_blockNumber")
+            await client.result("eth_getBlockByNumber", "latest", False)
+            await (harness.chain.replace_blocks(1, longer=0) if reorganises else harness.chain.mine())
+            head = (await client.event())["result"]
+            assert head["hash"] == harness.chain.canonical[-1]
+            assert await client.result("eth_blockNumber") == head["number"]
+            assert (await client.result("eth_getBlockByNumber", "latest", False))["hash"] == head["hash"]
 
 
 @on_uvloop
@@ -183,21 +177,18 @@ async def test_new_source_that_is_behind_repeats_no_old_heads() -> None:
 
 @pytest.mark.parametrize("kind", ["ws", "http"])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_three_block_reorganisation_sends_the_new_heads(kind: str, at_once: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness([kind]) as harness:
-            listener = await harness.listen(HEADS)
-            start = len(harness.chain.canonical)
-            await harness.chain.mine(5)
-            await harness.until_tip(listener)
-            old = harness.chain.canonical[start:]
-            await harness.chain.replace_blocks(3, at_once=at_once)
-            await harness.until_tip(listener)
-            assert listener.hashes == [*old, *harness.chain.canonical[start + 2 :]]
-            assert listener.heads() == harness.chain.canonical[start:]
-
-    run()
+@on_uvloop
+async def test_three_block_reorganisation_sends_the_new_heads(kind: str, at_once: bool) -> None:
+    async with feed_harness([kind]) as harness:
+        listener = await harness.listen(HEADS)
+        start = len(harness.chain.canonical)
+        await harness.chain.mine(5)
+        await harness.until_tip(listener)
+        old = harness.chain.canonical[start:]
+        await harness.chain.replace_blocks(3, at_once=at_once)
+        await harness.until_tip(listener)
+        assert listener.hashes == [*old, *harness.chain.canonical[start + 2 :]]
+        assert listener.heads() == harness.chain.canonical[start:]
 
 
 @on_uvloop
@@ -256,22 +247,19 @@ async def test_chain_that_was_reset_is_followed() -> None:
 
 
 @pytest.mark.parametrize("kinds", [["ws"], ["ws", "ws"]])
-def test_head_from_the_distant_past_removes_nothing(kinds: list[str]) -> None:
+@on_uvloop
+async def test_head_from_the_distant_past_removes_nothing(kinds: list[str]) -> None:
     """Several machines may share one address, and one of them may be far behind."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness(kinds, blocks=DEPTH + 50) as harness:
-            listener = await harness.listen(HEADS)
-            start = len(harness.chain.canonical)
-            await harness.chain.mine(2)
-            await harness.until_tip(listener)
-            await harness.upstreams[0].notify_head(harness.chain.canonical[3])
-            await harness.chain.mine(2)
-            await harness.until_tip(listener)
-            assert listener.hashes == harness.chain.canonical[start:]
-
-    run()
+    async with feed_harness(kinds, blocks=DEPTH + 50) as harness:
+        listener = await harness.listen(HEADS)
+        start = len(harness.chain.canonical)
+        await harness.chain.mine(2)
+        await harness.until_tip(listener)
+        await harness.upstreams[0].notify_head(harness.chain.canonical[3])
+        await harness.chain.mine(2)
+        await harness.until_tip(listener)
+        assert listener.hashes == harness.chain.canonical[start:]
 
 
 @on_uvloop

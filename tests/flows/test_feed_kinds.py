@@ -155,21 +155,18 @@ async def test_upstream_that_refuses_the_flag_for_full_transactions_is_subscribe
 
 
 @pytest.mark.parametrize("kinds", [("http",), ("ws",)])
-def test_pending_transactions_are_polled_if_no_stream_reports_them(kinds: tuple[str, ...]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        def refuse(_: Any) -> Any:
-            raise Refused(-32601, "no such subscription")
+@on_uvloop
+async def test_pending_transactions_are_polled_if_no_stream_reports_them(kinds: tuple[str, ...]) -> None:
+    def refuse(_: Any) -> Any:
+        raise Refused(-32601, "no such subscription")
 
-        async with pool_harness(*kinds) as (harness, (first,)):
-            first.answers["eth_subscribe"] = refuse
-            hashes, full = await harness.listen(HASHES), await harness.listen(FULL)
-            await first.send(1)
-            await first.send(2)
-            await until(lambda: hashes.results == [tx(1)["hash"], tx(2)["hash"]])
-            await until(lambda: sorted(each["nonce"] for each in full.results) == ["0x1", "0x2"])
-
-    run()
+    async with pool_harness(*kinds) as (harness, (first,)):
+        first.answers["eth_subscribe"] = refuse
+        hashes, full = await harness.listen(HASHES), await harness.listen(FULL)
+        await first.send(1)
+        await first.send(2)
+        await until(lambda: hashes.results == [tx(1)["hash"], tx(2)["hash"]])
+        await until(lambda: sorted(each["nonce"] for each in full.results) == ["0x1", "0x2"])
 
 
 @on_uvloop

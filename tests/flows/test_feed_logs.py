@@ -85,51 +85,45 @@ async def test_logs_are_not_fetched_without_listeners_of_logs() -> None:
 
 
 @pytest.mark.parametrize("kinds", [["ws", "ws", "http"], ["ws", "http"]])
-def test_no_log_is_lost_or_doubled_when_the_upstream_is_killed_in_the_middle_of_a_stream_of_blocks(
+@on_uvloop
+async def test_no_log_is_lost_or_doubled_when_the_upstream_is_killed_in_the_middle_of_a_stream_of_blocks(
     kinds: list[str],
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness(kinds) as harness:
-            heads = await harness.listen(HEADS)
-            listeners = [(members, await harness.listen(logs_topic(**members))) for members in FILTERS]
-            start = len(harness.chain.canonical)
-            for n in range(80):
-                await harness.chain.mine(logs=n % 4)
-                await asyncio.sleep(0.01)
-                if n == 20:
-                    await harness.upstreams[0].kill()
-                if n == 50:
-                    await harness.upstreams[0].open()
-            await harness.until_tip(heads)
-            assert heads.hashes == harness.chain.canonical[start:]
-            for members, listener in listeners:
-                await until_logs(harness, listener, start, **members)
-                assert not any(log["removed"] for log in listener.results)
-
-    run()
+    async with feed_harness(kinds) as harness:
+        heads = await harness.listen(HEADS)
+        listeners = [(members, await harness.listen(logs_topic(**members))) for members in FILTERS]
+        start = len(harness.chain.canonical)
+        for n in range(80):
+            await harness.chain.mine(logs=n % 4)
+            await asyncio.sleep(0.01)
+            if n == 20:
+                await harness.upstreams[0].kill()
+            if n == 50:
+                await harness.upstreams[0].open()
+        await harness.until_tip(heads)
+        assert heads.hashes == harness.chain.canonical[start:]
+        for members, listener in listeners:
+            await until_logs(harness, listener, start, **members)
+            assert not any(log["removed"] for log in listener.results)
 
 
 @pytest.mark.parametrize("kinds", [["ws"], ["http"]])
 @pytest.mark.parametrize("at_once", [True, False])
-def test_three_block_reorganisation_removes_the_old_logs_newest_first(kinds: list[str], at_once: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness(kinds) as harness:
-            listener = await harness.listen(ALL)
-            start = len(harness.chain.canonical)
-            await harness.chain.mine(5)
-            await until_logs(harness, listener, start)
-            old = expected_logs(harness, start)
-            sent = len(listener.events)
-            await harness.chain.replace_blocks(3, at_once=at_once)
-            await until_logs(harness, listener, start)
-            after = [(log["blockHash"], log["logIndex"], log["removed"]) for log in listener.results[sent:]]
-            # Two logs in each block.
-            assert after[:6] == [(*log, True) for log in reversed(old[-6:])]
-            assert after[6:] == [(*log, False) for log in expected_logs(harness, start + 2)]
-
-    run()
+@on_uvloop
+async def test_three_block_reorganisation_removes_the_old_logs_newest_first(kinds: list[str], at_once: bool) -> None:
+    async with feed_harness(kinds) as harness:
+        listener = await harness.listen(ALL)
+        start = len(harness.chain.canonical)
+        await harness.chain.mine(5)
+        await until_logs(harness, listener, start)
+        old = expected_logs(harness, start)
+        sent = len(listener.events)
+        await harness.chain.replace_blocks(3, at_once=at_once)
+        await until_logs(harness, listener, start)
+        after = [(log["blockHash"], log["logIndex"], log["removed"]) for log in listener.results[sent:]]
+        # Two logs in each block.
+        assert after[:6] == [(*log, True) for log in reversed(old[-6:])]
+        assert after[6:] == [(*log, False) for log in expected_logs(harness, start + 2)]
 
 
 @on_uvloop

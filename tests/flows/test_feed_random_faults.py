@@ -111,21 +111,18 @@ class RandomFaults:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_listeners_hold_the_canonical_chain_after_random_faults(seed: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        rng = random.Random(seed)
-        kinds = (["ws", "ws", "http"], ["ws", "http"], ["http", "http"], ["ws", "ws"])[seed]
-        async with feed_harness(kinds, blocks=30, network=("dev/mainnet", QUICK)[seed % 2]) as harness:
-            async with asyncio.TaskGroup() as group:
-                faults = RandomFaults(harness, rng, group)
-                for _ in range(STEPS):
-                    await faults.step()
-                await faults.heal()
-                # Replays still running may need one more block to find the tip.
-                await harness.chain.mine()
+@on_uvloop
+async def test_listeners_hold_the_canonical_chain_after_random_faults(seed: int) -> None:
+    rng = random.Random(seed)
+    kinds = (["ws", "ws", "http"], ["ws", "http"], ["http", "http"], ["ws", "ws"])[seed]
+    async with feed_harness(kinds, blocks=30, network=("dev/mainnet", QUICK)[seed % 2]) as harness:
+        async with asyncio.TaskGroup() as group:
+            faults = RandomFaults(harness, rng, group)
+            for _ in range(STEPS):
+                await faults.step()
+            await faults.heal()
+            # Replays still running may need one more block to find the tip.
             await harness.chain.mine()
-            await until(faults.is_consistent, within_s=60, every_s=0.1)
-            assert faults.listeners
-
-    run()
+        await harness.chain.mine()
+        await until(faults.is_consistent, within_s=60, every_s=0.1)
+        assert faults.listeners

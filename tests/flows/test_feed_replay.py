@@ -32,40 +32,34 @@ async def mining(harness: FeedHarness, stop: asyncio.Event, every_s: float = 0.0
 
 @pytest.mark.parametrize("kind", ["ws", "http"])
 @pytest.mark.parametrize("back", [1, 40, 150])
-def test_heads_since_a_block_and_then_live_while_blocks_come(kind: str, back: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness([kind], blocks=200) as harness:
-            first, stop = len(harness.chain.canonical) - back, asyncio.Event()
-            async with asyncio.TaskGroup() as group:
-                group.create_task(mining(harness, stop))
-                listener = await harness.listen(HEADS, from_block=first)
-                live = len(listener.events)
-                await until(lambda: len(listener.events) > live + 20)
-                stop.set()
-            await harness.until_tip(listener)
-            assert listener.hashes == harness.chain.canonical[first:]
-
-    run()
+@on_uvloop
+async def test_heads_since_a_block_and_then_live_while_blocks_come(kind: str, back: int) -> None:
+    async with feed_harness([kind], blocks=200) as harness:
+        first, stop = len(harness.chain.canonical) - back, asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(mining(harness, stop))
+            listener = await harness.listen(HEADS, from_block=first)
+            live = len(listener.events)
+            await until(lambda: len(listener.events) > live + 20)
+            stop.set()
+        await harness.until_tip(listener)
+        assert listener.hashes == harness.chain.canonical[first:]
 
 
 @pytest.mark.parametrize("network", [DEV, "arbitrum/mainnet"])
 @pytest.mark.parametrize("members", [{}, SOME])
-def test_logs_since_a_block_and_then_live_while_blocks_come(network: str, members: dict[str, Any]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness(["ws", "http"], blocks=700, network=network) as harness:
-            stop = asyncio.Event()
-            async with asyncio.TaskGroup() as group:
-                group.create_task(mining(harness, stop))
-                listener = await harness.listen(logs_topic(**members), from_block=80)
-                live = len(listener.events)
-                await until(lambda: len(listener.events) > live + 20)
-                stop.set()
-            await until_logs(harness, listener, 80, **members)
-            assert not any(log["removed"] for log in listener.results)
-
-    run()
+@on_uvloop
+async def test_logs_since_a_block_and_then_live_while_blocks_come(network: str, members: dict[str, Any]) -> None:
+    async with feed_harness(["ws", "http"], blocks=700, network=network) as harness:
+        stop = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(mining(harness, stop))
+            listener = await harness.listen(logs_topic(**members), from_block=80)
+            live = len(listener.events)
+            await until(lambda: len(listener.events) > live + 20)
+            stop.set()
+        await until_logs(harness, listener, 80, **members)
+        assert not any(log["removed"] for log in listener.results)
 
 
 @on_uvloop
@@ -93,26 +87,23 @@ async def test_from_block_in_the_future_starts_live() -> None:
 
 
 @pytest.mark.parametrize("topic", [HEADS, ALL])
-def test_replay_waits_for_a_from_block_slightly_ahead_of_the_feed(topic: Topic) -> None:
+@on_uvloop
+async def test_replay_waits_for_a_from_block_slightly_ahead_of_the_feed(topic: Topic) -> None:
     """The client received those blocks from another worker, which was faster."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness(["ws"]) as harness:
-            listener = RecordingListener()
-            async with asyncio.TaskGroup() as group:
-                joining = group.create_task(harness.feed.subscribe_from(topic, listener, 14))
-                while not joining.done():
-                    await harness.chain.mine()
-                    await asyncio.sleep(0.02)
-            await harness.chain.mine(2)
-            await harness.until_tip(listener)
-            if topic == HEADS:
-                assert listener.hashes == harness.chain.canonical[14:]
-            else:
-                await until_logs(harness, listener, 14)
-
-    run()
+    async with feed_harness(["ws"]) as harness:
+        listener = RecordingListener()
+        async with asyncio.TaskGroup() as group:
+            joining = group.create_task(harness.feed.subscribe_from(topic, listener, 14))
+            while not joining.done():
+                await harness.chain.mine()
+                await asyncio.sleep(0.02)
+        await harness.chain.mine(2)
+        await harness.until_tip(listener)
+        if topic == HEADS:
+            assert listener.hashes == harness.chain.canonical[14:]
+        else:
+            await until_logs(harness, listener, 14)
 
 
 @on_uvloop
@@ -187,29 +178,26 @@ async def test_replay_waits_while_the_feed_is_in_the_middle_of_a_reorganisation(
 
 
 @pytest.mark.parametrize("network", [DEV, "arbitrum/mainnet"])
-def test_reorganisation_during_a_replay_is_reported(network: str) -> None:
+@on_uvloop
+async def test_reorganisation_during_a_replay_is_reported(network: str) -> None:
     """It happens while the listener waits between two batches and has received blocks that no longer exist."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness(["ws", "http"], blocks=100, network=network) as harness:
-            watching = await harness.listen(HEADS)
-            heads, logs = PausedListener(), PausedListener()
-            async with asyncio.TaskGroup() as group:
-                group.create_task(harness.feed.subscribe_from(HEADS, heads, 97))
-                group.create_task(harness.feed.subscribe_from(ALL, logs, 98))
-                await until(lambda: heads.events and logs.events)
-                await harness.chain.replace_blocks(3, longer=1)
-                await harness.until_tip(watching)
-                heads.go.set()
-                logs.go.set()
-            await harness.chain.mine(2)
-            await harness.until_tip(heads)
-            assert heads.heads() == harness.chain.canonical[97:]
-            await until_logs(harness, logs, 98)
-            assert len(heads.events) > len(heads.heads())
-
-    run()
+    async with feed_harness(["ws", "http"], blocks=100, network=network) as harness:
+        watching = await harness.listen(HEADS)
+        heads, logs = PausedListener(), PausedListener()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(harness.feed.subscribe_from(HEADS, heads, 97))
+            group.create_task(harness.feed.subscribe_from(ALL, logs, 98))
+            await until(lambda: heads.events and logs.events)
+            await harness.chain.replace_blocks(3, longer=1)
+            await harness.until_tip(watching)
+            heads.go.set()
+            logs.go.set()
+        await harness.chain.mine(2)
+        await harness.until_tip(heads)
+        assert heads.heads() == harness.chain.canonical[97:]
+        await until_logs(harness, logs, 98)
+        assert len(heads.events) > len(heads.heads())
 
 
 @on_uvloop

@@ -33,18 +33,15 @@ def expected(harness: RpcHarness, first: int = FIRST, last: int = LAST) -> list[
 
 @pytest.mark.parametrize("vendor", REFUSALS)
 @pytest.mark.parametrize("limit", [1, 7, 100, 799])
-def test_range_over_the_limit_is_split_and_joined_in_order(vendor: str, limit: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1) as harness:
-            upstream = harness.upstreams[0]
-            upstream.max_range, upstream.refusal = limit, vendor
-            first = LAST - min(800, limit * 40) + 1
-            assert await harness.result("eth_getLogs", query(first)) == expected(harness, first)
-            assert upstream.most_at_once <= AT_ONCE
-            assert await harness.result("eth_getLogs", query(LAST - limit + 1)) == expected(harness, LAST - limit + 1)
-
-    run()
+@on_uvloop
+async def test_range_over_the_limit_is_split_and_joined_in_order(vendor: str, limit: int) -> None:
+    async with rpc_harness(1) as harness:
+        upstream = harness.upstreams[0]
+        upstream.max_range, upstream.refusal = limit, vendor
+        first = LAST - min(800, limit * 40) + 1
+        assert await harness.result("eth_getLogs", query(first)) == expected(harness, first)
+        assert upstream.most_at_once <= AT_ONCE
+        assert await harness.result("eth_getLogs", query(LAST - limit + 1)) == expected(harness, LAST - limit + 1)
 
 
 @on_uvloop
@@ -173,22 +170,19 @@ async def test_range_that_two_upstreams_refuse_at_once_is_cut_once() -> None:
 
 
 @pytest.mark.parametrize("method", ["eth_newFilter", "trace_filter"])
-def test_only_eth_get_logs_is_split(method: str) -> None:
+@on_uvloop
+async def test_only_eth_get_logs_is_split(method: str) -> None:
     def refuse(params: list[Any]) -> Any:
         if int(params[0]["toBlock"], 16) - int(params[0]["fromBlock"], 16) >= 100:
             raise Refused(-32614, "eth_getLogs and eth_newFilter are limited to a 100 blocks range")
         return []
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1) as harness:
-            harness.upstreams[0].answers[method] = refuse
-            error = (await harness.call(method, query(count=2, after=1))).json["error"]
-            assert error["code"] == -32602
-            assert "limited to a 100 blocks range" in error["message"]
-            assert harness.count(method) == 1
-
-    run()
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].answers[method] = refuse
+        error = (await harness.call(method, query(count=2, after=1))).json["error"]
+        assert error["code"] == -32602
+        assert "limited to a 100 blocks range" in error["message"]
+        assert harness.count(method) == 1
 
 
 def failing_at(harness: RpcHarness, block: int, answer: Any) -> Any:
@@ -206,39 +200,33 @@ def failing_at(harness: RpcHarness, block: int, answer: Any) -> Any:
 
 
 @pytest.mark.parametrize("block", [FIRST, 500, LAST])
-def test_any_piece_that_fails_fails_the_whole(block: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1) as harness:
-            harness.upstreams[0].max_range = 100
-            harness.upstreams[0].answers["eth_getLogs"] = failing_at(harness, block, Refused(-32602, "invalid address"))
-            reply = await harness.call("eth_getLogs", query())
-            assert reply.json["error"] == {"code": -32602, "message": "invalid address"}
-            harness.upstreams[0].answers["eth_getLogs"] = failing_at(harness, block, {"no": "array"})
-            (await harness.call("eth_getLogs", query())).fault(500)
-            # It was not tried again behind anyone's back.
-            assert "logs" not in repr(harness.worker.app.tasks)
-
-    run()
+@on_uvloop
+async def test_any_piece_that_fails_fails_the_whole(block: int) -> None:
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].max_range = 100
+        harness.upstreams[0].answers["eth_getLogs"] = failing_at(harness, block, Refused(-32602, "invalid address"))
+        reply = await harness.call("eth_getLogs", query())
+        assert reply.json["error"] == {"code": -32602, "message": "invalid address"}
+        harness.upstreams[0].answers["eth_getLogs"] = failing_at(harness, block, {"no": "array"})
+        (await harness.call("eth_getLogs", query())).fault(500)
+        # It was not tried again behind anyone's back.
+        assert "logs" not in repr(harness.worker.app.tasks)
 
 
 @pytest.mark.parametrize("mode", ["reset", "garbage", "dead"])
-def test_upstreams_that_fail_in_the_middle_fail_the_whole(mode: Mode) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2, faults=True) as harness:
-            for upstream in harness.upstreams:
-                upstream.max_range = 10
-                upstream.held = {"eth_getLogs"}
-                upstream.gate.set()
-            asking = asyncio.get_running_loop().create_task(harness.call("eth_getLogs", query()))
-            await until(lambda: harness.count("eth_getLogs") > 4, every_s=0.001)
-            for proxy in harness.proxies:
-                await proxy.switch(mode)
-            reply = await asking
-            assert reply.status in (500, 503)
-
-    run()
+@on_uvloop
+async def test_upstreams_that_fail_in_the_middle_fail_the_whole(mode: Mode) -> None:
+    async with rpc_harness(2, faults=True) as harness:
+        for upstream in harness.upstreams:
+            upstream.max_range = 10
+            upstream.held = {"eth_getLogs"}
+            upstream.gate.set()
+        asking = asyncio.get_running_loop().create_task(harness.call("eth_getLogs", query()))
+        await until(lambda: harness.count("eth_getLogs") > 4, every_s=0.001)
+        for proxy in harness.proxies:
+            await proxy.switch(mode)
+        reply = await asking
+        assert reply.status in (500, 503)
 
 
 @on_uvloop
@@ -284,39 +272,33 @@ async def test_split_logs_in_a_batch_are_in_their_place_and_final_ones_are_kept(
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("end", ["number", "latest"])
-def test_split_range_includes_blocks_that_came_after_the_last_poll(count: int, end: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count) as harness:
-            for upstream in harness.upstreams:
-                upstream.max_range, upstream.refusal = 10, "geth"
-            harness.chain.head += 3
-            first, last = harness.chain.head - 24, harness.chain.head
-            asked = query(first, last if end == "number" else "latest")
-            assert await harness.result("eth_getLogs", asked) == expected(harness, first, last)
-
-    run()
+@on_uvloop
+async def test_split_range_includes_blocks_that_came_after_the_last_poll(count: int, end: str) -> None:
+    async with rpc_harness(count) as harness:
+        for upstream in harness.upstreams:
+            upstream.max_range, upstream.refusal = 10, "geth"
+        harness.chain.head += 3
+        first, last = harness.chain.head - 24, harness.chain.head
+        asked = query(first, last if end == "number" else "latest")
+        assert await harness.result("eth_getLogs", asked) == expected(harness, first, last)
 
 
 @pytest.mark.parametrize("limit", [0, 10])
 @pytest.mark.parametrize("lead", [1, 2])
-def test_logs_come_from_the_upstream_that_has_the_last_block(limit: int, lead: int) -> None:
+@on_uvloop
+async def test_logs_come_from_the_upstream_that_has_the_last_block(limit: int, lead: int) -> None:
     """The other upstream does not have it yet and would leave out its logs; neither was polled since."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2) as harness:
-            for upstream in harness.upstreams:
-                upstream.max_range = limit
-            harness.chain.head += lead
-            harness.upstreams[0].behind = lead
-            first, last = harness.chain.head - 24, harness.chain.head
-            for _ in range(8):
-                assert await harness.result("eth_getLogs", query(first, last), Cache_Control="no-cache") == expected(
-                    harness, first, last
-                )
-
-    run()
+    async with rpc_harness(2) as harness:
+        for upstream in harness.upstreams:
+            upstream.max_range = limit
+        harness.chain.head += lead
+        harness.upstreams[0].behind = lead
+        first, last = harness.chain.head - 24, harness.chain.head
+        for _ in range(8):
+            assert await harness.result("eth_getLogs", query(first, last), Cache_Control="no-cache") == expected(
+                harness, first, last
+            )
 
 
 @on_uvloop
@@ -385,23 +367,20 @@ async def test_filter_sticks_to_the_upstream_that_made_it() -> None:
 
 
 @pytest.mark.parametrize("last", [LAST, "latest"])
-def test_logs_of_a_filter_are_split_where_its_upstream_refuses_them(last: int | str) -> None:
+@on_uvloop
+async def test_logs_of_a_filter_are_split_where_its_upstream_refuses_them(last: int | str) -> None:
     def refuse(_: list[Any]) -> Any:
         raise Refused(-32000, "exceed maximum block range: 100")
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2) as harness:
-            for upstream in harness.upstreams:
-                upstream.max_range, upstream.answers["eth_getFilterLogs"] = 100, refuse
-            asked = query(FIRST, last, address=["0x" + f"{n:040x}" for n in range(3)], topics=[None, ["0x" + "5" * 64]])
-            name = await harness.result("eth_newFilter", asked)
-            logs = await harness.result("eth_getFilterLogs", [name])
-            assert logs == expected(harness, FIRST, harness.chain.head if last == "latest" else LAST)
-            assert await harness.result("eth_getFilterChanges", [name]) == []
-            assert await harness.result("eth_uninstallFilter", [name]) is True
-
-    run()
+    async with rpc_harness(2) as harness:
+        for upstream in harness.upstreams:
+            upstream.max_range, upstream.answers["eth_getFilterLogs"] = 100, refuse
+        asked = query(FIRST, last, address=["0x" + f"{n:040x}" for n in range(3)], topics=[None, ["0x" + "5" * 64]])
+        name = await harness.result("eth_newFilter", asked)
+        logs = await harness.result("eth_getFilterLogs", [name])
+        assert logs == expected(harness, FIRST, harness.chain.head if last == "latest" else LAST)
+        assert await harness.result("eth_getFilterChanges", [name]) == []
+        assert await harness.result("eth_uninstallFilter", [name]) is True
 
 
 @on_uvloop
@@ -413,14 +392,11 @@ async def test_filter_with_very_many_addresses_works_without_its_params_in_the_i
 
 
 @pytest.mark.parametrize("own_id", ['0x"', "0x\\", "0x\n", "0xü", "0x", "", "a b", 1, None, ["0x1"]])
-def test_invalid_filter_id_from_an_upstream_is_returned_unchanged(own_id: Any) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1) as harness:
-            harness.upstreams[0].answers["eth_newBlockFilter"] = lambda _: own_id
-            assert await harness.result("eth_newBlockFilter") == own_id
-
-    run()
+@on_uvloop
+async def test_invalid_filter_id_from_an_upstream_is_returned_unchanged(own_id: Any) -> None:
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].answers["eth_newBlockFilter"] = lambda _: own_id
+        assert await harness.result("eth_newBlockFilter") == own_id
 
 
 @on_uvloop

@@ -185,26 +185,23 @@ def refuse(_: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("way", ["batch", "socket", "filter"])
-def test_pieces_are_charged_on_every_surface(way: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1) as harness:
-            harness.upstreams[0].max_range = 10
-            extra = 0
-            if way == "batch":
-                reply = await harness.batch(("eth_chainId", []), ("eth_getLogs", query(80)))
-                assert reply.json[1]["result"] == expected(harness, 80)
-                assert units(reply) == 9 * PRICE
-            elif way == "socket":
-                async with connected(harness.worker, network=harness.network) as socket:
-                    assert (await socket.call("eth_getLogs", *query(80)))["result"] == expected(harness, 80)
-            else:
-                harness.upstreams[0].answers["eth_getFilterLogs"] = refuse
-                made = await harness.call("eth_newFilter", query(80))
-                reply = await harness.call("eth_getFilterLogs", [made.json["result"]])
-                assert reply.json["result"] == expected(harness, 80)
-                extra = units(made) + TABLES.methods["evm"]["eth_getFilterLogs"].price
-                assert units(reply) + units(made) == extra + 9 * PRICE
-            await until(lambda: counted(harness) == 9 * PRICE + extra)
-
-    run()
+@on_uvloop
+async def test_pieces_are_charged_on_every_surface(way: str) -> None:
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].max_range = 10
+        extra = 0
+        if way == "batch":
+            reply = await harness.batch(("eth_chainId", []), ("eth_getLogs", query(80)))
+            assert reply.json[1]["result"] == expected(harness, 80)
+            assert units(reply) == 9 * PRICE
+        elif way == "socket":
+            async with connected(harness.worker, network=harness.network) as socket:
+                assert (await socket.call("eth_getLogs", *query(80)))["result"] == expected(harness, 80)
+        else:
+            harness.upstreams[0].answers["eth_getFilterLogs"] = refuse
+            made = await harness.call("eth_newFilter", query(80))
+            reply = await harness.call("eth_getFilterLogs", [made.json["result"]])
+            assert reply.json["result"] == expected(harness, 80)
+            extra = units(made) + TABLES.methods["evm"]["eth_getFilterLogs"].price
+            assert units(reply) + units(made) == extra + 9 * PRICE
+        await until(lambda: counted(harness) == 9 * PRICE + extra)

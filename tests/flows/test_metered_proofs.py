@@ -36,18 +36,15 @@ async def test_quorum_costs_as_many_calls_as_it_asks_upstreams() -> None:
 
 
 @pytest.mark.parametrize("blocks", [20, 100])
-def test_proof_of_logs_is_paid_for_block_by_block(blocks: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2) as harness:
-            key = harness.worker.add_key("rich", limits=Limits(1000, 100_000, 0))
-            before = made(harness)
-            asked = [{"fromBlock": hex(950 - blocks), "toBlock": hex(949)}]
-            await verified(harness, "eth_getLogs", asked, "proof", "rich")
-            cost = made(harness) - before
-            assert key.tallies[harness.route.policies["eth_getLogs"].tally].units + 4 * 20 >= cost
-
-    run()
+@on_uvloop
+async def test_proof_of_logs_is_paid_for_block_by_block(blocks: int) -> None:
+    async with rpc_harness(2) as harness:
+        key = harness.worker.add_key("rich", limits=Limits(1000, 100_000, 0))
+        before = made(harness)
+        asked = [{"fromBlock": hex(950 - blocks), "toBlock": hex(949)}]
+        await verified(harness, "eth_getLogs", asked, "proof", "rich")
+        cost = made(harness) - before
+        assert key.tallies[harness.route.policies["eth_getLogs"].tally].units + 4 * 20 >= cost
 
 
 @on_uvloop

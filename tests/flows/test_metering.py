@@ -80,20 +80,17 @@ async def test_every_method_costs_its_listed_price() -> None:
         (lambda head: {"blockHash": "0x1"}, True),
     ],
 )
-def test_read_of_old_state_costs_the_archive_price(block: Any, is_old: bool, cached: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        cache = {"enabled": cached, "coalesce": cached}
-        async with rpc_harness(1, cache=cache) as harness:
-            harness.upstreams[0].answers["eth_getBalance"] = lambda params: "0x1"
-            params = [ADDRESS, block(harness.chain.head)]
-            for _ in range(2):  # A cached reply costs the same.
-                reply = await harness.call("eth_getBalance", params)
-                assert units(reply) == (ARCHIVE if is_old else EVM["eth_getBalance"])
-            reply = await harness.batch(("eth_getBalance", params))
+@on_uvloop
+async def test_read_of_old_state_costs_the_archive_price(block: Any, is_old: bool, cached: bool) -> None:
+    cache = {"enabled": cached, "coalesce": cached}
+    async with rpc_harness(1, cache=cache) as harness:
+        harness.upstreams[0].answers["eth_getBalance"] = lambda params: "0x1"
+        params = [ADDRESS, block(harness.chain.head)]
+        for _ in range(2):  # A cached reply costs the same.
+            reply = await harness.call("eth_getBalance", params)
             assert units(reply) == (ARCHIVE if is_old else EVM["eth_getBalance"])
-
-    run()
+        reply = await harness.batch(("eth_getBalance", params))
+        assert units(reply) == (ARCHIVE if is_old else EVM["eth_getBalance"])
 
 
 @pytest.mark.parametrize(
@@ -311,83 +308,74 @@ def looks(harness: RpcHarness) -> int:
     return sum(harness.count(method) for method in ("eth_blockNumber", "eth_getBlockByNumber", "eth_chainId"))
 
 
-def test_metric_labels_are_closed_sets(tmp_path: Path) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2) as harness:
-            chance = random.Random(3)
-            await harness.call("eth_chainId")
-            await harness.call("eth_noSuchThing")
+@on_uvloop
+async def test_metric_labels_are_closed_sets(tmp_path: Path) -> None:
+    async with rpc_harness(2) as harness:
+        chance = random.Random(3)
+        await harness.call("eth_chainId")
+        await harness.call("eth_noSuchThing")
 
-            def series() -> set[tuple[str, ...]]:
-                harness.worker.app.usage.gather()
-                harness.worker.app.tallies.write(tmp_path / "calls-1.json", harness.worker.app.networks.counts())
-                metrics = CallCollector(tmp_path).collect()
-                return {(s.name, *s.labels.values()) for metric in metrics for s in metric.samples}
+        def series() -> set[tuple[str, ...]]:
+            harness.worker.app.usage.gather()
+            harness.worker.app.tallies.write(tmp_path / "calls-1.json", harness.worker.app.networks.counts())
+            metrics = CallCollector(tmp_path).collect()
+            return {(s.name, *s.labels.values()) for metric in metrics for s in metric.samples}
 
-            before = series()
-            for n in range(20):
-                names = ["".join(chance.choices("abcXYZ_09", k=12)) for _ in range(100)]
-                await harness.batch(*((name, [n]) for name in names))
-            assert series() == before
-            text = "".join(" ".join(each) for each in before)
-            assert "127.0.0.1" not in text
-            assert {each[-1] for each in before if each[0] == "penstock_calls_total"} == {"result", "error", "fault"}
-            assert {each[-1] for each in before if each[0] == "penstock_cache_total"} == {"hit", "join"}
-            upstreams = {each[1:] for each in before if each[0] == "penstock_upstream_calls_total"}
-            labels = [f"{harness.network}#{n}" for n in (1, 2)]
-            assert upstreams == {(label, outcome) for label in labels for outcome in ("answered", "failed", "refused")}
-
-    run()
+        before = series()
+        for n in range(20):
+            names = ["".join(chance.choices("abcXYZ_09", k=12)) for _ in range(100)]
+            await harness.batch(*((name, [n]) for name in names))
+        assert series() == before
+        text = "".join(" ".join(each) for each in before)
+        assert "127.0.0.1" not in text
+        assert {each[-1] for each in before if each[0] == "penstock_calls_total"} == {"result", "error", "fault"}
+        assert {each[-1] for each in before if each[0] == "penstock_cache_total"} == {"hit", "join"}
+        upstreams = {each[1:] for each in before if each[0] == "penstock_upstream_calls_total"}
+        labels = [f"{harness.network}#{n}" for n in (1, 2)]
+        assert upstreams == {(label, outcome) for label in labels for outcome in ("answered", "failed", "refused")}
 
 
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("shown", [False, True])
-def test_upstream_header_is_sent_only_if_configured(shown: bool, short: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        cache = {"enabled": not short, "coalesce": not short}
-        async with rpc_harness(1 if short else 2, rpc={"show_upstream": shown}, cache=cache) as harness:
-            # `Expect` takes the slow path through aiohttp, which sends the same header.
-            for n, headers in enumerate(({}, {"Expect": "100-continue"})):
-                params = [ADDRESS, "0x0", hex(990 + n)] if not short else [ADDRESS, "0x0", "latest"]
-                before = [each.count("eth_getStorageAt") for each in harness.upstreams]
-                reply = await harness.call("eth_getStorageAt", params, **headers)
-                after = [each.count("eth_getStorageAt") for each in harness.upstreams]
-                asked = next(place for place in range(len(after)) if after[place] > before[place])
-                header = reply.headers.get("x-upstream")
-                assert header == (f"{harness.network}#{asked + 1}" if shown else None)
-                if not short:
-                    again = await harness.call("eth_getStorageAt", params, **headers)
-                    assert (again.headers["x-cache"], again.headers.get("x-upstream")) == ("hit", None)
-            batch = await harness.batch(("eth_gasPrice", []), ("eth_chainId", []))
-            unknown = await harness.call("eth_noSuchThing")
-            assert "x-upstream" not in {**batch.headers, **unknown.headers}
-
-    run()
+@on_uvloop
+async def test_upstream_header_is_sent_only_if_configured(shown: bool, short: bool) -> None:
+    cache = {"enabled": not short, "coalesce": not short}
+    async with rpc_harness(1 if short else 2, rpc={"show_upstream": shown}, cache=cache) as harness:
+        # `Expect` takes the slow path through aiohttp, which sends the same header.
+        for n, headers in enumerate(({}, {"Expect": "100-continue"})):
+            params = [ADDRESS, "0x0", hex(990 + n)] if not short else [ADDRESS, "0x0", "latest"]
+            before = [each.count("eth_getStorageAt") for each in harness.upstreams]
+            reply = await harness.call("eth_getStorageAt", params, **headers)
+            after = [each.count("eth_getStorageAt") for each in harness.upstreams]
+            asked = next(place for place in range(len(after)) if after[place] > before[place])
+            header = reply.headers.get("x-upstream")
+            assert header == (f"{harness.network}#{asked + 1}" if shown else None)
+            if not short:
+                again = await harness.call("eth_getStorageAt", params, **headers)
+                assert (again.headers["x-cache"], again.headers.get("x-upstream")) == ("hit", None)
+        batch = await harness.batch(("eth_gasPrice", []), ("eth_chainId", []))
+        unknown = await harness.call("eth_noSuchThing")
+        assert "x-upstream" not in {**batch.headers, **unknown.headers}
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_rate_headers_are_current_when_the_reply_is_sent(cache: bool) -> None:
+@on_uvloop
+async def test_rate_headers_are_current_when_the_reply_is_sent(cache: bool) -> None:
     """Requests admitted while a call is in progress reduce its remaining count."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1, faults=True, cache={"enabled": cache, "coalesce": cache}) as harness:
-            key = harness.worker.add_key("shared", limits=Limits(10, 1000, 0))
-            harness.proxies[0].delay_s = 0.3
-            await harness.call("eth_call", [{"data": "0x01"}, "latest"], key="shared")
-            await harness.proxies[0].switch("slow", times=1)
-            async with asyncio.TaskGroup() as group:
-                asking = group.create_task(harness.call("eth_call", [{"data": "0x02"}, "latest"], key="shared"))
-                await until(lambda: harness.route.upstreams[0].health.inflight > 0, every_s=0.001)
-                # Takes hours' worth, so that it cannot refill before the reply arrives on any machine.
-                harness.worker.app.admission.buckets.give_back(key.rate.bucket_index, -3600.0, 0.0)
-            reply = asking.result()
-            assert reply.headers["x-ratelimit-remaining"] == "0"
-            assert int(reply.headers["x-ratelimit-reset"]) > time.time()
-
-    run()
+    async with rpc_harness(1, faults=True, cache={"enabled": cache, "coalesce": cache}) as harness:
+        key = harness.worker.add_key("shared", limits=Limits(10, 1000, 0))
+        harness.proxies[0].delay_s = 0.3
+        await harness.call("eth_call", [{"data": "0x01"}, "latest"], key="shared")
+        await harness.proxies[0].switch("slow", times=1)
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(harness.call("eth_call", [{"data": "0x02"}, "latest"], key="shared"))
+            await until(lambda: harness.route.upstreams[0].health.inflight > 0, every_s=0.001)
+            # Takes hours' worth, so that it cannot refill before the reply arrives on any machine.
+            harness.worker.app.admission.buckets.give_back(key.rate.bucket_index, -3600.0, 0.0)
+        reply = asking.result()
+        assert reply.headers["x-ratelimit-remaining"] == "0"
+        assert int(reply.headers["x-ratelimit-reset"]) > time.time()
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -411,18 +399,15 @@ def test_rate_headers_are_current_when_the_reply_is_sent(cache: bool) -> None:
         ("eth_call", [{"to": "}"}, {"blockNumber": "0x1"}, "latest"], True),
     ],
 )
-def test_surplus_params_do_not_make_an_old_block_cheap(
+@on_uvloop
+async def test_surplus_params_do_not_make_an_old_block_cheap(
     method: str, params: list[Any], is_old: bool, cached: bool
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1, cache={"enabled": cached, "coalesce": cached}) as harness:
-            harness.upstreams[0].answers[method] = lambda params: "0x1"
-            price = ARCHIVE if is_old else EVM[method]
-            assert units(await harness.call(method, params)) == price
-            assert units(await harness.batch((method, params))) == price
-
-    run()
+    async with rpc_harness(1, cache={"enabled": cached, "coalesce": cached}) as harness:
+        harness.upstreams[0].answers[method] = lambda params: "0x1"
+        price = ARCHIVE if is_old else EVM[method]
+        assert units(await harness.call(method, params)) == price
+        assert units(await harness.batch((method, params))) == price
 
 
 @on_uvloop

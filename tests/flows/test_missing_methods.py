@@ -89,49 +89,40 @@ async def test_method_that_every_upstream_lacks_is_an_error_each_time() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_error_that_may_be_about_the_params_is_passed_on_each_time(count: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count) as harness:
-            for each in harness.upstreams:
-                each.answers[PROOF] = refused(-32004, f"Method {PROOF} is not supported")
-            for n in range(3):
-                assert (await proof(harness, n)).json["error"]["code"] == -32601
-
-    run()
+@on_uvloop
+async def test_error_that_may_be_about_the_params_is_passed_on_each_time(count: int) -> None:
+    async with rpc_harness(count) as harness:
+        for each in harness.upstreams:
+            each.answers[PROOF] = refused(-32004, f"Method {PROOF} is not supported")
+        for n in range(3):
+            assert (await proof(harness, n)).json["error"]["code"] == -32601
 
 
 @pytest.mark.parametrize("is_known", [True, False])
-def test_method_that_no_upstream_in_use_has_does_not_exist(is_known: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2) as harness:
-            harness.upstreams[0].answers[PROOF] = lacking
-            has_it = harness.route.upstreams[1].health
-            while is_known and not harness.upstreams[0].count(PROOF):
-                assert "result" in (await proof(harness, harness.count(PROOF))).json
-            has_it.open(time.monotonic() + 60.0)
-            assert (await proof(harness, 1000)).json["error"]["code"] == -32601
-            has_it.cordon(cordoned=True, now=time.monotonic())
-            assert (await proof(harness, 1001)).json["error"]["code"] == -32601
-
-    run()
+@on_uvloop
+async def test_method_that_no_upstream_in_use_has_does_not_exist(is_known: bool) -> None:
+    async with rpc_harness(2) as harness:
+        harness.upstreams[0].answers[PROOF] = lacking
+        has_it = harness.route.upstreams[1].health
+        while is_known and not harness.upstreams[0].count(PROOF):
+            assert "result" in (await proof(harness, harness.count(PROOF))).json
+        has_it.open(time.monotonic() + 60.0)
+        assert (await proof(harness, 1000)).json["error"]["code"] == -32601
+        has_it.cordon(cordoned=True, now=time.monotonic())
+        assert (await proof(harness, 1001)).json["error"]["code"] == -32601
 
 
 @pytest.mark.parametrize(
     ("method", "params"),
     [("eth_sendRawTransaction", ["0x01"]), ("eth_sendPrivateTransaction", [{"tx": "0x01"}]), ("eth_newFilter", [{}])],
 )
-def test_write_that_an_upstream_does_not_know_goes_to_another(method: str, params: list[Any]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(3) as harness:
-            for each in harness.upstreams[:2]:
-                each.answers[method] = lacking
-            assert "result" in (await harness.call(method, params)).json
-            assert harness.upstreams[2].count(method) == 1
-
-    run()
+@on_uvloop
+async def test_write_that_an_upstream_does_not_know_goes_to_another(method: str, params: list[Any]) -> None:
+    async with rpc_harness(3) as harness:
+        for each in harness.upstreams[:2]:
+            each.answers[method] = lacking
+        assert "result" in (await harness.call(method, params)).json
+        assert harness.upstreams[2].count(method) == 1
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -143,17 +134,14 @@ def test_write_that_an_upstream_does_not_know_goes_to_another(method: str, param
         ((-32603, "Internal error"), (-32601, "Method not found")),
     ],
 )
-def test_most_useful_error_is_passed_on(
+@on_uvloop
+async def test_most_useful_error_is_passed_on(
     useful: tuple[int, str], other: tuple[int, str], order: tuple[int, int]
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        options = [{"tier": tier} for tier in order]
-        async with rpc_harness(2, network=SOLANA, chain=SvmChain(), kind=SvmFeedUpstream, options=options) as harness:
-            harness.upstreams[0].answers["getBlock"] = refused(*useful)
-            harness.upstreams[1].answers["getBlock"] = refused(*other)
-            reply = await harness.call("getBlock", [5])
-            assert (reply.json["error"]["code"], reply.json["error"]["message"]) == useful
-            assert [each.count("getBlock") for each in harness.upstreams] == [1, 1]
-
-    run()
+    options = [{"tier": tier} for tier in order]
+    async with rpc_harness(2, network=SOLANA, chain=SvmChain(), kind=SvmFeedUpstream, options=options) as harness:
+        harness.upstreams[0].answers["getBlock"] = refused(*useful)
+        harness.upstreams[1].answers["getBlock"] = refused(*other)
+        reply = await harness.call("getBlock", [5])
+        assert (reply.json["error"]["code"], reply.json["error"]["message"]) == useful
+        assert [each.count("getBlock") for each in harness.upstreams] == [1, 1]

@@ -78,17 +78,14 @@ async def test_empty_read_takes_no_call() -> None:
 
 
 @pytest.mark.parametrize("hostile", [1, 3])
-def test_contracts_that_burn_all_gas_do_not_affect_others(hostile: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        machine = machine_with(40)
-        for n in range(1, hostile + 1):
-            machine.contracts[contract(n)] = burning
-        async with reading(machine) as (_, multicall, network):
-            found = numbers(await multicall.read(network, calls(40)))
-            assert found == [None] * hostile + list(range(hostile + 1, 41))
-
-    run()
+@on_uvloop
+async def test_contracts_that_burn_all_gas_do_not_affect_others(hostile: int) -> None:
+    machine = machine_with(40)
+    for n in range(1, hostile + 1):
+        machine.contracts[contract(n)] = burning
+    async with reading(machine) as (_, multicall, network):
+        found = numbers(await multicall.read(network, calls(40)))
+        assert found == [None] * hostile + list(range(hostile + 1, 41))
 
 
 @on_uvloop
@@ -105,17 +102,14 @@ async def test_reverting_and_absent_contracts_are_none_and_do_not_affect_others(
 
 
 @pytest.mark.parametrize("limit", [{"gas": 200 * (CALL_GAS + 1_000)}, {"largest": 20_000}])
-def test_calls_that_exceed_a_limit_together_are_read_in_halves(limit: dict[str, int]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        machine = machine_with(500)
-        for name, value in limit.items():
-            setattr(machine, name, value)
-        async with reading(machine) as (_, multicall, network):
-            assert numbers(await multicall.read(network, calls(500))) == list(range(1, 501))
-            assert machine.sizes[:2] == [500, 250]
-
-    run()
+@on_uvloop
+async def test_calls_that_exceed_a_limit_together_are_read_in_halves(limit: dict[str, int]) -> None:
+    machine = machine_with(500)
+    for name, value in limit.items():
+        setattr(machine, name, value)
+    async with reading(machine) as (_, multicall, network):
+        assert numbers(await multicall.read(network, calls(500))) == list(range(1, 501))
+        assert machine.sizes[:2] == [500, 250]
 
 
 @on_uvloop
@@ -155,20 +149,17 @@ def refuse(code: int, message: str) -> Callable[[list[Any]], Any]:
         (-32000, "unauthorized"),
     ],
 )
-def test_unreadable_network_is_an_error_and_not_an_empty_result(code: int, message: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        machine = machine_with(5)
-        async with reading(machine) as (harness, multicall, network):
-            harness.upstreams[0].answers["eth_call"] = refuse(code, message)
-            for count in (5, MOST + 10):
-                with pytest.raises(Unavailable):
-                    await multicall.read(network, calls(count))
-            machine.has_multicall = False
+@on_uvloop
+async def test_unreadable_network_is_an_error_and_not_an_empty_result(code: int, message: str) -> None:
+    machine = machine_with(5)
+    async with reading(machine) as (harness, multicall, network):
+        harness.upstreams[0].answers["eth_call"] = refuse(code, message)
+        for count in (5, MOST + 10):
             with pytest.raises(Unavailable):
-                await multicall.read(network, calls(5), block=1)
-
-    run()
+                await multicall.read(network, calls(count))
+        machine.has_multicall = False
+        with pytest.raises(Unavailable):
+            await multicall.read(network, calls(5), block=1)
 
 
 @on_uvloop

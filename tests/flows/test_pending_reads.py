@@ -48,19 +48,16 @@ async def pending_nonce(harness: RpcHarness, **options: Any) -> int:
 
 
 @pytest.mark.parametrize(("raw", "hash_"), [LEGACY, DYNAMIC])
-def test_transaction_and_pending_nonce_are_read_from_the_upstream_that_took_it(raw: str, hash_: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with unpeered() as harness:
-            await harness.result(SEND, [raw])
-            for _ in range(ROUNDS):
-                assert (await harness.result("eth_getTransactionByHash", [hash_]))["hash"] == hash_
-                assert await pending_nonce(harness) == 1
-                # Addresses are the same in capital letters.
-                count = await harness.result("eth_getTransactionCount", ["0x" + SENDER[2:].upper(), "pending"])
-                assert count == "0x1"
-
-    run()
+@on_uvloop
+async def test_transaction_and_pending_nonce_are_read_from_the_upstream_that_took_it(raw: str, hash_: str) -> None:
+    async with unpeered() as harness:
+        await harness.result(SEND, [raw])
+        for _ in range(ROUNDS):
+            assert (await harness.result("eth_getTransactionByHash", [hash_]))["hash"] == hash_
+            assert await pending_nonce(harness) == 1
+            # Addresses are the same in capital letters.
+            count = await harness.result("eth_getTransactionCount", ["0x" + SENDER[2:].upper(), "pending"])
+            assert count == "0x1"
 
 
 @on_uvloop

@@ -106,17 +106,14 @@ class RealReads(RandomReads):
 
 
 @pytest.mark.parametrize(("count", "kind"), CASES)
-def test_every_read_of_a_real_chain_equals_the_nodes_after_one_poll(
+@on_uvloop
+async def test_every_read_of_a_real_chain_equals_the_nodes_after_one_poll(
     nodes: list[RealNode], count: int, kind: str
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with real_harness(nodes[:count]) as harness:
-            await harness.proxies[0].switch(LIES.get(kind, "pass"))
-            reads = RealReads(harness, kind)
-            await reads.run(reads_or(180))
-            print(reads)
-            assert reads.wrong == []
-            assert reads.counts["right"] > 0.5 * reads.counts.total()
-
-    run()
+    async with real_harness(nodes[:count]) as harness:
+        await harness.proxies[0].switch(LIES.get(kind, "pass"))
+        reads = RealReads(harness, kind)
+        await reads.run(reads_or(180))
+        print(reads)
+        assert reads.wrong == []
+        assert reads.counts["right"] > 0.5 * reads.counts.total()

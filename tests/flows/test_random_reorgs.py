@@ -96,15 +96,12 @@ class ScriptedReads(RandomReads):
 
 
 @pytest.mark.parametrize(("count", "kind"), CASES)
-def test_every_read_equals_the_nodes_after_one_poll(count: int, kind: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count, chain=Chain(head=1000)) as harness:
-            reads = ScriptedReads(harness, kind)
-            await harness.look()
-            await reads.run(reads_or(900))
-            print(reads)
-            assert reads.wrong == []
-            assert reads.counts["right"] > 0.8 * reads.counts.total()
-
-    run()
+@on_uvloop
+async def test_every_read_equals_the_nodes_after_one_poll(count: int, kind: str) -> None:
+    async with rpc_harness(count, chain=Chain(head=1000)) as harness:
+        reads = ScriptedReads(harness, kind)
+        await harness.look()
+        await reads.run(reads_or(900))
+        print(reads)
+        assert reads.wrong == []
+        assert reads.counts["right"] > 0.8 * reads.counts.total()

@@ -63,15 +63,12 @@ async def queries(harness: RealHarness) -> AsyncIterator[tuple[int, dict[str, An
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("last", ["number", "latest"])
-def test_logs_up_to_a_block_that_is_new_are_complete(nodes: list[RealNode], count: int, last: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with real_harness(nodes[-count:]) as harness:
-            async for first, query in queries(harness):
-                asked = query | ({} if last == "number" else {"toBlock": "latest"})
-                check(harness, first, await harness.result("eth_getLogs", [asked]))
-
-    run()
+@on_uvloop
+async def test_logs_up_to_a_block_that_is_new_are_complete(nodes: list[RealNode], count: int, last: str) -> None:
+    async with real_harness(nodes[-count:]) as harness:
+        async for first, query in queries(harness):
+            asked = query | ({} if last == "number" else {"toBlock": "latest"})
+            check(harness, first, await harness.result("eth_getLogs", [asked]))
 
 
 async def filter_at(harness: RealHarness, place: int, query: dict[str, Any]) -> str:
@@ -85,13 +82,10 @@ async def filter_at(harness: RealHarness, place: int, query: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_logs_of_a_filter_up_to_a_block_that_is_new_are_complete(nodes: list[RealNode], count: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with real_harness(nodes[-count:]) as harness:
-            async for first, query in queries(harness):
-                for place in range(count):
-                    name = await filter_at(harness, place, query)
-                    check(harness, first, await harness.result("eth_getFilterLogs", [name]))
-
-    run()
+@on_uvloop
+async def test_logs_of_a_filter_up_to_a_block_that_is_new_are_complete(nodes: list[RealNode], count: int) -> None:
+    async with real_harness(nodes[-count:]) as harness:
+        async for first, query in queries(harness):
+            for place in range(count):
+                name = await filter_at(harness, place, query)
+                check(harness, first, await harness.result("eth_getFilterLogs", [name]))

@@ -19,84 +19,72 @@ from tests.web.worker import PEPPER, on_uvloop, running_worker
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_nothing_from_before_a_reorganisation_is_returned_after_one_poll(
+@on_uvloop
+async def test_nothing_from_before_a_reorganisation_is_returned_after_one_poll(
     nodes: list[RealNode], count: int, depth: int
 ) -> None:
     """To a shorter branch, to one of the same length, and to a longer one."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with real_harness(nodes[:count]) as harness:
-            for seed, blocks in enumerate((0, depth, depth + 1)):
-                await harness.look()
-                calls = harness.reads()
-                for _ in range(2):
-                    await harness.check(calls)
-                await harness.follow(harness.branch[:-depth] + (7 + seed,) * blocks)
-                await harness.look()
+    async with real_harness(nodes[:count]) as harness:
+        for seed, blocks in enumerate((0, depth, depth + 1)):
+            await harness.look()
+            calls = harness.reads()
+            for _ in range(2):
                 await harness.check(calls)
-                await harness.check(harness.reads())
-
-    run()
+            await harness.follow(harness.branch[:-depth] + (7 + seed,) * blocks)
+            await harness.look()
+            await harness.check(calls)
+            await harness.check(harness.reads())
 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("reader", ["eth_blockNumber", "eth_getTransactionReceipt"])
-def test_block_whose_hash_was_never_polled_is_replaced_at_its_height(
+@on_uvloop
+async def test_block_whose_hash_was_never_polled_is_replaced_at_its_height(
     nodes: list[RealNode], count: int, reader: str
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with real_harness(nodes[:count]) as harness:
-            await harness.follow((*BASE, 4))
-            # A client learns of the new block before the tracker does.
-            await harness.call(reader, [harness.transaction] if "Receipt" in reader else [], Cache_Control="no-cache")
-            calls = harness.reads()
-            await harness.check(calls)
-            await harness.follow((*BASE, 7))
-            await harness.look()
-            await harness.check(calls)
-
-    run()
+    async with real_harness(nodes[:count]) as harness:
+        await harness.follow((*BASE, 4))
+        # A client learns of the new block before the tracker does.
+        await harness.call(reader, [harness.transaction] if "Receipt" in reader else [], Cache_Control="no-cache")
+        calls = harness.reads()
+        await harness.check(calls)
+        await harness.follow((*BASE, 7))
+        await harness.look()
+        await harness.check(calls)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("subscribers", ["none", "over http", "over ws"])
-def test_reply_is_stale_for_one_poll_at_most(nodes: list[RealNode], count: int, subscribers: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with real_harness(nodes[:count], ws=count if subscribers == "over ws" else 0) as harness:
-            harness.watch()
-            if subscribers != "none":
-                feed = harness.worker.app.feeds.find(DEV)
-                assert feed is not None
-                await feed.subscribe(HEADS, RecordingListener())
-            for depth in (1, 2, 3):
-                calls = harness.reads()
-                for _ in range(2):
-                    await harness.check(calls)
-                await harness.follow(harness.branch[:-depth] + (10 + depth,) * depth)
-                await harness.polled()
-                await harness.check(calls)
-
-    run()
-
-
-def test_head_goes_back_only_when_both_of_two_upstreams_have_gone_back(nodes: list[RealNode]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with real_harness(nodes[:2]) as harness:
-            await harness.nodes[0].follow(BASE[:-2])
-            await harness.look()
-            for _ in range(6):
-                await harness.check(harness.reads())
+@on_uvloop
+async def test_reply_is_stale_for_one_poll_at_most(nodes: list[RealNode], count: int, subscribers: str) -> None:
+    async with real_harness(nodes[:count], ws=count if subscribers == "over ws" else 0) as harness:
+        harness.watch()
+        if subscribers != "none":
+            feed = harness.worker.app.feeds.find(DEV)
+            assert feed is not None
+            await feed.subscribe(HEADS, RecordingListener())
+        for depth in (1, 2, 3):
             calls = harness.reads()
-            await harness.follow(BASE[:-2])
-            await harness.look()
+            for _ in range(2):
+                await harness.check(calls)
+            await harness.follow(harness.branch[:-depth] + (10 + depth,) * depth)
+            await harness.polled()
             await harness.check(calls)
-            assert int(await harness.result("eth_blockNumber"), 16) == len(BASE) - 2
 
-    run()
+
+@on_uvloop
+async def test_head_goes_back_only_when_both_of_two_upstreams_have_gone_back(nodes: list[RealNode]) -> None:
+    async with real_harness(nodes[:2]) as harness:
+        await harness.nodes[0].follow(BASE[:-2])
+        await harness.look()
+        for _ in range(6):
+            await harness.check(harness.reads())
+        calls = harness.reads()
+        await harness.follow(BASE[:-2])
+        await harness.look()
+        await harness.check(calls)
+        assert int(await harness.result("eth_blockNumber"), 16) == len(BASE) - 2
 
 
 # Forks
@@ -116,17 +104,14 @@ async def check_left_out(harness: RealHarness, place: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "depth"), [(3, 1), (3, 3), (3, 20), (2, 20)])
-def test_forked_upstream_takes_no_reads(nodes: list[RealNode], count: int, depth: int) -> None:
+@on_uvloop
+async def test_forked_upstream_takes_no_reads(nodes: list[RealNode], count: int, depth: int) -> None:
     """One of two is known by a final block that it lacks, although its branch is longer."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with real_harness(nodes[:count]) as harness:
-            await harness.nodes[0].follow(BASE[:-depth] + (7,) * (depth + 1))
-            await harness.look()
-            await check_left_out(harness, 0)
-
-    run()
+    async with real_harness(nodes[:count]) as harness:
+        await harness.nodes[0].follow(BASE[:-depth] + (7,) * (depth + 1))
+        await harness.look()
+        await check_left_out(harness, 0)
 
 
 # Another chain

@@ -51,125 +51,104 @@ async def how(harness: RpcHarness, method: str, params: list[Any], **options: An
     return reply.headers.get("x-cache", "")
 
 
-def test_final_answer_of_one_worker_is_found_by_another(tmp_path: Path) -> None:
-    @on_uvloop
-    async def run() -> None:
-        chain = Chain(mined={TX: 900})
-        calls = [OLD, ("eth_getTransactionReceipt", [TX]), ("web3_sha3", ["0x"])]
-        async with redis_server(tmp_path) as redis, hosts(redis, None, None, chain=chain) as (one, other):
-            for method, params in calls:
-                assert await how(one, method, params) == "miss"
-            await until(lambda: redis.size() == len(calls))
-            for method, params in calls:
-                assert await other.result(method, params) == await one.result(method, params)
-                assert await how(other, method, params) == "hit"
-                assert other.count(method) == 0
-
-    run()
+@on_uvloop
+async def test_final_answer_of_one_worker_is_found_by_another(tmp_path: Path) -> None:
+    chain = Chain(mined={TX: 900})
+    calls = [OLD, ("eth_getTransactionReceipt", [TX]), ("web3_sha3", ["0x"])]
+    async with redis_server(tmp_path) as redis, hosts(redis, None, None, chain=chain) as (one, other):
+        for method, params in calls:
+            assert await how(one, method, params) == "miss"
+        await until(lambda: redis.size() == len(calls))
+        for method, params in calls:
+            assert await other.result(method, params) == await one.result(method, params)
+            assert await how(other, method, params) == "hit"
+            assert other.count(method) == 0
 
 
-def test_only_final_replies_are_shared(tmp_path: Path) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
-            for method, params in (
-                ("eth_getBalance", [ADDRESS, "latest"]),
-                ("eth_getBalance", [ADDRESS, hex(one.chain.head - 3)]),
-                ("eth_getBlockByNumber", ["finalized", False]),
-                ("eth_gasPrice", []),
-                ("eth_getTransactionCount", [ADDRESS, "latest"]),
-            ):
-                await one.result(method, params)
-            assert await one.result("eth_getTransactionReceipt", [TX]) is None
-            await one.result(*OLD)
-            await until(lambda: redis.size() > 0)
-            assert redis.size() == 1
-
-    run()
+@on_uvloop
+async def test_only_final_replies_are_shared(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
+        for method, params in (
+            ("eth_getBalance", [ADDRESS, "latest"]),
+            ("eth_getBalance", [ADDRESS, hex(one.chain.head - 3)]),
+            ("eth_getBlockByNumber", ["finalized", False]),
+            ("eth_gasPrice", []),
+            ("eth_getTransactionCount", [ADDRESS, "latest"]),
+        ):
+            await one.result(method, params)
+        assert await one.result("eth_getTransactionReceipt", [TX]) is None
+        await one.result(*OLD)
+        await until(lambda: redis.size() > 0)
+        assert redis.size() == 1
 
 
-def test_another_network_and_another_chain_of_the_same_name_find_nothing(tmp_path: Path) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with redis_server(tmp_path) as redis, hosts(redis, None, TEST) as (one, test):
-            await one.result(*OLD)
-            await until(lambda: redis.size() == 1)
-            assert await how(test, *OLD) == "miss"
-            async with hosts(redis, None, chain=Chain(name="restarted")) as (restarted,):
-                assert await how(restarted, *OLD) == "miss"
-                assert await restarted.result(*OLD) != await one.result(*OLD)
-
-    run()
+@on_uvloop
+async def test_another_network_and_another_chain_of_the_same_name_find_nothing(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as redis, hosts(redis, None, TEST) as (one, test):
+        await one.result(*OLD)
+        await until(lambda: redis.size() == 1)
+        assert await how(test, *OLD) == "miss"
+        async with hosts(redis, None, chain=Chain(name="restarted")) as (restarted,):
+            assert await how(restarted, *OLD) == "miss"
+            assert await restarted.result(*OLD) != await one.result(*OLD)
 
 
-def test_batch_uses_shared_replies_and_requests_the_rest_together(tmp_path: Path) -> None:
-    @on_uvloop
-    async def run() -> None:
-        chain = Chain()
-        chain.mined = {f"0x{n:064x}": 900 for n in range(10)}
-        async with redis_server(tmp_path) as redis, hosts(redis, None, None, chain=chain) as (one, other):
-            receipts = [("eth_getTransactionReceipt", [tx]) for tx in chain.mined]
-            await one.batch(*receipts[:5])
-            await until(lambda: redis.size() == 5)
-            before = other.upstreams[0].requests
-            reply = await other.batch(*receipts, ("eth_getBalance", [ADDRESS, "latest"]))
-            assert [item["result"]["transactionHash"] for item in reply.json[:-1]] == list(chain.mined)
-            assert "result" in reply.json[-1]
-            assert other.count("eth_getTransactionReceipt") == 5
-            assert other.upstreams[0].requests - before == 2
-
-    run()
+@on_uvloop
+async def test_batch_uses_shared_replies_and_requests_the_rest_together(tmp_path: Path) -> None:
+    chain = Chain()
+    chain.mined = {f"0x{n:064x}": 900 for n in range(10)}
+    async with redis_server(tmp_path) as redis, hosts(redis, None, None, chain=chain) as (one, other):
+        receipts = [("eth_getTransactionReceipt", [tx]) for tx in chain.mined]
+        await one.batch(*receipts[:5])
+        await until(lambda: redis.size() == 5)
+        before = other.upstreams[0].requests
+        reply = await other.batch(*receipts, ("eth_getBalance", [ADDRESS, "latest"]))
+        assert [item["result"]["transactionHash"] for item in reply.json[:-1]] == list(chain.mined)
+        assert "result" in reply.json[-1]
+        assert other.count("eth_getTransactionReceipt") == 5
+        assert other.upstreams[0].requests - before == 2
 
 
-def test_caller_that_wants_no_cache_is_not_given_the_shared_one(tmp_path: Path) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with redis_server(tmp_path) as redis, hosts(redis, None, None) as (one, other):
-            await one.result(*OLD)
-            await until(lambda: redis.size() == 1)
-            assert await how(other, *OLD, Cache_Control="no-cache") == "miss"
-            assert other.count("eth_getBalance") == 1
-
-    run()
+@on_uvloop
+async def test_caller_that_wants_no_cache_is_not_given_the_shared_one(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as redis, hosts(redis, None, None) as (one, other):
+        await one.result(*OLD)
+        await until(lambda: redis.size() == 1)
+        assert await how(other, *OLD, Cache_Control="no-cache") == "miss"
+        assert other.count("eth_getBalance") == 1
 
 
-def test_redis_that_is_away_is_skipped_and_used_again_when_it_is_back(tmp_path: Path) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
-            await one.result(*OLD)
-            await until(lambda: redis.size() == 1)
-            await redis.stop()
-            took = await _time_calls(one, 2, 60)
-            print(f"\naway: slowest {max(took) * 1000:.1f} ms of {len(took)}")
-            await redis.start()
-            fresh = iter(range(200, 900))
+@on_uvloop
+async def test_redis_that_is_away_is_skipped_and_used_again_when_it_is_back(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
+        await one.result(*OLD)
+        await until(lambda: redis.size() == 1)
+        await redis.stop()
+        took = await _time_calls(one, 2, 60)
+        print(f"\naway: slowest {max(took) * 1000:.1f} ms of {len(took)}")
+        await redis.start()
+        fresh = iter(range(200, 900))
 
-            async def is_used() -> bool:
-                await one.result("eth_getBalance", [ADDRESS, hex(next(fresh))])
-                return redis.size() > 0
+        async def is_used() -> bool:
+            await one.result("eth_getBalance", [ADDRESS, hex(next(fresh))])
+            return redis.size() > 0
 
-            await until(is_used)
-
-    run()
+        await until(is_used)
 
 
-def test_redis_that_hangs_costs_one_look_and_not_every_call(tmp_path: Path) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
-            await one.result(*OLD)
-            await until(lambda: redis.size() == 1)
-            redis.freeze()
-            try:
-                took = await _time_calls(one, 2, 40)
-            finally:
-                redis.thaw()
-            print(f"\nhanging: slowest {max(took) * 1000:.1f} ms, {sum(each > LOOK_S for each in took)} of 40 waited")
-            # A busy machine delays some of the others too.
-            assert sum(each > LOOK_S for each in took) <= 20
-
-    run()
+@on_uvloop
+async def test_redis_that_hangs_costs_one_look_and_not_every_call(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
+        await one.result(*OLD)
+        await until(lambda: redis.size() == 1)
+        redis.freeze()
+        try:
+            took = await _time_calls(one, 2, 40)
+        finally:
+            redis.thaw()
+        print(f"\nhanging: slowest {max(took) * 1000:.1f} ms, {sum(each > LOOK_S for each in took)} of 40 waited")
+        # A busy machine delays some of the others too.
+        assert sum(each > LOOK_S for each in took) <= 20
 
 
 async def _time_calls(harness: RpcHarness, first: int, count: int) -> list[float]:
@@ -181,50 +160,41 @@ async def _time_calls(harness: RpcHarness, first: int, count: int) -> list[float
     return took
 
 
-def test_caller_that_disconnects_during_the_lookup_causes_no_upstream_call(tmp_path: Path) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
-            await one.result(*OLD)
-            await until(lambda: redis.size() == 1)
-            redis.freeze()
-            client = await one.worker.connect()
-            body = b'{"jsonrpc":"2.0","id":1,"method":"eth_getBalance","params":["%b","0x2"]}' % ADDRESS.encode()
-            await client.write(one.worker.post(body, network=one.network))
-            await until(lambda: bool(one.route.state.flights), every_s=0.001)
-            await client.close()
-            await until(lambda: not one.route.state.flights)
-            redis.thaw()
-            assert one.count("eth_getBalance") == 1
-
-    run()
+@on_uvloop
+async def test_caller_that_disconnects_during_the_lookup_causes_no_upstream_call(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as redis, hosts(redis, None) as (one,):
+        await one.result(*OLD)
+        await until(lambda: redis.size() == 1)
+        redis.freeze()
+        client = await one.worker.connect()
+        body = b'{"jsonrpc":"2.0","id":1,"method":"eth_getBalance","params":["%b","0x2"]}' % ADDRESS.encode()
+        await client.write(one.worker.post(body, network=one.network))
+        await until(lambda: bool(one.route.state.flights), every_s=0.001)
+        await client.close()
+        await until(lambda: not one.route.state.flights)
+        redis.thaw()
+        assert one.count("eth_getBalance") == 1
 
 
-def test_queue_of_writes_is_bounded_and_full_it_drops() -> None:
-    @on_uvloop
-    async def run() -> None:
-        shared = SharedReplies("redis://127.0.0.1:1/0")
-        for n in range(QUEUE + 10):
-            shared.put(str(n), b"x")
-        shared.put("large", bytes(2 << 20))
-        assert shared.dropped == 10
-        found: list[Sequence[bytes | None]] = []
-        shared.look(["1", "2"], found.append)
-        assert found == [[None, None]]
-        assert not shared.is_available(time.monotonic())
-
-    run()
+@on_uvloop
+async def test_queue_of_writes_is_bounded_and_full_it_drops() -> None:
+    shared = SharedReplies("redis://127.0.0.1:1/0")
+    for n in range(QUEUE + 10):
+        shared.put(str(n), b"x")
+    shared.put("large", bytes(2 << 20))
+    assert shared.dropped == 10
+    found: list[Sequence[bytes | None]] = []
+    shared.look(["1", "2"], found.append)
+    assert found == [[None, None]]
+    assert not shared.is_available(time.monotonic())
 
 
-def test_bytes_of_queued_writes_are_bounded() -> None:
-    @on_uvloop
-    async def run() -> None:
-        shared = SharedReplies("redis://127.0.0.1:1/0")
-        for n in range(20):
-            shared.put(str(n), bytes(1 << 20))
-        assert shared.dropped == 4
-
-    run()
+@on_uvloop
+async def test_bytes_of_queued_writes_are_bounded() -> None:
+    shared = SharedReplies("redis://127.0.0.1:1/0")
+    for n in range(20):
+        shared.put(str(n), bytes(1 << 20))
+    assert shared.dropped == 4
 
 
 # An upstream on another branch
@@ -245,37 +215,31 @@ def only_stray(harness: RpcHarness, *, only: bool) -> None:
         upstream.health.cordon(cordoned=only, now=time.monotonic())
 
 
-def test_shared_replies_of_an_upstream_that_is_found_on_another_branch_are_deleted(tmp_path: Path) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with redis_server(tmp_path) as redis, forked_worker(redis) as harness:
+@on_uvloop
+async def test_shared_replies_of_an_upstream_that_is_found_on_another_branch_are_deleted(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as redis, forked_worker(redis) as harness:
+        only_stray(harness, only=True)
+        wrong = await harness.result(*FORKED)
+        await until(lambda: redis.size() == 1)
+        only_stray(harness, only=False)
+        await harness.shows("forked", "up", "up")
+        await until(lambda: redis.size() == 0)
+        assert await harness.result(*FORKED) != wrong
+
+
+@on_uvloop
+async def test_reply_that_was_under_way_from_an_upstream_found_on_another_branch_is_not_shared(tmp_path: Path) -> None:
+    async with redis_server(tmp_path) as redis, forked_worker(redis) as harness:
+        stray = harness.upstreams[0]
+        stray.held = {"eth_getBalance"}
+        async with asyncio.TaskGroup() as group:
             only_stray(harness, only=True)
-            wrong = await harness.result(*FORKED)
-            await until(lambda: redis.size() == 1)
+            waiting = group.create_task(harness.result(*FORKED, X_Retry="0"))
+            await until(lambda: stray.count("eth_getBalance") == 1)
             only_stray(harness, only=False)
             await harness.shows("forked", "up", "up")
-            await until(lambda: redis.size() == 0)
-            assert await harness.result(*FORKED) != wrong
-
-    run()
-
-
-def test_reply_that_was_under_way_from_an_upstream_found_on_another_branch_is_not_shared(tmp_path: Path) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with redis_server(tmp_path) as redis, forked_worker(redis) as harness:
-            stray = harness.upstreams[0]
-            stray.held = {"eth_getBalance"}
-            async with asyncio.TaskGroup() as group:
-                only_stray(harness, only=True)
-                waiting = group.create_task(harness.result(*FORKED, X_Retry="0"))
-                await until(lambda: stray.count("eth_getBalance") == 1)
-                only_stray(harness, only=False)
-                await harness.shows("forked", "up", "up")
-                stray.gate.set()
-            await waiting
-            assert await how(harness, "eth_getBalance", [ADDRESS, "0x6"]) == "miss"
-            await until(lambda: redis.size() == 1)
-            assert await how(harness, *FORKED) == "miss"
-
-    run()
+            stray.gate.set()
+        await waiting
+        assert await how(harness, "eth_getBalance", [ADDRESS, "0x6"]) == "miss"
+        await until(lambda: redis.size() == 1)
+        assert await how(harness, *FORKED) == "miss"

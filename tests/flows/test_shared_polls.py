@@ -95,31 +95,28 @@ def fork(first: RpcHarness) -> None:
         (fork, ["forked", "up", "up"]),
     ],
 )
-def test_findings_of_one_worker_reach_the_others(change: Change, states: list[str]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with two_workers(3) as (first, second):
-            await start(second)
-            change(first)
-            await first.look()
-            await first.shows(*states)
-            before = calls(first)
-            second.tracker.adopt()
-            assert second.states == states
-            assert second.route.heads.tip == first.route.heads.tip == first.chain.head
-            assert [each.health.head for each in second.route.upstreams] == [each.head for each in first.upstreams]
-            assert calls(first) == before
-            # And back.
-            upstream = first.upstreams[0]
-            upstream.behind, upstream.chain = 0, first.chain
-            upstream.answers.clear()
-            first.tracker._named_at.clear()
-            await first.look()
-            await first.shows("up", "up", "up")
-            second.tracker.adopt()
-            assert second.states == ["up", "up", "up"]
-
-    run()
+@on_uvloop
+async def test_findings_of_one_worker_reach_the_others(change: Change, states: list[str]) -> None:
+    async with two_workers(3) as (first, second):
+        await start(second)
+        change(first)
+        await first.look()
+        await first.shows(*states)
+        before = calls(first)
+        second.tracker.adopt()
+        assert second.states == states
+        assert second.route.heads.tip == first.route.heads.tip == first.chain.head
+        assert [each.health.head for each in second.route.upstreams] == [each.head for each in first.upstreams]
+        assert calls(first) == before
+        # And back.
+        upstream = first.upstreams[0]
+        upstream.behind, upstream.chain = 0, first.chain
+        upstream.answers.clear()
+        first.tracker._named_at.clear()
+        await first.look()
+        await first.shows("up", "up", "up")
+        second.tracker.adopt()
+        assert second.states == ["up", "up", "up"]
 
 
 @on_uvloop

@@ -56,17 +56,14 @@ async def test_error_of_one_item_is_its_own() -> None:
 
 
 @pytest.mark.parametrize("mode", ["reset", "half", "garbage"])
-def test_broken_batch_is_retried_call_by_call(mode: Mode) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1, faults=True, **NO_CACHE) as harness:
-            harness.proxies[0].reset_after = 0
-            for turn in range(3):
-                await harness.proxies[0].switch(mode, times=1)
-                await check(harness, turn)
-            assert harness.route.upstreams[0].health.inflight == 0
-
-    run()
+@on_uvloop
+async def test_broken_batch_is_retried_call_by_call(mode: Mode) -> None:
+    async with rpc_harness(1, faults=True, **NO_CACHE) as harness:
+        harness.proxies[0].reset_after = 0
+        for turn in range(3):
+            await harness.proxies[0].switch(mode, times=1)
+            await check(harness, turn)
+        assert harness.route.upstreams[0].health.inflight == 0
 
 
 @on_uvloop

@@ -400,35 +400,29 @@ async def test_close_is_answered_with_its_code_and_ends_the_connection() -> None
         await until(lambda: len(running.app.sockets) == 0)
 
 
-def test_connection_of_a_client_that_compresses_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@on_uvloop
+async def test_connection_of_a_client_that_compresses_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """RFC 6455, 5.5.1. A subscription and small replies do not delay it."""
     monkeypatch.setattr(client_socket, "CLOSE_REPLY_S", 1000.0)
     monkeypatch.setattr(client_socket, "DECOMPRESS_S", 1000.0)
 
-    @on_uvloop
-    async def run() -> None:
-        compressed: dict[str, Any] = {"Sec_WebSocket_Extensions": "permessage-deflate"}
-        async with served() as (running, _), bare(running, **compressed) as client:
-            client.write(rpc("eth_subscribe", ["newHeads"]))
-            assert "result" in await client.json()
-            client.write((1000).to_bytes(2, "big"), frames.CLOSE)
-            assert await client.close_code() == 1000
-            assert await client.ended()
-
-    run()
+    compressed: dict[str, Any] = {"Sec_WebSocket_Extensions": "permessage-deflate"}
+    async with served() as (running, _), bare(running, **compressed) as client:
+        client.write(rpc("eth_subscribe", ["newHeads"]))
+        assert "result" in await client.json()
+        client.write((1000).to_bytes(2, "big"), frames.CLOSE)
+        assert await client.close_code() == 1000
+        assert await client.ended()
 
 
 @pytest.mark.parametrize("message", [b"", b"\x00", b"\xff", b"\xff\xfe\x00", b"x" * 500])
-def test_binary_message_that_is_not_json_gets_one_answer(message: bytes) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with served() as (running, _), bare(running) as client:
-            client.write(message, frames.BINARY)
-            assert (await client.json())["error"]["code"] == -32700
-            client.write(rpc("eth_chainId"), frames.BINARY)
-            assert "result" in await client.json()
-
-    run()
+@on_uvloop
+async def test_binary_message_that_is_not_json_gets_one_answer(message: bytes) -> None:
+    async with served() as (running, _), bare(running) as client:
+        client.write(message, frames.BINARY)
+        assert (await client.json())["error"]["code"] == -32700
+        client.write(rpc("eth_chainId"), frames.BINARY)
+        assert "result" in await client.json()
 
 
 @on_uvloop

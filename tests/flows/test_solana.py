@@ -79,17 +79,14 @@ async def test_calls_cost_the_units_of_the_price_table() -> None:
         ([{"encoding": "base64", "commitment": "processed"}], "miss", "miss"),
     ],
 )
-def test_reply_is_cached_as_long_as_its_commitment_allows(config: list[Any], again: str, moved: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with solana() as harness:
-            params = [str(PAYER.pubkey()), *config]
-            assert [await cache_status(harness, "getBalance", params) for _ in range(2)] == ["miss", again]
-            harness.chain.head += 1
-            await harness.look()
-            assert await cache_status(harness, "getBalance", params) == moved
-
-    run()
+@on_uvloop
+async def test_reply_is_cached_as_long_as_its_commitment_allows(config: list[Any], again: str, moved: str) -> None:
+    async with solana() as harness:
+        params = [str(PAYER.pubkey()), *config]
+        assert [await cache_status(harness, "getBalance", params) for _ in range(2)] == ["miss", again]
+        harness.chain.head += 1
+        await harness.look()
+        assert await cache_status(harness, "getBalance", params) == moved
 
 
 @on_uvloop
@@ -140,32 +137,26 @@ async def test_account_missing_at_a_lagging_upstream_is_read_elsewhere() -> None
 
 
 @pytest.mark.parametrize("broadcast", [1, 3])
-def test_send_goes_to_one_upstream_once_even_if_evm_sends_are_broadcast(broadcast: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with solana(3, rpc={"broadcast": broadcast}) as harness:
-            await harness.result(SEND, [await transaction(harness), BASE64])
-            assert sorted(sent(harness)) == [0, 0, 1]
-
-    run()
+@on_uvloop
+async def test_send_goes_to_one_upstream_once_even_if_evm_sends_are_broadcast(broadcast: int) -> None:
+    async with solana(3, rpc={"broadcast": broadcast}) as harness:
+        await harness.result(SEND, [await transaction(harness), BASE64])
+        assert sorted(sent(harness)) == [0, 0, 1]
 
 
 @pytest.mark.parametrize("mode", ["reset", "half", "garbage", "black_hole", "slow"])
-def test_send_that_may_have_landed_is_neither_retried_nor_hedged(mode: Mode) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with solana(3, faults=True, rpc={"call_timeout_s": 0.5}) as harness:
-            for _ in range(60):
-                await harness.result("getHealth")
-            raw = await transaction(harness)
-            for proxy in harness.proxies:
-                proxy.delay_s = 0.2
-                await proxy.switch(mode)
-            reply = await harness.call(SEND, [raw, BASE64])
-            assert reply.status == (200 if mode == "slow" else 504 if mode == "black_hole" else 500)
-            assert sorted(sent(harness)) == [0, 0, 1]
-
-    run()
+@on_uvloop
+async def test_send_that_may_have_landed_is_neither_retried_nor_hedged(mode: Mode) -> None:
+    async with solana(3, faults=True, rpc={"call_timeout_s": 0.5}) as harness:
+        for _ in range(60):
+            await harness.result("getHealth")
+        raw = await transaction(harness)
+        for proxy in harness.proxies:
+            proxy.delay_s = 0.2
+            await proxy.switch(mode)
+        reply = await harness.call(SEND, [raw, BASE64])
+        assert reply.status == (200 if mode == "slow" else 504 if mode == "black_hole" else 500)
+        assert sorted(sent(harness)) == [0, 0, 1]
 
 
 @on_uvloop
@@ -208,21 +199,18 @@ async def test_error_of_a_send_is_passed_on_unchanged() -> None:
         (-32016, "Minimum context slot has not been reached", {"contextSlot": 3}),
     ],
 )
-def test_native_error_is_passed_on_unchanged(code: int, message: str, data: Any) -> None:
+@on_uvloop
+async def test_native_error_is_passed_on_unchanged(code: int, message: str, data: Any) -> None:
     given = {"code": code, "message": message, **({"data": data} if data else {})}
 
     def refuse(_: list[Any]) -> Any:
         raise Refused(**given)
 
-    @on_uvloop
-    async def run() -> None:
-        async with solana() as harness:
-            for each in harness.upstreams:
-                each.answers["getBlock"] = refuse
-            reply = await harness.call("getBlock", [5, {"maxSupportedTransactionVersion": 0}])
-            assert (reply.status, reply.json["error"]) == (200, given)
-
-    run()
+    async with solana() as harness:
+        for each in harness.upstreams:
+            each.answers["getBlock"] = refuse
+        reply = await harness.call("getBlock", [5, {"maxSupportedTransactionVersion": 0}])
+        assert (reply.status, reply.json["error"]) == (200, given)
 
 
 @on_uvloop
@@ -240,15 +228,12 @@ async def test_upstream_that_reports_being_behind_is_not_used() -> None:
 @pytest.mark.parametrize(
     "method", ["eth_blockNumber", "getbalance", "GETBALANCE", "getConfirmedBlock", "validatorExit"]
 )
-def test_unknown_method_is_not_found(method: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with solana(1) as harness:
-            reply = await harness.call(method, [])
-            assert (reply.status, reply.json["error"]["code"]) == (200, -32601)
-            assert harness.count(method) == 0
-
-    run()
+@on_uvloop
+async def test_unknown_method_is_not_found(method: str) -> None:
+    async with solana(1) as harness:
+        reply = await harness.call(method, [])
+        assert (reply.status, reply.json["error"]["code"]) == (200, -32601)
+        assert harness.count(method) == 0
 
 
 @on_uvloop

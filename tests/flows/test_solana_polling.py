@@ -140,23 +140,20 @@ async def test_accounts_of_a_program_are_sent_when_they_change(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("commitment", ["processed", "confirmed", "finalized"])
-def test_signature_is_sent_once_it_is_as_certain_as_wanted(commitment: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with polled() as polling:
-            signature = await polling.send(1_000_000)
-            landed = polling.chain.landed[signature]
-            listener = await polling.listen("signature", signature, {"commitment": commitment})
-            for _ in range(100):
-                await asyncio.sleep(0.3)
-                if listener.events:
-                    break
-                polling.chain.head += 1
-            (event,) = listener.events
-            assert (listener.results[0]["value"], event.last) == ({"err": None}, True)
-            assert event.block >= landed + {"processed": 0, "confirmed": 1, "finalized": 4}[commitment]
-
-    run()
+@on_uvloop
+async def test_signature_is_sent_once_it_is_as_certain_as_wanted(commitment: str) -> None:
+    async with polled() as polling:
+        signature = await polling.send(1_000_000)
+        landed = polling.chain.landed[signature]
+        listener = await polling.listen("signature", signature, {"commitment": commitment})
+        for _ in range(100):
+            await asyncio.sleep(0.3)
+            if listener.events:
+                break
+            polling.chain.head += 1
+        (event,) = listener.events
+        assert (listener.results[0]["value"], event.last) == ({"err": None}, True)
+        assert event.block >= landed + {"processed": 0, "confirmed": 1, "finalized": 4}[commitment]
 
 
 @on_uvloop
@@ -173,21 +170,18 @@ async def test_signature_that_lands_after_the_subscription_is_sent() -> None:
 
 
 @pytest.mark.parametrize("given", ["all", "allWithVotes", {"mentions": [str(PAYEE)]}])
-def test_logs_of_each_transaction_are_sent_once_and_in_order(given: Any) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with running() as polling:
-            await polling.send(1_000_000)
-            for _ in range(10):
-                await asyncio.sleep(0.05)
-            listener = await polling.listen("logs", given, CONFIRMED)
-            sent = [await polling.send(2_000_000 + n) for n in range(3)]
-            await until(lambda: len(listener.events) >= 3)
-            await asyncio.sleep(0.3)
-            assert [each["signature"] for each in polling.values(listener)] == sent
-            assert all(any("success" in line for line in each["logs"]) for each in polling.values(listener))
-
-    run()
+@on_uvloop
+async def test_logs_of_each_transaction_are_sent_once_and_in_order(given: Any) -> None:
+    async with running() as polling:
+        await polling.send(1_000_000)
+        for _ in range(10):
+            await asyncio.sleep(0.05)
+        listener = await polling.listen("logs", given, CONFIRMED)
+        sent = [await polling.send(2_000_000 + n) for n in range(3)]
+        await until(lambda: len(listener.events) >= 3)
+        await asyncio.sleep(0.3)
+        assert [each["signature"] for each in polling.values(listener)] == sent
+        assert all(any("success" in line for line in each["logs"]) for each in polling.values(listener))
 
 
 @pytest.mark.parametrize(
@@ -204,14 +198,11 @@ def test_logs_of_each_transaction_are_sent_once_and_in_order(given: Any) -> None
         ("logs", [{"mentions": [str(PAYEE), str(PAYER.pubkey())]}]),
     ],
 )
-def test_invalid_params_are_refused(kind: str, params: list[Any]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with polled() as polling:
-            with pytest.raises(RpcError, match=f"-32602.*{kind}Subscribe"):
-                await polling.listen(kind, *params)
-
-    run()
+@on_uvloop
+async def test_invalid_params_are_refused(kind: str, params: list[Any]) -> None:
+    async with polled() as polling:
+        with pytest.raises(RpcError, match=f"-32602.*{kind}Subscribe"):
+            await polling.listen(kind, *params)
 
 
 @on_uvloop
@@ -255,29 +246,26 @@ async def test_polling_takes_over_when_the_only_stream_dies() -> None:
 
 
 @pytest.mark.parametrize("client", ["web3", "kit"])
-def test_client_library_sends_confirms_and_listens_without_a_stream(client: str) -> None:
+@on_uvloop
+async def test_client_library_sends_confirms_and_listens_without_a_stream(client: str) -> None:
     if not (SCRIPTS / "node_modules" / "@solana" / "kit").exists():
         pytest.skip("the client libraries are not installed")
 
-    @on_uvloop
-    async def run() -> None:
-        async with running() as polling:
-            worker = polling.harness.worker
-            task = {
-                "url": f"http://127.0.0.1:{worker.port}/v1/rpc/{SOLANA}",
-                "socket_url": f"ws://127.0.0.1:{worker.port}/v1/ws/{SOLANA}?apiKey={worker.keys['main']}",
-                "key": worker.keys["main"],
-                "seed": [1] * 32,
-                "payee": str(PAYEE),
-                "rounds": 3,
-            }
-            seen = await asyncio.to_thread(run_script, f"solana_{client}.mjs", task, within_s=120)
-            assert seen["sent"] == list(polling.chain.landed)
-            assert seen["logs"] == seen["sent"]
-            assert seen["accounts"][-1] == polling.chain.machine.get_balance(PAYEE)
-            assert seen["slots"] > 1
-            assert seen["roots"] > 1
-            if client == "web3":
-                assert set(seen["updates"]) == {"completed", "optimisticConfirmation", "root"}
-
-    run()
+    async with running() as polling:
+        worker = polling.harness.worker
+        task = {
+            "url": f"http://127.0.0.1:{worker.port}/v1/rpc/{SOLANA}",
+            "socket_url": f"ws://127.0.0.1:{worker.port}/v1/ws/{SOLANA}?apiKey={worker.keys['main']}",
+            "key": worker.keys["main"],
+            "seed": [1] * 32,
+            "payee": str(PAYEE),
+            "rounds": 3,
+        }
+        seen = await asyncio.to_thread(run_script, f"solana_{client}.mjs", task, within_s=120)
+        assert seen["sent"] == list(polling.chain.landed)
+        assert seen["logs"] == seen["sent"]
+        assert seen["accounts"][-1] == polling.chain.machine.get_balance(PAYEE)
+        assert seen["slots"] > 1
+        assert seen["roots"] > 1
+        if client == "web3":
+            assert set(seen["updates"]) == {"completed", "optimisticConfirmation", "root"}

@@ -173,16 +173,13 @@ async def test_owner_of_nothing_has_an_empty_list_and_other_accounts_are_no_mint
 
 
 @pytest.mark.parametrize("address", ["0x" + "11" * 20, "1" * 31, "z" * 44, "name.eth"])
-def test_error_names_the_invalid_address_parameter(address: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with solana() as api:
-            error = (await api.get(f"/tokens/solana/balances/{address}")).fault(400)
-            assert "'address'" in error["message"]
-            error = (await api.get(f"/tokens/solana/metadata/{address}")).fault(400)
-            assert "'contract'" in error["message"]
-
-    run()
+@on_uvloop
+async def test_error_names_the_invalid_address_parameter(address: str) -> None:
+    async with solana() as api:
+        error = (await api.get(f"/tokens/solana/balances/{address}")).fault(400)
+        assert "'address'" in error["message"]
+        error = (await api.get(f"/tokens/solana/metadata/{address}")).fault(400)
+        assert "'contract'" in error["message"]
 
 
 @on_uvloop

@@ -55,28 +55,22 @@ def svm(harness: FeedHarness) -> SvmFeedUpstream:
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_stream_that_names_its_chain_is_compared(is_ours: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness(["http", "ws"], kind=SvmFeedUpstream, chain=SvmChain(), network=NETWORK) as harness:
-            if not is_ours:
-                svm(harness).answers["getGenesisHash"] = lambda _: OTHER_GENESIS
-            assert await standing(harness) == ("good" if is_ours else "wrong_chain")
-
-    run()
+@on_uvloop
+async def test_stream_that_names_its_chain_is_compared(is_ours: bool) -> None:
+    async with feed_harness(["http", "ws"], kind=SvmFeedUpstream, chain=SvmChain(), network=NETWORK) as harness:
+        if not is_ours:
+            svm(harness).answers["getGenesisHash"] = lambda _: OTHER_GENESIS
+        assert await standing(harness) == ("good" if is_ours else "wrong_chain")
 
 
 @pytest.mark.parametrize(("lead", "expected"), [(32, "good"), (10**7, "wrong_chain")])
-def test_stream_that_refuses_calls_is_compared_by_its_slots(lead: int, expected: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        chain = SvmChain()
-        async with feed_harness(["http", "ws"], kind=PubSub, chain=chain, network=NETWORK) as harness:
-            async with slots(svm(harness), chain.head + lead):
-                assert await standing(harness) == expected
-            await until(lambda: not svm(harness).subscriptions)
-
-    run()
+@on_uvloop
+async def test_stream_that_refuses_calls_is_compared_by_its_slots(lead: int, expected: str) -> None:
+    chain = SvmChain()
+    async with feed_harness(["http", "ws"], kind=PubSub, chain=chain, network=NETWORK) as harness:
+        async with slots(svm(harness), chain.head + lead):
+            assert await standing(harness) == expected
+        await until(lambda: not svm(harness).subscriptions)
 
 
 @on_uvloop

@@ -90,280 +90,236 @@ async def reads(url: str, *, indexed: int | None = 1000, **sections: Any) -> Asy
         yield Reads(harness, machine, connection)
 
 
-def test_five_hundred_tokens_cost_two_upstream_calls_and_then_one(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database) as api:
-            for n in range(500):
-                api.machine.token(contract(n), n + 1, f"Coin {n}", f"C{n:03}", n % 30)
-            await api.hold(map(contract, range(500)))
+@on_uvloop
+async def test_five_hundred_tokens_cost_two_upstream_calls_and_then_one(database: str) -> None:
+    async with reads(database) as api:
+        for n in range(500):
+            api.machine.token(contract(n), n + 1, f"Coin {n}", f"C{n:03}", n % 30)
+        await api.hold(map(contract, range(500)))
+        before = api.requests
+        first = await api.balances()
+        assert first["total"] == 500
+        assert [t["symbol"] for t in first["tokens"]] == [f"C{n:03}" for n in range(100)]
+        assert api.requests - before == 2
+        assert api.machine.sizes == [500, 1500]
+        assert set(api.machine.blocks) == {hex(1000)}
+        for page in range(1, 6):
+            assert len((await api.balances(query=f"?limit=100&page={page}"))["tokens"]) == 100
+        assert api.requests - before == 2  # all pages are cut from one list
+        api.harness.chain.head += 1
+        await api.harness.look()
+        await api.index(1001)
+        before = api.requests
+
+        async def is_newer() -> bool:
+            return bool((await api.balances())["as_of_block"] == 1001)
+
+        await until(is_newer)
+        assert api.requests - before == 1  # names are cached by now
+
+
+@on_uvloop
+async def test_balances_are_read_at_the_block_of_the_index(database: str) -> None:
+    async with reads(database, indexed=950) as api:
+        api.machine.token(contract(1), 5)
+        await api.hold([contract(1)])
+        assert (await api.balances())["as_of_block"] == 950
+        assert set(api.machine.blocks) == {hex(950)}
+
+
+@on_uvloop
+async def test_balances_wait_for_the_block_that_the_request_needs(database: str) -> None:
+    async with reads(database, indexed=990) as api, asyncio.TaskGroup() as group:
+        api.machine.token(contract(1), 5)
+        await api.hold([contract(1)])
+        path = f"/tokens/ethereum/balances/{checksum(HOLDER)}"
+        late = await api.get(f"{path}?min_block=991&min_block_wait=0.05")
+        assert late.fault(503)["details"] == {"block": 990}
+        assert (late.headers["x-block-number"], late.headers["retry-after"]) == ("990", "1")
+        waiting = group.create_task(api.get(f"{path}?min_block=991&min_block_wait=10"))
+        await asyncio.sleep(0.2)
+        await api.index(995)
+        reply = await waiting
+        assert (reply.status, reply.headers["x-block-number"]) == (200, "995")
+        assert reply.json["as_of_block"] == 995
+        assert (await api.get(path)).headers["x-block-number"] == "995"
+
+
+@on_uvloop
+async def test_cached_metadata_from_before_the_block_that_the_request_needs_is_read_again(database: str) -> None:
+    async with reads(database) as api:
+        api.machine.token(contract(1), 5)
+        path = f"/tokens/ethereum/metadata/{checksum(contract(1))}"
+        assert (await api.get(path)).json["as_of_block"] == 1000
+        api.harness.chain.head = 1001
+        await api.harness.look()
+        assert (await api.get(path)).json["as_of_block"] == 1000
+        assert (await api.get(f"{path}?min_block=1001")).json["as_of_block"] == 1001
+
+
+@on_uvloop
+async def test_upstreams_that_a_read_asked_are_in_its_record(database: str) -> None:
+    async with reads(database) as api:
+        api.machine.token(contract(1), 5)
+        reply = await api.get(f"/tokens/ethereum/metadata/{checksum(contract(1))}?explain=1")
+        await api.harness.worker.app.requests.flush()
+        record = (await api.get(f"/requests/{reply.headers['x-request-id']}")).json
+        assert (record["surface"], record["block"]) == ("rest", 1000)
+        assert {(each["kind"], each["outcome"]) for each in record["attempts"]} == {
+            ("read", "for the reply: eth_call, answered")
+        }
+        assert all(0 <= each["after_ms"] <= record["ms"] for each in record["attempts"])
+
+
+@on_uvloop
+async def test_pruned_block_is_an_error_and_not_an_empty_list(database: str) -> None:
+    def pruned(_: list[Any]) -> Any:
+        raise Refused(-32000, "missing trie node 1234 (path )")
+
+    async with reads(database, indexed=10) as api:
+        await api.hold([contract(1)])
+        api.harness.upstreams[0].answers["eth_call"] = pruned
+        (await api.get(f"/tokens/ethereum/balances/{checksum(HOLDER)}")).fault(503)
+
+
+@on_uvloop
+async def test_network_without_an_index_is_an_error_and_not_an_empty_list(database: str) -> None:
+    async with reads(database, indexed=None) as api:
+        for path in (f"/tokens/ethereum/balances/{checksum(HOLDER)}", f"/nfts/ethereum/owned/{checksum(HOLDER)}"):
+            assert "not indexed" in (await api.get(path)).fault(503)["message"]
+    async with reads(database, indexed=None, follower={"networks": ["dev/mainnet"]}) as api:
+        assert "not configured to be followed" in (await api.get(path)).fault(404)["message"]
+
+
+@on_uvloop
+async def test_hundred_concurrent_requests_share_one_read(database: str) -> None:
+    async with reads(database) as api:
+        for n in range(3):
+            api.machine.token(contract(n), n + 1)
+        await api.hold(map(contract, range(3)))
+        for path, calls in (
+            (f"/tokens/ethereum/balances/{checksum(HOLDER)}", 2),
+            (f"/tokens/ethereum/metadata/{checksum(contract(1))}", 1),
+        ):
             before = api.requests
-            first = await api.balances()
-            assert first["total"] == 500
-            assert [t["symbol"] for t in first["tokens"]] == [f"C{n:03}" for n in range(100)]
-            assert api.requests - before == 2
-            assert api.machine.sizes == [500, 1500]
-            assert set(api.machine.blocks) == {hex(1000)}
-            for page in range(1, 6):
-                assert len((await api.balances(query=f"?limit=100&page={page}"))["tokens"]) == 100
-            assert api.requests - before == 2  # all pages are cut from one list
-            api.harness.chain.head += 1
-            await api.harness.look()
-            await api.index(1001)
-            before = api.requests
-
-            async def is_newer() -> bool:
-                return bool((await api.balances())["as_of_block"] == 1001)
-
-            await until(is_newer)
-            assert api.requests - before == 1  # names are cached by now
-
-    run()
+            replies = await asyncio.gather(*(api.get(path) for _ in range(100)))
+            assert {reply.status for reply in replies} == {200}
+            assert len({reply.body for reply in replies}) == 1
+            assert api.requests - before == calls
 
 
-def test_balances_are_read_at_the_block_of_the_index(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database, indexed=950) as api:
-            api.machine.token(contract(1), 5)
-            await api.hold([contract(1)])
-            assert (await api.balances())["as_of_block"] == 950
-            assert set(api.machine.blocks) == {hex(950)}
-
-    run()
-
-
-def test_balances_wait_for_the_block_that_the_request_needs(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database, indexed=990) as api, asyncio.TaskGroup() as group:
-            api.machine.token(contract(1), 5)
-            await api.hold([contract(1)])
-            path = f"/tokens/ethereum/balances/{checksum(HOLDER)}"
-            late = await api.get(f"{path}?min_block=991&min_block_wait=0.05")
-            assert late.fault(503)["details"] == {"block": 990}
-            assert (late.headers["x-block-number"], late.headers["retry-after"]) == ("990", "1")
-            waiting = group.create_task(api.get(f"{path}?min_block=991&min_block_wait=10"))
-            await asyncio.sleep(0.2)
-            await api.index(995)
-            reply = await waiting
-            assert (reply.status, reply.headers["x-block-number"]) == (200, "995")
-            assert reply.json["as_of_block"] == 995
-            assert (await api.get(path)).headers["x-block-number"] == "995"
-
-    run()
-
-
-def test_cached_metadata_from_before_the_block_that_the_request_needs_is_read_again(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database) as api:
-            api.machine.token(contract(1), 5)
-            path = f"/tokens/ethereum/metadata/{checksum(contract(1))}"
-            assert (await api.get(path)).json["as_of_block"] == 1000
-            api.harness.chain.head = 1001
-            await api.harness.look()
-            assert (await api.get(path)).json["as_of_block"] == 1000
-            assert (await api.get(f"{path}?min_block=1001")).json["as_of_block"] == 1001
-
-    run()
-
-
-def test_upstreams_that_a_read_asked_are_in_its_record(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database) as api:
-            api.machine.token(contract(1), 5)
-            reply = await api.get(f"/tokens/ethereum/metadata/{checksum(contract(1))}?explain=1")
-            await api.harness.worker.app.requests.flush()
-            record = (await api.get(f"/requests/{reply.headers['x-request-id']}")).json
-            assert (record["surface"], record["block"]) == ("rest", 1000)
-            assert {(each["kind"], each["outcome"]) for each in record["attempts"]} == {
-                ("read", "for the reply: eth_call, answered")
-            }
-            assert all(0 <= each["after_ms"] <= record["ms"] for each in record["attempts"])
-
-    run()
-
-
-def test_pruned_block_is_an_error_and_not_an_empty_list(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        def pruned(_: list[Any]) -> Any:
-            raise Refused(-32000, "missing trie node 1234 (path )")
-
-        async with reads(database, indexed=10) as api:
-            await api.hold([contract(1)])
-            api.harness.upstreams[0].answers["eth_call"] = pruned
-            (await api.get(f"/tokens/ethereum/balances/{checksum(HOLDER)}")).fault(503)
-
-    run()
-
-
-def test_network_without_an_index_is_an_error_and_not_an_empty_list(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database, indexed=None) as api:
-            for path in (f"/tokens/ethereum/balances/{checksum(HOLDER)}", f"/nfts/ethereum/owned/{checksum(HOLDER)}"):
-                assert "not indexed" in (await api.get(path)).fault(503)["message"]
-        async with reads(database, indexed=None, follower={"networks": ["dev/mainnet"]}) as api:
-            assert "not configured to be followed" in (await api.get(path)).fault(404)["message"]
-
-    run()
-
-
-def test_hundred_concurrent_requests_share_one_read(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database) as api:
-            for n in range(3):
-                api.machine.token(contract(n), n + 1)
-            await api.hold(map(contract, range(3)))
-            for path, calls in (
-                (f"/tokens/ethereum/balances/{checksum(HOLDER)}", 2),
-                (f"/tokens/ethereum/metadata/{checksum(contract(1))}", 1),
-            ):
-                before = api.requests
-                replies = await asyncio.gather(*(api.get(path) for _ in range(100)))
-                assert {reply.status for reply in replies} == {200}
-                assert len({reply.body for reply in replies}) == 1
-                assert api.requests - before == calls
-
-    run()
-
-
-def test_hostile_tokens_do_not_affect_others(database: str) -> None:
+@on_uvloop
+async def test_hostile_tokens_do_not_affect_others(database: str) -> None:
     """One contract burns all gas, one reverts, one returns impossible decimals, one has a name of a megabyte."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database) as api:
-            for n in range(8):
-                api.machine.token(contract(n), 10**18, f"Coin {n}", f"C{n}")
-            balance = abi.word_of(7)
-            api.machine.contracts[contract(0)] = burning
-            api.machine.contracts[contract(1)] = answering({})
-            api.machine.contracts[contract(2)] = answering(
-                {abi.selector("balanceOf(address)"): balance, abi.selector("decimals()"): abi.word_of(256)}
-            )
-            long = bytes(eth_abi.encode(["string"], ["<script>" * 100_000]))
-            api.machine.contracts[contract(3)] = answering(
-                {
-                    abi.selector("balanceOf(address)"): balance,
-                    abi.selector("name()"): long,
-                    abi.selector("symbol()"): Reverted(b"no"),
-                }
-            )
-            await api.hold(map(contract, range(8)))
-            listed = (await api.balances())["tokens"]
-            assert [t["symbol"] for t in listed] == ["C4", "C5", "C6", "C7", None, None]
-            odd, long_one = listed[4:]
-            assert (odd["decimals"], odd["formatted_balance"], odd["balance"]) == (None, None, "7")
-            assert len(long_one["name"]) == 256
-
-    run()
+    async with reads(database) as api:
+        for n in range(8):
+            api.machine.token(contract(n), 10**18, f"Coin {n}", f"C{n}")
+        balance = abi.word_of(7)
+        api.machine.contracts[contract(0)] = burning
+        api.machine.contracts[contract(1)] = answering({})
+        api.machine.contracts[contract(2)] = answering(
+            {abi.selector("balanceOf(address)"): balance, abi.selector("decimals()"): abi.word_of(256)}
+        )
+        long = bytes(eth_abi.encode(["string"], ["<script>" * 100_000]))
+        api.machine.contracts[contract(3)] = answering(
+            {
+                abi.selector("balanceOf(address)"): balance,
+                abi.selector("name()"): long,
+                abi.selector("symbol()"): Reverted(b"no"),
+            }
+        )
+        await api.hold(map(contract, range(8)))
+        listed = (await api.balances())["tokens"]
+        assert [t["symbol"] for t in listed] == ["C4", "C5", "C6", "C7", None, None]
+        odd, long_one = listed[4:]
+        assert (odd["decimals"], odd["formatted_balance"], odd["balance"]) == (None, None, "7")
+        assert len(long_one["name"]) == 256
 
 
-def test_cached_tokens_of_two_networks_are_separate(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database) as one:
-            one.machine.token(contract(1), 5, "One", "ONE")
-            cache = one.harness.worker.app.data.cache
-            await cache.put(
-                "ethereum/sepolia", "token", {contract(1).hex(): {"contract": "0x", "name": "Other"}}, ttl_s=60
-            )
-            await cache.put("ethereum/sepolia", "metadata", {contract(1).hex(): {"name": "Other"}}, ttl_s=60)
-            await one.hold([contract(1)])
-            assert (await one.balances())["tokens"][0]["name"] == "One"
-            found = (await one.get(f"/tokens/ethereum/metadata/{checksum(contract(1))}")).json
-            assert found["name"] == "One"
-
-    run()
+@on_uvloop
+async def test_cached_tokens_of_two_networks_are_separate(database: str) -> None:
+    async with reads(database) as one:
+        one.machine.token(contract(1), 5, "One", "ONE")
+        cache = one.harness.worker.app.data.cache
+        await cache.put("ethereum/sepolia", "token", {contract(1).hex(): {"contract": "0x", "name": "Other"}}, ttl_s=60)
+        await cache.put("ethereum/sepolia", "metadata", {contract(1).hex(): {"name": "Other"}}, ttl_s=60)
+        await one.hold([contract(1)])
+        assert (await one.balances())["tokens"][0]["name"] == "One"
+        found = (await one.get(f"/tokens/ethereum/metadata/{checksum(contract(1))}")).json
+        assert found["name"] == "One"
 
 
-def test_truncated_list_leaves_out_zero_balances_first(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_uvloop
+async def test_truncated_list_leaves_out_zero_balances_first(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evm_tokens, "MOST_CONTRACTS", 4)
 
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database) as api:
-            for n in range(8):
-                api.machine.token(contract(n), 5, symbol=f"C{n}")
-            await api.hold(map(contract, range(4)), amount=0)
-            listed = await api.balances()
-            assert ([t["symbol"] for t in listed["tokens"]], "truncated" in listed) == (["C0", "C1", "C2", "C3"], False)
-            await api.hold(map(contract, range(4, 7)))
-            await api.move(1001)
-            listed = await api.balances()
-            assert [t["symbol"] for t in listed["tokens"]] == ["C0", "C4", "C5", "C6"]
-            assert (listed["total"], listed["truncated"]) == (4, True)
-
-    run()
+    async with reads(database) as api:
+        for n in range(8):
+            api.machine.token(contract(n), 5, symbol=f"C{n}")
+        await api.hold(map(contract, range(4)), amount=0)
+        listed = await api.balances()
+        assert ([t["symbol"] for t in listed["tokens"]], "truncated" in listed) == (["C0", "C1", "C2", "C3"], False)
+        await api.hold(map(contract, range(4, 7)))
+        await api.move(1001)
+        listed = await api.balances()
+        assert [t["symbol"] for t in listed["tokens"]] == ["C0", "C4", "C5", "C6"]
+        assert (listed["total"], listed["truncated"]) == (4, True)
 
 
-def test_cached_list_of_a_replaced_block_is_not_served(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database) as api:
-            api.machine.token(contract(1), 5)
-            await api.hold([contract(1)])
-            api.machine.token(contract(2), 7)
-            assert (await api.balances())["total"] == 1
-            await api.hold([contract(2)])
-            await api.database.execute("update followed_networks set block_hash = $1", b"\x07" * 32)
+@on_uvloop
+async def test_cached_list_of_a_replaced_block_is_not_served(database: str) -> None:
+    async with reads(database) as api:
+        api.machine.token(contract(1), 5)
+        await api.hold([contract(1)])
+        api.machine.token(contract(2), 7)
+        assert (await api.balances())["total"] == 1
+        await api.hold([contract(2)])
+        await api.database.execute("update followed_networks set block_hash = $1", b"\x07" * 32)
 
-            async def is_new() -> bool:
-                return bool((await api.balances())["total"] == 2)
+        async def is_new() -> bool:
+            return bool((await api.balances())["total"] == 2)
 
-            await until(is_new)
-
-    run()
+        await until(is_new)
 
 
-def test_token_without_decimals_is_read_again_soon(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_uvloop
+async def test_token_without_decimals_is_read_again_soon(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(token_contracts, "KEPT_UNKNOWN_S", 0.0)
 
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database) as api:
-            symbol = bytes(eth_abi.encode(["string"], ["C"]))
-            answers: dict[bytes, Any] = {
-                abi.selector("balanceOf(address)"): abi.word_of(5),
-                abi.selector("symbol()"): symbol,
-            }
-            api.machine.contracts[contract(1)] = answering(answers)
-            await api.hold([contract(1)])
-            assert (await api.balances())["tokens"][0]["decimals"] is None
-            answers[abi.selector("decimals()")] = abi.word_of(6)
-            await api.move(1001)
-            assert (await api.balances())["tokens"][0]["decimals"] == 6
-
-    run()
+    async with reads(database) as api:
+        symbol = bytes(eth_abi.encode(["string"], ["C"]))
+        answers: dict[bytes, Any] = {
+            abi.selector("balanceOf(address)"): abi.word_of(5),
+            abi.selector("symbol()"): symbol,
+        }
+        api.machine.contracts[contract(1)] = answering(answers)
+        await api.hold([contract(1)])
+        assert (await api.balances())["tokens"][0]["decimals"] is None
+        answers[abi.selector("decimals()")] = abi.word_of(6)
+        await api.move(1001)
+        assert (await api.balances())["tokens"][0]["decimals"] == 6
 
 
-def test_ens_name_is_accepted_for_a_contract(database: str) -> None:
+@on_uvloop
+async def test_ens_name_is_accepted_for_a_contract(database: str) -> None:
     resolver = contract(900)
 
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database) as api:
-            registry = api.harness.route.network.facts.ens
-            assert registry is not None
-            node, token = ens.namehash("token.example.eth"), abi.word_of(int.from_bytes(contract(1), "big"))
-            resolved = abi.word_of(int.from_bytes(resolver, "big"))
-            api.machine.contracts[bytes.fromhex(registry[2:])] = when(ens.ask_registry(node), resolved)
-            api.machine.contracts[resolver] = when(ens.ask_resolver(node), token)
-            api.machine.token(contract(1), 5, "One", "ONE")
-            shown = conforms((await api.get("/tokens/ethereum/metadata/token.example.eth")).json, "TokenMetadata")
-            assert (shown["name"], shown["contract"]) == ("One", checksum(contract(1)))
-            collection_of(api.machine, "", supply=abi.word_of(1))
-            shown = conforms((await api.get("/nfts/ethereum/collection/token.example.eth")).json, "NftCollection")
-            assert (shown["name"], shown["contract"]) == ("Valves", checksum(contract(1)))
-            for path in ("/tokens/ethereum/metadata/unknown.eth", "/nfts/ethereum/metadata/unknown.eth/1"):
-                assert "'contract'" in (await api.get(path)).fault(404)["message"]
-
-    run()
+    async with reads(database) as api:
+        registry = api.harness.route.network.facts.ens
+        assert registry is not None
+        node, token = ens.namehash("token.example.eth"), abi.word_of(int.from_bytes(contract(1), "big"))
+        resolved = abi.word_of(int.from_bytes(resolver, "big"))
+        api.machine.contracts[bytes.fromhex(registry[2:])] = when(ens.ask_registry(node), resolved)
+        api.machine.contracts[resolver] = when(ens.ask_resolver(node), token)
+        api.machine.token(contract(1), 5, "One", "ONE")
+        shown = conforms((await api.get("/tokens/ethereum/metadata/token.example.eth")).json, "TokenMetadata")
+        assert (shown["name"], shown["contract"]) == ("One", checksum(contract(1)))
+        collection_of(api.machine, "", supply=abi.word_of(1))
+        shown = conforms((await api.get("/nfts/ethereum/collection/token.example.eth")).json, "NftCollection")
+        assert (shown["name"], shown["contract"]) == ("Valves", checksum(contract(1)))
+        for path in ("/tokens/ethereum/metadata/unknown.eth", "/nfts/ethereum/metadata/unknown.eth/1"):
+            assert "'contract'" in (await api.get(path)).fault(404)["message"]
 
 
 def when(calldata: bytes, result: bytes) -> Contract:
@@ -377,32 +333,26 @@ def when(calldata: bytes, result: bytes) -> Contract:
     return act
 
 
-def test_logo_comes_from_the_token_lists(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        (chain_id, listed), logo = next(iter(TABLES.logos.items()))
-        assert chain_id == 1
-        token, other = bytes.fromhex(listed[2:]), contract(1)
-        async with reads(database) as api:
-            api.machine.token(token, 5)
-            api.machine.token(other, 5)
-            await api.hold([token, other])
-            logos = {item["contract"]: item["logo_url"] for item in (await api.balances())["tokens"]}
-            assert logos == {checksum(token): logo, checksum(other): None}
-            metadata = conforms((await api.get(f"/tokens/ethereum/metadata/{listed}")).json, "TokenMetadata")
-            assert metadata["logo_url"] == logo
-
-    run()
+@on_uvloop
+async def test_logo_comes_from_the_token_lists(database: str) -> None:
+    (chain_id, listed), logo = next(iter(TABLES.logos.items()))
+    assert chain_id == 1
+    token, other = bytes.fromhex(listed[2:]), contract(1)
+    async with reads(database) as api:
+        api.machine.token(token, 5)
+        api.machine.token(other, 5)
+        await api.hold([token, other])
+        logos = {item["contract"]: item["logo_url"] for item in (await api.balances())["tokens"]}
+        assert logos == {checksum(token): logo, checksum(other): None}
+        metadata = conforms((await api.get(f"/tokens/ethereum/metadata/{listed}")).json, "TokenMetadata")
+        assert metadata["logo_url"] == logo
 
 
-def test_unavailable_database_is_a_503(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1, network=LIVE) as harness, await harness.worker.connect() as client:
-            path = f"/v1/tokens/ethereum/balances/{checksum(HOLDER)}"
-            (await client.send(request("GET", path, key=harness.worker.keys["main"]))).fault(503)
-
-    run()
+@on_uvloop
+async def test_unavailable_database_is_a_503(database: str) -> None:
+    async with rpc_harness(1, network=LIVE) as harness, await harness.worker.connect() as client:
+        path = f"/v1/tokens/ethereum/balances/{checksum(HOLDER)}"
+        (await client.send(request("GET", path, key=harness.worker.keys["main"]))).fault(503)
 
 
 # Collections: features that the contracts of the development chain do not have
@@ -460,47 +410,41 @@ DOCUMENT = (
         ("<html>", None, None),
     ],
 )
-def test_collection_has_the_texts_of_its_document_and_the_marketplaces_floor_price(
+@on_uvloop
+async def test_collection_has_the_texts_of_its_document_and_the_marketplaces_floor_price(
     database: str, body: str, eth: str | None, usd: str | None
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        def reply_to(path: str) -> web.Response:
-            assert path == f"/1/{checksum(contract(1))}"
-            return web.Response(text=body, content_type="application/json")
+    def reply_to(path: str) -> web.Response:
+        assert path == f"/1/{checksum(contract(1))}"
+        return web.Response(text=body, content_type="application/json")
 
-        fixed = {"sources": ["fixed"], "fixed": [{"network": LIVE, "contract": "", "usd": "2000"}]}
-        async with (
-            marketplace(reply_to) as url,
-            reads(database, prices=fixed, nfts={"floor_url": f"{url}/{{chain_id}}/{{contract}}"}) as api,
-        ):
-            collection_of(api.machine, DOCUMENT, supply=abi.word_of(2**53 - 1))
-            reply = await api.get(f"/nfts/ethereum/collection/{checksum(contract(1))}")
-            assert conforms(reply.json, "NftCollection") == {
-                "contract": checksum(contract(1)),
-                "chain": "ethereum",
-                "name": "Valves",
-                "symbol": "VALV",
-                "standard": "ERC721",
-                "total_supply": 2**53 - 1,
-                "num_owners": 0,
-                "floor_price_eth": eth,
-                "floor_price_usd": usd,
-                "banner_url": "https://example.com/banner.png",
-                "image_url": "ipfs://bafybeigdyrzt5sfp7udm7hu76uh7y26nf3efuylqabf3oclgtqy55fbzdi/logo.png",
-                "description": "Ten thousand valves.",
-                "as_of_block": 1000,
-            }
-
-    run()
+    fixed = {"sources": ["fixed"], "fixed": [{"network": LIVE, "contract": "", "usd": "2000"}]}
+    async with (
+        marketplace(reply_to) as url,
+        reads(database, prices=fixed, nfts={"floor_url": f"{url}/{{chain_id}}/{{contract}}"}) as api,
+    ):
+        collection_of(api.machine, DOCUMENT, supply=abi.word_of(2**53 - 1))
+        reply = await api.get(f"/nfts/ethereum/collection/{checksum(contract(1))}")
+        assert conforms(reply.json, "NftCollection") == {
+            "contract": checksum(contract(1)),
+            "chain": "ethereum",
+            "name": "Valves",
+            "symbol": "VALV",
+            "standard": "ERC721",
+            "total_supply": 2**53 - 1,
+            "num_owners": 0,
+            "floor_price_eth": eth,
+            "floor_price_usd": usd,
+            "banner_url": "https://example.com/banner.png",
+            "image_url": "ipfs://bafybeigdyrzt5sfp7udm7hu76uh7y26nf3efuylqabf3oclgtqy55fbzdi/logo.png",
+            "description": "Ten thousand valves.",
+            "as_of_block": 1000,
+        }
 
 
-def test_supply_too_large_for_a_json_number_is_null(database: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with reads(database) as api:
-            collection_of(api.machine, "", supply=abi.word_of(2**256 - 1))
-            reply = await api.get(f"/nfts/ethereum/collection/{checksum(contract(1))}")
-            assert conforms(reply.json, "NftCollection")["total_supply"] is None
-
-    run()
+@on_uvloop
+async def test_supply_too_large_for_a_json_number_is_null(database: str) -> None:
+    async with reads(database) as api:
+        collection_of(api.machine, "", supply=abi.word_of(2**256 - 1))
+        reply = await api.get(f"/nfts/ethereum/collection/{checksum(contract(1))}")
+        assert conforms(reply.json, "NftCollection")["total_supply"] is None

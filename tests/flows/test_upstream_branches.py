@@ -147,50 +147,44 @@ keys.pepper = "a pepper that no attacker can guess"
 
 
 @pytest.mark.parametrize(("chain_id", "code", "state"), [("1", 0, "up"), ("1337", 1, "wrong_chain")])
-def test_check_connect_fails_for_an_upstream_of_another_chain(
+@on_uvloop
+async def test_check_connect_fails_for_an_upstream_of_another_chain(
     chain_id: str, code: int, state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with scripted(2, Chain()) as upstreams:
-            upstreams[0].answers["eth_chainId"] = lambda _: hex(int(chain_id))
-            file = tmp_path / "penstock.toml"
-            blocks = [f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "{each.url}"\n' for each in upstreams]
-            file.write_text(CONFIG + "".join(blocks))
-            words = ["check", "--offline", "--connect", "--config", str(file)]
-            assert await asyncio.to_thread(main, words) == code
-        printed = capsys.readouterr().out
-        rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.startswith("ethereum/")}
-        assert rows["ethereum/mainnet#1"][0] == state
-        assert rows["ethereum/mainnet#2"] == ["up", "1", "1000", "0", "yes", "yes", "local"]
-
-    run()
+    async with scripted(2, Chain()) as upstreams:
+        upstreams[0].answers["eth_chainId"] = lambda _: hex(int(chain_id))
+        file = tmp_path / "penstock.toml"
+        blocks = [f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "{each.url}"\n' for each in upstreams]
+        file.write_text(CONFIG + "".join(blocks))
+        words = ["check", "--offline", "--connect", "--config", str(file)]
+        assert await asyncio.to_thread(main, words) == code
+    printed = capsys.readouterr().out
+    rows = {line.split()[0]: line.split()[1:] for line in printed.splitlines() if line.startswith("ethereum/")}
+    assert rows["ethereum/mainnet#1"][0] == state
+    assert rows["ethereum/mainnet#2"] == ["up", "1", "1000", "0", "yes", "yes", "local"]
 
 
-def test_upstreams_test_names_each_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with scripted(2, Chain()) as upstreams:
-            upstreams[1].answers["eth_chainId"] = lambda _: "0x539"
-            refused = f"{upstreams[0].url}no/such/path"
-            urls = [each.url for each in upstreams] + [refused, f"http://127.0.0.1:{free_port()}/"]
-            file = tmp_path / "penstock.toml"
-            blocks = [f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "{url}"\n' for url in urls]
-            file.write_text(CONFIG + blocks[0])
-            assert await asyncio.to_thread(main, ["upstreams", "test", "--config", str(file)]) == 0
-            file.write_text(CONFIG + "".join(blocks))
-            words = ["upstreams", "test", "--json", "--config", str(file)]
-            capsys.readouterr()
-            assert await asyncio.to_thread(main, words) == 1
-        found = {row["part"]: (row["state"], row["problem"]) for row in orjson.loads(capsys.readouterr().out)}
-        assert found == {
-            "ethereum/mainnet#1": ("up", ""),
-            "ethereum/mainnet#2": ("wrong_chain", "it is on chain 1337, and ethereum/mainnet is 1"),
-            "ethereum/mainnet#3": ("silent", "its reply is not JSON-RPC (HTTP status 404)"),
-            "ethereum/mainnet#4": ("silent", "connection refused"),
-        }
-
-    run()
+@on_uvloop
+async def test_upstreams_test_names_each_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with scripted(2, Chain()) as upstreams:
+        upstreams[1].answers["eth_chainId"] = lambda _: "0x539"
+        refused = f"{upstreams[0].url}no/such/path"
+        urls = [each.url for each in upstreams] + [refused, f"http://127.0.0.1:{free_port()}/"]
+        file = tmp_path / "penstock.toml"
+        blocks = [f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "{url}"\n' for url in urls]
+        file.write_text(CONFIG + blocks[0])
+        assert await asyncio.to_thread(main, ["upstreams", "test", "--config", str(file)]) == 0
+        file.write_text(CONFIG + "".join(blocks))
+        words = ["upstreams", "test", "--json", "--config", str(file)]
+        capsys.readouterr()
+        assert await asyncio.to_thread(main, words) == 1
+    found = {row["part"]: (row["state"], row["problem"]) for row in orjson.loads(capsys.readouterr().out)}
+    assert found == {
+        "ethereum/mainnet#1": ("up", ""),
+        "ethereum/mainnet#2": ("wrong_chain", "it is on chain 1337, and ethereum/mainnet is 1"),
+        "ethereum/mainnet#3": ("silent", "its reply is not JSON-RPC (HTTP status 404)"),
+        "ethereum/mainnet#4": ("silent", "connection refused"),
+    }
 
 
 def test_upstreams_test_needs_upstreams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,60 +210,51 @@ async def hashes_at(harness: RpcHarness, heights: range) -> list[set[str]]:
 
 @pytest.mark.parametrize("depth", [1, 3, 100])
 @pytest.mark.parametrize("place", [0, 2])
-def test_upstream_on_another_branch_than_the_two_others_gets_no_calls(depth: int, place: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(3) as harness:
-            forked = fork(harness, harness.upstreams[place], depth)
-            await harness.look()
-            await harness.shows(*["forked" if index == place else "up" for index in range(3)])
-            heights = range(harness.chain.head - 5, harness.chain.head + 1)
-            assert await hashes_at(harness, heights) == [{harness.chain.hash_of(height)} for height in heights]
-            # It stays out while both branches grow, at its own pace, and comes back when it is on ours.
-            forked.head += 1
-            harness.chain.head += 1
-            await harness.look()
-            assert harness.states[place] == "forked"
-            harness.upstreams[place].chain = harness.chain
-            await harness.look()
-            await harness.shows(*["up"] * 3)
-
-    run()
+@on_uvloop
+async def test_upstream_on_another_branch_than_the_two_others_gets_no_calls(depth: int, place: int) -> None:
+    async with rpc_harness(3) as harness:
+        forked = fork(harness, harness.upstreams[place], depth)
+        await harness.look()
+        await harness.shows(*["forked" if index == place else "up" for index in range(3)])
+        heights = range(harness.chain.head - 5, harness.chain.head + 1)
+        assert await hashes_at(harness, heights) == [{harness.chain.hash_of(height)} for height in heights]
+        # It stays out while both branches grow, at its own pace, and comes back when it is on ours.
+        forked.head += 1
+        harness.chain.head += 1
+        await harness.look()
+        assert harness.states[place] == "forked"
+        harness.upstreams[place].chain = harness.chain
+        await harness.look()
+        await harness.shows(*["up"] * 3)
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_one_of_two_that_finality_contradicts_gets_no_calls(place: int) -> None:
+@on_uvloop
+async def test_one_of_two_that_finality_contradicts_gets_no_calls(place: int) -> None:
     """It is ahead, which would decide between two short branches."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2) as harness:
-            fork(harness, harness.upstreams[place], FINALITY + 10).head += 1
-            await harness.look()
-            await harness.shows(*["forked" if index == place else "up" for index in range(2)])
-            # Nor does it when it is the only one left.
-            harness.upstreams[1 - place].held = {"eth_getBlockByNumber", "eth_chainId"}
-            await harness.look()
-            assert harness.states[place] == "forked"
-            harness.upstreams[1 - place].gate.set()
-
-    run()
+    async with rpc_harness(2) as harness:
+        fork(harness, harness.upstreams[place], FINALITY + 10).head += 1
+        await harness.look()
+        await harness.shows(*["forked" if index == place else "up" for index in range(2)])
+        # Nor does it when it is the only one left.
+        harness.upstreams[1 - place].held = {"eth_getBlockByNumber", "eth_chainId"}
+        await harness.look()
+        assert harness.states[place] == "forked"
+        harness.upstreams[1 - place].gate.set()
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_one_of_two_that_forks_while_the_other_is_behind_gets_no_calls(place: int) -> None:
+@on_uvloop
+async def test_one_of_two_that_forks_while_the_other_is_behind_gets_no_calls(place: int) -> None:
     """It is the only one near the head, so it has no opponent in the vote."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2) as harness:
-            harness.upstreams[1 - place].behind = 5
-            fork(harness, harness.upstreams[place], FINALITY + 10)
-            for _ in range(2):
-                await harness.look()
-                assert [state == "forked" for state in harness.states] == [index == place for index in range(2)]
-
-    run()
+    async with rpc_harness(2) as harness:
+        harness.upstreams[1 - place].behind = 5
+        fork(harness, harness.upstreams[place], FINALITY + 10)
+        for _ in range(2):
+            await harness.look()
+            assert [state == "forked" for state in harness.states] == [index == place for index in range(2)]
 
 
 @on_uvloop
@@ -339,20 +324,17 @@ def of_operators(operators: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("depth", [1, 3, 100])
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_two_upstreams_of_one_operator_do_not_outvote_two_others(depth: int, ahead: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(5, options=of_operators("aaabc")) as harness:
-            other = fork(harness, harness.upstreams[0], depth)
-            other.head += ahead
-            for upstream in harness.upstreams[:3]:
-                upstream.chain = other
-            for _ in range(3):
-                await harness.look()
-            await harness.shows(*["forked"] * 3, *["up"] * 2)
-            assert int(await harness.result("eth_blockNumber"), 16) == harness.chain.head
-
-    run()
+@on_uvloop
+async def test_two_upstreams_of_one_operator_do_not_outvote_two_others(depth: int, ahead: int) -> None:
+    async with rpc_harness(5, options=of_operators("aaabc")) as harness:
+        other = fork(harness, harness.upstreams[0], depth)
+        other.head += ahead
+        for upstream in harness.upstreams[:3]:
+            upstream.chain = other
+        for _ in range(3):
+            await harness.look()
+        await harness.shows(*["forked"] * 3, *["up"] * 2)
+        assert int(await harness.result("eth_blockNumber"), 16) == harness.chain.head
 
 
 @on_uvloop
@@ -400,41 +382,39 @@ async def check(harness: RpcHarness, calls: list[tuple[str, list[Any]]]) -> None
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("lower", [False, True])
-def test_nothing_from_before_a_reorganisation_is_returned_after_one_look(count: int, depth: int, lower: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count) as harness:
-            harness.chain.mined[TX] = harness.chain.head
-            calls = reads(harness)
-            for _ in range(2):
-                await check(harness, calls)
-            harness.chain.reorganise(depth)
-            if lower:
-                harness.chain.head -= depth
-            harness.chain.mined.clear()
-            await harness.look()
+@on_uvloop
+async def test_nothing_from_before_a_reorganisation_is_returned_after_one_look(
+    count: int, depth: int, lower: bool
+) -> None:
+    async with rpc_harness(count) as harness:
+        harness.chain.mined[TX] = harness.chain.head
+        calls = reads(harness)
+        for _ in range(2):
             await check(harness, calls)
-
-    run()
+        harness.chain.reorganise(depth)
+        if lower:
+            harness.chain.head -= depth
+        harness.chain.mined.clear()
+        await harness.look()
+        await check(harness, calls)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("reader", ["eth_blockNumber", "eth_getTransactionReceipt"])
-def test_replies_read_before_the_hash_of_their_block_was_seen_are_discarded_with_it(count: int, reader: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count) as harness:
-            harness.chain.head += 1
-            harness.chain.mined[TX] = harness.chain.head
-            # A client learns of the new block before the tracker does.
-            await harness.call(reader, [TX] if "Receipt" in reader else [], Cache_Control="no-cache")
-            calls = reads(harness)
-            await check(harness, calls)
-            harness.chain.reorganise(1)
-            await harness.look()
-            await check(harness, calls)
-
-    run()
+@on_uvloop
+async def test_replies_read_before_the_hash_of_their_block_was_seen_are_discarded_with_it(
+    count: int, reader: str
+) -> None:
+    async with rpc_harness(count) as harness:
+        harness.chain.head += 1
+        harness.chain.mined[TX] = harness.chain.head
+        # A client learns of the new block before the tracker does.
+        await harness.call(reader, [TX] if "Receipt" in reader else [], Cache_Control="no-cache")
+        calls = reads(harness)
+        await check(harness, calls)
+        harness.chain.reorganise(1)
+        await harness.look()
+        await check(harness, calls)
 
 
 @on_uvloop
@@ -484,33 +464,32 @@ async def test_hash_that_another_worker_has_seen_discards_nothing_again() -> Non
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("depth", [1, 3])
-def test_reorganisation_reaches_single_calls_batches_sockets_and_our_own_calls_at_once(count: int, depth: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count) as harness, connected(harness.worker, network=harness.network) as socket:
-            for each in harness.upstreams:
-                each.answers["eth_getBalance"] = lambda _: harness.chain.hash_of(harness.chain.head)
-            app, given = harness.worker.app, (ADDRESS, "latest")
+@on_uvloop
+async def test_reorganisation_reaches_single_calls_batches_sockets_and_our_own_calls_at_once(
+    count: int, depth: int
+) -> None:
+    async with rpc_harness(count) as harness, connected(harness.worker, network=harness.network) as socket:
+        for each in harness.upstreams:
+            each.answers["eth_getBalance"] = lambda _: harness.chain.hash_of(harness.chain.head)
+        app, given = harness.worker.app, (ADDRESS, "latest")
 
-            async def read() -> set[str]:
-                batch = await harness.batch(("eth_getBalance", given), ("eth_gasPrice", ()), ("eth_getBalance", given))
-                over_socket: list[Any] = [
-                    {"jsonrpc": "2.0", "id": n, "method": "eth_getBalance", "params": given} for n in (71, 72)
-                ]
-                await socket.send(over_socket)
-                found = [await harness.result("eth_getBalance", given), *[batch.json[n]["result"] for n in (0, 2)]]
-                found += [reply["result"] for reply in await socket.message()]
-                found += [await socket.result("eth_getBalance", *given)]
-                found += [await app.internal_calls.call(harness.route.network, "eth_getBalance", *given)]
-                return set(found)
+        async def read() -> set[str]:
+            batch = await harness.batch(("eth_getBalance", given), ("eth_gasPrice", ()), ("eth_getBalance", given))
+            over_socket: list[Any] = [
+                {"jsonrpc": "2.0", "id": n, "method": "eth_getBalance", "params": given} for n in (71, 72)
+            ]
+            await socket.send(over_socket)
+            found = [await harness.result("eth_getBalance", given), *[batch.json[n]["result"] for n in (0, 2)]]
+            found += [reply["result"] for reply in await socket.message()]
+            found += [await socket.result("eth_getBalance", *given)]
+            found += [await app.internal_calls.call(harness.route.network, "eth_getBalance", *given)]
+            return set(found)
 
-            for _ in range(2):
-                assert await read() == {harness.chain.hash_of(harness.chain.head)}
-            harness.chain.reorganise(depth)
-            await harness.look()
+        for _ in range(2):
             assert await read() == {harness.chain.hash_of(harness.chain.head)}
-
-    run()
+        harness.chain.reorganise(depth)
+        await harness.look()
+        assert await read() == {harness.chain.hash_of(harness.chain.head)}
 
 
 # Intervals

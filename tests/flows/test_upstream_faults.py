@@ -52,42 +52,36 @@ async def trouble(mode: Mode) -> tuple[Load, float, int]:
 
 
 @pytest.mark.parametrize("mode", FAULTS)
-def test_reads_go_on_while_one_of_three_upstreams_fails(mode: Mode) -> None:
-    @on_uvloop
-    async def run() -> None:
-        load, offered, wasted = await trouble(mode)
-        assert load.calls == FAULTY
-        assert not load.failed
-        assert not load.wrong
-        assert offered <= 1.2
-        # It gets what was on its way when it failed, what it takes to see that, and a few trials: under one in a hundred.
-        if mode not in ("high_head", "low_head"):
-            assert wasted < FAULTY / 100
-
-    run()
+@on_uvloop
+async def test_reads_go_on_while_one_of_three_upstreams_fails(mode: Mode) -> None:
+    load, offered, wasted = await trouble(mode)
+    assert load.calls == FAULTY
+    assert not load.failed
+    assert not load.wrong
+    assert offered <= 1.2
+    # It gets what was on its way when it failed, what it takes to see that, and a few trials: under one in a hundred.
+    if mode not in ("high_head", "low_head"):
+        assert wasted < FAULTY / 100
 
 
 @pytest.mark.parametrize("mode", ["dead", "black_hole", "reset", "garbage"])
-def test_upstream_that_is_well_again_is_used_again(mode: Mode) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(3, faults=True) as harness:
-            await harness.load(100)
-            await harness.proxies[0].switch(mode)
-            await harness.load(200)
-            assert harness.route.upstreams[0].health.pause_s
-            await harness.proxies[0].switch("pass")
-            before = harness.upstreams[0].count("eth_call")
+@on_uvloop
+async def test_upstream_that_is_well_again_is_used_again(mode: Mode) -> None:
+    async with rpc_harness(3, faults=True) as harness:
+        await harness.load(100)
+        await harness.proxies[0].switch(mode)
+        await harness.load(200)
+        assert harness.route.upstreams[0].health.pause_s
+        await harness.proxies[0].switch("pass")
+        before = harness.upstreams[0].count("eth_call")
 
-            async def is_back() -> bool:
-                await harness.look()
-                load = await harness.load(20, at_once=4)
-                assert not load.failed
-                return harness.upstreams[0].count("eth_call") > before + 20
+        async def is_back() -> bool:
+            await harness.look()
+            load = await harness.load(20, at_once=4)
+            assert not load.failed
+            return harness.upstreams[0].count("eth_call") > before + 20
 
-            await until(is_back)
-
-    run()
+        await until(is_back)
 
 
 @on_uvloop
@@ -198,21 +192,18 @@ async def test_calls_that_time_out_on_every_upstream_open_no_circuit_breaker() -
 
 @pytest.mark.parametrize("mode", ["reset", "half", "garbage"])
 @pytest.mark.parametrize("short", [False, True])
-def test_read_on_the_only_upstream_is_sent_again_when_its_connection_breaks(mode: Mode, short: bool) -> None:
+@on_uvloop
+async def test_read_on_the_only_upstream_is_sent_again_when_its_connection_breaks(mode: Mode, short: bool) -> None:
     """An idle connection may be closed at the moment it is used, and there is no other upstream to fall back to."""
 
-    @on_uvloop
-    async def run() -> None:
-        cache = {"enabled": not short, "coalesce": not short}
-        async with rpc_harness(1, faults=True, cache=cache) as harness:
-            harness.proxies[0].reset_after = 0
-            for n in range(10):
-                params = [{"data": hex(n)}, "latest"]
-                await harness.proxies[0].switch(mode, times=1)
-                assert await harness.result("eth_call", params) == value_of("eth_call", params)
-            assert requests(harness) == 20
-
-    run()
+    cache = {"enabled": not short, "coalesce": not short}
+    async with rpc_harness(1, faults=True, cache=cache) as harness:
+        harness.proxies[0].reset_after = 0
+        for n in range(10):
+            params = [{"data": hex(n)}, "latest"]
+            await harness.proxies[0].switch(mode, times=1)
+            assert await harness.result("eth_call", params) == value_of("eth_call", params)
+        assert requests(harness) == 20
 
 
 @on_uvloop
@@ -230,29 +221,26 @@ async def test_retries_on_the_only_upstream_stay_within_the_budget() -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("together", [False, True])
-def test_upstream_gets_no_calls_until_its_retry_after_has_passed(together: bool, status: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        # In the order of their tiers, so that the limited one is asked first, however fast the other is.
-        async with rpc_harness(2, options=[{"tier": tier} for tier in range(2)]) as harness:
-            limited = harness.upstreams[0]
-            limited.limited, limited.limited_by = 1_000_000, status
-            limited.retry_after = "30" if together else formatdate(time.time() + 30, usegmt=True)
-            asked = limited.requests
-            for n in range(0, 80, 2):
-                calls = [("eth_call", [{"data": hex(n + more)}, "latest"]) for more in range(2)]
-                if together:
-                    assert all("result" in item for item in (await harness.batch(*calls)).json)
-                else:
-                    await harness.result(*calls[0])
-            assert limited.requests <= asked + 1
-            health = harness.route.upstreams[0].health
-            assert (health.bad, health.pause_s) == (0, 0.0)
-            assert health.rests_until - time.monotonic() > 25.0
-            await harness.look()
-            assert limited.requests <= asked + 1
-
-    run()
+@on_uvloop
+async def test_upstream_gets_no_calls_until_its_retry_after_has_passed(together: bool, status: int) -> None:
+    # In the order of their tiers, so that the limited one is asked first, however fast the other is.
+    async with rpc_harness(2, options=[{"tier": tier} for tier in range(2)]) as harness:
+        limited = harness.upstreams[0]
+        limited.limited, limited.limited_by = 1_000_000, status
+        limited.retry_after = "30" if together else formatdate(time.time() + 30, usegmt=True)
+        asked = limited.requests
+        for n in range(0, 80, 2):
+            calls = [("eth_call", [{"data": hex(n + more)}, "latest"]) for more in range(2)]
+            if together:
+                assert all("result" in item for item in (await harness.batch(*calls)).json)
+            else:
+                await harness.result(*calls[0])
+        assert limited.requests <= asked + 1
+        health = harness.route.upstreams[0].health
+        assert (health.bad, health.pause_s) == (0, 0.0)
+        assert health.rests_until - time.monotonic() > 25.0
+        await harness.look()
+        assert limited.requests <= asked + 1
 
 
 @on_uvloop
@@ -268,42 +256,38 @@ async def test_own_limit_of_an_upstream_is_kept() -> None:
     ("code", "message", "blamed"),
     [(-32000, "missing trie node 00ff", False), (-32601, "the method is not available", False), (-32603, "oops", True)],
 )
-def test_error_that_is_specific_to_an_upstream_is_retried_on_another(code: int, message: str, blamed: bool) -> None:
+@on_uvloop
+async def test_error_that_is_specific_to_an_upstream_is_retried_on_another(
+    code: int, message: str, blamed: bool
+) -> None:
     def refuse(_: list[Any]) -> Any:
         raise Refused(code, message)
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2) as harness:
-            harness.upstreams[0].answers["eth_getProof"] = refuse
-            for n in range(20):
-                assert await harness.result("eth_getProof", [ADDRESS, [], hex(n)])
-            assert (harness.route.upstreams[0].health.bad > 0) is blamed
-
-    run()
+    async with rpc_harness(2) as harness:
+        harness.upstreams[0].answers["eth_getProof"] = refuse
+        for n in range(20):
+            assert await harness.result("eth_getProof", [ADDRESS, [], hex(n)])
+        assert (harness.route.upstreams[0].health.bad > 0) is blamed
 
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize(
     ("code", "message"), [(-32000, "execution aborted (timeout = 5s)"), (-32603, "Internal error")]
 )
-def test_call_that_no_upstream_can_answer_takes_none_from_other_callers(code: int, message: str, count: int) -> None:
+@on_uvloop
+async def test_call_that_no_upstream_can_answer_takes_none_from_other_callers(
+    code: int, message: str, count: int
+) -> None:
     def refuse(_: list[Any]) -> Any:
         raise Refused(code, message)
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count) as harness:
-            for upstream in harness.upstreams:
-                upstream.answers["eth_call"] = refuse
-            for n in range(30):
-                assert (await harness.call("eth_call", [{"data": hex(n)}, "latest"])).json["error"][
-                    "message"
-                ] == message
-            assert await harness.result("eth_getBalance", [ADDRESS, "latest"])
-            assert not any(each.health.pause_s for each in harness.route.upstreams)
-
-    run()
+    async with rpc_harness(count) as harness:
+        for upstream in harness.upstreams:
+            upstream.answers["eth_call"] = refuse
+        for n in range(30):
+            assert (await harness.call("eth_call", [{"data": hex(n)}, "latest"])).json["error"]["message"] == message
+        assert await harness.result("eth_getBalance", [ADDRESS, "latest"])
+        assert not any(each.health.pause_s for each in harness.route.upstreams)
 
 
 class Picky(ScriptedUpstream):
@@ -316,40 +300,34 @@ class Picky(ScriptedUpstream):
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_request_that_every_upstream_refuses_takes_none_from_other_callers(together: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(3, kind=Picky) as harness:
-            for n in range(0, 40, 2):
-                calls = [("eth_call", [{"data": f"select 1 {n + more}"}, "latest"]) for more in range(2)]
-                if together:
-                    assert all("error" in item for item in (await harness.batch(*calls)).json)
-                else:
-                    (await harness.call(*calls[0])).fault(500)
-            assert await harness.result("eth_getBalance", [ADDRESS, "latest"])
-            assert not any(each.health.pause_s for each in harness.route.upstreams)
-
-    run()
+@on_uvloop
+async def test_request_that_every_upstream_refuses_takes_none_from_other_callers(together: bool) -> None:
+    async with rpc_harness(3, kind=Picky) as harness:
+        for n in range(0, 40, 2):
+            calls = [("eth_call", [{"data": f"select 1 {n + more}"}, "latest"]) for more in range(2)]
+            if together:
+                assert all("error" in item for item in (await harness.batch(*calls)).json)
+            else:
+                (await harness.call(*calls[0])).fault(500)
+        assert await harness.result("eth_getBalance", [ADDRESS, "latest"])
+        assert not any(each.health.pause_s for each in harness.route.upstreams)
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_result_that_is_too_large_takes_no_upstream_from_other_callers(together: bool) -> None:
+@on_uvloop
+async def test_result_that_is_too_large_takes_no_upstream_from_other_callers(together: bool) -> None:
     whole = "0x" + "ab" * (MAX_REPLY_BYTES // 2)
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2) as harness:
-            for upstream in harness.upstreams:
-                upstream.answers["eth_getTransactionReceipt"] = lambda _: whole
-            for n in range(3 if together else 6):
-                # A result that names a block is read before it is passed on, and so is held whole.
-                numbers = range(0, 20 if together else 10, 10)
-                calls = [("eth_getTransactionReceipt", [f"0x{n + more:064x}"]) for more in numbers]
-                assert all("error" in item for item in (await harness.batch(*calls)).json)
-            assert await harness.result("eth_getBalance", [ADDRESS, "latest"])
-            assert not any(each.health.pause_s for each in harness.route.upstreams)
-
-    run()
+    async with rpc_harness(2) as harness:
+        for upstream in harness.upstreams:
+            upstream.answers["eth_getTransactionReceipt"] = lambda _: whole
+        for n in range(3 if together else 6):
+            # A result that names a block is read before it is passed on, and so is held whole.
+            numbers = range(0, 20 if together else 10, 10)
+            calls = [("eth_getTransactionReceipt", [f"0x{n + more:064x}"]) for more in numbers]
+            assert all("error" in item for item in (await harness.batch(*calls)).json)
+        assert await harness.result("eth_getBalance", [ADDRESS, "latest"])
+        assert not any(each.health.pause_s for each in harness.route.upstreams)
 
 
 @on_uvloop
@@ -383,25 +361,22 @@ async def test_error_from_one_upstream_is_returned_when_the_others_fail() -> Non
 
 
 @pytest.mark.parametrize("is_one_out", [False, True])
-def test_method_that_no_upstream_has_does_not_exist_from_the_first_call_on(is_one_out: bool) -> None:
+@on_uvloop
+async def test_method_that_no_upstream_has_does_not_exist_from_the_first_call_on(is_one_out: bool) -> None:
     def lacking(_: list[Any]) -> Any:
         raise Refused(-32601, "the method debug_traceCall does not exist/is not available")
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(4, faults=True) as harness:
-            for upstream in harness.upstreams:
-                upstream.answers["eth_getProof"] = lacking
-            if is_one_out:
-                await harness.proxies[2].switch("dead")
-            for n in range(5):
-                reply = await harness.call("eth_getProof", [ADDRESS, [], hex(n)])
-                assert (reply.status, reply.json["error"]["code"]) == (200, -32601)
-            asked = sum(upstream.count("eth_getProof") for upstream in harness.upstreams)
-            # Each is asked once, and then one of them for each call.
-            assert asked <= 4 + 4
-
-    run()
+    async with rpc_harness(4, faults=True) as harness:
+        for upstream in harness.upstreams:
+            upstream.answers["eth_getProof"] = lacking
+        if is_one_out:
+            await harness.proxies[2].switch("dead")
+        for n in range(5):
+            reply = await harness.call("eth_getProof", [ADDRESS, [], hex(n)])
+            assert (reply.status, reply.json["error"]["code"]) == (200, -32601)
+        asked = sum(upstream.count("eth_getProof") for upstream in harness.upstreams)
+        # Each is asked once, and then one of them for each call.
+        assert asked <= 4 + 4
 
 
 # Several calls in one request
@@ -424,23 +399,20 @@ async def test_batch_goes_out_as_one_request_and_each_item_has_its_own_answer() 
 
 
 @pytest.mark.parametrize(("takes", "left"), [(0, 1), (3, 3)])
-def test_upstream_that_refuses_a_batch_is_not_blamed_and_gets_smaller_ones(takes: int, left: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1) as harness:
-            harness.upstreams[0].batch = takes
-            for turn in range(6):
-                calls = [("eth_call", [{"data": hex(turn * 100 + n)}, "latest"]) for n in range(12)]
-                reply = await harness.batch(*calls)
-                assert [item["result"] for item in reply.json] == [value_of("eth_call", each) for _, each in calls]
-            upstream = harness.route.upstreams[0]
-            assert upstream.batches.of("acc_1") == left
-            assert upstream.health.bad == 0
-            # Larger batches are tried again later.
-            upstream.tick(time.monotonic() + SMALLER_S + 1.0)
-            assert upstream.batches.of("acc_1") == 20
-
-    run()
+@on_uvloop
+async def test_upstream_that_refuses_a_batch_is_not_blamed_and_gets_smaller_ones(takes: int, left: int) -> None:
+    async with rpc_harness(1) as harness:
+        harness.upstreams[0].batch = takes
+        for turn in range(6):
+            calls = [("eth_call", [{"data": hex(turn * 100 + n)}, "latest"]) for n in range(12)]
+            reply = await harness.batch(*calls)
+            assert [item["result"] for item in reply.json] == [value_of("eth_call", each) for _, each in calls]
+        upstream = harness.route.upstreams[0]
+        assert upstream.batches.of("acc_1") == left
+        assert upstream.health.bad == 0
+        # Larger batches are tried again later.
+        upstream.tick(time.monotonic() + SMALLER_S + 1.0)
+        assert upstream.batches.of("acc_1") == 20
 
 
 @on_uvloop
@@ -457,32 +429,26 @@ async def test_batch_respects_the_deny_list_of_each_upstream() -> None:
 
 
 @pytest.mark.parametrize("mode", ["black_hole", "reset", "garbage", "half"])
-def test_items_of_a_broken_batch_are_retried_one_by_one_on_another_upstream(mode: Mode) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2, faults=True) as harness:
-            await harness.load(100)
-            await harness.proxies[0].switch(mode)
-            for turn in range(8):
-                calls = [("eth_call", [{"data": hex(turn * 100 + n), "to": mode}, "latest"]) for n in range(10)]
-                reply = await harness.batch(*calls)
-                assert [item.get("result") for item in reply.json] == [value_of("eth_call", each) for _, each in calls]
-
-    run()
+@on_uvloop
+async def test_items_of_a_broken_batch_are_retried_one_by_one_on_another_upstream(mode: Mode) -> None:
+    async with rpc_harness(2, faults=True) as harness:
+        await harness.load(100)
+        await harness.proxies[0].switch(mode)
+        for turn in range(8):
+            calls = [("eth_call", [{"data": hex(turn * 100 + n), "to": mode}, "latest"]) for n in range(10)]
+            reply = await harness.batch(*calls)
+            assert [item.get("result") for item in reply.json] == [value_of("eth_call", each) for _, each in calls]
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_call_that_hangs_on_all_upstreams_is_sent_again_when_one_is_back(count: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count, faults=True) as harness, asyncio.TaskGroup() as group:
-            for proxy in harness.proxies:
-                await proxy.switch("black_hole")
-            asked = group.create_task(harness.call("eth_estimateGas", [{"to": ADDRESS}]))
-            await until(lambda: all(proxy.methods["eth_estimateGas"] for proxy in harness.proxies))
-            await harness.look()
-            await harness.proxies[-1].switch("pass")
-            await harness.look()
-            assert (await asked).status == 200
-
-    run()
+@on_uvloop
+async def test_call_that_hangs_on_all_upstreams_is_sent_again_when_one_is_back(count: int) -> None:
+    async with rpc_harness(count, faults=True) as harness, asyncio.TaskGroup() as group:
+        for proxy in harness.proxies:
+            await proxy.switch("black_hole")
+        asked = group.create_task(harness.call("eth_estimateGas", [{"to": ADDRESS}]))
+        await until(lambda: all(proxy.methods["eth_estimateGas"] for proxy in harness.proxies))
+        await harness.look()
+        await harness.proxies[-1].switch("pass")
+        await harness.look()
+        assert (await asked).status == 200

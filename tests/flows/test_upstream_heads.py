@@ -56,67 +56,61 @@ async def heads_seen(harness: RpcHarness, rounds: int, **headers: str) -> list[i
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_head_never_goes_backwards_while_upstreams_advance_out_of_step(cached: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        chance = random.Random(SEED)
-        # Blocks come far faster here than on the network that this is taken for: it is one that is used to quick ones.
-        async with rpc_harness(3, network=QUICK, cache={} if cached else NO_CACHE) as harness:
-            stop = asyncio.Event()
-            reached: dict[int, int] = {}
+@on_uvloop
+async def test_head_never_goes_backwards_while_upstreams_advance_out_of_step(cached: bool) -> None:
+    chance = random.Random(SEED)
+    # Blocks come far faster here than on the network that this is taken for: it is one that is used to quick ones.
+    async with rpc_harness(3, network=QUICK, cache={} if cached else NO_CACHE) as harness:
+        stop = asyncio.Event()
+        reached: dict[int, int] = {}
 
-            async def advance() -> None:
-                while not stop.is_set():
-                    if chance.random() < 0.3:
-                        harness.chain.head += 1
-                    for each in harness.upstreams:
-                        # A node that is behind stays there or catches up: its own head does not go back.
-                        lead = harness.chain.head - reached.get(each.port, 0)
-                        each.behind = max(0, min(2, lead, each.behind + chance.choice((-1, 0, 1))))
-                        reached[each.port] = each.head
-                    if chance.random() < 0.3:
-                        await harness.look()
-                    await asyncio.sleep(0.002)
+        async def advance() -> None:
+            while not stop.is_set():
+                if chance.random() < 0.3:
+                    harness.chain.head += 1
+                for each in harness.upstreams:
+                    # A node that is behind stays there or catches up: its own head does not go back.
+                    lead = harness.chain.head - reached.get(each.port, 0)
+                    each.behind = max(0, min(2, lead, each.behind + chance.choice((-1, 0, 1))))
+                    reached[each.port] = each.head
+                if chance.random() < 0.3:
+                    await harness.look()
+                await asyncio.sleep(0.002)
 
-            async with asyncio.TaskGroup() as group:
-                moving = group.create_task(advance())
-                asking = [group.create_task(heads_seen(harness, 700)) for _ in range(3)]
-                await asyncio.wait(asking)
-                stop.set()
-                await moving
-            for task in asking:
-                heads = task.result()
-                assert heads == sorted(heads)
-                assert len(heads) > 600
-                assert heads[-1] > heads[0] + 10
-
-    run()
+        async with asyncio.TaskGroup() as group:
+            moving = group.create_task(advance())
+            asking = [group.create_task(heads_seen(harness, 700)) for _ in range(3)]
+            await asyncio.wait(asking)
+            stop.set()
+            await moving
+        for task in asking:
+            heads = task.result()
+            assert heads == sorted(heads)
+            assert len(heads) > 600
+            assert heads[-1] > heads[0] + 10
 
 
 @pytest.mark.parametrize("mode", ["high_head", "low_head", "lagging"])
 @pytest.mark.parametrize("count", [3, 5])
-def test_wrong_head_of_one_upstream_is_ignored(mode: Mode, count: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count, faults=True, cache=NO_CACHE) as harness:
-            await harness.proxies[0].switch(mode)
-            for _ in range(12):
-                harness.chain.head += 1
-                await harness.look()
-                heads = await heads_seen(harness, 20)
-                assert set(heads) == {harness.chain.head}
-            health = harness.route.upstreams[0].health
-            assert health.lagging
-            before = harness.upstreams[0].count("eth_call")
-            # One at a time: calls that wait for each other are late on a slow machine, and late ones go to other upstreams too.
-            load = await harness.load(60, at_once=1)
-            assert not load.failed
-            assert harness.upstreams[0].count("eth_call") == before
-            await harness.proxies[0].switch("pass")
+@on_uvloop
+async def test_wrong_head_of_one_upstream_is_ignored(mode: Mode, count: int) -> None:
+    async with rpc_harness(count, faults=True, cache=NO_CACHE) as harness:
+        await harness.proxies[0].switch(mode)
+        for _ in range(12):
+            harness.chain.head += 1
             await harness.look()
-            assert not health.lagging
-
-    run()
+            heads = await heads_seen(harness, 20)
+            assert set(heads) == {harness.chain.head}
+        health = harness.route.upstreams[0].health
+        assert health.lagging
+        before = harness.upstreams[0].count("eth_call")
+        # One at a time: calls that wait for each other are late on a slow machine, and late ones go to other upstreams too.
+        load = await harness.load(60, at_once=1)
+        assert not load.failed
+        assert harness.upstreams[0].count("eth_call") == before
+        await harness.proxies[0].switch("pass")
+        await harness.look()
+        assert not health.lagging
 
 
 @on_uvloop
@@ -130,48 +124,42 @@ async def test_wrong_head_in_the_first_reply_is_corrected() -> None:
 
 @pytest.mark.parametrize("digits", [16, 70, 700])
 @pytest.mark.parametrize("count", [1, 3])
-def test_head_that_no_block_can_have_is_answered_and_changes_nothing(count: int, digits: int) -> None:
+@on_uvloop
+async def test_head_that_no_block_can_have_is_answered_and_changes_nothing(count: int, digits: int) -> None:
     """A single upstream too: the number does not fit into the memory that workers share."""
     claimed = "0x" + "f" * digits
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count, cache=NO_CACHE) as harness:
-            liar, tip = harness.upstreams[0], harness.route.heads.tip
-            liar.answers["eth_blockNumber"] = lambda _: claimed
-            liar.answers["eth_getBlockByNumber"] = lambda _: {"number": claimed, "hash": TX}
-            for _ in range(4):
-                assert (await harness.call("eth_blockNumber")).status == 200
-                assert (await harness.call("eth_getBlockByNumber", ["latest", False])).status == 200
-                await harness.look()
-            assert harness.route.heads.tip == tip
-            assert harness.route.state.shared_head.tip == tip
-
-    run()
+    async with rpc_harness(count, cache=NO_CACHE) as harness:
+        liar, tip = harness.upstreams[0], harness.route.heads.tip
+        liar.answers["eth_blockNumber"] = lambda _: claimed
+        liar.answers["eth_getBlockByNumber"] = lambda _: {"number": claimed, "hash": TX}
+        for _ in range(4):
+            assert (await harness.call("eth_blockNumber")).status == 200
+            assert (await harness.call("eth_getBlockByNumber", ["latest", False])).status == 200
+            await harness.look()
+        assert harness.route.heads.tip == tip
+        assert harness.route.state.shared_head.tip == tip
 
 
 @pytest.mark.parametrize(("count", "lead"), [(3, 1_000_000), (2, -900)])
-def test_quickest_of_all_is_not_believed_alone_at_the_start(count: int, lead: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with scripted(count, Chain()) as upstreams:
-            upstreams[0].answers["eth_getBlockByNumber"] = partial(block_ahead, upstreams[0], lead)
+@on_uvloop
+async def test_quickest_of_all_is_not_believed_alone_at_the_start(count: int, lead: int) -> None:
+    async with scripted(count, Chain()) as upstreams:
+        upstreams[0].answers["eth_getBlockByNumber"] = partial(block_ahead, upstreams[0], lead)
+        for slow in upstreams[1:]:
+            slow.held = {"eth_getBlockByNumber"}
+        async with (
+            running_worker({LIVE: [each.url for each in upstreams]}) as running,
+            asyncio.TaskGroup() as group,
+        ):
+            route = running.app.networks.routes[LIVE]
+            looking = group.create_task(Tracker(route.state).look())
+            await asyncio.wait([looking], timeout=2 * PATIENCE_S)
             for slow in upstreams[1:]:
-                slow.held = {"eth_getBlockByNumber"}
-            async with (
-                running_worker({LIVE: [each.url for each in upstreams]}) as running,
-                asyncio.TaskGroup() as group,
-            ):
-                route = running.app.networks.routes[LIVE]
-                looking = group.create_task(Tracker(route.state).look())
-                await asyncio.wait([looking], timeout=2 * PATIENCE_S)
-                for slow in upstreams[1:]:
-                    slow.gate.set()
-                await looking
-                assert route.heads.agreed == upstreams[0].chain.head
-                assert [each.health.lagging for each in route.upstreams] == [True] + [False] * (count - 1)
-
-    run()
+                slow.gate.set()
+            await looking
+            assert route.heads.agreed == upstreams[0].chain.head
+            assert [each.health.lagging for each in route.upstreams] == [True] + [False] * (count - 1)
 
 
 @on_uvloop
@@ -198,15 +186,12 @@ async def check_older_block_is_never_returned(harness: RpcHarness) -> None:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_large_block_is_compared_with_the_head_before_it_is_returned(cached: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2, cache={"enabled": cached, "coalesce": cached}) as harness:
-            for upstream in harness.upstreams:
-                upstream.answers["eth_getBlockByNumber"] = partial(large_block, upstream)
-            await check_older_block_is_never_returned(harness)
-
-    run()
+@on_uvloop
+async def test_large_block_is_compared_with_the_head_before_it_is_returned(cached: bool) -> None:
+    async with rpc_harness(2, cache={"enabled": cached, "coalesce": cached}) as harness:
+        for upstream in harness.upstreams:
+            upstream.answers["eth_getBlockByNumber"] = partial(large_block, upstream)
+        await check_older_block_is_never_returned(harness)
 
 
 class Pretty(ScriptedUpstream):
@@ -219,13 +204,10 @@ class Pretty(ScriptedUpstream):
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_block_is_compared_with_the_head_however_its_json_is_written(cached: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2, kind=Pretty, cache={"enabled": cached, "coalesce": cached}) as harness:
-            await check_older_block_is_never_returned(harness)
-
-    run()
+@on_uvloop
+async def test_block_is_compared_with_the_head_however_its_json_is_written(cached: bool) -> None:
+    async with rpc_harness(2, kind=Pretty, cache={"enabled": cached, "coalesce": cached}) as harness:
+        await check_older_block_is_never_returned(harness)
 
 
 @on_uvloop
@@ -259,22 +241,19 @@ async def test_silent_upstream_does_not_delay_the_heads_of_the_others() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("method", ["eth_blockNumber", "eth_getBlockByNumber"])
-def test_shorter_branch_is_believed_without_waiting_for_the_next_poll(count: int, method: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count) as harness:
-            await watch_without_polls(harness)
-            for upstream in harness.upstreams:
-                upstream.behind = 2
-            params = ["latest", False] if method == "eth_getBlockByNumber" else []
+@on_uvloop
+async def test_shorter_branch_is_believed_without_waiting_for_the_next_poll(count: int, method: str) -> None:
+    async with rpc_harness(count) as harness:
+        await watch_without_polls(harness)
+        for upstream in harness.upstreams:
+            upstream.behind = 2
+        params = ["latest", False] if method == "eth_getBlockByNumber" else []
 
-            async def is_lower() -> bool:
-                await harness.call(method, params, Cache_Control="no-cache")
-                return harness.route.heads.tip == harness.chain.head - 2
+        async def is_lower() -> bool:
+            await harness.call(method, params, Cache_Control="no-cache")
+            return harness.route.heads.tip == harness.chain.head - 2
 
-            await until(is_lower)
-
-    run()
+        await until(is_lower)
 
 
 @on_uvloop
@@ -361,18 +340,15 @@ def calls_that_may_be_empty(harness: RpcHarness) -> list[tuple[str, list[Any]]]:
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_empty_reply_of_a_lagging_upstream_is_retried_on_another(place: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2, cache=NO_CACHE) as harness:
-            harness.chain.mined[TX] = harness.chain.head
-            harness.upstreams[0].behind = 1
-            await harness.look()
-            method, params = calls_that_may_be_empty(harness)[place]
-            for _ in range(12):
-                assert await harness.result(method, params)
-
-    run()
+@on_uvloop
+async def test_empty_reply_of_a_lagging_upstream_is_retried_on_another(place: int) -> None:
+    async with rpc_harness(2, cache=NO_CACHE) as harness:
+        harness.chain.mined[TX] = harness.chain.head
+        harness.upstreams[0].behind = 1
+        await harness.look()
+        method, params = calls_that_may_be_empty(harness)[place]
+        for _ in range(12):
+            assert await harness.result(method, params)
 
 
 @on_uvloop
@@ -398,17 +374,14 @@ async def test_reply_that_is_empty_on_every_upstream_is_returned() -> None:
 
 
 @pytest.mark.parametrize("mode", ["reset", "black_hole", "dead"])
-def test_empty_reply_is_returned_when_no_other_upstream_works(mode: Mode) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2, faults=True, cache=NO_CACHE, rpc={"call_timeout_s": 0.5}) as harness:
-            await harness.load(100)
-            harness.upstreams[0].behind = 1
-            await harness.look()
-            await harness.proxies[1].switch(mode)
-            assert await harness.result("eth_getTransactionReceipt", [TX]) is None
-
-    run()
+@on_uvloop
+async def test_empty_reply_is_returned_when_no_other_upstream_works(mode: Mode) -> None:
+    async with rpc_harness(2, faults=True, cache=NO_CACHE, rpc={"call_timeout_s": 0.5}) as harness:
+        await harness.load(100)
+        harness.upstreams[0].behind = 1
+        await harness.look()
+        await harness.proxies[1].switch(mode)
+        assert await harness.result("eth_getTransactionReceipt", [TX]) is None
 
 
 @on_uvloop

@@ -52,16 +52,13 @@ async def test_write_is_sent_to_one_upstream_once() -> None:
 
 @pytest.mark.parametrize(("raw", "tx_hash"), [LEGACY, DYNAMIC])
 @pytest.mark.parametrize("words", ["already known", "ALREADY_EXISTS: already known", "known transaction: d1c0"])
-def test_transaction_that_is_known_already_is_a_success_with_its_hash(raw: str, tx_hash: str, words: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2) as harness:
-            for each in harness.upstreams:
-                each.answers[SEND] = refusing(-32000, words)
-            assert await harness.result(SEND, [raw]) == tx_hash
-            assert sum(sent(harness)) == 1
-
-    run()
+@on_uvloop
+async def test_transaction_that_is_known_already_is_a_success_with_its_hash(raw: str, tx_hash: str, words: str) -> None:
+    async with rpc_harness(2) as harness:
+        for each in harness.upstreams:
+            each.answers[SEND] = refusing(-32000, words)
+        assert await harness.result(SEND, [raw]) == tx_hash
+        assert sum(sent(harness)) == 1
 
 
 @on_uvloop
@@ -72,17 +69,14 @@ async def test_sending_the_same_again_is_as_good_as_the_first_time() -> None:
 
 
 @pytest.mark.parametrize("words", ["nonce too low", "replacement transaction underpriced", "insufficient funds"])
-def test_refusal_is_returned_and_not_retried_on_another_upstream(words: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(3) as harness:
-            for each in harness.upstreams:
-                each.answers[SEND] = refusing(-32000, words)
-            reply = await harness.call(SEND, [RAW])
-            assert reply.json["error"] == {"code": -32000, "message": words}
-            assert sum(sent(harness)) == 1
-
-    run()
+@on_uvloop
+async def test_refusal_is_returned_and_not_retried_on_another_upstream(words: str) -> None:
+    async with rpc_harness(3) as harness:
+        for each in harness.upstreams:
+            each.answers[SEND] = refusing(-32000, words)
+        reply = await harness.call(SEND, [RAW])
+        assert reply.json["error"] == {"code": -32000, "message": words}
+        assert sum(sent(harness)) == 1
 
 
 @on_uvloop
@@ -97,16 +91,13 @@ async def test_write_is_not_retried_after_a_time_out() -> None:
 
 
 @pytest.mark.parametrize("mode", ["reset", "half", "garbage"])
-def test_write_that_may_have_landed_is_not_sent_again(mode: Mode) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(3, faults=True) as harness:
-            for proxy in harness.proxies:
-                await proxy.switch(mode)
-            (await harness.call(SEND, [RAW])).fault(500)
-            assert sorted(sent(harness)) == [0, 0, 1]
-
-    run()
+@on_uvloop
+async def test_write_that_may_have_landed_is_not_sent_again(mode: Mode) -> None:
+    async with rpc_harness(3, faults=True) as harness:
+        for proxy in harness.proxies:
+            await proxy.switch(mode)
+        (await harness.call(SEND, [RAW])).fault(500)
+        assert sorted(sent(harness)) == [0, 0, 1]
 
 
 @on_uvloop
@@ -161,15 +152,12 @@ async def test_read_only_key_may_not_write_alone_or_in_a_batch() -> None:
 
 
 @pytest.mark.parametrize(("broadcast", "count", "times"), [(2, 3, 2), (3, 3, 3), (16, 3, 3), (3, 1, 1)])
-def test_broadcast_sends_to_so_many_upstreams_once_each(broadcast: int, count: int, times: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(count, rpc={"broadcast": broadcast}) as harness:
-            assert await harness.result(SEND, [RAW]) == HASH
-            await until(lambda: sum(sent(harness)) == times)
-            assert max(sent(harness)) == 1
-
-    run()
+@on_uvloop
+async def test_broadcast_sends_to_so_many_upstreams_once_each(broadcast: int, count: int, times: int) -> None:
+    async with rpc_harness(count, rpc={"broadcast": broadcast}) as harness:
+        assert await harness.result(SEND, [RAW]) == HASH
+        await until(lambda: sum(sent(harness)) == times)
+        assert max(sent(harness)) == 1
 
 
 @pytest.mark.parametrize(
@@ -185,33 +173,27 @@ def test_broadcast_sends_to_so_many_upstreams_once_each(broadcast: int, count: i
         ),
     ],
 )
-def test_broadcast_goes_to_different_operators(
+@on_uvloop
+async def test_broadcast_goes_to_different_operators(
     options: list[dict[str, Any]], expected: list[tuple[int, ...]] | None
 ) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(4, options=options, rpc={"broadcast": 2}) as harness:
-            for number in range(6):
-                before = sent(harness)
-                assert (await harness.call(SEND, [RAW + f"{number:02x}"])).status == 200
-                await until(lambda before=before: sum(sent(harness)) == sum(before) + 2)
-                places = tuple(now - then for now, then in zip(sent(harness), before, strict=True))
-                assert expected is None or places in expected
-
-    run()
+    async with rpc_harness(4, options=options, rpc={"broadcast": 2}) as harness:
+        for number in range(6):
+            before = sent(harness)
+            assert (await harness.call(SEND, [RAW + f"{number:02x}"])).status == 200
+            await until(lambda before=before: sum(sent(harness)) == sum(before) + 2)
+            places = tuple(now - then for now, then in zip(sent(harness), before, strict=True))
+            assert expected is None or places in expected
 
 
 @pytest.mark.parametrize("mode", ["black_hole", "dead", "reset", "garbage"])
-def test_first_success_of_a_broadcast_wins_even_if_the_others_fail(mode: Mode) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(3, faults=True, rpc={"broadcast": 3}) as harness:
-            for proxy in harness.proxies[1:]:
-                await proxy.switch(mode)
-            assert await harness.result(SEND, [RAW]) == HASH
-            assert harness.upstreams[0].count(SEND) == 1
-
-    run()
+@on_uvloop
+async def test_first_success_of_a_broadcast_wins_even_if_the_others_fail(mode: Mode) -> None:
+    async with rpc_harness(3, faults=True, rpc={"broadcast": 3}) as harness:
+        for proxy in harness.proxies[1:]:
+            await proxy.switch(mode)
+        assert await harness.result(SEND, [RAW]) == HASH
+        assert harness.upstreams[0].count(SEND) == 1
 
 
 @on_uvloop
@@ -263,27 +245,21 @@ FIRST_TIER: list[Mapping[str, Any]] = [{"tier": 0}, {"tier": 1}]
 
 
 @pytest.mark.parametrize("method", [SEND, "eth_sendRawTransactionConditional"])
-def test_write_that_is_answered_429_goes_to_another_upstream(method: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2, options=FIRST_TIER) as harness:
-            harness.upstreams[0].limited = 1
-            assert await harness.result(method, [RAW])
-            assert [each.count(method) for each in harness.upstreams] == [0, 1]
-
-    run()
+@on_uvloop
+async def test_write_that_is_answered_429_goes_to_another_upstream(method: str) -> None:
+    async with rpc_harness(2, options=FIRST_TIER) as harness:
+        harness.upstreams[0].limited = 1
+        assert await harness.result(method, [RAW])
+        assert [each.count(method) for each in harness.upstreams] == [0, 1]
 
 
 @pytest.mark.parametrize("code", [429, -32005, -32097])
-def test_write_that_an_error_says_is_rate_limited_goes_to_another_upstream(code: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2, options=FIRST_TIER) as harness:
-            harness.upstreams[0].answers[SEND] = refusing(code, "Too Many Requests")
-            assert await harness.result(SEND, [RAW]) == HASH
-            assert sent(harness) == [1, 1]
-
-    run()
+@on_uvloop
+async def test_write_that_an_error_says_is_rate_limited_goes_to_another_upstream(code: int) -> None:
+    async with rpc_harness(2, options=FIRST_TIER) as harness:
+        harness.upstreams[0].answers[SEND] = refusing(code, "Too Many Requests")
+        assert await harness.result(SEND, [RAW]) == HASH
+        assert sent(harness) == [1, 1]
 
 
 @on_uvloop
@@ -313,21 +289,18 @@ async def test_private_write_that_is_answered_429_is_shown_to_no_other_upstream(
 
 
 @pytest.mark.parametrize("status", [500, 502, 504])
-def test_upstream_that_replies_to_writes_with_5xx_gets_no_more_after_a_few(status: int) -> None:
+@on_uvloop
+async def test_upstream_that_replies_to_writes_with_5xx_gets_no_more_after_a_few(status: int) -> None:
     """Its reads succeed, so that the breaker stays closed."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(2, options=FIRST_TIER) as harness:
-            bad = harness.upstreams[0]
-            bad.limited_by, bad.retry_after = status, None
-            failed = 0
-            for _ in range(30):
-                bad.limited = 1
-                failed += (await harness.call(SEND, [RAW])).status != 200
-                bad.limited = 0
-                await harness.result("eth_gasPrice", Cache_Control="no-cache")
-            assert 0 < failed <= 2 * WRITE_FAILURES_IN_A_ROW
-            assert bad.count("eth_gasPrice") == 30
-
-    run()
+    async with rpc_harness(2, options=FIRST_TIER) as harness:
+        bad = harness.upstreams[0]
+        bad.limited_by, bad.retry_after = status, None
+        failed = 0
+        for _ in range(30):
+            bad.limited = 1
+            failed += (await harness.call(SEND, [RAW])).status != 200
+            bad.limited = 0
+            await harness.result("eth_gasPrice", Cache_Control="no-cache")
+        assert 0 < failed <= 2 * WRITE_FAILURES_IN_A_ROW
+        assert bad.count("eth_gasPrice") == 30

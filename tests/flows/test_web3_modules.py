@@ -65,22 +65,19 @@ async def both_ways(place: Path) -> AsyncIterator[dict[str, Any]]:
 
 
 @pytest.mark.timeout(3600 if ALL else 900)
-def test_tests_of_web3_py_pass_as_they_do_directly(tmp_path: Path) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with both_ways(tmp_path) as task:
+@on_uvloop
+async def test_tests_of_web3_py_pass_as_they_do_directly(tmp_path: Path) -> None:
+    async with both_ways(tmp_path) as task:
 
-            async def outcomes(selected: str) -> dict[str, Any]:
-                given = {**task, "options": ["-k", selected] if selected else []}
-                return await asyncio.to_thread(run_script, "web3_py_modules.py", given, within_s=1800.0)
+        async def outcomes(selected: str) -> dict[str, Any]:
+            given = {**task, "options": ["-k", selected] if selected else []}
+            return await asyncio.to_thread(run_script, "web3_py_modules.py", given, within_s=1800.0)
 
-            first = await outcomes("" if ALL else SOME)
-            assert len([name for name in first if first[name].get("direct") == "passed"]) >= (400 if ALL else 35)
-            left = worse(first)
-            # Some of them have short deadlines, which a busy machine misses now and then.
-            for _ in range(3):
-                if left:
-                    left = {name: why for name, why in worse(await outcomes(wanted(left))).items() if name in left}
-            assert left == {}
-
-    run()
+        first = await outcomes("" if ALL else SOME)
+        assert len([name for name in first if first[name].get("direct") == "passed"]) >= (400 if ALL else 35)
+        left = worse(first)
+        # Some of them have short deadlines, which a busy machine misses now and then.
+        for _ in range(3):
+            if left:
+                left = {name: why for name, why in worse(await outcomes(wanted(left))).items() if name in left}
+        assert left == {}

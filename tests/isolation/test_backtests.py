@@ -70,26 +70,21 @@ async def send(harness: RpcHarness, event_type: str, blocks: int, key: str = "ma
 
 
 @pytest.mark.parametrize("event_type", ["ADDRESS_ACTIVITY", "INTERNAL_TRANSFER"])
-def test_backtest_is_charged_for_the_calls_that_it_makes(event_type: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1) as harness:
-            serve_blocks(harness)
-            before = len(harness.upstreams[0].calls)
-            reply = await send(harness, event_type, 20)
-            assert reply.status == 200, reply
-            assert reply.json["blocks_with_events"] == 20
-            made = harness.upstreams[0].calls[before:]
-            listed = sum(PRICES[call.method] for call in made)
-            assert listed > TABLES.prices.rest["backtest_webhook"]
-            units = int(reply.headers["x-compute-units"])
-            assert units >= listed
-            again = await send(harness, event_type, 20)
-            assert int(again.headers["x-compute-units"]) >= units - PRICES["eth_blockNumber"], (
-                "cached calls take our time"
-            )
-
-    run()
+@on_uvloop
+async def test_backtest_is_charged_for_the_calls_that_it_makes(event_type: str) -> None:
+    async with rpc_harness(1) as harness:
+        serve_blocks(harness)
+        before = len(harness.upstreams[0].calls)
+        reply = await send(harness, event_type, 20)
+        assert reply.status == 200, reply
+        assert reply.json["blocks_with_events"] == 20
+        made = harness.upstreams[0].calls[before:]
+        listed = sum(PRICES[call.method] for call in made)
+        assert listed > TABLES.prices.rest["backtest_webhook"]
+        units = int(reply.headers["x-compute-units"])
+        assert units >= listed
+        again = await send(harness, event_type, 20)
+        assert int(again.headers["x-compute-units"]) >= units - PRICES["eth_blockNumber"], "cached calls take our time"
 
 
 @on_uvloop
@@ -144,20 +139,17 @@ async def test_backtest_ends_when_its_client_leaves() -> None:
 
 
 @pytest.mark.parametrize("event_type", ["ADDRESS_ACTIVITY", "INTERNAL_TRANSFER"])
-def test_backtest_takes_short_steps(event_type: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1) as harness:
-            serve_blocks(harness)
-            measured = []
-            for blocks in (20, 19, 18):
-                with LoopSteps.measured() as steps:
-                    reply = await send_apart(harness.worker.port, backtest(harness, event_type, blocks))
-                assert reply.status == 200, reply
-                measured.append(steps.longest_s)
-            assert min(measured) < LONGEST_STEP_S
-
-    run()
+@on_uvloop
+async def test_backtest_takes_short_steps(event_type: str) -> None:
+    async with rpc_harness(1) as harness:
+        serve_blocks(harness)
+        measured = []
+        for blocks in (20, 19, 18):
+            with LoopSteps.measured() as steps:
+                reply = await send_apart(harness.worker.port, backtest(harness, event_type, blocks))
+            assert reply.status == 200, reply
+            measured.append(steps.longest_s)
+        assert min(measured) < LONGEST_STEP_S
 
 
 @on_uvloop

@@ -56,19 +56,16 @@ async def answered_in_turns(worker: Worker, asked: Coroutine[Any, Any, Any]) -> 
     ids=["mistaken", "unknown", "empty", "good"],
 )
 @pytest.mark.parametrize("way", ["http", "chunked", "socket"])
-def test_large_batch_takes_many_turns(batch: Sequence[Any], codes: set[int], way: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with (
-            Scripted(echo) as server,
-            running_worker({LIVE: [{"url": server.url, "batch": 50}]}, **NO_CACHE) as worker,
-        ):
-            items, turns = await answered_in_turns(worker, send(worker, orjson.dumps(batch), way))
-            assert {item["error"]["code"] for item in items if "error" in item} == codes
-            assert len(items) == MANY
-            assert turns >= LEAST_TURNS
-
-    run()
+@on_uvloop
+async def test_large_batch_takes_many_turns(batch: Sequence[Any], codes: set[int], way: str) -> None:
+    async with (
+        Scripted(echo) as server,
+        running_worker({LIVE: [{"url": server.url, "batch": 50}]}, **NO_CACHE) as worker,
+    ):
+        items, turns = await answered_in_turns(worker, send(worker, orjson.dumps(batch), way))
+        assert {item["error"]["code"] for item in items if "error" in item} == codes
+        assert len(items) == MANY
+        assert turns >= LEAST_TURNS
 
 
 async def send(worker: Worker, body: bytes, way: str) -> list[Any]:
@@ -115,32 +112,26 @@ async def test_client_that_leaves_a_batch_half_read_leaves_nothing_behind() -> N
 
 
 @pytest.mark.parametrize("body", [b"[" + b"{}," * 300, b"[1" + b",1" * 1000 + b"]", b"[]"])
-def test_body_that_is_no_batch_is_refused_whole(body: bytes) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with Scripted(echo) as server, running_worker(server.url, **NO_CACHE) as worker:
-            (await worker.send(body)).fault(400)
-            async with bare(worker) as socket:
-                socket.write(body)
-                assert (await socket.json())["error"]["code"] in (-32600, -32700)
-                socket.write(orjson.dumps(calls("net_version", [], 1)[0]))
-                assert (await socket.json())["result"]
-
-    run()
+@on_uvloop
+async def test_body_that_is_no_batch_is_refused_whole(body: bytes) -> None:
+    async with Scripted(echo) as server, running_worker(server.url, **NO_CACHE) as worker:
+        (await worker.send(body)).fault(400)
+        async with bare(worker) as socket:
+            socket.write(body)
+            assert (await socket.json())["error"]["code"] in (-32600, -32700)
+            socket.write(orjson.dumps(calls("net_version", [], 1)[0]))
+            assert (await socket.json())["result"]
 
 
 @pytest.mark.parametrize("batch", [calls("eth_nothing", []), calls("eth_call", [1])], ids=["unknown", "failed"])
-def test_few_items_of_a_batch_are_recorded(batch: Sequence[Any]) -> None:
+@on_uvloop
+async def test_few_items_of_a_batch_are_recorded(batch: Sequence[Any]) -> None:
     """To record all of them would take milliseconds."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with Scripted(failure) as server, running_worker({LIVE: [{"url": server.url, "batch": 50}]}) as worker:
-            items = await send(worker, orjson.dumps(batch), "http")
-            assert all("error" in item for item in items)
-            assert len(worker.app.recorder.waiting) == 1 + MOST_OF_BATCH
-
-    run()
+    async with Scripted(failure) as server, running_worker({LIVE: [{"url": server.url, "batch": 50}]}) as worker:
+        items = await send(worker, orjson.dumps(batch), "http")
+        assert all("error" in item for item in items)
+        assert len(worker.app.recorder.waiting) == 1 + MOST_OF_BATCH
 
 
 async def failure(exchange: Exchange) -> None:

@@ -50,50 +50,46 @@ def arriving(worker: Worker) -> int:
 
 
 @pytest.mark.parametrize("way", ["length", "chunked"])
-def test_one_account_may_send_so_many_bodies_at_a_time(way: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with bounded() as harness, contextlib.AsyncExitStack() as stack:
-            worker = harness.worker
-            await begin(worker, stack, way, "other 0")
-            await until(lambda: arriving(worker) == LARGE)
-            refused = await begin(worker, stack, way, "other 0")
-            fault = (await refused.reply()).fault(429)
-            assert "bodies" in fault["message"]
-            # Another account is not affected, with a body in two parts.
-            body = rpc("eth_chainId").ljust(LARGE)
-            async with await worker.connect() as client:
-                request = worker.post(body)
-                await client.write(request[:-10])
-                await until(lambda: arriving(worker) == 2 * LARGE)
-                await client.write(request[-10:])
-                assert (await client.reply()).status == 200
-            assert arriving(worker) == LARGE
-
-    run()
+@on_uvloop
+async def test_one_account_may_send_so_many_bodies_at_a_time(way: str) -> None:
+    async with bounded() as harness, contextlib.AsyncExitStack() as stack:
+        worker = harness.worker
+        await begin(worker, stack, way, "other 0")
+        await until(lambda: arriving(worker) == LARGE)
+        refused = await begin(worker, stack, way, "other 0")
+        fault = (await refused.reply()).fault(429)
+        assert "bodies" in fault["message"]
+        # Another account is not affected, with a body in two parts.
+        body = rpc("eth_chainId").ljust(LARGE)
+        async with await worker.connect() as client:
+            request = worker.post(body)
+            await client.write(request[:-10])
+            await until(lambda: arriving(worker) == 2 * LARGE)
+            await client.write(request[-10:])
+            assert (await client.reply()).status == 200
+        assert arriving(worker) == LARGE
 
 
 @pytest.mark.parametrize("way", ["rpc", "rest"])
-def test_client_that_is_still_sending_reads_why_it_was_refused(way: str) -> None:
+@on_uvloop
+async def test_client_that_is_still_sending_reads_why_it_was_refused(way: str) -> None:
     """Closing the connection with unread bytes would reset it, and the client might never see the reply."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with bounded() as harness, contextlib.AsyncExitStack() as stack:
-            worker = harness.worker
-            await begin(worker, stack, "length", "other 0")
-            await until(lambda: arriving(worker) == LARGE)
-            size, path = (1_000_000, f"/v1/rpc/{LIVE}") if way == "rpc" else (3_000_000, "/v1/wallets/create")
-            head = f"POST {path} HTTP/1.1\r\nHost: p\r\nX-API-Key: {worker.keys['other 0']}\r\nContent-Length: {size}\r\n\r\n"
-            async with await worker.connect() as client:
-                await client.write(head.encode())
-                for _ in range(0, size, 50_000):
-                    await client.write(b" " * 50_000)
-                (await client.reply()).fault(429 if way == "rpc" else 413)
-                assert await client.reader.read() == b""
-            await until(lambda: len(worker.app.limiter.connections) == 1)
-
-    run()
+    async with bounded() as harness, contextlib.AsyncExitStack() as stack:
+        worker = harness.worker
+        await begin(worker, stack, "length", "other 0")
+        await until(lambda: arriving(worker) == LARGE)
+        size, path = (1_000_000, f"/v1/rpc/{LIVE}") if way == "rpc" else (3_000_000, "/v1/wallets/create")
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: p\r\nX-API-Key: {worker.keys['other 0']}\r\nContent-Length: {size}\r\n\r\n"
+        )
+        async with await worker.connect() as client:
+            await client.write(head.encode())
+            for _ in range(0, size, 50_000):
+                await client.write(b" " * 50_000)
+            (await client.reply()).fault(429 if way == "rpc" else 413)
+            assert await client.reader.read() == b""
+        await until(lambda: len(worker.app.limiter.connections) == 1)
 
 
 @on_uvloop

@@ -22,25 +22,22 @@ GOOD = {"to": "0x" + "11" * 20}
 
 
 @pytest.mark.parametrize("kind", [CrashingUpstream, GarbageUpstream])
-def test_many_accounts_together_open_no_breaker(kind: type[HostileAwareUpstream]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        rng = random.Random(kind.__name__)
-        async with rpc_harness(1, kind=kind) as harness:
-            accounts = [f"attacker{n}" for n in range(8)]
-            for name in accounts:
-                harness.worker.add_key(name)
+@on_uvloop
+async def test_many_accounts_together_open_no_breaker(kind: type[HostileAwareUpstream]) -> None:
+    rng = random.Random(kind.__name__)
+    async with rpc_harness(1, kind=kind) as harness:
+        accounts = [f"attacker{n}" for n in range(8)]
+        for name in accounts:
+            harness.worker.add_key(name)
 
-            async def attack() -> None:
-                async with await harness.worker.connect() as client:
-                    for name in accounts:
-                        body = hostile_call(rng, well_formed=True)
-                        await client.send(harness.worker.post(body, key=name))
+        async def attack() -> None:
+            async with await harness.worker.connect() as client:
+                for name in accounts:
+                    body = hostile_call(rng, well_formed=True)
+                    await client.send(harness.worker.post(body, key=name))
 
-            async with beside(attack, at_once=4):
-                await steady_load(harness, CALLS)
-
-    run()
+        async with beside(attack, at_once=4):
+            await steady_load(harness, CALLS)
 
 
 class FlakyUpstream(CrashingUpstream):

@@ -49,68 +49,58 @@ def hostile_call(rng: random.Random, *, well_formed: bool = False) -> bytes:
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_calls_of_one_key_fail_no_call_of_another(kind: type[HostileAwareUpstream], count: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        rng = random.Random(f"{kind.__name__} {count}")
-        async with rpc_harness(count, kind=kind) as harness:
-            harness.worker.add_key("attacker")
+@on_uvloop
+async def test_hostile_calls_of_one_key_fail_no_call_of_another(kind: type[HostileAwareUpstream], count: int) -> None:
+    rng = random.Random(f"{kind.__name__} {count}")
+    async with rpc_harness(count, kind=kind) as harness:
+        harness.worker.add_key("attacker")
 
-            async def attack() -> None:
-                async with await harness.worker.connect() as client:
-                    for _ in range(20):
-                        await client.send(harness.worker.post(hostile_call(rng), key="attacker"))
+        async def attack() -> None:
+            async with await harness.worker.connect() as client:
+                for _ in range(20):
+                    await client.send(harness.worker.post(hostile_call(rng), key="attacker"))
 
-            async with beside(attack, at_once=2):
-                await good_traffic(harness.worker, CALLS)
-            if count == 1:
-                assert (
-                    harness.route.upstreams[0].health.allows_fallback(0.0)
-                    or not harness.route.upstreams[0].health.pause_s
-                )
-
-    run()
+        async with beside(attack, at_once=2):
+            await good_traffic(harness.worker, CALLS)
+        if count == 1:
+            assert (
+                harness.route.upstreams[0].health.allows_fallback(0.0) or not harness.route.upstreams[0].health.pause_s
+            )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_batches_of_one_key_fail_no_call_of_another(kind: type[HostileAwareUpstream]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        rng = random.Random(kind.__name__)
-        async with rpc_harness(2, kind=kind, options=[{"batch": 20}] * 2) as harness:
-            harness.worker.add_key("attacker")
+@on_uvloop
+async def test_hostile_batches_of_one_key_fail_no_call_of_another(kind: type[HostileAwareUpstream]) -> None:
+    rng = random.Random(kind.__name__)
+    async with rpc_harness(2, kind=kind, options=[{"batch": 20}] * 2) as harness:
+        harness.worker.add_key("attacker")
 
-            async def attack() -> None:
-                async with await harness.worker.connect() as client:
-                    for _ in range(5):
-                        items = b",".join(hostile_call(rng) for _ in range(20))
-                        await client.send(harness.worker.post(b"[" + items + b"]", key="attacker"))
+        async def attack() -> None:
+            async with await harness.worker.connect() as client:
+                for _ in range(5):
+                    items = b",".join(hostile_call(rng) for _ in range(20))
+                    await client.send(harness.worker.post(b"[" + items + b"]", key="attacker"))
 
-            async with beside(attack, at_once=2):
-                await good_traffic(harness.worker, CALLS)
-
-    run()
+        async with beside(attack, at_once=2):
+            await good_traffic(harness.worker, CALLS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_hostile_calls_on_a_socket_fail_no_call_of_another(kind: type[HostileAwareUpstream]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        rng = random.Random(kind.__name__)
-        async with rpc_harness(1, kind=kind) as harness:
-            harness.worker.add_key("attacker")
+@on_uvloop
+async def test_hostile_calls_on_a_socket_fail_no_call_of_another(kind: type[HostileAwareUpstream]) -> None:
+    rng = random.Random(kind.__name__)
+    async with rpc_harness(1, kind=kind) as harness:
+        harness.worker.add_key("attacker")
 
-            async def attack() -> None:
-                async with bare(harness.worker, key="attacker") as socket:
-                    for _ in range(20):
-                        call = orjson.loads(hostile_call(rng))
-                        socket.write(orjson.dumps({**call, "id": 1}))
-                        await socket.json()
+        async def attack() -> None:
+            async with bare(harness.worker, key="attacker") as socket:
+                for _ in range(20):
+                    call = orjson.loads(hostile_call(rng))
+                    socket.write(orjson.dumps({**call, "id": 1}))
+                    await socket.json()
 
-            async with beside(attack, at_once=2):
-                await good_traffic(harness.worker, CALLS)
-
-    run()
+        async with beside(attack, at_once=2):
+            await good_traffic(harness.worker, CALLS)
 
 
 class StrictBundler(StrictUpstream, ScriptedBundler):
@@ -168,23 +158,20 @@ async def test_hostile_calls_to_a_real_node_fail_no_call_of_another(tmp_path: Pa
 
 
 @pytest.mark.parametrize("params", ["{}", '{"a":1}', "1", '"x"', "true"])
-def test_params_that_are_no_array_are_refused_before_anything_is_sent(params: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        call = f'{{"jsonrpc":"2.0","id":7,"method":"eth_chainId","params":{params}}}'.encode()
-        async with rpc_harness(1) as harness:
-            asked = harness.asked
-            single = await harness.worker.send(call)
-            assert single.fault(400)["details"] == {"rpc_code": -32600}
-            (item,) = (await harness.worker.send(b"[" + call + b"]")).json
-            assert (item["id"], item["error"]["code"]) == (7, -32600)
-            async with bare(harness.worker) as socket:
-                socket.write(call)
-                reply = await socket.json()
-                assert (reply["id"], reply["error"]["code"]) == (7, -32600)
-            assert harness.asked == asked
-
-    run()
+@on_uvloop
+async def test_params_that_are_no_array_are_refused_before_anything_is_sent(params: str) -> None:
+    call = f'{{"jsonrpc":"2.0","id":7,"method":"eth_chainId","params":{params}}}'.encode()
+    async with rpc_harness(1) as harness:
+        asked = harness.asked
+        single = await harness.worker.send(call)
+        assert single.fault(400)["details"] == {"rpc_code": -32600}
+        (item,) = (await harness.worker.send(b"[" + call + b"]")).json
+        assert (item["id"], item["error"]["code"]) == (7, -32600)
+        async with bare(harness.worker) as socket:
+            socket.write(call)
+            reply = await socket.json()
+            assert (reply["id"], reply["error"]["code"]) == (7, -32600)
+        assert harness.asked == asked
 
 
 REPEATED = (
@@ -195,23 +182,20 @@ REPEATED = (
 
 
 @pytest.mark.parametrize("text", REPEATED)
-def test_repeated_members_are_refused_before_anything_is_sent(text: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        call = text.encode()
-        large = call.replace(b"[]", b'["%b"]' % (b"ab" * 20_000))
-        async with rpc_harness(1) as harness:
-            asked = harness.asked
-            for body in (call, large):
-                assert (await harness.worker.send(body)).fault(400)["details"] == {"rpc_code": -32600}
-                (item,) = (await harness.worker.send(b"[" + body + b"]")).json
-                assert (item["id"], item["error"]["code"]) == (None, -32600)
-                async with bare(harness.worker) as socket:
-                    socket.write(body)
-                    assert (await socket.json())["error"]["code"] == -32600
-            assert harness.asked == asked
-
-    run()
+@on_uvloop
+async def test_repeated_members_are_refused_before_anything_is_sent(text: str) -> None:
+    call = text.encode()
+    large = call.replace(b"[]", b'["%b"]' % (b"ab" * 20_000))
+    async with rpc_harness(1) as harness:
+        asked = harness.asked
+        for body in (call, large):
+            assert (await harness.worker.send(body)).fault(400)["details"] == {"rpc_code": -32600}
+            (item,) = (await harness.worker.send(b"[" + body + b"]")).json
+            assert (item["id"], item["error"]["code"]) == (None, -32600)
+            async with bare(harness.worker) as socket:
+                socket.write(body)
+                assert (await socket.json())["error"]["code"] == -32600
+        assert harness.asked == asked
 
 
 @on_uvloop

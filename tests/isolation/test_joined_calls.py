@@ -121,27 +121,24 @@ def outcomes(replies: Sequence[Reply]) -> list[int]:
 
 
 @pytest.mark.parametrize("has_length", [True, False])
-def test_results_that_several_callers_wait_for_are_bounded_for_each_account(has_length: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with gated_worker(has_length=has_length) as (worker, upstream), AsyncExitStack() as stack:
-            pairs = [[await ask(worker, stack, n) for _ in range(2)] for n in range(CALLS)]
-            await joined(worker, 2 * CALLS)
-            upstream.open(*range(CALLS))
-            if has_length:
-                await until(lambda: worker.held_bytes > SIZE * 2)
-            await until(lambda: upstream.halves >= CALLS)
-            assert worker.held_bytes <= SHARE
-            upstream.last.set()
-            whole = SIZE + 2
-            replies = await asyncio.gather(*(each.reply() for pair in pairs for each in pair))
-            # There is room for two of them. The others are sent to each caller as they come.
-            assert outcomes(replies) == [whole] * 2 * CALLS
-            # Nothing speaks against the upstream, and other accounts have their own room.
-            assert worker.app.networks.routes[LIVE].upstreams[0].health.takes_calls(time.monotonic())
-            assert outcomes([await worker.send(code_call(0))]) == [whole]
-
-    run()
+@on_uvloop
+async def test_results_that_several_callers_wait_for_are_bounded_for_each_account(has_length: bool) -> None:
+    async with gated_worker(has_length=has_length) as (worker, upstream), AsyncExitStack() as stack:
+        pairs = [[await ask(worker, stack, n) for _ in range(2)] for n in range(CALLS)]
+        await joined(worker, 2 * CALLS)
+        upstream.open(*range(CALLS))
+        if has_length:
+            await until(lambda: worker.held_bytes > SIZE * 2)
+        await until(lambda: upstream.halves >= CALLS)
+        assert worker.held_bytes <= SHARE
+        upstream.last.set()
+        whole = SIZE + 2
+        replies = await asyncio.gather(*(each.reply() for pair in pairs for each in pair))
+        # There is room for two of them. The others are sent to each caller as they come.
+        assert outcomes(replies) == [whole] * 2 * CALLS
+        # Nothing speaks against the upstream, and other accounts have their own room.
+        assert worker.app.networks.routes[LIVE].upstreams[0].health.takes_calls(time.monotonic())
+        assert outcomes([await worker.send(code_call(0))]) == [whole]
 
 
 @on_uvloop
@@ -179,20 +176,17 @@ async def test_third_account_gets_the_result_although_the_two_before_have_no_roo
 
 
 @pytest.mark.parametrize("has_length", [True, False])
-def test_result_that_is_too_large_to_be_held_is_sent_to_each_account_that_asked_for_it(has_length: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        size = MAX_REPLY_BYTES + MB
-        async with gated_worker(has_length=has_length, size=size) as (worker, upstream), AsyncExitStack() as stack:
-            clients = [await ask(worker, stack, 1, key) for key in ("attacker", "main", "attacker")]
-            await joined(worker, 3)
-            upstream.open(1)
-            upstream.last.set()
-            replies = await asyncio.gather(*(each.reply() for each in clients))
-            assert outcomes(replies) == [size + 2] * 3
-            assert worker.app.networks.routes[LIVE].upstreams[0].health.takes_calls(time.monotonic())
-
-    run()
+@on_uvloop
+async def test_result_that_is_too_large_to_be_held_is_sent_to_each_account_that_asked_for_it(has_length: bool) -> None:
+    size = MAX_REPLY_BYTES + MB
+    async with gated_worker(has_length=has_length, size=size) as (worker, upstream), AsyncExitStack() as stack:
+        clients = [await ask(worker, stack, 1, key) for key in ("attacker", "main", "attacker")]
+        await joined(worker, 3)
+        upstream.open(1)
+        upstream.last.set()
+        replies = await asyncio.gather(*(each.reply() for each in clients))
+        assert outcomes(replies) == [size + 2] * 3
+        assert worker.app.networks.routes[LIVE].upstreams[0].health.takes_calls(time.monotonic())
 
 
 @on_uvloop
@@ -257,20 +251,17 @@ async def test_caller_that_left_gets_no_result_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("client", ["front", "socket"])
-def test_result_that_several_callers_wait_for_is_written_in_slices(client: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with gated_worker() as (worker, upstream), AsyncExitStack() as stack:
-            for _ in range(2):
-                await ask_slowly(worker, stack, client, 1)
-            await joined(worker, 2)
-            upstream.open(1)
-            upstream.last.set()
-            await until(lambda: [size > 0 for size in unread(worker)] == [True, True])
-            # One slice more than the transport's limit.
-            assert max(unread(worker)) <= 3 * SLICE_BYTES
-
-    run()
+@on_uvloop
+async def test_result_that_several_callers_wait_for_is_written_in_slices(client: str) -> None:
+    async with gated_worker() as (worker, upstream), AsyncExitStack() as stack:
+        for _ in range(2):
+            await ask_slowly(worker, stack, client, 1)
+        await joined(worker, 2)
+        upstream.open(1)
+        upstream.last.set()
+        await until(lambda: [size > 0 for size in unread(worker)] == [True, True])
+        # One slice more than the transport's limit.
+        assert max(unread(worker)) <= 3 * SLICE_BYTES
 
 
 @on_uvloop
@@ -289,17 +280,14 @@ async def test_result_that_compresses_well_gives_its_memory_back() -> None:
 
 
 @pytest.mark.parametrize("client", ["front", "page", "socket"])
-def test_large_results_that_are_not_read_are_bounded_although_they_are_shared(client: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with gated_worker() as (worker, upstream), AsyncExitStack() as stack:
-            for _ in range(8):
-                await ask_slowly(worker, stack, client, 7)
-            await joined(worker, 8)
-            upstream.last.set()
-            upstream.open(7, 8)
-            await until(lambda: worker.held_bytes > SIZE)
-            assert worker.held_bytes <= SHARE
-            assert outcomes([await worker.send(code_call(8))]) == [SIZE + 2]
-
-    run()
+@on_uvloop
+async def test_large_results_that_are_not_read_are_bounded_although_they_are_shared(client: str) -> None:
+    async with gated_worker() as (worker, upstream), AsyncExitStack() as stack:
+        for _ in range(8):
+            await ask_slowly(worker, stack, client, 7)
+        await joined(worker, 8)
+        upstream.last.set()
+        upstream.open(7, 8)
+        await until(lambda: worker.held_bytes > SIZE)
+        assert worker.held_bytes <= SHARE
+        assert outcomes([await worker.send(code_call(8))]) == [SIZE + 2]

@@ -121,57 +121,51 @@ async def good_calls(worker: Worker, ended: asyncio.Event) -> int:
 
 @pytest.mark.parametrize("batch", [1, 20])
 @pytest.mark.parametrize("has_length", [True, False])
-def test_huge_batch_is_answered_within_its_bounds_beside_other_calls(has_length: bool, batch: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with large_harness(SizedUpstream(has_length=has_length), batch=batch) as (worker, _):
-            calls = [sized(20_000_000) for _ in range(40)]
-            ended = asyncio.Event()
-            before, most = resident_bytes(), 0
-            async with asyncio.TaskGroup() as group, await worker.connect() as client:
-                good = group.create_task(good_calls(worker, ended))
-                reply = group.create_task(squeezed_reply(client))
-                await client.write(worker.post(orjson.dumps(calls), key="attacker"))
-                while not reply.done():
-                    await asyncio.sleep(0.01)
-                    most = max(most, resident_bytes() - before)
-                ended.set()
-            items, size = reply.result()
-            assert [item["id"] for item in items] == [call["id"] for call in calls]
-            codes = [item["error"]["code"] for item in items if "error" in item]
-            assert set(codes) == {-32005}
-            assert 1 <= len(items) - len(codes) <= 4
-            assert "error" not in items[0]
-            assert size < BOUND + 20_000_000 + 100_000
-            assert most < BOUND + SLACK, most / MB
-            assert good.result() > 0
-
-    run()
+@on_uvloop
+async def test_huge_batch_is_answered_within_its_bounds_beside_other_calls(has_length: bool, batch: int) -> None:
+    async with large_harness(SizedUpstream(has_length=has_length), batch=batch) as (worker, _):
+        calls = [sized(20_000_000) for _ in range(40)]
+        ended = asyncio.Event()
+        before, most = resident_bytes(), 0
+        async with asyncio.TaskGroup() as group, await worker.connect() as client:
+            good = group.create_task(good_calls(worker, ended))
+            reply = group.create_task(squeezed_reply(client))
+            await client.write(worker.post(orjson.dumps(calls), key="attacker"))
+            while not reply.done():
+                await asyncio.sleep(0.01)
+                most = max(most, resident_bytes() - before)
+            ended.set()
+        items, size = reply.result()
+        assert [item["id"] for item in items] == [call["id"] for call in calls]
+        codes = [item["error"]["code"] for item in items if "error" in item]
+        assert set(codes) == {-32005}
+        assert 1 <= len(items) - len(codes) <= 4
+        assert "error" not in items[0]
+        assert size < BOUND + 20_000_000 + 100_000
+        assert most < BOUND + SLACK, most / MB
+        assert good.result() > 0
 
 
 @pytest.mark.parametrize("batch", [1, 20])
 @pytest.mark.parametrize("has_length", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_items_of_a_large_batch_come_in_order_and_whole(seed: int, has_length: bool, batch: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        rng = random.Random(seed)
-        async with large_harness(SizedUpstream(has_length=has_length), batch=batch) as (worker, _):
-            for _ in range(3):
-                sizes = [rng.choice((0, 1, 100, 70_000, 300_000, 1_500_000)) for _ in range(rng.randrange(1, 25))]
-                calls: list[Any] = [sized(size, rng.choice((0, 0, 5, 30))) for size in sizes]
-                expected: list[Any] = [("a" * call["params"][0]) for call in calls]
-                calls.insert(rng.randrange(len(calls) + 1), 7)
-                expected.insert(calls.index(7), None)
-                if rng.random() < 0.5:
-                    calls.append({"jsonrpc": "2.0", "method": METHOD, "params": [1_200_000]})
-                reply = await worker.send(orjson.dumps(calls), key="attacker")
-                assert [item.get("result") for item in reply.json] == expected
-                async with bare(worker, key="attacker") as socket:
-                    socket.write(orjson.dumps(calls))
-                    assert [item.get("result") for item in await socket.json()] == expected
-
-    run()
+@on_uvloop
+async def test_items_of_a_large_batch_come_in_order_and_whole(seed: int, has_length: bool, batch: int) -> None:
+    rng = random.Random(seed)
+    async with large_harness(SizedUpstream(has_length=has_length), batch=batch) as (worker, _):
+        for _ in range(3):
+            sizes = [rng.choice((0, 1, 100, 70_000, 300_000, 1_500_000)) for _ in range(rng.randrange(1, 25))]
+            calls: list[Any] = [sized(size, rng.choice((0, 0, 5, 30))) for size in sizes]
+            expected: list[Any] = [("a" * call["params"][0]) for call in calls]
+            calls.insert(rng.randrange(len(calls) + 1), 7)
+            expected.insert(calls.index(7), None)
+            if rng.random() < 0.5:
+                calls.append({"jsonrpc": "2.0", "method": METHOD, "params": [1_200_000]})
+            reply = await worker.send(orjson.dumps(calls), key="attacker")
+            assert [item.get("result") for item in reply.json] == expected
+            async with bare(worker, key="attacker") as socket:
+                socket.write(orjson.dumps(calls))
+                assert [item.get("result") for item in await socket.json()] == expected
 
 
 @on_uvloop
@@ -195,19 +189,16 @@ async def test_client_that_reads_slowly_gets_all_and_costs_no_more_memory() -> N
 
 
 @pytest.mark.parametrize("has_length", [True, False])
-def test_results_beyond_what_an_account_may_hold_wait_if_their_length_is_known(has_length: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with large_harness(SizedUpstream(has_length=has_length), batch=1, **SHORT) as (worker, _):
-            # The first is slow, so the others wait for it: 4 MB of them fit, and the batch's own bound comes later.
-            calls = [sized(10, 300), *(sized(1_500_000) for _ in range(4))]
-            items = (await worker.send(orjson.dumps(calls), key="attacker")).json
-            sizes = [len(item["result"]) for item in items if "result" in item]
-            assert sizes == [10, *[1_500_000] * (4 if has_length else len(sizes) - 1)]
-            assert {item["error"]["code"] for item in items if "error" in item} == (set() if has_length else {-32005})
-            assert len(sizes) > 1
-
-    run()
+@on_uvloop
+async def test_results_beyond_what_an_account_may_hold_wait_if_their_length_is_known(has_length: bool) -> None:
+    async with large_harness(SizedUpstream(has_length=has_length), batch=1, **SHORT) as (worker, _):
+        # The first is slow, so the others wait for it: 4 MB of them fit, and the batch's own bound comes later.
+        calls = [sized(10, 300), *(sized(1_500_000) for _ in range(4))]
+        items = (await worker.send(orjson.dumps(calls), key="attacker")).json
+        sizes = [len(item["result"]) for item in items if "result" in item]
+        assert sizes == [10, *[1_500_000] * (4 if has_length else len(sizes) - 1)]
+        assert {item["error"]["code"] for item in items if "error" in item} == (set() if has_length else {-32005})
+        assert len(sizes) > 1
 
 
 @on_uvloop
@@ -260,48 +251,38 @@ async def test_results_beyond_what_a_batch_may_have_are_refused() -> None:
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_large_results_on_a_socket_are_bounded(together: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with large_harness(batch=1, **SHORT) as (worker, _), bare(worker, key="attacker") as socket:
-            calls = [sized(1_500_000) for _ in range(6)]
-            if together:
-                socket.write(orjson.dumps(calls))
-                replies = await socket.json()
-            else:
-                for call in calls:
-                    socket.write(orjson.dumps(call))
-                replies = [await socket.json() for _ in calls]
-            results = [reply["result"] for reply in replies if "result" in reply]
-            # Single results wait for each other. A batch is one message, so its results cannot.
-            assert 2 <= len(results) < 6 if together else len(results) == 6
-            assert {len(result) for result in results} == {1_500_000}
-            assert {reply["error"]["code"] for reply in replies if "error" in reply} == (
-                {-32005} if together else set()
-            )
-
-    run()
+@on_uvloop
+async def test_large_results_on_a_socket_are_bounded(together: bool) -> None:
+    async with large_harness(batch=1, **SHORT) as (worker, _), bare(worker, key="attacker") as socket:
+        calls = [sized(1_500_000) for _ in range(6)]
+        if together:
+            socket.write(orjson.dumps(calls))
+            replies = await socket.json()
+        else:
+            for call in calls:
+                socket.write(orjson.dumps(call))
+            replies = [await socket.json() for _ in calls]
+        results = [reply["result"] for reply in replies if "result" in reply]
+        # Single results wait for each other. A batch is one message, so its results cannot.
+        assert 2 <= len(results) < 6 if together else len(results) == 6
+        assert {len(result) for result in results} == {1_500_000}
+        assert {reply["error"]["code"] for reply in replies if "error" in reply} == ({-32005} if together else set())
 
 
 @pytest.mark.parametrize("has_left", [False, True])
-def test_memory_of_a_client_that_does_not_read_its_socket_stays_bounded(has_left: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with large_harness(batch=1, **SHORT) as (worker, upstream), contextlib.AsyncExitStack() as stack:
-            sockets = [
-                await stack.enter_async_context(bare(worker, key="attacker", small_buffer=True)) for _ in range(8)
-            ]
+@on_uvloop
+async def test_memory_of_a_client_that_does_not_read_its_socket_stays_bounded(has_left: bool) -> None:
+    async with large_harness(batch=1, **SHORT) as (worker, upstream), contextlib.AsyncExitStack() as stack:
+        sockets = [await stack.enter_async_context(bare(worker, key="attacker", small_buffer=True)) for _ in range(8)]
+        for socket in sockets:
+            socket.write(orjson.dumps([sized(3_500_000), sized(10)]))
+        await settled(upstream)
+        await until(lambda: worker.held_bytes > 2 * MB)
+        assert worker.held_bytes <= 4 * MB
+        if not has_left:
             for socket in sockets:
-                socket.write(orjson.dumps([sized(3_500_000), sized(10)]))
-            await settled(upstream)
-            await until(lambda: worker.held_bytes > 2 * MB)
-            assert worker.held_bytes <= 4 * MB
-            if not has_left:
-                for socket in sockets:
-                    assert len(await socket.json()) == 2
-                await until(lambda: not worker.held_bytes)
-
-    run()
+                assert len(await socket.json()) == 2
+            await until(lambda: not worker.held_bytes)
 
 
 @on_uvloop
@@ -320,23 +301,20 @@ async def test_large_batch_that_aiohttp_serves_is_bounded_too() -> None:
 
 
 @pytest.mark.parametrize("first_ms", [0, 200])
-def test_result_that_breaks_off_is_an_error_or_ends_the_connection(first_ms: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with (
-            large_harness(SizedUpstream(breaks_at=3_000_000), batch=1) as (worker, _),
-            await worker.connect() as client,
-        ):
-            calls = [sized(10, first_ms), sized(5_000_000), sized(10)]
-            await client.write(worker.post(orjson.dumps(calls), key="attacker"))
-            if first_ms:
-                items, _size = await squeezed_reply(client)
-                assert ["result" in item for item in items] == [True, False, True]
-            else:
-                with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-                    await squeezed_reply(client)
-
-    run()
+@on_uvloop
+async def test_result_that_breaks_off_is_an_error_or_ends_the_connection(first_ms: int) -> None:
+    async with (
+        large_harness(SizedUpstream(breaks_at=3_000_000), batch=1) as (worker, _),
+        await worker.connect() as client,
+    ):
+        calls = [sized(10, first_ms), sized(5_000_000), sized(10)]
+        await client.write(worker.post(orjson.dumps(calls), key="attacker"))
+        if first_ms:
+            items, _size = await squeezed_reply(client)
+            assert ["result" in item for item in items] == [True, False, True]
+        else:
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await squeezed_reply(client)
 
 
 @on_uvloop
@@ -370,14 +348,11 @@ async def test_client_that_leaves_while_its_result_waits_for_room_leaves_nothing
 
 
 @pytest.mark.parametrize("size", [0, 1, 50_000])
-def test_batch_of_small_results_is_one_reply_with_a_length(size: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with large_harness() as (worker, upstream):
-            calls: Sequence[Any] = [sized(size) for _ in range(5)]
-            reply = await worker.send(orjson.dumps(calls))
-            assert "content-length" in reply.headers
-            assert [len(item["result"]) for item in reply.json] == [size] * 5
-            assert len(upstream.bodies) == 1
-
-    run()
+@on_uvloop
+async def test_batch_of_small_results_is_one_reply_with_a_length(size: int) -> None:
+    async with large_harness() as (worker, upstream):
+        calls: Sequence[Any] = [sized(size) for _ in range(5)]
+        reply = await worker.send(orjson.dumps(calls))
+        assert "content-length" in reply.headers
+        assert [len(item["result"]) for item in reply.json] == [size] * 5
+        assert len(upstream.bodies) == 1

@@ -31,26 +31,23 @@ def bytes_ahead(harness: RpcHarness) -> int:
 
 
 @pytest.mark.parametrize("kind", BODIES)
-def test_requests_with_immediate_replies_are_read_no_further_ahead_than_others(kind: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        most = 0
-        async with rpc_harness(1) as harness:
-            harness.worker.add_key("attacker", limits=Limits(1, 10, 0))
-            request = harness.worker.post(BODIES[kind], key="attacker")
+@on_uvloop
+async def test_requests_with_immediate_replies_are_read_no_further_ahead_than_others(kind: str) -> None:
+    most = 0
+    async with rpc_harness(1) as harness:
+        harness.worker.add_key("attacker", limits=Limits(1, 10, 0))
+        request = harness.worker.post(BODIES[kind], key="attacker")
 
-            async def attack() -> None:
-                nonlocal most
-                async with await harness.worker.connect() as client, asyncio.TaskGroup() as group:
-                    sending = group.create_task(client.write(request * REQUESTS))
-                    while await client.reader.read(1 << 20) and not sending.done():
-                        most = max(most, bytes_ahead(harness))
+        async def attack() -> None:
+            nonlocal most
+            async with await harness.worker.connect() as client, asyncio.TaskGroup() as group:
+                sending = group.create_task(client.write(request * REQUESTS))
+                while await client.reader.read(1 << 20) and not sending.done():
+                    most = max(most, bytes_ahead(harness))
 
-            async with beside(attack):
-                await steady_load(harness, CALLS)
-        assert 0 < most <= MAX_AHEAD + ONE_READ
-
-    run()
+        async with beside(attack):
+            await steady_load(harness, CALLS)
+    assert 0 < most <= MAX_AHEAD + ONE_READ
 
 
 @on_uvloop

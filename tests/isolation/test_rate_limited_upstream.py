@@ -78,19 +78,16 @@ async def test_as_many_calls_are_answered_as_the_upstream_answers() -> None:
 
 
 @pytest.mark.parametrize("banned_s", [1.5, 5.0])
-def test_upstream_that_refuses_everything_for_a_while_gets_few_calls(banned_s: float) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1, kind=RateLimitedUpstream, **NO_CACHE) as harness:
-            upstream = limited(harness)
-            upstream.banned_s = banned_s
-            await load(harness, 12, over_s=0.0)
-            first = upstream.refused
-            replies = await load(harness, 200, over_s=banned_s - 0.2)
-            assert upstream.refused - first <= 8
-            assert banned_s > 2.0 or [reply for reply in replies if reply.status == 200]
-
-    run()
+@on_uvloop
+async def test_upstream_that_refuses_everything_for_a_while_gets_few_calls(banned_s: float) -> None:
+    async with rpc_harness(1, kind=RateLimitedUpstream, **NO_CACHE) as harness:
+        upstream = limited(harness)
+        upstream.banned_s = banned_s
+        await load(harness, 12, over_s=0.0)
+        first = upstream.refused
+        replies = await load(harness, 200, over_s=banned_s - 0.2)
+        assert upstream.refused - first <= 8
+        assert banned_s > 2.0 or [reply for reply in replies if reply.status == 200]
 
 
 @on_uvloop

@@ -186,47 +186,41 @@ def test_one_honest_operator_and_a_replaced_one_verify_nothing(database: str) ->
 
 
 @pytest.mark.parametrize(("named_by_hash", "kept_rows"), [(True, 1), (False, 0)])
-def test_contradiction_about_a_recent_block_is_kept_if_its_hash_names_it(
+@on_uvloop
+async def test_contradiction_about_a_recent_block_is_kept_if_its_hash_names_it(
     named_by_hash: bool, kept_rows: int, database: str
 ) -> None:
     """Upstreams on other branches may differ about a number, but never about the state of a block with the same hash."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with five_upstreams(database) as harness:
-            replace_first_operator(harness)
-            for each in honest(harness):
-                each.answers["eth_getBalance"] = lambda _: "0x1"
-            harness.upstreams[4].limited = 1 << 30
-            block = {"blockHash": harness.chain.hash_of(HEAD)} if named_by_hash else hex(HEAD)
-            reply = await harness.call("eth_getBalance", [ADDRESS, block], **VERIFY)
-            assert reply.status == 503, reply.body
-            rows = await kept(harness)
-            assert [(row["kind"], orjson.loads(row["reply"])) for row in rows] == [("split", LIE)] * kept_rows
-
-    run()
+    async with five_upstreams(database) as harness:
+        replace_first_operator(harness)
+        for each in honest(harness):
+            each.answers["eth_getBalance"] = lambda _: "0x1"
+        harness.upstreams[4].limited = 1 << 30
+        block = {"blockHash": harness.chain.hash_of(HEAD)} if named_by_hash else hex(HEAD)
+        reply = await harness.call("eth_getBalance", [ADDRESS, block], **VERIFY)
+        assert reply.status == 503, reply.body
+        rows = await kept(harness)
+        assert [(row["kind"], orjson.loads(row["reply"])) for row in rows] == [("split", LIE)] * kept_rows
 
 
 @pytest.mark.parametrize(
     ("code", "message"),
     [(-32005, "limit exceeded"), (429, "too many requests"), (-32603, "internal error"), (-32601, "no such method")],
 )
-def test_operators_that_are_overloaded_do_not_agree_on_an_error(code: int, message: str) -> None:
+@on_uvloop
+async def test_operators_that_are_overloaded_do_not_agree_on_an_error(code: int, message: str) -> None:
     """Their trouble is no vote: the error would be verified, although it says nothing about the chain."""
 
     def refuse(_: list[Any]) -> Any:
         raise Refused(code, message)
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(3) as harness:
-            for upstream in harness.upstreams[1:]:
-                upstream.answers["eth_getBalance"] = refuse
-            reply = await harness.call("eth_getBalance", [ADDRESS, "latest"], **VERIFY)
-            assert (reply.status, reply.headers.get("x-verified")) == (503, None), reply.body
-            assert reply.fault(503)["message"].endswith("; missing: operator-2, operator-3")
-
-    run()
+    async with rpc_harness(3) as harness:
+        for upstream in harness.upstreams[1:]:
+            upstream.answers["eth_getBalance"] = refuse
+        reply = await harness.call("eth_getBalance", [ADDRESS, "latest"], **VERIFY)
+        assert (reply.status, reply.headers.get("x-verified")) == (503, None), reply.body
+        assert reply.fault(503)["message"].endswith("; missing: operator-2, operator-3")
 
 
 @on_uvloop

@@ -118,7 +118,8 @@ async def test_calls_of_a_replay_are_paid_for_as_they_are_made() -> None:
 
 
 @pytest.mark.parametrize("topic", [HEADS, logs_topic()])
-def test_replay_ends_with_the_reason_if_its_account_has_no_units_for_long(topic: Topic) -> None:
+@on_uvloop
+async def test_replay_ends_with_the_reason_if_its_account_has_no_units_for_long(topic: Topic) -> None:
     class PoorListener(RecordingListener):
         def charge(self, units: int, tally: Tally) -> bool:
             return len(self.events) < 40
@@ -126,14 +127,10 @@ def test_replay_ends_with_the_reason_if_its_account_has_no_units_for_long(topic:
         async def wait_for_units(self) -> None:
             raise RateLimited("daily quota exceeded", retry_after_s=3600)
 
-    @on_uvloop
-    async def run() -> None:
-        async with feed_harness(["http"], blocks=500, network=DEV) as harness:
-            with pytest.raises(RateLimited, match="daily quota"):
-                await harness.feed.subscribe_from(topic, PoorListener(), 1)
-            assert harness.worker.held_bytes == 0
-
-    run()
+    async with feed_harness(["http"], blocks=500, network=DEV) as harness:
+        with pytest.raises(RateLimited, match="daily quota"):
+            await harness.feed.subscribe_from(topic, PoorListener(), 1)
+        assert harness.worker.held_bytes == 0
 
 
 def list_price(harness: FeedHarness) -> int:

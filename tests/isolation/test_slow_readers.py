@@ -54,87 +54,81 @@ def unread(worker: Worker) -> list[int]:
 
 
 @pytest.mark.parametrize("has_length", [True, False], ids=["length", "chunked"])
-def test_slow_readers_take_no_upstream_from_others(has_length: bool) -> None:
-    @on_uvloop
-    async def run() -> None:
-        held_bytes = 32 * MB
-        async with AsyncExitStack() as stack:
-            upstream = await stack.enter_async_context(Scripted(mostly_small(has_length=has_length)))
-            worker = await stack.enter_async_context(
-                running_worker(upstream.url, server={"max_held_bytes": held_bytes}, **NO_CACHE)
-            )
-            worker.add_key("slow")
-            readers = [await slow_reader(worker, number) for number in range(READERS)]
-            for each in readers:
-                stack.callback(each.close)
-            await until(lambda: sum(size > 0 for size in unread(worker)) > 50)
-            most = 0
+@on_uvloop
+async def test_slow_readers_take_no_upstream_from_others(has_length: bool) -> None:
+    held_bytes = 32 * MB
+    async with AsyncExitStack() as stack:
+        upstream = await stack.enter_async_context(Scripted(mostly_small(has_length=has_length)))
+        worker = await stack.enter_async_context(
+            running_worker(upstream.url, server={"max_held_bytes": held_bytes}, **NO_CACHE)
+        )
+        worker.add_key("slow")
+        readers = [await slow_reader(worker, number) for number in range(READERS)]
+        for each in readers:
+            stack.callback(each.close)
+        await until(lambda: sum(size > 0 for size in unread(worker)) > 50)
+        most = 0
 
-            async def make_calls(number: int) -> None:
-                nonlocal most
-                async with await worker.connect() as client:
-                    for round_ in range(40):
-                        reply = await client.send(worker.post(rpc("eth_getBalance", [f"{number} {round_}"])))
-                        assert reply.status == 200, (number, round_, reply.body)
-                        most = max(most, sum(unread(worker)))
-                        await asyncio.sleep(0.1)
+        async def make_calls(number: int) -> None:
+            nonlocal most
+            async with await worker.connect() as client:
+                for round_ in range(40):
+                    reply = await client.send(worker.post(rpc("eth_getBalance", [f"{number} {round_}"])))
+                    assert reply.status == 200, (number, round_, reply.body)
+                    most = max(most, sum(unread(worker)))
+                    await asyncio.sleep(0.1)
 
-            async with asyncio.TaskGroup() as group:
-                for number in range(4):
-                    group.create_task(make_calls(number))
-            assert most < held_bytes + READERS * MB
-            assert worker.app.front.held.total <= held_bytes
-
-    run()
+        async with asyncio.TaskGroup() as group:
+            for number in range(4):
+                group.create_task(make_calls(number))
+        assert most < held_bytes + READERS * MB
+        assert worker.app.front.held.total <= held_bytes
 
 
 @pytest.mark.parametrize("has_length", [True, False], ids=["length", "chunked"])
 @pytest.mark.parametrize(("connections", "accounts"), [(1, 6), (8, 20), (40, 84), (40, 1)])
-def test_slow_readers_fail_no_call_of_another_account(connections: int, accounts: int, has_length: bool) -> None:
+@on_uvloop
+async def test_slow_readers_fail_no_call_of_another_account(connections: int, accounts: int, has_length: bool) -> None:
     """They hold all connections of the upstream, also those that each account leaves to others, and come back when they are
     disconnected. One account holds all but the one that it leaves, which is too few for the calls of the other."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with AsyncExitStack() as stack:
-            script = mostly_small(has_length=has_length, took_s=0.05 if accounts == 1 else 0.0)
-            upstream = await stack.enter_async_context(Scripted(script))
-            networks = {"ethereum/mainnet": [{"url": upstream.url, "connections": connections}]}
-            worker = await stack.enter_async_context(
-                running_worker(networks, server={"max_held_bytes": 64 * MB}, **NO_CACHE)
-            )
-            group = await stack.enter_async_context(asyncio.TaskGroup())
+    async with AsyncExitStack() as stack:
+        script = mostly_small(has_length=has_length, took_s=0.05 if accounts == 1 else 0.0)
+        upstream = await stack.enter_async_context(Scripted(script))
+        networks = {"ethereum/mainnet": [{"url": upstream.url, "connections": connections}]}
+        worker = await stack.enter_async_context(
+            running_worker(networks, server={"max_held_bytes": 64 * MB}, **NO_CACHE)
+        )
+        group = await stack.enter_async_context(asyncio.TaskGroup())
 
-            async def read_slowly(number: int) -> None:
-                loop = asyncio.get_running_loop()
-                while True:
-                    client = await slow_reader(worker, number, key=f"slow {number % accounts}")
-                    with client, suppress(ConnectionError):
-                        data = b"-"
-                        while data:
-                            data = await loop.sock_recv(client, 3072)
-                            await asyncio.sleep(1.0)
-                    await asyncio.sleep(0.02)
+        async def read_slowly(number: int) -> None:
+            loop = asyncio.get_running_loop()
+            while True:
+                client = await slow_reader(worker, number, key=f"slow {number % accounts}")
+                with client, suppress(ConnectionError):
+                    data = b"-"
+                    while data:
+                        data = await loop.sock_recv(client, 3072)
+                        await asyncio.sleep(1.0)
+                await asyncio.sleep(0.02)
 
-            for number in range(accounts):
-                worker.add_key(f"slow {number}")
-            hostile = [group.create_task(read_slowly(number)) for number in range(2 * connections + 4)]
-            await until(lambda: sum(size > 0 for size in unread(worker)) >= connections - (accounts == 1))
+        for number in range(accounts):
+            worker.add_key(f"slow {number}")
+        hostile = [group.create_task(read_slowly(number)) for number in range(2 * connections + 4)]
+        await until(lambda: sum(size > 0 for size in unread(worker)) >= connections - (accounts == 1))
 
-            async def make_calls(number: int) -> None:
-                async with await worker.connect() as client:
-                    for round_ in range(40):
-                        reply = await client.send(worker.post(rpc("eth_getBalance", [f"{number} {round_}"])))
-                        assert reply.status == 200, (number, round_, reply.body)
-                        await asyncio.sleep(0.05)
+        async def make_calls(number: int) -> None:
+            async with await worker.connect() as client:
+                for round_ in range(40):
+                    reply = await client.send(worker.post(rpc("eth_getBalance", [f"{number} {round_}"])))
+                    assert reply.status == 200, (number, round_, reply.body)
+                    await asyncio.sleep(0.05)
 
-            async with asyncio.TaskGroup() as calls:
-                for number in range(8):
-                    calls.create_task(make_calls(number))
-            for each in hostile:
-                each.cancel()
-
-    run()
+        async with asyncio.TaskGroup() as calls:
+            for number in range(8):
+                calls.create_task(make_calls(number))
+        for each in hostile:
+            each.cancel()
 
 
 @on_uvloop

@@ -51,32 +51,29 @@ async def test_empty_fragments_end_the_socket_that_sends_them() -> None:
 
 
 @pytest.mark.parametrize("frame", [PING, PONG])
-def test_control_frames_leave_room_for_others(frame: bytes) -> None:
+@on_uvloop
+async def test_control_frames_leave_room_for_others(frame: bytes) -> None:
     """Pings and pongs are frames like others: a connection that sends nothing else gets its share of a turn."""
 
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1) as harness:
-            harness.worker.add_key("attacker")
+    async with rpc_harness(1) as harness:
+        harness.worker.add_key("attacker")
 
-            async def attack() -> None:
-                async with bare(harness.worker, key="attacker") as socket:
+        async def attack() -> None:
+            async with bare(harness.worker, key="attacker") as socket:
 
-                    async def read() -> None:
-                        while await socket.reader.read(1 << 16):
-                            pass
+                async def read() -> None:
+                    while await socket.reader.read(1 << 16):
+                        pass
 
-                    async with asyncio.TaskGroup() as group:
-                        reading = group.create_task(read())
-                        for _ in range(3):
-                            socket.writer.write(frame * 40_000)
-                            await socket.writer.drain()
-                        reading.cancel()
+                async with asyncio.TaskGroup() as group:
+                    reading = group.create_task(read())
+                    for _ in range(3):
+                        socket.writer.write(frame * 40_000)
+                        await socket.writer.drain()
+                    reading.cancel()
 
-            async with beside(attack, at_once=2):
-                await steady_load(harness, CALLS)
-
-    run()
+        async with beside(attack, at_once=2):
+            await steady_load(harness, CALLS)
 
 
 @on_uvloop

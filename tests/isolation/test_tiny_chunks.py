@@ -85,24 +85,21 @@ async def test_small_unexpected_body_is_skipped_and_the_connection_kept() -> Non
 
 
 @pytest.mark.parametrize("cut", [0, 1000])
-def test_body_in_many_chunks_is_read_whole(cut: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with rpc_harness(1) as harness, await harness.worker.connect() as client:
-            # Longer than one share of a turn, and longer than one read of the transport.
-            call = rpc("eth_call", [{"to": "0x" + "11" * 20, "data": "0x" + "ab" * 80_000}, "latest"])
-            parts = [call[at : at + CHUNK_BYTES] for at in range(0, len(call), CHUNK_BYTES)]
-            body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + LAST
-            head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nX-API-Key: {harness.worker.keys['main']}\r\n".encode()
-            request = head + b"Content-Type: application/json\r\n" + CHUNKED + body
-            assert len(request) > 10 * PARSE_BYTES
-            for _ in range(2):
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(_send(client.writer, request, cut))
-                    reply = await client.reply()
-                assert "result" in reply.json
-
-    run()
+@on_uvloop
+async def test_body_in_many_chunks_is_read_whole(cut: int) -> None:
+    async with rpc_harness(1) as harness, await harness.worker.connect() as client:
+        # Longer than one share of a turn, and longer than one read of the transport.
+        call = rpc("eth_call", [{"to": "0x" + "11" * 20, "data": "0x" + "ab" * 80_000}, "latest"])
+        parts = [call[at : at + CHUNK_BYTES] for at in range(0, len(call), CHUNK_BYTES)]
+        body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + LAST
+        head = f"POST /v1/rpc/{LIVE} HTTP/1.1\r\nX-API-Key: {harness.worker.keys['main']}\r\n".encode()
+        request = head + b"Content-Type: application/json\r\n" + CHUNKED + body
+        assert len(request) > 10 * PARSE_BYTES
+        for _ in range(2):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(_send(client.writer, request, cut))
+                reply = await client.reply()
+            assert "result" in reply.json
 
 
 @asynccontextmanager

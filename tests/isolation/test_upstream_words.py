@@ -136,21 +136,18 @@ CALL = rpc("eth_call", [{"to": "0x" + "11" * 20}, "latest"])
 
 
 @pytest.mark.parametrize("kind", [LeakyUpstream, NamelessUpstream])
-def test_secrets_in_errors_reach_no_client_over_http(kind: type[LeakyUpstream]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with leaky(kind) as (running, upstream), await running.connect() as client:
-            for upstream.status, upstream.error in bodies():
-                for body in (CALL, b"[%b,%b]" % (CALL, CALL)):
-                    reply = await client.send(running.post(body))
-                    _expect_hidden(reply, upstream.error)
-                reply = await client.send(
-                    request("POST", f"/v1/bundler/{LIVE}", rpc(ENTRY_POINTS_METHOD), key=running.keys["main"])
-                )
+@on_uvloop
+async def test_secrets_in_errors_reach_no_client_over_http(kind: type[LeakyUpstream]) -> None:
+    async with leaky(kind) as (running, upstream), await running.connect() as client:
+        for upstream.status, upstream.error in bodies():
+            for body in (CALL, b"[%b,%b]" % (CALL, CALL)):
+                reply = await client.send(running.post(body))
                 _expect_hidden(reply, upstream.error)
-            assert upstream.requests > len(bodies())
-
-    run()
+            reply = await client.send(
+                request("POST", f"/v1/bundler/{LIVE}", rpc(ENTRY_POINTS_METHOD), key=running.keys["main"])
+            )
+            _expect_hidden(reply, upstream.error)
+        assert upstream.requests > len(bodies())
 
 
 def _expect_hidden(reply: Reply, error: bytes) -> None:
@@ -163,17 +160,14 @@ def _expect_hidden(reply: Reply, error: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", [LeakyUpstream, NamelessUpstream])
-def test_secrets_in_errors_reach_no_socket(kind: type[LeakyUpstream]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with leaky(kind) as (running, upstream), bare(running) as socket:
-            for upstream.status, upstream.error in bodies():
-                for body in (CALL, b"[%b,%b]" % (CALL, CALL)):
-                    socket.write(body)
-                    reply = orjson.dumps(await socket.json())
-                    assert is_hidden(reply), (upstream.error, reply)
-
-    run()
+@on_uvloop
+async def test_secrets_in_errors_reach_no_socket(kind: type[LeakyUpstream]) -> None:
+    async with leaky(kind) as (running, upstream), bare(running) as socket:
+        for upstream.status, upstream.error in bodies():
+            for body in (CALL, b"[%b,%b]" % (CALL, CALL)):
+                socket.write(body)
+                reply = orjson.dumps(await socket.json())
+                assert is_hidden(reply), (upstream.error, reply)
 
 
 @on_uvloop

@@ -21,31 +21,28 @@ def reads(count: int) -> list[tuple[str, list[Any]]]:
 
 
 @pytest.mark.parametrize("accounts", [12, 40])
-def test_batches_of_many_accounts_cost_no_item_of_another(accounts: int) -> None:
-    @on_uvloop
-    async def run() -> None:
-        server = {"max_held_bytes": ROOM}
-        async with rpc_harness(1, server=server, rpc={"batch_wait_s": 4.0}, **NO_CACHE) as harness:
-            for n in range(accounts):
-                harness.worker.add_key(f"free {n}", limits=FREE)
-            harness.worker.add_key("growth", limits=GROWTH)
-            memory = harness.worker.app.budget.of("batches")
-            async with asyncio.TaskGroup() as group:
-                floods = [
-                    group.create_task(harness.batch(*reads(1000), key=f"free {n}"))
-                    for n in range(accounts)
-                    for _ in range(8)
-                ]
-                await until(lambda: memory.total > ROOM // 8, every_s=0.01)
-                reply = await harness.batch(*reads(300), key="growth")
-                assert memory.total <= ROOM
-                assert [item["id"] for item in reply.json] == [*range(300)]
-                assert [item["id"] for item in reply.json if "error" in item] == []
-            assert {(await flood).status for flood in floods} <= {200, 429}
-            assert harness.worker.held_bytes == 0
-            assert len(harness.worker.app.rpc.waiting_batches) == 0
-
-    run()
+@on_uvloop
+async def test_batches_of_many_accounts_cost_no_item_of_another(accounts: int) -> None:
+    server = {"max_held_bytes": ROOM}
+    async with rpc_harness(1, server=server, rpc={"batch_wait_s": 4.0}, **NO_CACHE) as harness:
+        for n in range(accounts):
+            harness.worker.add_key(f"free {n}", limits=FREE)
+        harness.worker.add_key("growth", limits=GROWTH)
+        memory = harness.worker.app.budget.of("batches")
+        async with asyncio.TaskGroup() as group:
+            floods = [
+                group.create_task(harness.batch(*reads(1000), key=f"free {n}"))
+                for n in range(accounts)
+                for _ in range(8)
+            ]
+            await until(lambda: memory.total > ROOM // 8, every_s=0.01)
+            reply = await harness.batch(*reads(300), key="growth")
+            assert memory.total <= ROOM
+            assert [item["id"] for item in reply.json] == [*range(300)]
+            assert [item["id"] for item in reply.json if "error" in item] == []
+        assert {(await flood).status for flood in floods} <= {200, 429}
+        assert harness.worker.held_bytes == 0
+        assert len(harness.worker.app.rpc.waiting_batches) == 0
 
 
 @on_uvloop

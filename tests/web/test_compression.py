@@ -50,27 +50,24 @@ def plain(reply: Reply) -> Any:
 
 
 @pytest.mark.parametrize("accepts", ["gzip", "zstd, gzip", "br", ""])
-def test_replies_of_every_size_are_whole_and_compressed_from_the_limit(accepts: str) -> None:
+@on_uvloop
+async def test_replies_of_every_size_are_whole_and_compressed_from_the_limit(accepts: str) -> None:
     headers = {"Accept-Encoding": accepts} if accepts else {}
     expected = {"gzip": "gzip", "zstd, gzip": "zstd", "br": "br"}.get(accepts)
 
-    @on_uvloop
-    async def run() -> None:
-        async with (
-            Scripted(replies(by_size)) as upstream,
-            running_worker(upstream.url, **NO_CACHE) as worker,
-            await worker.connect() as client,
-        ):
-            for number, size in enumerate(SIZES):
-                reply = await client.send(worker.post(call(size, id=number), **headers))
-                assert plain(reply) == {"jsonrpc": "2.0", "id": number, "result": text(size)}
-                found = reply.headers.get("content-encoding")
-                assert found == (expected if size >= 1024 else None), size
-                assert ("vary" in reply.headers) == (found is not None)
-                if found and size > 2000:
-                    assert len(reply.body) < size / 4
-
-    run()
+    async with (
+        Scripted(replies(by_size)) as upstream,
+        running_worker(upstream.url, **NO_CACHE) as worker,
+        await worker.connect() as client,
+    ):
+        for number, size in enumerate(SIZES):
+            reply = await client.send(worker.post(call(size, id=number), **headers))
+            assert plain(reply) == {"jsonrpc": "2.0", "id": number, "result": text(size)}
+            found = reply.headers.get("content-encoding")
+            assert found == (expected if size >= 1024 else None), size
+            assert ("vary" in reply.headers) == (found is not None)
+            if found and size > 2000:
+                assert len(reply.body) < size / 4
 
 
 @on_uvloop
@@ -187,7 +184,8 @@ def packed(body: bytes, *, chunked: bool = False) -> bytes:
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("accepts", ["gzip", "identity"])
-def test_gzip_of_an_upstream_is_read(chunked: bool, accepts: str) -> None:
+@on_uvloop
+async def test_gzip_of_an_upstream_is_read(chunked: bool, accepts: str) -> None:
     heads: list[bytes] = []
 
     async def script(exchange: Any) -> None:
@@ -195,20 +193,16 @@ def test_gzip_of_an_upstream_is_read(chunked: bool, accepts: str) -> None:
         asked = await exchange.call()
         await exchange.send(packed(answer(asked, result=text(asked["params"][0])), chunked=chunked))
 
-    @on_uvloop
-    async def run() -> None:
-        async with (
-            Scripted(script) as upstream,
-            running_worker({LIVE: [{"url": upstream.url, "compress": True}]}, **NO_CACHE) as worker,
-            await worker.connect() as client,
-        ):
-            for size in SIZES:
-                reply = await client.send(worker.post(call(size), **{"Accept-Encoding": accepts}))
-                assert plain(reply)["result"] == text(size)
-            assert upstream.connections == 1
-            assert all(b"\r\nAccept-Encoding: gzip\r\n" in head for head in heads)
-
-    run()
+    async with (
+        Scripted(script) as upstream,
+        running_worker({LIVE: [{"url": upstream.url, "compress": True}]}, **NO_CACHE) as worker,
+        await worker.connect() as client,
+    ):
+        for size in SIZES:
+            reply = await client.send(worker.post(call(size), **{"Accept-Encoding": accepts}))
+            assert plain(reply)["result"] == text(size)
+        assert upstream.connections == 1
+        assert all(b"\r\nAccept-Encoding: gzip\r\n" in head for head in heads)
 
 
 @on_uvloop

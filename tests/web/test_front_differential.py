@@ -306,7 +306,8 @@ async def test_bodies_of_unusual_size_or_type_have_equal_replies() -> None:
 
 
 @WAYS
-def test_large_bodies_have_equal_replies(cache: dict[str, Any]) -> None:
+@on_uvloop
+async def test_large_bodies_have_equal_replies(cache: dict[str, Any]) -> None:
     data = "0x" + "60806040" * 8192
     large = {
         "call": rpc("eth_getBalance", [data, "latest"], id=7),
@@ -326,16 +327,12 @@ def test_large_bodies_have_equal_replies(cache: dict[str, Any]) -> None:
         "batch": batch(rpc("eth_gasPrice", [data]), rpc("eth_getBalance", [data, "latest"], id=2)),
     }
 
-    @on_uvloop
-    async def run() -> None:
-        async with both_ways(**cache) as (worker, upstream):
-            for name, body in large.items():
-                upstream.bodies.clear()
-                reply = await send_both_ways(worker, body)
-                asked = [[call["method"], call["params"]] for call in upstream.calls]
-                assert asked[: len(asked) // 2] == asked[len(asked) // 2 :] or reply.headers.get("x-cache"), name
-
-    run()
+    async with both_ways(**cache) as (worker, upstream):
+        for name, body in large.items():
+            upstream.bodies.clear()
+            reply = await send_both_ways(worker, body)
+            asked = [[call["method"], call["params"]] for call in upstream.calls]
+            assert asked[: len(asked) // 2] == asked[len(asked) // 2 :] or reply.headers.get("x-cache"), name
 
 
 @on_uvloop

@@ -404,16 +404,13 @@ async def test_heads_that_differ_in_one_ignored_value_have_a_template() -> None:
     ],
     ids=["a value that decides", "two values", "another size", "not for us"],
 )
-def test_heads_that_differ_otherwise_have_no_template(one: tuple[str, ...], other: tuple[str, ...]) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with Scripted() as upstream, running_worker(upstream.url) as worker:
-            reader = reader_of(worker)
-            plain = reader.read(head_with(worker))
-            assert plain is not None
-            assert reader.template(head_with(worker, *one), head_with(worker, *other), plain) is None
-
-    run()
+@on_uvloop
+async def test_heads_that_differ_otherwise_have_no_template(one: tuple[str, ...], other: tuple[str, ...]) -> None:
+    async with Scripted() as upstream, running_worker(upstream.url) as worker:
+        reader = reader_of(worker)
+        plain = reader.read(head_with(worker))
+        assert plain is not None
+        assert reader.template(head_with(worker, *one), head_with(worker, *other), plain) is None
 
 
 @on_uvloop

@@ -23,27 +23,21 @@ async def get(worker: Worker, *, line: str = "GET /healthz HTTP/1.1", host: str 
 
 
 @pytest.mark.parametrize("host", ["a", "a:80", "[::1]:80", "xn--a.example", "10.0.0.1", ""])
-def test_host_that_is_one_is_accepted(host: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with running_worker(NOWHERE) as worker:
-            assert (await get(worker, host=host)).status == 200
-
-    run()
+@on_uvloop
+async def test_host_that_is_one_is_accepted(host: str) -> None:
+    async with running_worker(NOWHERE) as worker:
+        assert (await get(worker, host=host)).status == 200
 
 
 @pytest.mark.parametrize("host", ["a b/../{}", "u@a", "a/b", "a:b", "[::1", "a?b"])
-def test_host_that_is_none_is_refused(host: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with running_worker(NOWHERE) as worker:
-            (await get(worker, host=host)).fault(400)
-            call = worker.post(rpc("eth_chainId")).replace(b"Host: penstock", b"Host: " + host.encode())
-            assert host.encode() in call
-            async with await worker.connect() as client:
-                (await client.send(call)).fault(400)
-
-    run()
+@on_uvloop
+async def test_host_that_is_none_is_refused(host: str) -> None:
+    async with running_worker(NOWHERE) as worker:
+        (await get(worker, host=host)).fault(400)
+        call = worker.post(rpc("eth_chainId")).replace(b"Host: penstock", b"Host: " + host.encode())
+        assert host.encode() in call
+        async with await worker.connect() as client:
+            (await client.send(call)).fault(400)
 
 
 @on_uvloop
@@ -142,35 +136,29 @@ async def test_too_many_headers_and_too_long_ones_are_refused_as_such() -> None:
         b"POST /v1/rpc/ethereum/mainnet HTTP/1.1\nHost: penstock\nContent-Length: 2\n\n{}",
     ],
 )
-def test_bare_line_feed_is_refused_at_once(head: bytes) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with running_worker(NOWHERE, server={"header_timeout_s": 300.0}) as worker:
-            async with await worker.connect() as client:
-                (await client.send(head)).fault(400)
-            async with await worker.connect() as client:
-                # The same behind a request that aiohttp has served.
-                assert (await client.send(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")).status == 200
-                (await client.send(head)).fault(400)
-
-    run()
+@on_uvloop
+async def test_bare_line_feed_is_refused_at_once(head: bytes) -> None:
+    async with running_worker(NOWHERE, server={"header_timeout_s": 300.0}) as worker:
+        async with await worker.connect() as client:
+            (await client.send(head)).fault(400)
+        async with await worker.connect() as client:
+            # The same behind a request that aiohttp has served.
+            assert (await client.send(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")).status == 200
+            (await client.send(head)).fault(400)
 
 
 @pytest.mark.parametrize("junk", [b"\0junk\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\nbad header\r\n\r\n"])
-def test_junk_behind_a_request_does_not_take_its_reply(junk: bytes) -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with running_worker(NOWHERE) as worker:
-            good = b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n"
-            with_body = b"POST /healthz HTTP/1.1\r\nHost: penstock\r\nContent-Length: 2\r\n\r\n{}"
-            async with await worker.connect() as client:
-                assert (await client.send(good + good + with_body + junk)).status == 200
-                assert (await client.reply()).status == 200
-                (await client.reply()).fault(405)
-                (await client.reply()).fault(400)
-                assert await client.is_closed()
-
-    run()
+@on_uvloop
+async def test_junk_behind_a_request_does_not_take_its_reply(junk: bytes) -> None:
+    async with running_worker(NOWHERE) as worker:
+        good = b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n"
+        with_body = b"POST /healthz HTTP/1.1\r\nHost: penstock\r\nContent-Length: 2\r\n\r\n{}"
+        async with await worker.connect() as client:
+            assert (await client.send(good + good + with_body + junk)).status == 200
+            assert (await client.reply()).status == 200
+            (await client.reply()).fault(405)
+            (await client.reply()).fault(400)
+            assert await client.is_closed()
 
 
 @on_uvloop

@@ -77,19 +77,16 @@ async def test_calls_pages_and_sockets_work_over_tls(authority: Authority, leaf:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_both_versions_speak_http_1(version: ssl.TLSVersion, authority: Authority, leaf: Leaf) -> None:
-    @on_uvloop
-    async def run() -> None:
-        context = authority.client_context()
-        context.maximum_version = version
-        async with serving(leaf) as worker, await connect(worker, context) as client:
-            shown = client.writer.get_extra_info("ssl_object")
-            assert shown.selected_alpn_protocol() == "http/1.1"
-            assert shown.version() == version.name.replace("_", ".")
-            for _ in range(3):
-                assert (await client.send(worker.post(CALL))).json["result"] == "yes"
-
-    run()
+@on_uvloop
+async def test_both_versions_speak_http_1(version: ssl.TLSVersion, authority: Authority, leaf: Leaf) -> None:
+    context = authority.client_context()
+    context.maximum_version = version
+    async with serving(leaf) as worker, await connect(worker, context) as client:
+        shown = client.writer.get_extra_info("ssl_object")
+        assert shown.selected_alpn_protocol() == "http/1.1"
+        assert shown.version() == version.name.replace("_", ".")
+        for _ in range(3):
+            assert (await client.send(worker.post(CALL))).json["result"] == "yes"
 
 
 @on_uvloop

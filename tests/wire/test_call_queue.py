@@ -78,19 +78,16 @@ async def test_client_whose_reader_was_evicted_comes_after_others() -> None:
         assert [orjson.loads(body)["params"] for body in server.bodies] == [[0], [2], [1]]
 
 
-def test_replies_whose_readers_do_not_read_take_no_place_within_the_limit() -> None:
-    @on_uvloop
-    async def run() -> None:
-        async with pool(upstreams.stub(), limit=40) as (upstream, _):
-            queue = upstream._queue
-            queue.limit.allowed = 10
-            assert queue.room(30) == -20
-            queue.tick(upstream.now, used=30, readers=25)
-            assert queue.is_held_by_readers
-            assert queue.room(30) == 5
-            queue.tick(upstream.now, used=38, readers=38)
-            assert queue.room(38) == 2, "the connections are bounded all the same"
-            queue.tick(upstream.now, used=10, readers=2)
-            assert not queue.is_held_by_readers
-
-    run()
+@on_uvloop
+async def test_replies_whose_readers_do_not_read_take_no_place_within_the_limit() -> None:
+    async with pool(upstreams.stub(), limit=40) as (upstream, _):
+        queue = upstream._queue
+        queue.limit.allowed = 10
+        assert queue.room(30) == -20
+        queue.tick(upstream.now, used=30, readers=25)
+        assert queue.is_held_by_readers
+        assert queue.room(30) == 5
+        queue.tick(upstream.now, used=38, readers=38)
+        assert queue.room(38) == 2, "the connections are bounded all the same"
+        queue.tick(upstream.now, used=10, readers=2)
+        assert not queue.is_held_by_readers

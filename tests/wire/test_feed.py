@@ -201,17 +201,14 @@ async def test_message_over_the_limit_ends_the_stream() -> None:
 
 
 @pytest.mark.parametrize("url", ["ws://127.0.0.1:1/key", "ws://nowhere.invalid/key"])
-def test_unreachable_upstream_is_lost_and_its_address_is_not_shown(url: str) -> None:
-    @on_uvloop
-    async def run() -> None:
-        stream = UpstreamStream(link(url), "net#1", lambda: None)
-        with pytest.raises(StreamLost) as lost:
-            await stream.open()
-        await stream.close()
-        assert "key" not in str(lost.value)
-        assert lost.value.__cause__ is None
-
-    run()
+@on_uvloop
+async def test_unreachable_upstream_is_lost_and_its_address_is_not_shown(url: str) -> None:
+    stream = UpstreamStream(link(url), "net#1", lambda: None)
+    with pytest.raises(StreamLost) as lost:
+        await stream.open()
+    await stream.close()
+    assert "key" not in str(lost.value)
+    assert lost.value.__cause__ is None
 
 
 @on_uvloop

@@ -69,24 +69,21 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.mark.parametrize("has_tls", [False, True])
-def test_large_reply_is_read_in_slices(authority: Authority, has_tls: bool) -> None:
+@on_uvloop
+async def test_large_reply_is_read_in_slices(authority: Authority, has_tls: bool) -> None:
     """One read may be larger: only then is it known that the reply is."""
     context = authority.server_context(authority.leaf("localhost")) if has_tls else None
     size = 3_000_000
 
-    @on_uvloop
-    async def run() -> None:
-        script = large(size, piece=size, make=http)
-        async with pool(script, tls=context, ca=str(authority.file) if has_tls else "") as (upstream, server):
-            for _ in range(2):
-                call = send_call(upstream, takes_large=True)
-                assert await call.result() == "a" * size
-                # A record that began in the slice before ends in this one.
-                assert sorted(call.pieces)[-2] <= LARGE + RECORD_BYTES
-            assert server.connections == 1
-            await still_works(upstream, server)
-
-    run()
+    script = large(size, piece=size, make=http)
+    async with pool(script, tls=context, ca=str(authority.file) if has_tls else "") as (upstream, server):
+        for _ in range(2):
+            call = send_call(upstream, takes_large=True)
+            assert await call.result() == "a" * size
+            # A record that began in the slice before ends in this one.
+            assert sorted(call.pieces)[-2] <= LARGE + RECORD_BYTES
+        assert server.connections == 1
+        await still_works(upstream, server)
 
 
 @on_uvloop
