@@ -54,6 +54,8 @@ PRICES = {
     "eth_unsubscribe": 0,
 }
 ARCHIVE_PRICE, ARCHIVE_AFTER = 20, 128
+# The calls that a replay of a subscription makes.
+REPLAY_METHODS = ("eth_getLogs", "eth_getBlockByNumber", "eth_getBlockByHash")
 # Statuses that a well-formed request may get while upstreams or the network fail.
 FAILURES = (503, 504)
 # A 500 is a fault of the program, unless it says that an upstream failed the call.
@@ -446,8 +448,6 @@ class Oracle:
             self.violate("deadline", f"{call!r} gave up after {call.done_s - call.sent_s:.3f} of {limit_s:.3f} s")
 
     def _check_strangers(self, account: Account, body: bytes) -> None:
-        if len(body) > 65_536:
-            return
         for other in self.accounts:
             if other is not account and (other.mark.encode() in body or other.key.encode() in body):
                 self.violate("stranger", f"a reply to {account!r} shows something of {other!r}: {body[:200]!r}")
@@ -506,11 +506,16 @@ class Oracle:
         failed = sum(call.price() for call in account.calls if call.outcome == "failed" and call.is_paid_if_it_fails)
         self._compare_usage(account, units, least, most + failed)
 
+    def _replay_price(self) -> int:
+        """Each call of a replay costs its list price: no more than all such calls that upstreams have answered."""
+        counts = sum((upstream.calls for upstream in self.upstreams), Counter[str]())
+        return sum(counts[method] * PRICES.get(method, 2) for method in REPLAY_METHODS)
+
     def _compare_usage(self, account: Account, units: int, least: int, most: int) -> None:
         edge = sum(ARCHIVE_PRICE for call in account.calls if self._may_split(call))
         subscriptions = [call for call in account.calls if call.method == "eth_subscribe"]
         if any("fromBlock" in str(call.params) for call in subscriptions):
-            most = units  # Each call of a replay costs its list price, and a replay makes as many as it needs.
+            most += self._replay_price()
         # Events that were on their way when a socket ended.
         most += EVENTS_ON_THE_WAY * len(subscriptions)
         if not least - edge <= units <= most + edge:
