@@ -35,6 +35,7 @@ HEAD_LIE = 1_000_000
 HEAD_LIES_FROM_S = 4.0
 WRITES = ("eth_sendRawTransaction", "eth_sendPrivateTransaction")
 
+NO_METHOD = {"code": -32601, "message": "the method does not exist/is not available"}
 NO_RESULT = {"code": -32000, "message": "missing trie node: state is not available"}
 
 
@@ -247,6 +248,9 @@ class SimUpstream:
     def _result(self, method: str, params: list[Any]) -> Any:
         head = self.head
         if method == "eth_chainId":
+            # Once it has named another chain, it may refuse to name one: that takes nothing back.
+            if self.nature.wrong_chain and self.calls[method] > 1 and self._rng.random() < 0.2:
+                raise _Refused(NO_METHOD)
             return hex(CHAIN_ID + self.nature.wrong_chain)
         if method == "eth_blockNumber":
             return hex(head.number + self._head_lie)
@@ -282,7 +286,7 @@ class SimUpstream:
             return self._filters.pop(params[0], None) is not None
         if method == "eth_syncing":
             return False
-        raise _Refused({"code": -32601, "message": f"the method {method} does not exist/is not available"})
+        raise _Refused(NO_METHOD)
 
     def _shown(self, block: Block, asked: str) -> dict[str, Any]:
         """A node with an impossible head answers with it at `latest`. Asked by number, it has the block that was asked for."""
