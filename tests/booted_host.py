@@ -59,6 +59,8 @@ mount --bind "$ENVIRONMENT" "$root/opt/penstock/environment"
 printf '%s' "$LAUNCHER" >"$root/opt/penstock/bin/penstock"
 chmod 755 "$root/opt/penstock/bin/penstock"
 mount --bind "$FILES" "$root/mnt"
+# A minimal Debian lacks the package procps.
+rm -f "$root/usr/bin/kill"
 mount -t proc proc "$root/proc"
 mount -t sysfs sysfs "$root/sys"
 mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
