@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 from zlib import crc32
@@ -111,6 +112,8 @@ def scope_names(bits: int) -> list[str]:
     return [name for name, bit in SCOPE_BIT.items() if bits & bit]
 
 
+_NETWORK = re.compile(r"[a-z0-9-]{1,40}/[a-z0-9-]{1,40}", re.ASCII)
+_METHOD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}", re.ASCII)
 _ORIGIN = re.compile(r"https?://(?:\*\.)?[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?(?::[0-9]{1,5})?", re.ASCII)
 
 
@@ -141,6 +144,20 @@ def block_of(text: str) -> str:
         raise ValueError(f"{text[:100]!r} is no address or block: write 203.0.113.7 or 203.0.113.0/24") from None
 
 
+def network_name(text: str) -> str:
+    """A network in its usual form. Raises ValueError with the reason."""
+    if not _NETWORK.fullmatch(text):
+        raise ValueError(f"{text[:100]!r} is not a network: write it as chain/network")
+    return text
+
+
+def method_name(text: str) -> str:
+    """A method of JSON-RPC. Raises ValueError with the reason."""
+    if not _METHOD.fullmatch(text):
+        raise ValueError(f"{text[:100]!r} is not a method: write eth_call")
+    return text
+
+
 def origin_of(text: str) -> str:
     """An origin of browsers in its usual form, `https://*.example.com` for all hosts below one."""
     origin = text.strip().lower().rstrip("/")
@@ -150,22 +167,50 @@ def origin_of(text: str) -> str:
 
 
 class KeyRestrictions:
-    """IP ranges and origins that a key may be used from. Each list that is not empty must match."""
+    """IP ranges and origins that a key may be used from, and networks and methods that it may be used for. Each that is not
+    empty must match."""
 
-    def __init__(self, blocks: tuple[str, ...], origins: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        blocks: tuple[str, ...],
+        origins: tuple[str, ...],
+        networks: frozenset[str] = frozenset(),
+        methods: frozenset[str] = frozenset(),
+    ) -> None:
         self.blocks = blocks
         self.origins = origins
+        self.networks = networks
+        self.methods = methods
         # Parsed at first use: most processes never check requests against them.
-        self._networks: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+        self._ranges: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
+
+    @property
+    def _values(self) -> tuple[object, ...]:
+        return self.blocks, self.origins, self.networks, self.methods
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, KeyRestrictions) and (self.blocks, self.origins) == (other.blocks, other.origins)
+        return isinstance(other, KeyRestrictions) and self._values == other._values
 
     def __hash__(self) -> int:
-        return hash((self.blocks, self.origins))
+        return hash(self._values)
 
     def __repr__(self) -> str:
-        return f"<KeyRestrictions {', '.join((*self.blocks, *self.origins))}>"
+        return f"<KeyRestrictions {', '.join((*self.blocks, *self.origins, *sorted(self.networks), *sorted(self.methods)))}>"
+
+    def has_network(self, network: str) -> bool:
+        return not self.networks or network in self.networks
+
+    def network_refusal(self, network: str) -> Forbidden | None:
+        """The error for a request to the network, or None if it is allowed."""
+        if self.has_network(network):
+            return None
+        return Forbidden(f"this API key may not be used on {network}", reason="network")
+
+    def method_refusal(self, method: str) -> Forbidden | None:
+        """The error for a call of the method, or None if it is allowed."""
+        if not self.methods or method in self.methods:
+            return None
+        return Forbidden(f"this API key may not call {method}", reason="scope")
 
     def refusal(self, address: str, origin: str) -> Forbidden | None:
         """The error for a request from there, or None if it is allowed."""
@@ -176,10 +221,10 @@ class KeyRestrictions:
         return None
 
     def _has_address(self, address: str) -> bool:
-        if not self._networks:
-            self._networks = [ipaddress.ip_network(block) for block in self.blocks]
+        if not self._ranges:
+            self._ranges = [ipaddress.ip_network(block) for block in self.blocks]
         found = address_of(address)
-        return found is not None and any(found in block for block in self._networks)
+        return found is not None and any(found in block for block in self._ranges)
 
     def has_origin(self, origin: str) -> bool:
         """Whether the list has this origin, or a pattern for it."""
@@ -209,8 +254,12 @@ def _wrong_origin(origin: str) -> str:
     return f"this API key may not be used from {named}"
 
 
-def restrictions_of(blocks: list[str], origins: list[str]) -> KeyRestrictions | None:
-    return KeyRestrictions(tuple(blocks), tuple(origins)) if blocks or origins else None
+def restrictions_of(
+    blocks: list[str], origins: list[str], networks: Sequence[str] = (), methods: Sequence[str] = ()
+) -> KeyRestrictions | None:
+    if not (blocks or origins or networks or methods):
+        return None
+    return KeyRestrictions(tuple(blocks), tuple(origins), frozenset(networks), frozenset(methods))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import aiohttp
@@ -81,6 +82,70 @@ async def test_update_changes_only_the_given_members(service: DashboardService) 
     assert (await holder.get(path)).data["scopes"] == ["rpc:read"]
 
 
+async def test_key_is_limited_to_networks_and_methods(service: DashboardService) -> None:
+    holder = await service.holder()
+    uses = {"allowed_networks": [NETWORK], "allowed_methods": ["eth_gasPrice"]}
+    made = await holder.new_key(**uses)
+    assert {name: made[name] for name in uses} == uses
+    await wait_until_known(service, made["key"])
+    key, path = made["key"], f"/account/keys/{made['id']}"
+    assert (await call(service, key)).status == 200
+    refused = await call(service, key, "eth_blockNumber")
+    assert (refused.status, refused.data["error"]["message"]) == (403, "this API key may not call eth_blockNumber")
+    async with await HttpClient.open(service.running.port) as client:
+        batch = f"[{rpc('eth_gasPrice').decode()},{rpc('eth_blockNumber').decode()}]".encode()
+        replies = (await client.send(post(batch, key=key, network=NETWORK))).json
+    assert ["error" in each for each in replies] == [False, True]
+    await holder.request("PATCH", path, {"allowed_networks": ["ethereum/mainnet"]})
+
+    async def is_elsewhere() -> bool:
+        return (await call(service, key)).status == 403
+
+    await until(is_elsewhere)
+    fault = (await call(service, key)).data["error"]
+    assert (fault["message"], fault["reason"]) == (f"this API key may not be used on {NETWORK}", "network")
+    assert (await holder.request("PATCH", path, {"allowed_networks": [], "allowed_methods": []})).status == 200
+
+    async def is_free() -> bool:
+        return (await call(service, key, "eth_blockNumber")).status == 200
+
+    await until(is_free)
+    for wrong in ({"allowed_networks": ["ethereum"]}, {"allowed_methods": ["eth call"]}):
+        (name,) = wrong
+        assert name in (await holder.request("PATCH", path, wrong)).fault(400)
+
+
+async def test_key_has_an_owner_a_note_and_an_expiry(service: DashboardService) -> None:
+    holder = await service.holder()
+    end = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)).replace(microsecond=0)
+    details = {"owner": "payments", "note": "nightly job", "expires_at": f"{end:%Y-%m-%dT%H:%M:%SZ}"}
+    made = await holder.new_key(**details)
+    path = f"/account/keys/{made['id']}"
+    shown = (await holder.get(path)).data
+    assert {name: shown[name] for name in details} == details
+    renewed = (await holder.post(f"{path}/rotate", {"overlap_s": 60})).data
+    assert {name: renewed[name] for name in details} == details
+    again = (await holder.post(f"{path}/rotate", {"overlap_s": 60})).data  # its own end is that of the overlap
+    assert again["expires_at"] is None
+    path = f"/account/keys/{renewed['id']}"
+    assert (await holder.request("PATCH", path, {"expires_at": None})).data["expires_at"] is None
+    soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=1.5)
+    assert (await holder.request("PATCH", path, {"expires_at": soon.isoformat()})).status == 200
+
+    async def has_expired() -> bool:
+        return (await call(service, renewed["key"])).status == 401
+
+    await until(has_expired)
+    assert "expires_at" in (await holder.request("PATCH", path, {"expires_at": "2020-01-01T00:00:00Z"})).fault(400)
+
+
+async def test_key_that_expires_counts_as_one_of_the_plan(service: DashboardService) -> None:
+    holder = await service.holder(await service.account(plan="free"))
+    for _ in range(10):
+        await holder.new_key(expires_at="2090-01-01T00:00:00Z")
+    assert "plan allows 10 API keys" in (await holder.post("/account/keys", {"name": "x", "mode": "test"})).fault(403)
+
+
 async def test_rotated_key_works_beside_its_successor_during_the_overlap(service: DashboardService) -> None:
     holder = await service.holder()
     old = await holder.new_key(allowed_ips=["203.0.113.0/24"], requests_per_second=9)
@@ -136,7 +201,7 @@ async def test_key_of_another_account_and_unknown_key_get_the_same_404(service: 
         ({"mode": "both"}, "mode"),
         ({"requests_per_second": 0}, "requests_per_second"),
         ({"name": ""}, "name"),
-        ({"owner": "me"}, "owner"),
+        ({"colour": "red"}, "colour"),
     ],
 )
 async def test_error_for_a_new_key_names_the_invalid_member(

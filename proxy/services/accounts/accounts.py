@@ -15,7 +15,18 @@ from proxy.core.access import Limits
 from proxy.core.directives import BY_NAME, USUAL
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
-from proxy.store.postgres.keys import USUAL_DIRECTIVES, KeyRestrictionChange, KeyRow, KeyStore, LimitChange
+from proxy.store.postgres.keys import (
+    NEVER,
+    NO_DETAILS,
+    USUAL_DIRECTIVES,
+    KeyDetailChange,
+    KeyRestrictionChange,
+    KeyRow,
+    KeyStore,
+    LimitChange,
+)
+
+__all__ = ("NEVER", "AccountService", "KeyDetailChange")
 
 INHERIT = -1
 
@@ -102,6 +113,7 @@ class AccountService:
         scopes: Sequence[str],
         own: LimitChange,
         restrictions: KeyRestrictionChange,
+        details: KeyDetailChange = NO_DETAILS,
         directives: Sequence[str] | None = None,
     ) -> tuple[KeyRow, str]:
         await self._check(account, own)
@@ -113,6 +125,7 @@ class AccountService:
             scopes=scopes,
             own=own,
             restrictions=restrictions,
+            details=details,
             allowed_directives=directives,
         )
 
@@ -126,6 +139,7 @@ class AccountService:
         own: LimitChange,
         restrictions: KeyRestrictionChange,
         status: str | None,
+        details: KeyDetailChange = NO_DETAILS,
         directives: Sequence[str] | None = None,
         fault: str | None = None,
     ) -> KeyRow:
@@ -138,6 +152,7 @@ class AccountService:
             scopes=scopes,
             own=own,
             restrictions=restrictions,
+            details=details,
             allowed_directives=directives,
             fault=fault,
         )
@@ -229,4 +244,9 @@ def limits_in(body: Mapping[str, Any]) -> LimitChange:
 
 def restrictions_in(body: Mapping[str, Any]) -> KeyRestrictionChange:
     """Restrictions in a request body: an absent list is left unchanged, an empty one removes the restriction."""
-    return KeyRestrictionChange(ips=body.get("allowed_ips"), origins=body.get("allowed_origins"))
+    return KeyRestrictionChange(
+        ips=body.get("allowed_ips"),
+        origins=body.get("allowed_origins"),
+        networks=body.get("allowed_networks"),
+        methods=body.get("allowed_methods"),
+    )

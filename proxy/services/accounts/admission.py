@@ -117,6 +117,8 @@ class Admission:
             return missing_scope(scopes)
         if network is not None and network.is_live and not key.live:
             return Forbidden(_TEST_KEY.format(network=network.id), reason="mode")
+        if network is not None and key.restrictions is not None:
+            return key.restrictions.network_refusal(network.id)
         return None
 
     def charge(self, key: Key, requests: int, units: int, now: float) -> Fault | None:

@@ -299,7 +299,13 @@ class Keyring:
             own_rate=_own_rate(row, rate),
             disabled=row["status"] == "disabled",
             expires_at=math.inf if expires_in_s is None else now + expires_in_s,
-            restrictions=restrictions_of(row["allowed_ips"], row["allowed_origins"]),
+            restrictions=restrictions_of(
+                row["allowed_ips"],
+                row["allowed_origins"],
+                # A local copy of the previous version does not have these.
+                row.get("allowed_networks") or (),
+                row.get("allowed_methods") or (),
+            ),
             directives=directives.allowed_to(row["directives"]),
             fault=_fault(row),
         )

@@ -32,6 +32,8 @@ def check_call(
         return _no_method(route, call[0])
     if not key.scopes & policy.scope:
         return missing_scope(policy.scope)
+    if key.restrictions is not None and (refusal := key.restrictions.method_refusal(call[0])) is not None:
+        return refusal
     if policy.method.kind == "subscription" and subscriber is None:
         return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {call[0]} needs a WebSocket")
     if policy.is_checked and route.guard is not None:

@@ -51,13 +51,43 @@ NO_LIMITS = LimitChange()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyRestrictionChange:
-    """A change to where a key may be used from. None leaves it unchanged; empty allows everything."""
+    """A change to where a key may be used from, and for what. None leaves it unchanged; empty allows everything."""
 
     ips: Sequence[str] | None = None
     origins: Sequence[str] | None = None
+    networks: Sequence[str] | None = None
+    methods: Sequence[str] | None = None
 
-    def columns(self) -> tuple[list[str] | None, list[str] | None]:
+    def places(self) -> tuple[list[str] | None, list[str] | None]:
         return _each(self.ips, "allowed_ips", access.block_of), _each(self.origins, "allowed_origins", access.origin_of)
+
+    def uses(self) -> tuple[list[str] | None, list[str] | None]:
+        return (
+            _each(self.networks, "allowed_networks", access.network_name),
+            _each(self.methods, "allowed_methods", access.method_name),
+        )
+
+
+# Removes the expiry of a key.
+NEVER = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyDetailChange:
+    """A change to who answers for a key, what it is for, and when it ends. None leaves it unchanged; `NEVER` removes the
+    end."""
+
+    owner: str | None = None
+    note: str | None = None
+    expires_at: datetime.datetime | None = None
+
+    def columns(self) -> tuple[str | None, str | None, datetime.datetime | None]:
+        if self.expires_at is not None and self.expires_at <= datetime.datetime.now(datetime.UTC):
+            raise InvalidRequest("expires_at: must be in the future", param="expires_at")
+        return self.owner, self.note, self.expires_at
+
+
+NO_DETAILS = KeyDetailChange()
 
 
 NO_RESTRICTIONS = KeyRestrictionChange()
@@ -173,6 +203,7 @@ class KeyStore:
         scopes: Sequence[str] = (),
         own: LimitChange = NO_LIMITS,
         restrictions: KeyRestrictionChange = NO_RESTRICTIONS,
+        details: KeyDetailChange = NO_DETAILS,
         allowed_directives: Sequence[str] | None = None,
     ) -> tuple[KeyRow, str]:
         """Create a key. Returns its row and the key itself, which cannot be read again.
@@ -193,10 +224,11 @@ class KeyStore:
             list(scopes),
             own.requests_per_second,
             own.units_per_second,
-            *(found or [] for found in restrictions.columns()),
+            *(found or [] for found in (*restrictions.places(), *restrictions.uses())),
             self._previous_digest(key),
             self._check_value,
             None if chosen == [*USUAL_DIRECTIVES] else chosen,
+            *details.columns(),
         )
         async with self._pool.connection() as connection, connection.transaction():
             most, lasting, _ = await self._count_keys(connection, account_id)
@@ -264,6 +296,7 @@ class KeyStore:
         scopes: Sequence[str] | None = None,
         own: LimitChange = NO_LIMITS,
         restrictions: KeyRestrictionChange = NO_RESTRICTIONS,
+        details: KeyDetailChange = NO_DETAILS,
         allowed_directives: Sequence[str] | None = None,
         fault: str | None = None,
     ) -> KeyRow:
@@ -280,9 +313,11 @@ class KeyStore:
             chosen,
             own.requests_per_second,
             own.units_per_second,
-            *restrictions.columns(),
+            *restrictions.places(),
             _directives(allowed_directives),
             fault,
+            *restrictions.uses(),
+            *details.columns(),
             absent=f"key {key_id} is revoked and cannot be changed",
         )
 

@@ -13,7 +13,14 @@ from proxy.core import access
 from proxy.core.directives import allowed_to
 from proxy.core.usage import ChartLine, times_of
 from proxy.request_threads import request_threads
-from proxy.services.accounts.accounts import AccountService, directives_in, limits_in, restrictions_in
+from proxy.services.accounts.accounts import (
+    NEVER,
+    AccountService,
+    KeyDetailChange,
+    directives_in,
+    limits_in,
+    restrictions_in,
+)
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.sign_in import SignIn
@@ -22,7 +29,7 @@ from proxy.settings import Plan
 from proxy.web.dashboard import charts
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
 from proxy.web.rest.endpoint import RestReply
-from proxy.web.timestamps import time_of
+from proxy.web.timestamps import moment_of, time_of
 
 # The time span of the live chart.
 LIVE = datetime.timedelta(minutes=30)
@@ -123,6 +130,7 @@ class AccountHandlers:
             scopes=body.get("scopes", ()),
             own=limits_in(body),
             restrictions=restrictions_in(body),
+            details=_details_in(body),
             directives=directives_in(body),
         )
         return RestReply({**shown_key(row), "key": key}, status=201)
@@ -139,6 +147,7 @@ class AccountHandlers:
             scopes=body.get("scopes"),
             own=limits_in(body),
             restrictions=restrictions_in(body),
+            details=_details_in(body),
             directives=directives_in(body),
             status=body.get("status"),
             fault=body.get("fault"),
@@ -198,6 +207,14 @@ def _shown_action(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "at": time_of(row["at"]), "address": "" if row["by"] == "operator" else row["address"]}
 
 
+def _details_in(body: Mapping[str, Any]) -> KeyDetailChange:
+    """Owner, note and expiry in a request body: an absent one is left unchanged, and null removes the expiry."""
+    expires_at = None
+    if "expires_at" in body:
+        expires_at = NEVER if body["expires_at"] is None else moment_of(body["expires_at"], "expires_at")
+    return KeyDetailChange(owner=body.get("owner"), note=body.get("note"), expires_at=expires_at)
+
+
 def shown_key(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": row["id"],
@@ -210,6 +227,10 @@ def shown_key(row: Mapping[str, Any]) -> dict[str, Any]:
         "units_per_second": row["units_per_second"],
         "allowed_ips": row["allowed_ips"],
         "allowed_origins": row["allowed_origins"],
+        "allowed_networks": row["allowed_networks"],
+        "allowed_methods": row["allowed_methods"],
+        "owner": row["owner"],
+        "note": row["note"],
         "directives": sorted(allowed_to(row["directives"])),
         "fault": row["fault"],
         "lineage_id": row["lineage_id"],

@@ -42,7 +42,7 @@ create table keys (
     -- Empty means all scopes.
     scopes text[] not null default '{}',
     status text not null default 'active' check (status in ('active', 'disabled', 'revoked')),
-    -- End of a rotated key. Null means never.
+    -- When the key ends, as its holder chose or because it was rotated. Null means never.
     expires_at timestamptz,
     -- Limits of the key. Null means the account's, then the plan's.
     requests_per_second integer check (requests_per_second > 0),
@@ -50,6 +50,12 @@ create table keys (
     -- CIDR blocks and browser origins from which the key can be used. Empty means anywhere.
     allowed_ips text[] not null default '{}',
     allowed_origins text[] not null default '{}',
+    -- Networks, and methods of JSON-RPC, that the key can be used for. Empty means all.
+    allowed_networks text[] not null default '{}',
+    allowed_methods text[] not null default '{}',
+    -- For people: who answers for the key, and what it is for.
+    owner text not null default '',
+    note text not null default '',
     created_at timestamptz not null default now(),
     changed_at timestamptz not null default now(),
     -- While the pepper is rotated: the digest under the other pepper.

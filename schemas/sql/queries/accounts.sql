@@ -65,7 +65,8 @@ select from accounts where id = $1 for update;
 -- erase_account
 -- End everything that acts for the account, and erase its personal data. The ledger of sponsored gas refers to the row.
 with keys_end as (
-    update keys set status = 'revoked', name = 'deleted', allowed_ips = '{}', allowed_origins = '{}' where account_id = $1
+    update keys set status = 'revoked', name = 'deleted', allowed_ips = '{}', allowed_origins = '{}', owner = '', note = ''
+    where account_id = $1
 ), policies_end as (
     update gas_policies set status = 'deleted', revision = revision + 1, updated_at = now()
     where account_id = $1 and status <> 'deleted'

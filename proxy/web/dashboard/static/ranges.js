@@ -66,7 +66,7 @@ export function rangeControl(chosen, pick) {
 }
 
 /* datetime-local fields hold local times without a zone. */
-const localTime = (text) => {
+export const localTime = (text) => {
   const at = new Date(text);
   return new Date(at.getTime() - at.getTimezoneOffset() * 60000).toISOString().slice(0, 16);
 };

@@ -6,6 +6,7 @@ import * as forms from "../forms.js";
 import { networks } from "../networks.js";
 import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, heading, pager, secretDialog, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
+import { localTime } from "../ranges.js";
 
 const SCOPES = {
   "rpc:read": "JSON-RPC reads", "rpc:write": "JSON-RPC transactions", "data:read": "Tokens and NFTs",
@@ -52,7 +53,7 @@ function keysTable(keys, reload) {
 }
 
 const columns = (reload) => [
-  { name: "Name", show: (key) => [key.name, el("code.below", null, key.hint)] },
+  { name: "Name", show: (key) => [key.name, el("code.below", null, key.hint), (key.owner || key.note) && el("span.below", null, [key.owner, key.note].filter(Boolean).join(" · "))] },
   { name: "Mode", show: (key) => badge(key.mode, key.mode === "live" ? "live" : "off") },
   { name: "Scopes", show: scopesOf },
   { name: "Limits", show: limitsOf },
@@ -70,6 +71,8 @@ function limitsOf(key) {
   const limits = [
     key.requests_per_second && `${format.number(key.requests_per_second)} requests/s`,
     key.units_per_second && `${format.number(key.units_per_second)} units/s`,
+    key.allowed_networks.length > 0 && key.allowed_networks.join(", "),
+    key.allowed_methods.length > 0 && `only ${key.allowed_methods.join(", ")}`,
     key.allowed_ips.length > 0 && `IPs ${key.allowed_ips.join(", ")}`,
     key.allowed_origins.length > 0 && `origins ${key.allowed_origins.join(", ")}`,
   ].filter(Boolean);
@@ -107,14 +110,24 @@ function edit(key, reload) {
       hint: "One address or CIDR block per line, such as 203.0.113.0/24. Leave empty to allow any." });
     const origins = forms.lines("Allowed origins", { rows: 2, value: key?.allowed_origins.join("\n"),
       hint: "One web origin per line, such as https://app.example.com, whose pages may use the key from a browser. Leave empty to allow any client." });
+    const allowedNetworks = forms.lines("Networks", { rows: 2, value: key?.allowed_networks.join("\n"), placeholder: "ethereum/mainnet",
+      hint: "One per line. Leave empty to allow all." });
+    const allowedMethods = forms.lines("Methods", { rows: 2, value: key?.allowed_methods.join("\n"), placeholder: "eth_call",
+      hint: "JSON-RPC methods, one per line. Leave empty to allow all that the scopes allow." });
+    const owner = forms.text("Owner", { maxlength: "200", value: key?.owner, placeholder: "Payments team" });
+    const expires = forms.text("Expires", { type: "datetime-local", value: key?.expires_at ? localTime(key.expires_at) : "", hint: "Leave empty for never." });
+    const remark = forms.text("Note", { maxlength: "500", value: key?.note, placeholder: "What the key is for" });
     const directives = forms.checks("Directives", key?.directives.includes("upstream") ? { ...DIRECTIVES, upstream: "Choose the upstream (X-Upstream)" } : DIRECTIVES,
       key?.directives ?? Object.keys(DIRECTIVES));
     const fault = forms.text("Faults", { value: key?.fault, maxlength: "200", placeholder: "latency=800ms, status=503, p=0.2",
       hint: "Spoils the replies to this test key, the events of its sockets and the deliveries of webhooks it creates. Leave empty for none." });
     const advanced = el("details.more", { open: Boolean(key) }, el("summary", null, "Limits and restrictions"),
-      forms.row(requests.node, units.node), forms.row(ips.node, origins.node), directives.node, key?.mode === "test" && fault.node);
+      forms.row(requests.node, units.node), forms.row(allowedNetworks.node, allowedMethods.node), forms.row(ips.node, origins.node), directives.node, key?.mode === "test" && fault.node);
     const send = async () => {
-      const values = { name: name.read(), scopes: scopes.read(), allowed_ips: format.splitList(ips.read()), allowed_origins: format.splitList(origins.read()), directives: directivesOf(directives.read()) };
+      const values = { name: name.read(), scopes: scopes.read(), allowed_ips: format.splitList(ips.read()), allowed_origins: format.splitList(origins.read()), directives: directivesOf(directives.read()),
+        allowed_networks: format.splitList(allowedNetworks.read()), allowed_methods: format.splitList(allowedMethods.read()), owner: owner.read(), note: remark.read() };
+      // The field has no seconds: an expiry that was not edited stays as it is.
+      if (expires.read() !== (key?.expires_at ? localTime(key.expires_at) : "")) values.expires_at = expires.read() ? new Date(expires.read()).toISOString() : null;
       if (!values.scopes.length) throw new Error("Select at least one scope.");
       const limits = { requests_per_second: requests.read(), units_per_second: units.read() };
       if (key) {
@@ -127,7 +140,7 @@ function edit(key, reload) {
       close();
       await reload();
     };
-    return forms.form([forms.row(name.node, ...(key ? [] : [mode.node])), scopes.node, advanced],
+    return forms.form([forms.row(name.node, ...(key ? [] : [mode.node])), forms.row(owner.node, expires.node), remark.node, scopes.node, advanced],
       { label: key ? "Save changes" : "Create key", send, cancel: close });
   });
 }
