@@ -185,9 +185,14 @@ async def test_page_has_no_scrollbar_beside_a_dialog(holder: Visitor) -> None:
     await holder.open("webhooks")
     overflow = "getComputedStyle(document.documentElement).overflow"
     assert await holder.page.evaluate(overflow) == "visible"
+    edge = "document.querySelector('main').getBoundingClientRect().right"
+    before = await holder.page.evaluate(edge)
     await holder.button("Create webhook").first.click()
+    await expect(holder.dialog).to_be_visible()
     assert await holder.page.evaluate(overflow) == "hidden"
+    assert await holder.page.evaluate(edge) == before, "the page must not move"
     await holder.button("Cancel", holder.dialog).click()
+    await expect(holder.dialog).to_have_count(0)
     assert await holder.page.evaluate(overflow) == "visible"
 
 

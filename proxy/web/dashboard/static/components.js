@@ -199,7 +199,7 @@ export function dialog(title, build) {
   node.addEventListener("close", () => node.remove());
   document.body.append(node);
   if (!document.querySelector("dialog:modal")) {
-    document.documentElement.style.setProperty("--scrollbar", `${innerWidth - document.documentElement.clientWidth}px`);
+    document.documentElement.style.setProperty("--scrollbar", `${innerWidth - document.body.offsetWidth}px`);
   }
   node.showModal();
   node.querySelector("form :is(input, select, textarea)")?.focus();
