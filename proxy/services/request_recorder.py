@@ -236,7 +236,7 @@ class RequestRecorder:
 def _item_of(whole: FinishedCall, batch: CallBatch, index: int) -> FinishedCall:
     """An item of the batch."""
     if batch.plain:  # All were answered together, by the same upstream.
-        policy, attempts = batch.plain[index], ((batch.answered_label, 0.0, whole.took_s, "answered"),)
+        policy, attempts = batch.plain[index][0], ((batch.answered_label, 0.0, whole.took_s, "answered"),)
         return replace(whole, surface="item", method=policy.method.name, units=policy.units, size=0, attempts=attempts)
     item = batch.items[index]
     return replace(

@@ -102,8 +102,8 @@ class CallAccounting:
 
     def _count_plain(self, key: Key, batch: CallBatch) -> None:
         """Count plain reads, those of one method together."""
-        counted, same = batch.plain[0], 0
-        for policy in batch.plain:
+        counted, same = batch.plain[0][0], 0
+        for policy, _ in batch.plain:
             if policy is not counted:
                 key.tallies[counted.tally].count_results(same, counted.units, batch.took_s)
                 counted, same = policy, 0

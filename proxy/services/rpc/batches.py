@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
 
 from proxy.core import jsonrpc
+from proxy.core.jsonrpc import RawCall
 from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import BROKEN_REPLY, Fault, InternalError
 from proxy.services.rpc.flights import Flight
@@ -321,9 +322,9 @@ class CallBatch:
         self.began = now
         # The memory that it holds. The owner gives it back once the reply is sent.
         self.share = share
-        # The policies of plain reads that were answered together, their replies, how long they took, the name of the upstream,
-        # and a block that the state behind the results has reached.
-        self.plain: Sequence[MethodPolicy] = ()
+        # Plain reads that were answered together, their replies, how long they took, the name of the upstream, and a block that
+        # the state behind the results has reached.
+        self.plain: list[tuple[MethodPolicy, RawCall]] = []
         self._body = b""
         self.took_s = 0.0
         self.answered_label = ""
@@ -360,11 +361,16 @@ class CallBatch:
         if count == 0:
             self._done(self)
 
-    def on_plain_replies(self, policies: Sequence[MethodPolicy], body: bytes, *, block: int, label: str) -> None:
+    def on_plain_replies(
+        self, calls: list[tuple[MethodPolicy, RawCall]], body: bytes, took_s: float, block: int, label: str
+    ) -> None:
         """The batch had plain reads only, and the upstream with this label has answered all of them."""
         self._admitting = None
-        self.took_s = time.monotonic() - self.began
-        self.plain, self._body, self._block, self.answered_label = policies, body, block, label
+        self.plain = calls
+        self._body = body
+        self.took_s = took_s
+        self._block = block
+        self.answered_label = label
         self._done(self)
 
     def on_charged(self, units: int) -> None:

@@ -58,7 +58,7 @@ def send_plain_reads(
     dispatcher: Dispatcher,
     upstream: Upstream,
     batch: CallBatch,
-    calls: Sequence[tuple[MethodPolicy, RawCall]],
+    calls: list[tuple[MethodPolicy, RawCall]],
     *,
     client: str,
 ) -> None:
@@ -92,7 +92,7 @@ class PlainReads:
         self,
         dispatcher: Dispatcher,
         batch: CallBatch,
-        calls: Sequence[tuple[MethodPolicy, RawCall]],
+        calls: list[tuple[MethodPolicy, RawCall]],
         client: str,
     ) -> None:
         self._dispatcher = dispatcher
@@ -127,12 +127,11 @@ class PlainReads:
             return False
         upstream.health.batch_answered(len(results), took_s)
         parts: list[bytes] = []
-        for (_, call), result in zip(self._calls, results, strict=True):
-            parts += (_NEXT, call[2], b',"result":', result)
+        for index, (_, call) in enumerate(self._calls):
+            parts += (_NEXT, call[2], b',"result":', results[index])
         parts[0] = _FIRST
         parts.append(_LAST)
-        policies = [policy for policy, _ in self._calls]
-        self._batch.on_plain_replies(policies, b"".join(parts), block=self._block, label=upstream.label)
+        self._batch.on_plain_replies(self._calls, b"".join(parts), took_s, self._block, upstream.label)
         return True
 
     def _results(self, headers: ReplyHeaders, body: bytes) -> list[Any] | None:
