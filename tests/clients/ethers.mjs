@@ -142,7 +142,7 @@ async function limits() {
   return {
     refused,
     got,
-    large: await together(25, async () => BigInt(await patient.send("eth_gasPrice", [])), describe),
+    large: await together(80, async () => BigInt(await patient.send("eth_gasPrice", [])), describe),
     many: await together(1000, async () => BigInt(await client.send("eth_gasPrice", [])), describe),
   };
 }

@@ -141,7 +141,7 @@ async function limits() {
   return {
     refused,
     got: await together(15, () => reader(task.free_key).getGasPrice(), describe),
-    large: await together(25, () => free.getGasPrice(), describe),
+    large: await together(80, () => free.getGasPrice(), describe),
     many: await together(1000, () => enterprise.getGasPrice(), describe),
   };
 }

@@ -195,7 +195,7 @@ def limits() -> dict[str, Any]:
     return {
         "refused": outcome(lambda: [impatient.eth.gas_price for _ in range(100)]),
         "got": [outcome(lambda: patient.eth.gas_price) for _ in range(15)],
-        "large": prices_in_a_batch(patient, 25),
+        "large": prices_in_a_batch(patient, 80),
         "many": prices_in_a_batch(connect(), 1000),
     }
 

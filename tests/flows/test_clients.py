@@ -349,7 +349,7 @@ def test_library_that_waits_gets_its_replies(run: Run) -> None:
     assert price > 0
 
 
-@pytest.mark.parametrize(("name", "count"), [("large", 25), ("many", 1000)])
+@pytest.mark.parametrize(("name", "count"), [("large", 80), ("many", 1000)])
 def test_batch_above_the_rate_or_of_a_thousand_is_answered(run: Run, name: str, count: int) -> None:
     """ethers sends parallel calls as batches of up to 100 by default, viem with `batch: true` of up to 1,000."""
     (price,) = set(run.seen["limits"][name])
