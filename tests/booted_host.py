@@ -82,6 +82,16 @@ exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin "$SYSTEMD" --log-t
 """
 
 
+# The features of the kernel that a boot needs.
+TRIED = """
+mount -t cgroup2 cgroup2 /mnt
+ip link set lo up
+mount -t tmpfs tmpfs /media
+mkdir /media/upper /media/work /media/root
+mount -t overlay -o lowerdir=/,upperdir=/media/upper,workdir=/media/work overlay /media/root
+"""
+
+
 def lack() -> str:
     """The reason why no host can be booted here; empty if one can."""
     if os.geteuid() != 0:
@@ -89,11 +99,11 @@ def lack() -> str:
     if not os.path.exists(SYSTEMD) or shutil.which("pg_createcluster") is None:
         return "needs Debian's systemd and Postgres"
     tried = subprocess.run(
-        ["unshare", "--mount", "--net", "--cgroup", "sh", "-c", "mount -t cgroup2 cgroup2 /mnt && ip link set lo up"],
+        ["unshare", "--mount", "--net", "--cgroup", "sh", "-ec", TRIED],
         capture_output=True,
         check=False,
     )
-    return "needs the right to mount a cgroup2 hierarchy" if tried.returncode else ""
+    return "needs the right to mount a cgroup2 hierarchy and an overlay of this machine" if tried.returncode else ""
 
 
 @dataclass(frozen=True)
