@@ -21,7 +21,8 @@ TESTED := .venv/.test $(CHAIN) $(BUNDLER) $(LIBRARIES) browser programs
 JOBS ?= 4
 PYTEST := $(PY) -m tests.second_look --processes $(JOBS)
 COMPILED := tests/core tests/store/test_rate_buckets.py tests/wire tests/web $(wildcard tests/flows/test_upstream_*.py) \
-	tests/flows/test_cache.py tests/flows/test_logs_filters.py tests/flows/test_short_batches.py
+	tests/flows/test_cache.py tests/flows/test_logs_filters.py tests/flows/test_short_batches.py \
+	tests/services/test_held_body.py
 PURE := tests/core tests/chains tests/test_settings.py \
 	$(filter-out %/test_sql.py %/test_compiled.py,$(wildcard tests/conventions/test_*.py))
 

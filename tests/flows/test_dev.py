@@ -117,7 +117,7 @@ def test_invalid_arguments_are_refused_before_anything_starts(
 def test_invalid_environment_is_refused_before_anything_starts(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("PENSTOCK_SERVER__HEAD_TIMEOUT_S", "soon")
+    monkeypatch.setenv("PENSTOCK_SERVER__HEADER_TIMEOUT_S", "soon")
     monkeypatch.setenv("PENSTOCK_NO__SUCH", "1")
     said = said_by_refusal(capsys, tmp_path / "data")
     assert "server.header_timeout_s" in said

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from proxy import compiled
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.memory_budget import BudgetLine, MemoryBudget
 from proxy.services.rpc.held_body import FREE_BYTES, TRANSITIONS, HeldBody, ReplyShare
 from proxy.wire.upstream import Upstream, UpstreamConnection
+
+pytestmark = pytest.mark.skipif(
+    compiled.in_use(), reason="a connection of this test cannot inherit from a compiled one: make source runs it"
+)
 
 # The smallest result that is counted.
 LARGE = 2 * FREE_BYTES

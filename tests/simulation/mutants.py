@@ -64,8 +64,8 @@ MUTANTS = {
         Mutant(
             "cache-survives-head",
             f"{_RPC}.network_state",
-            "        self.replies.head_moved(time.monotonic())\n        self.flights.clear()\n        mark =",
-            "        mark =",
+            "        self.replies.head_moved(time.monotonic())\n        self.flights.clear()\n        short_hash =",
+            "        short_hash =",
         ),
         Mutant("tip-not-raised", f"{_CORE}.heads", "self.tip = max(self.tip, number)", "pass"),
         Mutant(
@@ -77,8 +77,8 @@ MUTANTS = {
         Mutant(
             "other-chain-accepted",
             f"{_RPC}.tracker",
-            "result is None or self._state.head_reader",
-            "True or self._state.head_reader",
+            "is_ours = self._state.head_reader.read_chain(result) == expected",
+            "is_ours = True",
         ),
         Mutant("key-without-params", f"{_CORE}.caching", "    text = method + params\n", "    text = method\n"),
         Mutant(
