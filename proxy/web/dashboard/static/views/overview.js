@@ -11,6 +11,8 @@ import { firstSteps } from "./first-steps.js";
 
 // Seconds between refreshes of a range longer than 30 minutes: it changes slowly and costs more to read.
 const SLOW_REFRESH_S = 15;
+// Usage may be flushed many times a second, but nobody reads so fast.
+const LEAST_REFRESH_S = 1;
 
 const ratio = (hits, requests) => hits.map((hit, at) => (requests[at] ? hit / requests[at] : null));
 const STEPS = { minute: 60, hour: 3600, day: 86400 };
@@ -137,7 +139,7 @@ export class UsageView {
     markRest(groups, top);
     if (whole) markRest(whole, ALL);
     this.#loadedAt = Date.now();
-    this.flushSeconds = groups.flush_s;
+    this.flushSeconds = Math.max(groups.flush_s, LEAST_REFRESH_S);
     this.#requests = groups.totals.requests;
     this.csv.setAttribute("href", `/v1/account/usage/csv${query({ ...span, ...filters, step: groups.step })}`);
     setChildren(this.#error);
