@@ -72,6 +72,8 @@ async def test_member_joins_by_link_looks_around_and_is_removed(
     await fresh_holder.button(f"Remove {email}", row).click()
     await fresh_holder.button("Remove member", fresh_holder.dialog).click()
     await expect(row).to_have_count(0)
+    tabs = fresh_holder.page.get_by_role("navigation", name="Account")
+    await tabs.get_by_role("link", name="Activity").click()
     await expect(fresh_holder.page.get_by_role("table", name="Activity")).to_contain_text(email)
     await page.reload()
     await expect(member.button("Sign in")).to_be_visible()

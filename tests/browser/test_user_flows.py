@@ -8,10 +8,12 @@ import re
 import subprocess
 
 import orjson
+from aiohttp import web
 from playwright.async_api import Page, expect
 
 from proxy.dev.funded_accounts import FUNDED
 from tests.browser.visitor import WAIT_MS, Site, Visitor
+from tests.flows.upstream import echo, reply
 from tests.service import until
 
 expect.set_options(timeout=WAIT_MS)
@@ -26,6 +28,10 @@ OPERATION = {
     "maxFeePerGas": "0x3b9aca00",
     "maxPriorityFeePerGas": "0x3b9aca00",
 }
+
+
+async def refuse(call: dict[str, object]) -> web.StreamResponse:
+    return reply(call, error={"code": -32000, "message": "refused by the upstream"})
 
 
 def curl(url: str, key: str, method: str) -> dict[str, object]:
@@ -406,13 +412,22 @@ async def test_operator_finds_failed_requests_by_account_key_and_upstream(operat
     account = await service.new_account()
     key = await service.new_key(account["id"], "--mode", "test", "--name", "the culprit")
     await service.rpc("eth_noSuchMethod", key=key["key"], network="ethereum/sepolia")
+    one, other = operator.site.upstreams
+    one.act = other.act = refuse
+    try:  # an unknown method asks no upstream
+        await service.rpc("eth_feeHistory", ["0x3", "latest", [7]], key=key["key"], network="ethereum/sepolia")
+    finally:
+        one.act = other.act = echo
     rows = page.get_by_role("table", name="Requests").locator("tbody tr")
     await operator.open("operator/requests?reason=failed")
 
     async def is_listed() -> bool:
         await page.reload()
         await operator.heading("Requests").wait_for()  # with its table
-        return await rows.filter(has_text="the culprit").count() > 0
+        culprits = rows.filter(has_text="the culprit")
+        return all(
+            [await culprits.filter(has_text=text).count() > 0 for text in ("eth_noSuchMethod", "eth_feeHistory")]
+        )
 
     await until(is_listed)
     await page.get_by_label("Account").select_option(account["id"])
@@ -423,8 +438,13 @@ async def test_operator_finds_failed_requests_by_account_key_and_upstream(operat
     await expect(rows).to_have_count(1)
     await page.get_by_label("Account").select_option("")
     await expect(page.get_by_label("Key", exact=True)).to_have_value("")
-    upstreams = await page.get_by_label("Upstream", exact=True).locator("option").all_inner_texts()
-    assert any(each.startswith("ethereum/sepolia#") for each in upstreams)
+    await page.get_by_label("Method", exact=True).select_option("eth_feeHistory")
+    culprit = rows.filter(has_text="the culprit")
+    asked = (await culprit.get_by_text("ethereum/sepolia#").inner_text()).split()[0]
+    await page.get_by_label("Upstream", exact=True).select_option(asked)
+    await expect(page).to_have_url(re.compile("upstream=ethereum"))
+    await expect(rows.filter(has_not_text=asked)).to_have_count(0)
+    await expect(culprit).to_have_count(1)
 
 
 async def test_history_of_an_upstream_is_drawn(operator: Visitor) -> None:
