@@ -44,8 +44,8 @@ from proxy.web.request_state import STATE
 # The pause before the data is read again, to find out whether it has reached the block of X-Min-Block: a third of the time
 # waited so far, within these bounds.
 BLOCK_CHECK_S, LONGEST_CHECK_S = 0.1, 1.0
-# Operations that change nothing though they are not a GET.
-_READ_BY_POST = frozenset({"backtest_webhook"})
+# Long operations that change nothing, and whose work no other request shares.
+_ENDING_WITH_CLIENT = frozenset({"backtest_webhook"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +216,9 @@ class RestEndpoints:
 
 @contextmanager
 def _ending_with_client(request: web.Request, operation: ApiOperation) -> Iterator[None]:
-    """Cancel a read whose client leaves: nobody would see its result. A change is not cancelled half-way."""
+    """Cancel such an operation if its client leaves: no one would see its result."""
     connection, task = request.protocol, asyncio.current_task()
-    is_read = operation.method == "GET" or operation.id in _READ_BY_POST
-    if not is_read or task is None or not isinstance(connection, HandlerConnection):
+    if operation.id not in _ENDING_WITH_CLIENT or task is None or not isinstance(connection, HandlerConnection):
         yield
         return
     connection.on_lost = task.cancel
