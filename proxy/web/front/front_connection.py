@@ -359,12 +359,12 @@ class FrontConnection(asyncio.Protocol):
     def _refuse_body(self, fault: Fault) -> None:
         """Refuse a request whose body is still arriving, and skip the rest of it."""
         replies = self._replies
-        transport, client = replies.transport, replies.client
+        transport = replies.transport
         if transport is None:
             return
         replies.refuse_incomplete(fault)
         self._give_room()
-        LingeringConnection(self._limiter, transport, self._address, client or self._address).begin(self)
+        LingeringConnection(self._limiter, transport, self._address, replies.client).begin(self)
         self._reader.forget_known()
         replies.close()
 
