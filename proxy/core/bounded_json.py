@@ -121,7 +121,8 @@ class LongText(Sequence[Any]):
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, int):
-            return self[index : index + 1][0]
+            at = range(self._count)[index]
+            return self[at : at + 1][0]
         first, end, _ = index.indices(self._count)
         found: list[Any] = []
         while first < end:

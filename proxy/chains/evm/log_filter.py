@@ -128,12 +128,13 @@ def _has(values: bytes, wanted: bytes) -> bool:
     return False
 
 
-def _each(values: bytes, size: int) -> Iterator[bytes]:
+def each_value(values: bytes, size: int) -> Iterator[bytes]:
+    """The values that were packed."""
     return (values[start : start + size] for start in range(0, len(values), size))
 
 
 def _shown(values: bytes, size: int) -> list[str]:
-    return ["0x" + value.hex() for value in _each(values, size)]
+    return ["0x" + value.hex() for value in each_value(values, size)]
 
 
 # Reading
@@ -178,7 +179,7 @@ def _values(value: object, size: int, name: str) -> bytes:
     found = _read_values(given, size)
     if found is None:
         raise ValueError(f'member "{name}" must be {size} bytes in hex, an array of such, or null')
-    return pack(_each(found, size))
+    return pack(each_value(found, size))
 
 
 def _read_values(given: Sequence[Any], size: int) -> bytes | None:
@@ -359,7 +360,7 @@ def _levels(given: LogFilter) -> tuple[list[_Level], bool]:
     lists = [(given.addresses, ADDRESS_SIZE), *((values, TOPIC_SIZE) for values in given.topics)]
     kept = _indexed(given)
     levels: list[_Level] = [
-        [*_each(values, size)] if count else (None,) for (values, size), count in zip(lists, kept, strict=True)
+        [*each_value(values, size)] if count else (None,) for (values, size), count in zip(lists, kept, strict=True)
     ]
     return levels, any(values and not count for (values, _), count in zip(lists, kept, strict=True))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from proxy.chains.evm import address, webhook_filters
-from proxy.chains.evm.log_filter import ADDRESS_SIZE
+from proxy.chains.evm.log_filter import ADDRESS_SIZE, each_value
 from proxy.chains.evm.watch_index import KINDS, WatchFilter
 from proxy.chains.evm.webhook_filters import BadConfig
 from proxy.chains.families import family_of
@@ -122,12 +122,10 @@ class PackedAddresses(Sequence[bytes]):
     def __getitem__(self, index: slice) -> list[bytes]: ...
     def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
         if isinstance(index, int):
-            return self[index : index + 1][0]
+            at = range(len(self))[index]
+            return self[at : at + 1][0]
         first, end, _ = index.indices(len(self))
-        return [
-            bytes(self._packed[at : at + ADDRESS_SIZE])
-            for at in range(first * ADDRESS_SIZE, end * ADDRESS_SIZE, ADDRESS_SIZE)
-        ]
+        return [*each_value(bytes(self._packed[first * ADDRESS_SIZE : end * ADDRESS_SIZE]), ADDRESS_SIZE)]
 
 
 class WebhookService:
