@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from pathlib import Path
 
@@ -46,6 +47,9 @@ PATIENT = {
 
 
 COMPILED_ONLY = "--compiled-only"
+# Tests read the day again within this time.
+NEAR_MIDNIGHT_S = 45
+DAY_S = 86_400
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,6 +87,14 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start long files first, and run files that share a service one after the other."""
     items.sort(key=lambda item: scheduling.place_of(item.path))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Wait if the day is about to end: quotas, usage and their resets would span two days."""
+    left_s = DAY_S - time.time() % DAY_S
+    if left_s < NEAR_MIDNIGHT_S:
+        time.sleep(left_s + 1)
 
 
 @pytest.hookimpl(tryfirst=True)

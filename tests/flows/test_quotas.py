@@ -6,9 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-import pytest
-
-from tests.flows.load import DAY_S, is_over, saturate, spend
+from tests.flows.load import is_over, saturate, spend
 from tests.http_client import HttpClient, close_all, post, rpc, to_every_worker
 from tests.service import SOON_S, Service
 
@@ -16,14 +14,6 @@ from tests.service import SOON_S, Service
 CREDIT = 1
 # By then a worker uses a new limit. Nothing else shows when it does.
 NOTICED_S = 3.0
-
-
-@pytest.fixture(autouse=True)
-async def _not_at_midnight() -> None:
-    """Wait if the day is about to end: the test would otherwise span two days."""
-    left_s = DAY_S - time.time() % DAY_S
-    if left_s < 30:
-        await asyncio.sleep(left_s + 1)
 
 
 async def test_daily_quota_is_shared_by_all_workers_and_keys(service: Service, record_property: Any) -> None:
