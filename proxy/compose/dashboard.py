@@ -8,14 +8,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from proxy.compose.accounts import AccountsFeature
-from proxy.compose.sign_in_feature import SignInFeature
 from proxy.core.dashboard_links import site_of
+from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.accounts import AccountService
 from proxy.services.accounts.action_log import ActionLog
 from proxy.services.accounts.admission import Admission
+from proxy.services.accounts.email_change import EmailChange
 from proxy.services.accounts.metering import Meters
 from proxy.services.accounts.removal import AccountRemoval
+from proxy.services.accounts.second_factor import SecondFactor
 from proxy.services.accounts.session_rates import SessionRates
+from proxy.services.accounts.sign_in import SignIn
+from proxy.services.accounts.team import Team
 from proxy.services.announcements import Announcements
 from proxy.services.fleet import Cordons, FleetView
 from proxy.services.method_matrix import MethodMatrix
@@ -26,9 +30,13 @@ from proxy.store.postgres.actions import ActionStore
 from proxy.store.postgres.announcements import AnnouncementStore
 from proxy.store.postgres.fleet import FleetStore
 from proxy.store.postgres.local_copy import CopyDirectory
+from proxy.store.postgres.members import MemberStore
 from proxy.store.postgres.notices import Notices
 from proxy.store.postgres.pool import Pool
 from proxy.store.postgres.request_store import RequestStore
+from proxy.store.postgres.second_factors import SecondFactorStore
+from proxy.store.postgres.secrets import vault_of
+from proxy.store.postgres.sessions import SessionStore
 from proxy.store.postgres.upstream_samples import UpstreamSamples
 from proxy.store.postgres.usage import UsageStore
 from proxy.store.postgres.webhooks import WebhookStore
@@ -49,6 +57,7 @@ from proxy.web.dashboard.upstream_charts import UpstreamChartHandlers
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.rest.endpoint import RestHandler
 from proxy.web.sandbox import Sandbox
+from proxy.wire.mailer import Mailer
 
 log = logging.getLogger("penstock.dashboard")
 
@@ -76,11 +85,13 @@ class DashboardFeature:
         self._keyring = accounts.keyring
         self._tasks = tasks
         self._networks = [route.network for route in networks.routes.values()]
-        signing = SignInFeature(settings, pool, accounts.keys, tasks)
-        self.sign_in = signing.sign_in
-        self.emails = signing.emails
+        sessions = SessionStore(pool, pepper=settings.keys.pepper, previous_pepper=settings.keys.previous_pepper)
+        mails = AccountMails(Mailer(settings.mail), tasks)
+        factor = SecondFactor(SecondFactorStore(pool, vault_of(settings)))
+        self.sign_in = SignIn(sessions, factor, settings.dashboard, mails)
+        self.emails = EmailChange(self.sign_in, sessions, accounts.keys, settings.dashboard, mails)
+        self.team = Team(MemberStore(pool), sessions, self.sign_in, mails, settings.dashboard)
         self.rates = SessionRates(settings.dashboard.requests_per_second, addresses)
-        self.team = signing.team
         self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
         self.actions = ActionLog(ActionStore(pool))
