@@ -21,10 +21,16 @@ PEPPER = "a pepper that only the bench ever uses"
 
 def _key(text: str) -> Key:
     return Key(
-        id="key", lineage="key", digest=access.digest(PEPPER.encode(), text), live=True, scopes=access.scope_bits(()),
-        account=Account(id="acct", plan="enterprise", day_limit=0), rate=BucketRates(1, 10**6, 10**8), disabled=False,
+        id="key",
+        lineage="key",
+        digest=access.digest(PEPPER.encode(), text),
+        live=True,
+        scopes=access.scope_bits(()),
+        account=Account(id="acct", plan="enterprise", day_limit=0),
+        rate=BucketRates(1, 10**6, 10**8),
+        disabled=False,
         expires_at=math.inf,
-    )  # fmt: skip
+    )
 
 
 async def main(url: str, upstream: str, network: str) -> None:

@@ -127,9 +127,16 @@ async def load_of(pool: Pool, signer: TimedSigner) -> Load:
         name="b", email=f"{time.time_ns()}@b", plan="free"
     )
     key = Key(
-        id="key", lineage="key", digest=b"", live=True, scopes=~0, rate=BucketRates(0, 1, 1), disabled=False,
-        expires_at=float("inf"), account=Account(id=account["id"], plan="free", day_limit=0),
-    )  # fmt: skip
+        id="key",
+        lineage="key",
+        digest=b"",
+        live=True,
+        scopes=~0,
+        rate=BucketRates(0, 1, 1),
+        disabled=False,
+        expires_at=float("inf"),
+        account=Account(id=account["id"], plan="free", day_limit=0),
+    )
     entry_point = bytes.fromhex(network.chain.entry_points["0.7"][2:])
     paymasters = Paymasters([Paymaster(network.id, "0.7", b"\x99" * 20, entry_point, 1, signer, (60_000, 0))])
     ledger = LedgerStore(pool)

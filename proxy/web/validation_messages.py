@@ -23,9 +23,14 @@ _INVALID = "is not valid"
 # Names of the caller that may be repeated: shorter than an API key.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}", re.ASCII)
 _TYPES = {
-    "string": "a string", "integer": "an integer", "number": "a number", "boolean": "true or false", "array": "an array",
-    "object": "an object", "null": "null",
-}  # fmt: skip
+    "string": "a string",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
 _Kinds = jsonschema_rs.ValidationErrorKind
 
 

@@ -88,9 +88,18 @@ class RequestStore:
     async def page(self, wanted: RequestFilter, account: str | None, page: Page) -> tuple[Sequence[RequestRecord], int]:
         """One page, newest first, and the number of records that match."""
         given = (
-            account, wanted.network, wanted.method, wanted.reason, wanted.status, wanted.key, wanted.since,
-            wanted.until, wanted.code, wanted.client_id, _asked(wanted.upstream),
-        )  # fmt: skip
+            account,
+            wanted.network,
+            wanted.method,
+            wanted.reason,
+            wanted.status,
+            wanted.key,
+            wanted.since,
+            wanted.until,
+            wanted.code,
+            wanted.client_id,
+            _asked(wanted.upstream),
+        )
         async with self._pool.connection() as connection:
             total = await connection.fetchval(sql.requests.count_requests, *given)
             rows = await connection.fetch(sql.requests.page_requests, *given, page.limit, page.offset)
