@@ -180,7 +180,7 @@ async def test_calls_that_time_out_on_every_upstream_open_no_circuit_breaker() -
             upstream.held = {"debug_traceTransaction"}
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(harness.call("debug_traceTransaction", [f"0x{n:064x}"])) for n in range(20)]
-            await asyncio.sleep(0.1)
+            await until(lambda: harness.count("debug_traceTransaction") >= 20)
             await harness.look()
         assert {task.result().status for task in asked} == {504}
         params = [{}, "latest"]

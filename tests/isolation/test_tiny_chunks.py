@@ -169,7 +169,7 @@ async def test_client_that_leaves_at_once_leaves_no_traceback(caplog: pytest.Log
                 client.writer.write(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
                 client.writer.transport.abort()
         front = await worker.connect()
-        await asyncio.sleep(0.05)
+        await until(lambda: len(worker.app.limiter.connections) == 1)
         # The connection is lost in the turn in which it is handed over, or in which its request is parsed.
         worker.only_connection.data_received(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")
         await until(lambda: isinstance(worker.only_connection, HandlerConnection))
