@@ -60,4 +60,4 @@ def _topic(chance: random.Random) -> str:
 def _check(found: dict[LogFilter, list[int]], logs: list[Log]) -> None:
     """Check a sample of the matches against `LogFilter.matches`."""
     for given, places in list(found.items())[:50]:
-        assert places == [place for place, log in enumerate(logs) if given.matches(log)]
+        assert places == [index for index, log in enumerate(logs) if given.matches(log)]

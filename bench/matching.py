@@ -53,12 +53,12 @@ def _block(chance: random.Random, watched: list[bytes]) -> MatchBlock:
     token = chance.randbytes(20)
     return MatchBlock(
         [
-            MatchTransaction(f"0x{place:064x}", place, *pair, 1, 0, b"")
-            for place, pair in enumerate(pairs[:TRANSACTIONS])
+            MatchTransaction(f"0x{index:064x}", index, *pair, 1, 0, b"")
+            for index, pair in enumerate(pairs[:TRANSACTIONS])
         ],
         [
-            Transfer(FUNGIBLE, token, *pair, 1, 0, f"0x{place:064x}", place)
-            for place, pair in enumerate(pairs[TRANSACTIONS:])
+            Transfer(FUNGIBLE, token, *pair, 1, 0, f"0x{index:064x}", index)
+            for index, pair in enumerate(pairs[TRANSACTIONS:])
         ],
     )
 

@@ -110,7 +110,7 @@ class Finder:
         return spec_from_file_location(fullname, file) if file else None
 
 
-def place() -> Path:
+def directory() -> Path:
     """The directory for the compiled form of the current sources."""
     digest = blake2b(SUFFIX.encode(), digest_size=DIGEST_BYTES)
     for source in sorted(glob("**/*.py", root_dir=ROOT, recursive=True)):
@@ -129,7 +129,7 @@ def use() -> None:
     """Import compiled modules from now on, if all of them exist."""
     if SOURCE_ONLY in os.environ or not root().is_dir():
         return
-    finder = Finder(place())
+    finder = Finder(directory())
     if not finder.is_whole():
         return
     sys.meta_path.insert(0, finder)

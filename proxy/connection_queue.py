@@ -12,7 +12,7 @@ import contextlib
 import sys
 from collections.abc import AsyncIterator
 
-from proxy.core.fair_places import FairPlaces
+from proxy.core.fair_permits import FairPermits
 from proxy.core.round_robin import RoundRobin
 
 # The process itself: loops that no request waits for.
@@ -26,11 +26,11 @@ class TooManyWaiting(Exception):
 class ConnectionQueue:
     def __init__(self, size: int, *, per_client: int) -> None:
         self._per_client = per_client
-        self._places = FairPlaces(size, per_client=sys.maxsize)
+        self._permits = FairPermits(size, per_client=sys.maxsize)
         self._waiting: RoundRobin[asyncio.Future[None]] = RoundRobin()
 
     def __repr__(self) -> str:
-        return f"<ConnectionQueue {self._places.free} free, {len(self._places)} held, {len(self._waiting)} waiting>"
+        return f"<ConnectionQueue {self._permits.free} free, {len(self._permits)} held, {len(self._waiting)} waiting>"
 
     @contextlib.asynccontextmanager
     async def turn(self, client: str, *, within_s: float | None = None) -> AsyncIterator[None]:
@@ -55,16 +55,16 @@ class ConnectionQueue:
 
     def leave(self, client: str) -> None:
         """Return a connection, and give turns to clients that wait."""
-        self._places.give_back(client)
+        self._permits.give_back(client)
         self._serve()
 
     def request(self, client: str) -> asyncio.Future[None] | None:
         """Take a connection and return None, or join the client's queue and return the future of its turn."""
         waiting = self._waiting.count_of(client)
-        if client != OWN_WORK and self._places.held_by(client) + waiting >= self._per_client:
+        if client != OWN_WORK and self._permits.held_by(client) + waiting >= self._per_client:
             raise TooManyWaiting
         if not waiting and self._may_hold_one_more(client):
-            self._places.take_anyway(client)
+            self._permits.take_anyway(client)
             return None
         turn = asyncio.get_running_loop().create_future()
         self._waiting.add(client, turn)
@@ -78,12 +78,12 @@ class ConnectionQueue:
         self._waiting.discard(client, turn)
 
     def _may_hold_one_more(self, client: str) -> bool:
-        return self._places.free > 0 if client == OWN_WORK else self._places.has_one_for(client)
+        return self._permits.free > 0 if client == OWN_WORK else self._permits.has_one_for(client)
 
     def _serve(self) -> None:
         while (client := next(filter(self._may_hold_one_more, self._waiting), None)) is not None:
             turn = self._waiting.pop(client)
             if turn.cancelled():  # It timed out, and its task runs next.
                 continue
-            self._places.take_anyway(client)
+            self._permits.take_anyway(client)
             turn.set_result(None)

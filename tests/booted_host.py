@@ -154,11 +154,11 @@ class BootedHost:
 
 
 @contextmanager
-def booted(place: Path, files: Path) -> Iterator[BootedHost]:
-    """Boot a host; `place`: an empty directory; `files`: the host's /mnt. All of its processes end with the host."""
+def booted(directory: Path, files: Path) -> Iterator[BootedHost]:
+    """Boot a host; `directory`: an empty one; `files`: the host's /mnt. All of its processes end with the host."""
     environ = {
         **os.environ,
-        "PLACE": str(place),
+        "PLACE": str(directory),
         "FILES": str(files),
         "CHECKOUT": str(ROOT),
         "ENVIRONMENT": sys.prefix,
@@ -167,7 +167,7 @@ def booted(place: Path, files: Path) -> Iterator[BootedHost]:
         "EMPTIED": " ".join(EMPTIED),
         "MASKED": " ".join(MASKED),
     }
-    log = (place.parent / "boot.log").open("w+")
+    log = (directory.parent / "boot.log").open("w+")
     unshare = [
         "unshare",
         "--mount",

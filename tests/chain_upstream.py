@@ -108,12 +108,12 @@ class Block:
                 "data": "0x" + event.data,
                 "blockNumber": hex(self.number),
                 "blockHash": self.hash,
-                "transactionHash": "0x" + hashlib.sha256(f"{self.hash} {place}".encode()).hexdigest(),
-                "transactionIndex": hex(place),
-                "logIndex": hex(place),
+                "transactionHash": "0x" + hashlib.sha256(f"{self.hash} {index}".encode()).hexdigest(),
+                "transactionIndex": hex(index),
+                "logIndex": hex(index),
                 "removed": False,
             }
-            for place, event in enumerate(self.events)
+            for index, event in enumerate(self.events)
         ]
 
 

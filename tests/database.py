@@ -46,8 +46,8 @@ class Server:
 @asynccontextmanager
 async def running() -> AsyncIterator[Server]:
     """A server in a temporary directory. Its own database has every migration."""
-    with tempfile.TemporaryDirectory(prefix="penstock-") as place:
-        home = Path(place)
+    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        home = Path(directory)
         home.chmod(0o711)  # without user namespaces, root starts the server as another user, who needs access
         (sockets := home / "s").mkdir(mode=0o700)
         await prepared_cluster.copy_to(home / "data")

@@ -61,14 +61,14 @@ class PageBlock:
     # The reason why it does not run, or empty.
     reason: str
 
-    def script(self, place: int) -> str:
+    def script(self, index: int) -> str:
         """The shell commands that run the block or write its file."""
         if self.title:
             return _written(self.title, self.text)
         if self.language == "bash":
             return self.text
         if self.language in PROGRAMS:
-            file = f"block{place}{SUFFIXES[self.language]}"
+            file = f"block{index}{SUFFIXES[self.language]}"
             return _written(file, self.text) + PROGRAMS[self.language].format(file=file)
         return ""
 
@@ -85,7 +85,7 @@ def blocks_of(page: Path) -> list[PageBlock]:
 
 
 def _included(name: str) -> str:
-    return next(place / name for place in INCLUDED if (place / name).exists()).read_text("utf-8")
+    return next(directory / name for directory in INCLUDED if (directory / name).exists()).read_text("utf-8")
 
 
 def _lack_of(program: str) -> str:
@@ -101,7 +101,7 @@ def run_page(page: Path, room: Path, *, environ: Mapping[str, str], replace: Map
     """Run the blocks of a page in a new directory; return the output. Raises if one of them fails."""
     _new_project(room)
     port = free_port()
-    script = "\n".join(block.script(place) for place, block in enumerate(blocks_of(page)) if not block.reason)
+    script = "\n".join(block.script(index) for index, block in enumerate(blocks_of(page)) if not block.reason)
     for name, value in {**replace, "127.0.0.1:3000": f"127.0.0.1:{port}"}.items():
         script = script.replace(name, value)
     whole = {

@@ -71,7 +71,7 @@ def _leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     if isinstance(value, dict):
         return [leaf for name, member in value.items() for leaf in _leaves(member, (*path, name))]
     if isinstance(value, list):
-        return [path, *(leaf for place, member in enumerate(value) for leaf in _leaves(member, (*path, place)))]
+        return [path, *(leaf for index, member in enumerate(value) for leaf in _leaves(member, (*path, index)))]
     return [path]
 
 
@@ -99,10 +99,10 @@ def _replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 def _other(value: Any, rng: random.Random) -> Any:
     if isinstance(value, list):
-        place = rng.randrange(len(value))
-        return value[:place] + value[place + 1 :] if rng.random() < 0.5 else [*value, value[place]]
+        index = rng.randrange(len(value))
+        return value[:index] + value[index + 1 :] if rng.random() < 0.5 else [*value, value[index]]
     if not isinstance(value, str):
         return value + 1
-    place = rng.randrange(min(2, len(value) - 1), len(value))
-    digit = rng.choice([each for each in "123456789abcdef" if each != value[place].lower()])
-    return value[:place] + digit + value[place + 1 :]
+    index = rng.randrange(min(2, len(value) - 1), len(value))
+    digit = rng.choice([each for each in "123456789abcdef" if each != value[index].lower()])
+    return value[:index] + digit + value[index + 1 :]

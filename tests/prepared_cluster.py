@@ -24,9 +24,9 @@ SETTINGS = {"fsync": "off", "max_wal_size": "'128MB'"}
 
 def begin() -> None:
     """For the process that starts the others."""
-    place = tempfile.mkdtemp(prefix="prepared-cluster-")
-    os.chmod(place, 0o711)  # without user namespaces, root starts the server as another user, who needs access
-    os.environ[PLACE] = place
+    directory = tempfile.mkdtemp(prefix="prepared-cluster-")
+    os.chmod(directory, 0o711)  # without user namespaces, root starts the server as another user, who needs access
+    os.environ[PLACE] = directory
 
 
 def end() -> None:
@@ -44,10 +44,10 @@ async def copy_to(directory: Path) -> None:
     await asyncio.to_thread(subprocess.run, ["cp", "-a", str(found), str(directory)], check=True)
 
 
-async def _prepared(place: Path) -> Path:
+async def _prepared(directory: Path) -> Path:
     """The cluster, made by the first process that needs it."""
-    found = place / "cluster"
-    with (place / "lock").open("a") as lock:
+    found = directory / "cluster"
+    with (directory / "lock").open("a") as lock:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
         if not found.exists():
             await _make(found)

@@ -105,6 +105,6 @@ async def real_harness(
 
 
 @contextmanager
-def real_nodes(kind: str, count: int, place: Path, *geth_options: str) -> Iterator[list[RealNode]]:
-    with hardhat_nodes(count) if kind == "hardhat" else geth_nodes(count, place, *geth_options) as nodes:
+def real_nodes(kind: str, count: int, directory: Path, *geth_options: str) -> Iterator[list[RealNode]]:
+    with hardhat_nodes(count) if kind == "hardhat" else geth_nodes(count, directory, *geth_options) as nodes:
         yield nodes

@@ -113,7 +113,9 @@ class RealNode(ABC):
     async def follow(self, branch: Branch) -> None:
         """Go back to the last common block, then on to the end of the branch."""
         pairs = enumerate(zip(self.branch, branch, strict=False))
-        common = next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(self.branch), len(branch)))
+        common = next(
+            (height for height, (ours, theirs) in pairs if ours != theirs), min(len(self.branch), len(branch))
+        )
         if common < len(self.branch):
             await self.set_back(common)
         for number in range(common + 1, len(branch) + 1):
@@ -229,25 +231,25 @@ _OPTIONS = (
 
 
 @contextmanager
-def geth_nodes(count: int, place: Path, *options: str) -> Iterator[list[RealNode]]:
-    """Nodes with the same first block, each with its own files in `place`."""
+def geth_nodes(count: int, directory: Path, *options: str) -> Iterator[list[RealNode]]:
+    """Nodes with the same first block, each with its own files in `directory`."""
     geth = require_geth()
     with ExitStack() as stack:
-        yield [stack.enter_context(_geth_node(geth, place / f"geth-{n}", options)) for n in range(count)]
+        yield [stack.enter_context(_geth_node(geth, directory / f"geth-{n}", options)) for n in range(count)]
 
 
 @contextmanager
-def _geth_node(geth: Path, place: Path, options: Sequence[str]) -> Iterator[RealNode]:
-    place.mkdir(parents=True)
-    (place / "genesis.json").write_text(json.dumps(_FIRST_BLOCK))
-    files = ("--datadir", str(place))
-    subprocess.run([geth, "init", *files, str(place / "genesis.json")], check=True, capture_output=True)
+def _geth_node(geth: Path, directory: Path, options: Sequence[str]) -> Iterator[RealNode]:
+    directory.mkdir(parents=True)
+    (directory / "genesis.json").write_text(json.dumps(_FIRST_BLOCK))
+    files = ("--datadir", str(directory))
+    subprocess.run([geth, "init", *files, str(directory / "genesis.json")], check=True, capture_output=True)
     port = str(free_port())
     argv: list[str | Path] = [geth, *files, *_OPTIONS, "--http.port", port, "--ws.port", port, *options]
-    with (place / "log").open("wb") as log:
+    with (directory / "log").open("wb") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log, preexec_fn=lambda: die_with_parent(signal.SIGTERM))
     try:
-        _wait_for(int(port), process, place / "log")
+        _wait_for(int(port), process, directory / "log")
         yield GethNode(int(port))
     finally:
         process.terminate()

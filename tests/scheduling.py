@@ -134,8 +134,8 @@ LONG = (
     "tests/web/test_front_framing.py",
 )
 _UNITS = {file: files[0] for files in TOGETHER for file in files}
-_PLACES = {file: place for place, file in enumerate(LONG)}
-_PLACES_IN_UNITS = {file: place for files in TOGETHER for place, file in enumerate(files)}
+_PLACES = {file: index for index, file in enumerate(LONG)}
+_PLACES_IN_UNITS = {file: index for files in TOGETHER for index, file in enumerate(files)}
 
 
 def place_of(file: Path) -> tuple[int, int]:

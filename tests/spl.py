@@ -111,5 +111,5 @@ class Bank:
         """Set an account of the metadata program, padded like the program's own."""
         body = bytes((4,)) + bytes(PAYER.pubkey()) + bytes(about or mint)
         body += text(name.ljust(32, "\0")) + text(symbol.ljust(10, "\0")) + text("".ljust(200, "\0")) + bytes(300)
-        place, _ = Pubkey.find_program_address([b"metadata", bytes(METADATA), bytes(mint)], METADATA)
-        self.machine.set_account(place, Account(10**7, body, METADATA))
+        account, _ = Pubkey.find_program_address([b"metadata", bytes(METADATA), bytes(mint)], METADATA)
+        self.machine.set_account(account, Account(10**7, body, METADATA))

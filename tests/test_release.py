@@ -19,29 +19,33 @@ from tests.service import ROOT
 VERSION = "7.8.9"
 
 
-def git(place: Path, *words: str) -> str:
+def git(directory: Path, *words: str) -> str:
     named = ("-c", "user.name=Test", "-c", "user.email=test@example.com")
-    return subprocess.run(["git", *named, *words], cwd=place, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *named, *words], cwd=directory, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
     """The last commit, with this checkout's script and changelog, and an entry in that."""
-    place = tmp_path / "clone"
-    git(ROOT, "clone", "--quiet", "--depth", "1", "--no-tags", f"file://{ROOT}", str(place))
-    git(place, "config", "user.name", "Test")
-    git(place, "config", "user.email", "test@example.com")
-    (place / "deploy" / "release").mkdir(exist_ok=True)
+    directory = tmp_path / "clone"
+    git(ROOT, "clone", "--quiet", "--depth", "1", "--no-tags", f"file://{ROOT}", str(directory))
+    git(directory, "config", "user.name", "Test")
+    git(directory, "config", "user.email", "test@example.com")
+    (directory / "deploy" / "release").mkdir(exist_ok=True)
     for name in ("release.py", "wheels.py"):
-        (place / "deploy" / "release" / name).write_text((ROOT / "deploy" / "release" / name).read_text())
-    (place / "proxy" / "commands" / "progress.py").write_text((ROOT / "proxy" / "commands" / "progress.py").read_text())
-    changelog = place / "CHANGELOG.md"
+        (directory / "deploy" / "release" / name).write_text((ROOT / "deploy" / "release" / name).read_text())
+    (directory / "proxy" / "commands" / "progress.py").write_text(
+        (ROOT / "proxy" / "commands" / "progress.py").read_text()
+    )
+    changelog = directory / "CHANGELOG.md"
     changelog.write_text(
         "# Changelog\n\n## [Unreleased]\n\nSoon.\n\n### Added\n\n- A thing.\n\n## [0.1.0] - 2020-01-01\n\n- Old.\n"
     )
-    git(place, "add", "--all")
-    git(place, "commit", "--quiet", "--message", "Prepare")
-    return place
+    git(directory, "add", "--all")
+    git(directory, "commit", "--quiet", "--message", "Prepare")
+    return directory
 
 
 def released(clone: Path, *words: str, version: str = VERSION) -> subprocess.CompletedProcess[str]:

@@ -110,9 +110,9 @@ class FleetOnOneMachine:
         text = shared_settings(database=self.database.url, sentinel=watchers[2], upstream=upstream)
         (self._home / "shared.toml").write_text(text)
         services = [
-            service(self._home, kind, place + 1, port=ports.pop(), metrics_port=ports.pop())
+            service(self._home, kind, index + 1, port=ports.pop(), metrics_port=ports.pop())
             for kind, count in self._counts.items()
-            for place in range(count)
+            for index in range(count)
         ]
         gateways = [part for part in services if part.kind == "gateway"]
         return [*valkeys(self._home, watchers), *services, balancer(self._home, self.port, gateways)]
@@ -164,10 +164,10 @@ class FleetOnOneMachine:
     async def table(self) -> list[str]:
         rows = [_row("part", "state", "pid", "does")]
         rows += [_row(part.name, part.runs, part.pid, await self._does(part)) for part in self.parts]
-        for place, server in enumerate(self.database.servers):
-            role = "primary" if place == self.database.primary else "standby"
+        for index, server in enumerate(self.database.servers):
+            role = "primary" if index == self.database.primary else "standby"
             process = server.child.process
-            rows.append(_row(f"postgres{place + 1}", self.database.runs(place), process.pid if process else 0, role))
+            rows.append(_row(f"postgres{index + 1}", self.database.runs(index), process.pid if process else 0, role))
         calls = f"{self.ledger.answered} calls, {self.ledger.failed} failed"
         return [*rows, f"{self.elapsed_s:.0f} s, block {self.chain.head}, {calls}"]
 

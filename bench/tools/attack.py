@@ -97,7 +97,7 @@ def json_call(method: str, *params: object) -> bytes:
 
 
 def largest_filter() -> dict[str, object]:
-    topics = [[f"0x{number:064x}" for number in range(place * 1000, place * 1000 + 1000)] for place in range(4)]
+    topics = [[f"0x{number:064x}" for number in range(index * 1000, index * 1000 + 1000)] for index in range(4)]
     return {"address": [address(number) for number in range(1000)], "topics": topics}
 
 

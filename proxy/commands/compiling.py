@@ -32,14 +32,14 @@ def register(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    place = compiled.place()
-    if not _is_usable(place):
+    directory = compiled.directory()
+    if not _is_usable(directory):
         if faults := [*missing()]:
             raise StartError([f"the hot path was not compiled and runs from its sources: {fault}" for fault in faults])
         print("compiling the hot path, which takes one to three minutes ...", flush=True)
         try:
             with ticking(lambda: "compiling"):
-                _compile(place)
+                _compile(directory)
         except OSError as exc:
             raise StartError([f"the hot path was not compiled and runs from its sources: {exc}"]) from None
     print("the hot path is compiled")
@@ -57,10 +57,10 @@ def missing() -> Iterator[str]:
         yield "compiling needs Python's headers: on Debian, run apt-get install python3-dev"
 
 
-def _compile(place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=place.parent) as directory:
-        work, built = Path(directory, "work"), Path(directory, "built")
+def _compile(directory: Path) -> None:
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as temporary:
+        work, built = Path(temporary, "work"), Path(temporary, "built")
         _translate(work)
         built.mkdir(mode=0o755)
         for file in work.rglob(f"*{compiled.SUFFIX}"):
@@ -69,12 +69,14 @@ def _compile(place: Path) -> None:
         _try(built)
         _sync(built)
         # Remove a build that cannot be used, and old builds of other sources, each by one rename.
-        for other in place.parent.iterdir():
+        for other in directory.parent.iterdir():
             with contextlib.suppress(FileNotFoundError):
-                if other.stat().st_mtime < time.time() - MAX_AGE_S or (other == place and not _is_usable(place)):
-                    other.rename(Path(directory, other.name))
-        if not place.exists():  # Otherwise another process has made the same build meanwhile.
-            built.rename(place)
+                if other.stat().st_mtime < time.time() - MAX_AGE_S or (
+                    other == directory and not _is_usable(directory)
+                ):
+                    other.rename(Path(temporary, other.name))
+        if not directory.exists():  # Otherwise another process has made the same build meanwhile.
+            built.rename(directory)
 
 
 def _translate(work: Path) -> None:

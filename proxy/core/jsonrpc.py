@@ -217,7 +217,7 @@ def _member_fault(members: _Members, exc: Exception) -> str:
 
 # Writing
 
-HEAD = b'{"jsonrpc":"2.0","id":'
+ENVELOPE_START = b'{"jsonrpc":"2.0","id":'
 
 
 def request_tail(method: str) -> bytes:
@@ -226,16 +226,16 @@ def request_tail(method: str) -> bytes:
 
 
 def result_reply(id: bytes, result: bytes | msgspec.Raw) -> bytes:  # noqa: A002
-    return b"".join((HEAD, id, b',"result":', result, b"}"))
+    return b"".join((ENVELOPE_START, id, b',"result":', result, b"}"))
 
 
 def result_start(id: bytes) -> bytes:  # noqa: A002
     """The start of a reply with a result."""
-    return b'%b%b,"result":' % (HEAD, id)
+    return b'%b%b,"result":' % (ENVELOPE_START, id)
 
 
 def error_reply(id: bytes, error: bytes) -> bytes:  # noqa: A002
-    return b"".join((HEAD, id or NULL, b',"error":', error, b"}"))
+    return b"".join((ENVELOPE_START, id or NULL, b',"error":', error, b"}"))
 
 
 def error(code: int, message: str, data: Any = None) -> bytes:

@@ -197,16 +197,16 @@ class WalletService:
         )
 
     async def _find_deployment(self, network: Network, wallet: Wallet) -> Deployment | None:
-        place = await self._find_event(network, wallet)
-        if place is None:
+        position = await self._find_event(network, wallet)
+        if position is None:
             return None
-        block = await self._call(network, "eth_getBlockByNumber", hex(place.block), False)
+        block = await self._call(network, "eth_getBlockByNumber", hex(position.block), False)
         seconds = int(block["timestamp"], 16) if isinstance(block, dict) and "timestamp" in block else None
         at = None if seconds is None else datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-        return Deployment(wallet.address, place.transaction, place.block, place.block_hash, at)
+        return Deployment(wallet.address, position.transaction, position.block, position.block_hash, at)
 
-    async def _find_event(self, network: Network, wallet: Wallet) -> operations.LogPlace | None:
-        """The place of the wallet's initialisation event: in the recorded block, else among the newest blocks, else in the
+    async def _find_event(self, network: Network, wallet: Wallet) -> operations.LogPosition | None:
+        """The position of the wallet's initialisation event: in the recorded block, else among the newest blocks, else in the
         first block that has the wallet's code."""
         head = int(await self._internal_calls.call(network, "eth_blockNumber", fresh=True), 16)
         at = wallet.deploy_block
@@ -217,7 +217,9 @@ class WalletService:
         first = await self._first_block(network, wallet, head)
         return None if first is None else await self._first_event(network, wallet, first, first)
 
-    async def _first_event(self, network: Network, wallet: Wallet, first: int, last: int) -> operations.LogPlace | None:
+    async def _first_event(
+        self, network: Network, wallet: Wallet, first: int, last: int
+    ) -> operations.LogPosition | None:
         log_filter = {
             "address": _text(wallet.address),
             "topics": [operations.INITIALIZED],
@@ -225,8 +227,8 @@ class WalletService:
             "toBlock": hex(last),
         }
         logs = operations.read_logs(await self._call(network, "eth_getLogs", log_filter))
-        places = [place for log in logs if (place := operations.born(log)) is not None]
-        return places[0] if places else None
+        positions = [position for log in logs if (position := operations.born(log)) is not None]
+        return positions[0] if positions else None
 
     async def _first_block(self, network: Network, wallet: Wallet, head: int) -> int | None:
         """The first block with the wallet's code, by bisection; None if no upstream has state that old."""
@@ -253,8 +255,8 @@ class DeploymentSink:
         for piece in found:
             # In a range only the time of the last block is known: a later read adds the others.
             at = None if piece.header is None else datetime.datetime.fromtimestamp(piece.time, datetime.UTC)
-            places = (place for log in piece.logs if (place := operations.born(log)) is not None)
-            deployed += [Deployment(p.contract, p.transaction, p.block, p.block_hash, at) for p in places]
+            positions = (position for log in piece.logs if (position := operations.born(log)) is not None)
+            deployed += [Deployment(p.contract, p.transaction, p.block, p.block_hash, at) for p in positions]
         born = [deployment.address for deployment in deployed]
         await store_room.keep_only(connection, network.id, born, blocks=(found[0].first, found[-1].last))
         if deployed:

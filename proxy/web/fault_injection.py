@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from proxy.core.directives import Directives
-from proxy.core.fair_places import FairPlaces
+from proxy.core.fair_permits import FairPermits
 from proxy.core.fault_plans import FaultPlan
 from proxy.errors import Fault, RateLimited, Unavailable, UpstreamTimeout, of_status
 from proxy.web.front.connection_limiter import ConnectionLimiter
@@ -42,7 +42,7 @@ class FaultInjection:
 
     def __init__(self, limiter: ConnectionLimiter) -> None:
         self._limiter = limiter
-        self._delayed = FairPlaces(MOST_DELAYED, per_client=MOST_OF_ACCOUNT)
+        self._delayed = FairPermits(MOST_DELAYED, per_client=MOST_OF_ACCOUNT)
 
     def __repr__(self) -> str:
         return f"<FaultInjection {len(self._delayed)} delayed requests>"

@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable
 from typing import Final
 
-from proxy.core.jsonrpc import HEAD
+from proxy.core.jsonrpc import ENVELOPE_START
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.turn_queue import TurnQueue
 from proxy.wire.address import CONNECT_TIMEOUT_S, UpstreamAddress, detail_of, reason_of
@@ -44,7 +44,7 @@ _IDS: Final = [b"%d" % number for number in range(_FIRST_ID, _FIRST_ID + 256)]
 
 def _length(size: int) -> bytes:
     """The end of a request's headers and the start of its body, for a method and params of this size."""
-    return b"%d\r\n\r\n%b" % (size + len(HEAD) + 3 + 1, HEAD)
+    return b"%d\r\n\r\n%b" % (size + len(ENVELOPE_START) + 3 + 1, ENVELOPE_START)
 
 
 _LENGTHS: Final = [_length(size) for size in range(1024)]

@@ -110,7 +110,7 @@ class UpstreamStream:
         call_id = b"%d" % next(self._ids)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._pending[call_id] = (answer, on_notification)
-        body = b"".join((jsonrpc.HEAD, call_id, jsonrpc.request_tail(method), params, b"}"))
+        body = b"".join((jsonrpc.ENVELOPE_START, call_id, jsonrpc.request_tail(method), params, b"}"))
         try:
             async with asyncio.timeout(REPLY_S):
                 self._client.send(call_id, body)

@@ -108,10 +108,10 @@ def test_results_of_many_calls_are_read(results: list[tuple[bool, bytes]]) -> No
 @given(RESULTS, st.data())
 def test_results_that_are_cut_or_changed_never_raise(results: list[tuple[bool, bytes]], draw: st.DataObject) -> None:
     data = bytearray(encoded(["(bool,bytes)[]"], results))
-    place = draw.draw(st.integers(0, len(data) - 1))
-    data[place] ^= draw.draw(st.integers(1, 255))
+    index = draw.draw(st.integers(0, len(data) - 1))
+    data[index] ^= draw.draw(st.integers(1, 255))
     abi.aggregated(bytes(data), len(results))
-    abi.aggregated(bytes(data[:place]), len(results))
+    abi.aggregated(bytes(data[:index]), len(results))
 
 
 def test_results_that_all_claim_the_same_bytes_are_refused() -> None:

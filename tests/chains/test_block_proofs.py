@@ -36,15 +36,15 @@ def deposit() -> dict[str, Any]:
     return {**parties, "type": "0x7e", "mint": "0x5", "value": "0x5", "gas": "0x5208", "input": "0x"}
 
 
-def log_of(place: dict[str, Any]) -> dict[str, Any]:
-    return {**place, "address": OTHER, "topics": ["0x" + "44" * 32], "data": "0xabcd", "logIndex": "0x0"}
+def log_of(position: dict[str, Any]) -> dict[str, Any]:
+    return {**position, "address": OTHER, "topics": ["0x" + "44" * 32], "data": "0xabcd", "logIndex": "0x0"}
 
 
 def mined(transaction: dict[str, Any], **header: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A block with this transaction, and its receipt."""
     encoded = block_proofs.encode_transaction(transaction)
-    place = {"blockNumber": "0x10", "transactionIndex": "0x0"}
-    own = {**place, "transactionHash": hash_of(encoded), "blockHash": ""}
+    position = {"blockNumber": "0x10", "transactionIndex": "0x0"}
+    own = {**position, "transactionHash": hash_of(encoded), "blockHash": ""}
     outcome = {"status": "0x1", "cumulativeGasUsed": "0x5208", "gasUsed": "0x5208", "logsBloom": BLOOM}
     receipt = {**own, **outcome, "type": transaction["type"], "from": transaction["from"], "to": transaction["to"]}
     receipt |= {"logs": [log_of(own)], "contractAddress": None}
@@ -61,7 +61,7 @@ def mined(transaction: dict[str, Any], **header: str) -> tuple[dict[str, Any], d
         "receiptsRoot": "0x" + block_proofs.root_of([block_proofs.encode_receipt(receipt)]).hex(),
     }
     block["hash"] = hash_of(rlp.encode([block_proofs._field(block, name) for name in block_proofs._header_of(block)]))
-    block["transactions"] = [{**transaction, **place, "blockHash": block["hash"], "hash": hash_of(encoded)}]
+    block["transactions"] = [{**transaction, **position, "blockHash": block["hash"], "hash": hash_of(encoded)}]
     for each in (receipt, *receipt["logs"]):
         each["blockHash"] = block["hash"]
     return block, receipt

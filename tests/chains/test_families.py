@@ -47,14 +47,14 @@ def test_dangerous_or_unknown_method_does_not_exist(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "place"),
+    ("method", "index"),
     [
         *(("eth_getBlockByNumber", 0), ("trace_block", 0), ("eth_getBalance", 1), ("eth_call", 1)),
         *(("eth_getStorageAt", 2), ("eth_getProof", 2), ("eth_blockNumber", None), ("eth_getBlockByHash", None)),
     ],
 )
-def test_block_parameter_stands_where_the_execution_api_has_it(method: str, place: int | None) -> None:
-    assert METHODS["evm"][method].block_at == place
+def test_block_parameter_stands_where_the_execution_api_has_it(method: str, index: int | None) -> None:
+    assert METHODS["evm"][method].block_at == index
 
 
 def test_tables_are_keyed_by_their_own_names() -> None:

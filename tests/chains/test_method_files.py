@@ -107,7 +107,7 @@ async def test_accounts_are_always_empty_and_never_those_of_an_upstream() -> Non
         for _ in range(2):
             assert await harness.result("eth_accounts") == []
         batch = (await harness.batch(("eth_accounts", []), ("eth_gasPrice", []), ("eth_accounts", []))).json
-        assert [batch[place]["result"] for place in (0, 2)] == [[], []]
+        assert [batch[index]["result"] for index in (0, 2)] == [[], []]
         assert harness.count("eth_accounts") == 0
 
 

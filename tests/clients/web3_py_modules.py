@@ -325,8 +325,8 @@ def _last_line(report: pytest.TestReport) -> str:
 
 def main() -> None:
     outcomes = Outcomes()
-    place = ["-c", os.devnull, "--rootdir", os.path.dirname(__file__), "-p", "no:cacheprovider"]
-    given = [*place, "-q", "-W", "ignore", "--tb=short", "--timeout", str(TEST_S)]
+    options = ["-c", os.devnull, "--rootdir", os.path.dirname(__file__), "-p", "no:cacheprovider"]
+    given = [*options, "-q", "-W", "ignore", "--tb=short", "--timeout", str(TEST_S)]
     # The warnings of these tests are not ours to mend.
     warnings.simplefilter("ignore")
     with contextlib.redirect_stdout(sys.stderr):

@@ -50,9 +50,9 @@ def passages() -> Iterator[Passage]:
 def files() -> list[Path]:
     """Python files of the three packages; Markdown and configuration files everywhere."""
     found: list[Path] = []
-    for place, rooms, names in os.walk(ROOT):
+    for path, rooms, names in os.walk(ROOT):
         rooms[:] = {*rooms} - SKIPPED
-        directory = Path(place).relative_to(ROOT)
+        directory = Path(path).relative_to(ROOT)
         found += [ROOT / directory / name for name in names if _is_ours(directory / name)]
     return sorted(found)
 
@@ -96,14 +96,14 @@ def _joined(comments: list[tuple[int, int, str]]) -> Iterator[tuple[int, str]]:
     """Comments on consecutive lines of one column are one passage."""
     block: list[str] = []
     first = last = column = -1
-    for line, place, words in comments:
-        if block and not (line == last + 1 and place == column):
+    for line, indent, words in comments:
+        if block and not (line == last + 1 and indent == column):
             yield first, "\n".join(block)
             block = []
         if not block:
             first = line
         block.append(words.lstrip("#! "))
-        last, column = line, place
+        last, column = line, indent
     if block:
         yield first, "\n".join(block)
 

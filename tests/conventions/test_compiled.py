@@ -62,7 +62,7 @@ def test_no_plain_class_has_a_compiled_base() -> None:
 
 
 def test_what_was_compiled_of_these_sources_is_in_use() -> None:
-    is_there = compiled.Finder(compiled.place()).is_whole()
+    is_there = compiled.Finder(compiled.directory()).is_whole()
     assert compiled.in_use() is (is_there and compiled.SOURCE_ONLY not in os.environ)
 
 
@@ -71,16 +71,16 @@ def test_compiled_modules_are_the_ones_that_run() -> None:
     assert {file.endswith(compiled.SUFFIX) for file in files.values()} == {compiled.in_use()}, files
 
 
-def test_place_is_another_after_any_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_is_another_after_any_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "ROOT", tmp_path)
     (tmp_path / "a.py").write_text("x = 1")
     (tmp_path / "b.py").write_text("")
-    places = [compiled.place()]
+    directories = [compiled.directory()]
     (tmp_path / "a.py").write_text("x = 2")
-    places.append(compiled.place())
+    directories.append(compiled.directory())
     (tmp_path / "a.py").rename(tmp_path / "c.py")
-    places.append(compiled.place())
-    assert len(set(places)) == 3
+    directories.append(compiled.directory())
+    assert len(set(directories)) == 3
 
 
 def test_compiled_form_of_a_wheel_is_beside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_what_cannot_be_loaded_is_not_used(library: str, module: str, tmp_path: 
         "import pathlib, sys; from proxy import compiled; place = pathlib.Path(sys.argv[1]); "
         "[place.joinpath(name + compiled.SUFFIX).write_text(sys.argv[3]) for name in compiled.MODULES]; "
         "place.joinpath('it__mypyc' + compiled.SUFFIX).write_text(sys.argv[2]); "
-        "compiled.root = compiled.place = lambda: place; compiled.use(); "
+        "compiled.root = compiled.directory = lambda: place; compiled.use(); "
         "import proxy.wire.http1 as it; print(it.__file__)"
     )
     environ = {name: value for name, value in os.environ.items() if name != compiled.SOURCE_ONLY}
@@ -146,13 +146,13 @@ def test_without_a_compiler_the_sources_run_and_say_so(compiler: str, tmp_path: 
 def test_what_is_compiled_stands_under_its_mark_and_nothing_beside_it(tmp_path: Path) -> None:
     done = compile_small(tmp_path)
     assert done.returncode == 0, done.stderr
-    (place,) = tmp_path.iterdir()
-    assert place.name == compiled.place().name
-    assert compiled.Finder(place).files.keys() > set(SMALL)
+    (directory,) = tmp_path.iterdir()
+    assert directory.name == compiled.directory().name
+    assert compiled.Finder(directory).files.keys() > set(SMALL)
     assert "compiling" not in compile_small(tmp_path).stdout
     # A crash of the machine has left an empty file: it is compiled again.
-    library = next(file for name, file in compiled.Finder(place).files.items() if name not in SMALL)
+    library = next(file for name, file in compiled.Finder(directory).files.items() if name not in SMALL)
     library.write_bytes(b"")
     assert "compiling" in compile_small(tmp_path).stdout
-    assert [*tmp_path.iterdir()] == [place]
+    assert [*tmp_path.iterdir()] == [directory]
     assert library.stat().st_size

@@ -1,7 +1,7 @@
 """Nothing is shared without an owner: every container, queue, lock, pool and cache is keyed by account with a fair share, or
 belongs to one client, or is listed with the reason why one account cannot fill it.
 
-A new one fails this test. Give each account its share (`core/fair_places.py`, `connection_queue.py`, `turn_queue.py`,
+A new one fails this test. Give each account its share (`core/fair_permits.py`, `connection_queue.py`, `turn_queue.py`,
 `memory_budget.py`), and add a line here; or add the reason why it needs none. `path:Class` stands for all attributes of a
 class.
 """
@@ -16,7 +16,7 @@ BY_ACCOUNT = {
     "core/batch_sizes:BatchSizes._smaller": "one entry for each client, 10,000 clients",
     "core/caching:OwnedBytes": "bytes by account, in 256 places",
     "core/caching:ReplyCache": "the account that has most loses its replies first",
-    "core/fair_places:FairPlaces": "a client holds no more places than are free",
+    "core/fair_permits:FairPermits": "a client holds no more permits than are free",
     "core/delivery_concurrency:Lanes": "an account has its own window at each receiver, and leaves places to others",
     "core/delivery_concurrency:PlaceTally": "one count for each kind of lane",
     "core/retry_budget:RetryBudget": "retries of each client, 10,000 clients",

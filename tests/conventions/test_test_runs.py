@@ -66,11 +66,23 @@ def pytest_runtest_teardown():
 """
 
 
-def run(place: Path, *words: str, **files: str) -> subprocess.CompletedProcess[str]:
+def run(directory: Path, *words: str, **files: str) -> subprocess.CompletedProcess[str]:
     """Run pytest over these files in a directory of their own."""
     for name, text in {"conftest": CONFTEST, **files}.items():
-        (place / f"{name}.py").write_text(text)
-    argv = [sys.executable, "-m", "pytest", "-q", "-rs", "--rootdir", str(place), "-c", "/dev/null", *words, str(place)]
+        (directory / f"{name}.py").write_text(text)
+    argv = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rs",
+        "--rootdir",
+        str(directory),
+        "-c",
+        "/dev/null",
+        *words,
+        str(directory),
+    ]
     environ = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # they take a second to load
     return subprocess.run(argv, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=60, check=False)
 

@@ -49,23 +49,23 @@ def test_extreme_entropy_gives_a_key_of_full_length(entropy: bytes) -> None:
 
 
 def test_every_single_character_typo_is_refused() -> None:
-    for place, right in enumerate(EXAMPLE):
+    for index, right in enumerate(EXAMPLE):
         for wrong in BASE62 + "_-. é":
             if wrong != right:
-                assert not access.is_well_formed(EXAMPLE[:place] + wrong + EXAMPLE[place + 1 :])
+                assert not access.is_well_formed(EXAMPLE[:index] + wrong + EXAMPLE[index + 1 :])
 
 
 def test_every_swap_of_neighbours_is_refused() -> None:
-    for place in range(len(EXAMPLE) - 1):
-        left, right = EXAMPLE[place], EXAMPLE[place + 1]
+    for index in range(len(EXAMPLE) - 1):
+        left, right = EXAMPLE[index], EXAMPLE[index + 1]
         if left != right:
-            assert not access.is_well_formed(EXAMPLE[:place] + right + left + EXAMPLE[place + 2 :])
+            assert not access.is_well_formed(EXAMPLE[:index] + right + left + EXAMPLE[index + 2 :])
 
 
 def test_every_lost_or_doubled_character_is_refused() -> None:
-    for place in range(len(EXAMPLE)):
-        assert not access.is_well_formed(EXAMPLE[:place] + EXAMPLE[place + 1 :])
-        assert not access.is_well_formed(EXAMPLE[:place] + EXAMPLE[place] + EXAMPLE[place:])
+    for index in range(len(EXAMPLE)):
+        assert not access.is_well_formed(EXAMPLE[:index] + EXAMPLE[index + 1 :])
+        assert not access.is_well_formed(EXAMPLE[:index] + EXAMPLE[index] + EXAMPLE[index:])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_cost_of_one_is_the_inverse_of_the_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("address", "place"),
+    ("address", "prefix"),
     [
         ("192.0.2.1", "192.0.2.1"),
         ("::ffff:192.0.2.1", "192.0.2.1"),
@@ -175,5 +175,5 @@ def test_cost_of_one_is_the_inverse_of_the_rate() -> None:
         ("", ""),
     ],
 )
-def test_clients_of_one_ipv6_network_are_counted_together(address: str, place: str) -> None:
-    assert access.client_prefix_of(address) == place
+def test_clients_of_one_ipv6_network_are_counted_together(address: str, prefix: str) -> None:
+    assert access.client_prefix_of(address) == prefix

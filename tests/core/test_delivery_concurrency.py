@@ -275,8 +275,8 @@ def test_lanes_used_least_recently_are_forgotten_in_the_end() -> None:
     lanes = Lanes(total=20, each=6)
     lanes.begin("kept", "kept")
     run(lanes, "used", 2)
-    for place in range(25_000):
-        rooms(lanes, alone([str(place), "used"]))
+    for index in range(25_000):
+        rooms(lanes, alone([str(index), "used"]))
     assert len(lanes._lanes) <= 10_002
     assert len(lanes._accounts) <= 10_002
     assert len(lanes._receivers) <= 10_002

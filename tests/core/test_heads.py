@@ -30,8 +30,8 @@ class Chain:
         """`operators`: one letter for each upstream. Without it, each has its own."""
         self.heads = NetworkHead(block_time_s=BLOCK_S, finality_blocks=64, behind_blocks=BEHIND)
         self.members = tuple(
-            UpstreamHealth(f"up{place}", index=place, operator=operators[place : place + 1])
-            for place in range(len(heads))
+            UpstreamHealth(f"up{index}", index=index, operator=operators[index : index + 1])
+            for index in range(len(heads))
         )
         self.now = 1000.0
         self.said = ""

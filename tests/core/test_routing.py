@@ -27,7 +27,7 @@ METHOD = "eth_call"
 
 
 def healths(*options: dict[str, Any]) -> list[UpstreamHealth]:
-    return [UpstreamHealth(f"up{place}", index=place, **each) for place, each in enumerate(options)]
+    return [UpstreamHealth(f"up{index}", index=index, **each) for index, each in enumerate(options)]
 
 
 def group(*options: dict[str, Any]) -> UpstreamGroup:
@@ -65,8 +65,8 @@ def test_equal_upstreams_share_the_calls_equally() -> None:
 @pytest.mark.parametrize(("weights", "shares"), [((3.0, 1.0), (0.75, 0.25)), ((1.0, 2.0, 1.0), (0.25, 0.5, 0.25))])
 def test_upstreams_that_are_equally_fast_share_by_weight(weights: tuple[float, ...], shares: tuple[float, ...]) -> None:
     counts = chosen(group(*({"weight": weight} for weight in weights)), 4000)
-    for place, share in enumerate(shares):
-        assert counts[f"up{place}"] / 4000 == pytest.approx(share, abs=0.03)
+    for index, share in enumerate(shares):
+        assert counts[f"up{index}"] / 4000 == pytest.approx(share, abs=0.03)
 
 
 def test_calls_under_way_settle_by_weight_too() -> None:

@@ -156,11 +156,11 @@ def operation_requests(operation: ApiOperation, seeds: Seeds) -> Iterator[Reques
 def _filled(path: str, parameters: Sequence[Mapping[str, Any]], seeds: Seeds) -> str:
     examples = {each["name"]: each.get("example") or INPUTS.sample(each["schema"]) for each in parameters}
     segments = path.split("/")
-    for place, segment in enumerate(segments):
+    for index, segment in enumerate(segments):
         if segment.startswith("{"):
             name = segment[1:-1]
-            found = seeds.get(name) or seeds.get(segments[place - 1])
-            segments[place] = found or quote(str(examples[name]), safe="%")
+            found = seeds.get(name) or seeds.get(segments[index - 1])
+            segments[index] = found or quote(str(examples[name]), safe="%")
     return "/".join(segments)
 
 

@@ -233,7 +233,7 @@ def log_filter(addresses: int = MOST_LOG_ADDRESSES, topics: int = 1000) -> dict[
     """The largest filter of logs."""
     return {
         "address": [address(number) for number in range(addresses)],
-        "topics": [[topic(place * topics + number) for number in range(topics)] for place in range(4)],
+        "topics": [[topic(index * topics + number) for number in range(topics)] for index in range(4)],
     }
 
 

@@ -261,8 +261,8 @@ async def test_operator_learns_how_to_release_the_address_of_a_member(service: D
     person = (await member_of(service, owner)).account["person"]
     release = f"remove-member {owner.account['id']} {person['id']}"
     assert release in (await operator.post("/admin/accounts", {"name": "a", "email": person["email"]})).fault(400)
-    place = f"/admin/accounts/{other.account['id']}"
-    assert release in (await operator.request("PATCH", place, {"email": person["email"]})).fault(400)
+    path = f"/admin/accounts/{other.account['id']}"
+    assert release in (await operator.request("PATCH", path, {"email": person["email"]})).fault(400)
     await run_json(service, "accounts", *release.split())
     assert (await operator.post("/admin/accounts", {"name": "a", "email": person["email"]})).status == 201
 

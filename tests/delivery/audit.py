@@ -41,9 +41,9 @@ def expected(chain: LittleChain, *, coin: bytes, art: bytes) -> set[Fact]:
     found: set[Fact] = set()
     for block in chain.blocks:
         found.add(("block", block.hash, block.number, 0))
-        for place, (event, log) in enumerate(zip(block.events, block.logs(), strict=True)):
+        for index, (event, log) in enumerate(zip(block.events, block.logs(), strict=True)):
             if event.contract == coin and event.topics[0] == TRANSFER:
-                found.add(("log", log["transactionHash"], place, "0x" + coin.hex()))
+                found.add(("log", log["transactionHash"], index, "0x" + coin.hex()))
             for standard, contract, sender, recipient, token, amount in event.moves:
                 if standard != 20 and contract == art:
                     ends = "0x" + sender.hex(), "0x" + recipient.hex()

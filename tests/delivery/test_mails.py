@@ -65,8 +65,8 @@ async def test_pause_sends_exactly_one_mail_with_many_failures_and_senders(
     harness.inbox.answer("/x", 503)
     tasks = Tasks()
     mails = [Mails(MailStore(harness.pool), mail_server.mailer(), check_s=0.05) for _ in range(3)]
-    for place, each in enumerate(mails):
-        tasks.start(f"mails {place}", each.run)
+    for index, each in enumerate(mails):
+        tasks.start(f"mails {index}", each.run)
     async with harness.delivering(schedules=NEVER, each=8):
         await harness.events(hook, 30)
         await until(lambda: harness.are_all(hook, "parked"))

@@ -72,7 +72,7 @@ async def test_bundler_listens_on_loopback_only(bundled: Service) -> None:
         line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     ]
     listening = [row[1] for row in rows if row[3] == "0A" and int(row[1].rpartition(":")[2], 16) == port]
-    assert [place.partition(":")[0] for place in listening] == [LOOPBACK]
+    assert [address.partition(":")[0] for address in listening] == [LOOPBACK]
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -97,7 +97,7 @@ class OnChain:
                 for source, target, token_id, amount in _moves(kind, log):
                     held[source, token_id] -= amount
                     held[target, token_id] += amount
-        return {place: count for place, count in held.items() if count > 0 and place[0] != ZERO_ADDRESS}
+        return {holding: count for holding, count in held.items() if count > 0 and holding[0] != ZERO_ADDRESS}
 
 
 def _moves(kind: str, log: Any) -> list[tuple[str, str, int, int]]:

@@ -42,7 +42,7 @@ def balancer_text(port: int, gateways: list[int]) -> str:
     text = CONFIG.read_text().replace("bind :8545", f"bind 127.0.0.1:{port}").replace("maxconn 20000", "maxconn 200")
     text = re.sub(r"^    server .*\n", "", text, flags=re.MULTILINE)
     text = text.replace("inter 1s", "inter 200ms")
-    return text + "".join(f"    server gateway{place} 127.0.0.1:{each} check\n" for place, each in enumerate(gateways))
+    return text + "".join(f"    server gateway{index} 127.0.0.1:{each} check\n" for index, each in enumerate(gateways))
 
 
 def test_configuration_is_valid() -> None:

@@ -285,7 +285,7 @@ async def test_few_search_the_chain_far_back_at_once(database: str) -> None:
     async with bundler_harness(database) as harness, asyncio.TaskGroup() as group:
         harness.chain.answers["eth_getLogs"] = lambda params: []
         harness.chain.held = {"eth_getLogs"}
-        asked = [group.create_task(harness.call(RECEIPT, "0x" + f"{place:064x}")) for place in range(12)]
+        asked = [group.create_task(harness.call(RECEIPT, "0x" + f"{index:064x}")) for index in range(12)]
         await until(lambda: harness.bundlers[0].count(RECEIPT) == 12)
         await until(lambda: harness.chain.count("eth_getLogs") == WIDE_SEARCHES // 2)
         harness.chain.gate.set()
@@ -305,7 +305,7 @@ async def test_searches_of_one_account_leave_places_to_others(database: str) -> 
         def searched() -> set[str]:
             return {call.params[0]["topics"][1] for call in harness.chain.calls if call.method == "eth_getLogs"}
 
-        asked = [group.create_task(harness.call(RECEIPT, "0x" + f"{place:064x}")) for place in range(12)]
+        asked = [group.create_task(harness.call(RECEIPT, "0x" + f"{index:064x}")) for index in range(12)]
         await until(lambda: harness.bundlers[0].count(RECEIPT) == 12 and len(searched()) >= WIDE_SEARCHES // 2)
         other = group.create_task(harness.call(RECEIPT, HASH, key="other"))
         await until(lambda: HASH in searched(), within_s=5)

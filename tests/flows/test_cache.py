@@ -78,11 +78,11 @@ def uncertain(harness: RpcHarness) -> list[tuple[str, list[Any]]]:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("place", range(6))
+@pytest.mark.parametrize("index", range(6))
 @on_uvloop
-async def test_immutable_replies_are_requested_once(place: int, count: int) -> None:
+async def test_immutable_replies_are_requested_once(index: int, count: int) -> None:
     async with rpc_harness(count) as harness:
-        method, params = immutable(harness)[place]
+        method, params = immutable(harness)[index]
         before = harness.count(method, params)
         assert [await how(harness, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
         await move(harness, 1)
@@ -90,11 +90,11 @@ async def test_immutable_replies_are_requested_once(place: int, count: int) -> N
         assert harness.count(method, params) == before + 1
 
 
-@pytest.mark.parametrize("place", range(8))
+@pytest.mark.parametrize("index", range(8))
 @on_uvloop
-async def test_replies_that_depend_on_the_head_are_requested_again_after_a_new_block(place: int) -> None:
+async def test_replies_that_depend_on_the_head_are_requested_again_after_a_new_block(index: int) -> None:
     async with rpc_harness(2) as harness:
-        method, params = recent(harness)[place]
+        method, params = recent(harness)[index]
         assert [await how(harness, method, params) for _ in range(3)] == ["miss", "hit", "hit"]
         first = (await harness.call(method, params)).json["result"]
         await move(harness)
@@ -103,15 +103,15 @@ async def test_replies_that_depend_on_the_head_are_requested_again_after_a_new_b
             assert (await harness.call(method, params)).json["result"] != first
 
 
-@pytest.mark.parametrize("place", range(7))
+@pytest.mark.parametrize("index", range(7))
 @on_uvloop
-async def test_errors_nulls_pending_and_nonces_are_never_kept(place: int) -> None:
+async def test_errors_nulls_pending_and_nonces_are_never_kept(index: int) -> None:
     def refuse(_: list[Any]) -> Any:
         raise Refused(3, "execution reverted")
 
     async with rpc_harness(1) as harness:
         harness.upstreams[0].answers["eth_getProof"] = refuse
-        method, params = uncertain(harness)[place]
+        method, params = uncertain(harness)[index]
         assert "hit" not in [await how(harness, method, params) for _ in range(4)]
         assert harness.count(method) >= 4
 
@@ -244,10 +244,10 @@ async def test_call_that_all_have_left_is_given_up() -> None:
         upstream.held = {"eth_getBalance"}
         request = harness.worker.post(rpc("eth_getBalance", [ADDRESS, "latest"]), network=harness.network)
         clients = [await harness.worker.connect() for _ in range(3)]
-        for place, client in enumerate(clients):
+        for index, client in enumerate(clients):
             await client.write(request)
             await until(
-                lambda place=place: [len(each.waiters) for each in harness.route.state.flights.values()] == [place + 1]
+                lambda index=index: [len(each.waiters) for each in harness.route.state.flights.values()] == [index + 1]
             )
         for client in clients:
             await client.close()

@@ -63,7 +63,7 @@ async def test_owned_tokens_of_all_accounts_match_the_logs(service: Service, cha
         found = await owned(service, holder, "?limit=100")
         at = found["as_of_block"]
         wanted = await chain.run(partial(holdings, chain, service, at))
-        mine = {place[1:]: count for place, count in wanted.items() if place[0] == holder}
+        mine = {holding[1:]: count for holding, count in wanted.items() if holding[0] == holder}
         listed = {(item["contract"], int(item["token_id"])): int(item["balance"]) for item in found["nfts"]}
         assert listed == mine
         assert found["total"] == len(mine) == len(found["nfts"])

@@ -304,7 +304,7 @@ async def test_absolute_target_is_the_same_path(service: Service, key: str) -> N
 
 async def test_pipelined_requests_are_answered_in_order(service: Service, key: str) -> None:
     async with await HttpClient.open(service.port) as client:
-        await client.write(b"".join(post(rpc("eth_chainId", id=place), key=key) for place in range(20)))
+        await client.write(b"".join(post(rpc("eth_chainId", id=index), key=key) for index in range(20)))
         assert [(await client.reply()).json["id"] for _ in range(20)] == list(range(20))
 
 

@@ -243,7 +243,7 @@ async def test_blocks_are_taken_back_and_come_again() -> None:
             assert await numbers(client, 5) == [1, 2, 1, 2, 3]
             await client.result("eth_subscribe", "logs", {})
             for block in (1, 2):
-                found = [{"logIndex": hex(place), "removed": False} for place in (2 * block, 2 * block + 1)]
+                found = [{"logIndex": hex(index), "removed": False} for index in (2 * block, 2 * block + 1)]
                 feed.emit(logs, *(FeedEvent(orjson.dumps(each), block) for each in found))
             seen = [(await client.event())["result"] for _ in range(12)]
             assert [(int(each["logIndex"], 16), each["removed"]) for each in seen] == [

@@ -53,8 +53,8 @@ class DevChain:
 
 
 @asynccontextmanager
-async def dev_chain(place: Path) -> AsyncIterator[DevChain]:
-    child, url = development_chain(place, place / "chain.log")
+async def dev_chain(directory: Path) -> AsyncIterator[DevChain]:
+    child, url = development_chain(directory, directory / "chain.log")
     await child.start()
     try:
         async with node_session() as session:

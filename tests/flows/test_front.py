@@ -118,10 +118,10 @@ async def test_connection_that_never_sends_a_byte_is_closed(front: Service) -> N
 
 async def test_connection_is_closed_after_its_last_allowed_request(front: Service, key: str) -> None:
     async with await HttpClient.open(front.port) as client:
-        for place in range(1, REQUESTS + 1):
+        for index in range(1, REQUESTS + 1):
             reply = await client.call("eth_chainId", key=key)
             assert reply.status == 200
-            assert reply.closes == (place == REQUESTS), place
+            assert reply.closes == (index == REQUESTS), index
         assert await client.is_closed(within_s=DEADLINE_S)
 
 
@@ -148,11 +148,11 @@ async def _status(front: Service, key: str) -> int:
 
 
 async def test_head_over_its_limit_is_refused(front: Service, key: str) -> None:
-    wide = {f"X-{place}": "a" * 500 for place in range(10)}
+    wide = {f"X-{index}": "a" * 500 for index in range(10)}
     reply = await send_once(front, post(READ, key=key, **wide))
     assert reply.status in (400, 431)
     assert str(MAX_HEAD) in reply.fault(reply.status)["message"]
-    narrow = {f"X-{place}": "a" * 300 for place in range(10)}
+    narrow = {f"X-{index}": "a" * 300 for index in range(10)}
     assert (await send_once(front, post(READ, key=key, **narrow))).status == 200
 
 

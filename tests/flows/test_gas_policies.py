@@ -293,7 +293,7 @@ async def test_operation_that_meets_every_rule_is_sponsored(service: Service) ->
     )
     status, answer = await sponsor(service, policy, given)
     assert status == 200, answer
-    until, after = (int(answer["paymasterData"][place : place + 64], 16) for place in (2, 66))
+    until, after = (int(answer["paymasterData"][start : start + 64], 16) for start in (2, 66))
     assert after < time.time() - 29
     assert time.time() < until <= time.time() + 60
     status, refused = await sponsor(service, policy, {**given, "callGasLimit": hex(29_999)})
@@ -441,7 +441,7 @@ async def test_paymaster_answers_batches_and_notifications(service: Service) -> 
     assert status == 200
     assert [answer["id"] for answer in answers] == [1, 2, 3, 4]
     assert answers[0]["result"] == answers[3]["result"]
-    assert [answers[place]["error"]["code"] for place in (1, 2)] == [-32601, -32600]
+    assert [answers[index]["error"]["code"] for index in (1, 2)] == [-32601, -32600]
     silent = {name: value for name, value in one.items() if name != "id"}
     response = await service.post("/paymaster/dev/mainnet", silent)
     assert response.status == 204

@@ -61,9 +61,9 @@ def test_files_of_the_guide_are_used() -> None:
     """A block that only writes a file would not be tested."""
     for page in ALL:
         blocks = [block for block in blocks_of(page) if not block.reason]
-        for place, block in enumerate(blocks):
+        for index, block in enumerate(blocks):
             if block.title and block.language in CODE:
-                assert any(block.title in later.text for later in blocks[place + 1 :]), (page.name, block.title)
+                assert any(block.title in later.text for later in blocks[index + 1 :]), (page.name, block.title)
 
 
 @pytest.mark.parametrize("page", ALL, ids=[page.stem for page in ALL])

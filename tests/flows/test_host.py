@@ -58,7 +58,7 @@ class WalkedHost:
 
 def page_script() -> str:
     """Every block that runs, for the network of the upstream on the host."""
-    script = "\n".join(block.script(place) for place, block in enumerate(blocks_of(HOST_PAGE)) if not block.reason)
+    script = "\n".join(block.script(index) for index, block in enumerate(blocks_of(HOST_PAGE)) if not block.reason)
     return script.replace("ethereum/mainnet", "ethereum/sepolia").replace("--mode live", "--mode test")
 
 
@@ -87,9 +87,9 @@ def renew(host: BootedHost, leaf: Leaf) -> None:
 
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WalkedHost]:
-    place, files = tmp_path_factory.mktemp("host"), tmp_path_factory.mktemp("files")
+    directory, files = tmp_path_factory.mktemp("host"), tmp_path_factory.mktemp("files")
     authority = Authority(files)
-    with booted_host.booted(place, files) as host:
+    with booted_host.booted(directory, files) as host:
         prepare(host, authority)
         done = host.run(
             f"set -euo pipefail\nset -x\n{page_script()}", UPSTREAM_URL="http://127.0.0.1:8545", within_s=240
@@ -123,13 +123,13 @@ def test_processes_have_no_rights_but_the_port(walked: WalkedHost) -> None:
 def test_secrets_stay_readable_by_root_alone(walked: WalkedHost) -> None:
     modes = walked.host.output("stat --format %a /etc/penstock /etc/penstock/penstock.toml /run/penstock-gateway")
     assert modes.split() == ["700", "600", "700"]
-    for place in (
+    for path in (
         "/etc/penstock/penstock.toml",
         "/run/penstock-gateway/penstock.toml",
         "/run/penstock-gateway/tls/privkey.pem",
     ):
-        assert walked.host.run(f"runuser -u nobody -- cat {place}").returncode != 0, place
-        assert walked.host.run(f"cat {place}").returncode == 0, place
+        assert walked.host.run(f"runuser -u nobody -- cat {path}").returncode != 0, path
+        assert walked.host.run(f"cat {path}").returncode == 0, path
 
 
 def test_link_signs_the_account_holder_in_once(walked: WalkedHost) -> None:

@@ -209,5 +209,5 @@ async def test_concurrent_changes_of_many_keys_reach_every_worker(service: Servi
     """Several commands make changes at the same time; every worker gets all of them."""
     made: list[dict[str, Any]] = await asyncio.gather(*(service.new_key(account) for _ in range(6)))
     await asyncio.gather(*(service.cli_json("keys", "revoke", row["id"]) for row in made[::2]))
-    for place, row in enumerate(made):
-        await in_every_worker(held, post(READ, key=row["key"]), has_status(200 if place % 2 else 401))
+    for index, row in enumerate(made):
+        await in_every_worker(held, post(READ, key=row["key"]), has_status(200 if index % 2 else 401))

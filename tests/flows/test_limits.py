@@ -27,7 +27,7 @@ async def a_key(service: Service, plan: str = "free", *words: str) -> str:
 
 
 def batch(method: str, items: int) -> bytes:
-    return b"[" + b",".join(rpc(method, id=place) for place in range(items)) + b"]"
+    return b"[" + b",".join(rpc(method, id=index) for index in range(items)) + b"]"
 
 
 def check_headers(reply: Reply, limit: int) -> None:
@@ -60,12 +60,12 @@ async def test_buckets_are_exact_over_four_workers(service: Service, upstream: U
         runs = [
             group.create_task(
                 saturate(
-                    [client for clients in held[place].values() for client in clients],
-                    post(body, key=keys[place], network=SEPOLIA),
+                    [client for clients in held[index].values() for client in clients],
+                    post(body, key=keys[index], network=SEPOLIA),
                     for_s=SATURATION_S,
                 )
             )
-            for place, (_, body, _, _) in enumerate(cases.values())
+            for index, (_, body, _, _) in enumerate(cases.values())
         ]
     for run, (name, (_, _, rate, limit)) in zip(runs, cases.items(), strict=True):
         tally = run.result()
@@ -98,7 +98,7 @@ async def test_keys_of_an_account_share_its_rate_over_all_workers(service: Servi
     held = await to_every_worker(service, at_least=6)
     clients = [client for clients in held.values() for client in clients]
     sent = time.monotonic()
-    replies = await asyncio.gather(*(client.call(key=keys[place % 10]) for place, client in enumerate(clients)))
+    replies = await asyncio.gather(*(client.call(key=keys[index % 10]) for index, client in enumerate(clients)))
     took = time.monotonic() - sent
     assert 10 <= sum(reply.status == 200 for reply in replies) <= 10 + 10 * took
     refused = [reply for reply in replies if reply.status == 429]
@@ -173,7 +173,7 @@ async def test_public_page_has_the_rate_headers_for_a_key(
 
 
 async def test_reply_to_a_too_large_head_has_the_rate_headers(service: Service, reading_key: str) -> None:
-    wide = {f"X-{place}": "a" * 4000 for place in range(5)}
+    wide = {f"X-{index}": "a" * 4000 for index in range(5)}
     reply = await send_once(service, post(rpc("eth_chainId"), key=reading_key, **wide))
     assert "head" in reply.fault(431)["message"]
     check_headers(reply, 1000)

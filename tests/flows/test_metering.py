@@ -347,7 +347,7 @@ async def test_upstream_header_is_sent_only_if_configured(shown: bool, short: bo
             before = [each.count("eth_getStorageAt") for each in harness.upstreams]
             reply = await harness.call("eth_getStorageAt", params, **headers)
             after = [each.count("eth_getStorageAt") for each in harness.upstreams]
-            asked = next(place for place in range(len(after)) if after[place] > before[place])
+            asked = next(index for index in range(len(after)) if after[index] > before[index])
             header = reply.headers.get("x-upstream")
             assert header == (f"{harness.network}#{asked + 1}" if shown else None)
             if not short:

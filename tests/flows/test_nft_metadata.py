@@ -67,8 +67,8 @@ class NftHarness:
         """Mint a token with this URI; return it as the service shows it."""
         return await self.nft(self.pictures.address, await self.mint(uri))
 
-    def collection(self, kind: str, place: int = 0) -> dict[str, Any]:
-        found: dict[str, Any] = [each for each in self.service.ready["nfts"] if each["kind"] == kind][place]
+    def collection(self, kind: str, index: int = 0) -> dict[str, Any]:
+        found: dict[str, Any] = [each for each in self.service.ready["nfts"] if each["kind"] == kind][index]
         return found
 
 

@@ -107,8 +107,8 @@ async def test_metrics_of_all_workers_add_up(service: Service, upstream: Upstrea
     before = await scraped(service)
     held = await to_every_worker(service)
     answered = 0
-    for place, clients in enumerate(held.values()):
-        for _ in range(5 + place):
+    for index, clients in enumerate(held.values()):
+        for _ in range(5 + index):
             assert (await clients[0].call("eth_gasPrice", key=key, network=SEPOLIA)).status == 200
             answered += 1
         (await clients[0].send(post(READ, key=key, network="dev/nowhere"))).fault(404)
@@ -134,8 +134,8 @@ async def test_labels_come_from_closed_sets(service: Service, upstream: Upstream
     key = service.keys["enterprise"]
 
     async def nonsense(mark: str) -> None:
-        for place in range(15):
-            name = f"{mark}{place}"
+        for index in range(15):
+            name = f"{mark}{index}"
             await send_once(service, post(rpc(f"eth_{name}"), key=key))
             await send_once(service, post(READ, key=key, network=f"{name}/mainnet"))
             await send_once(service, request("GET", f"/v1/{name}", key=key))

@@ -19,8 +19,8 @@ SPANS = [2 * MAX_RANGE + 1, 2]
 
 @pytest.fixture(scope="module", params=["hardhat", "geth"])
 def nodes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RealNode]]:
-    place = tmp_path_factory.mktemp("nodes")
-    with real_nodes(request.param, 2, place, "--rpc.rangelimit", str(MAX_RANGE)) as found:
+    directory = tmp_path_factory.mktemp("nodes")
+    with real_nodes(request.param, 2, directory, "--rpc.rangelimit", str(MAX_RANGE)) as found:
         yield found
 
 
@@ -71,10 +71,10 @@ async def test_logs_up_to_a_block_that_is_new_are_complete(nodes: list[RealNode]
             check(harness, first, await harness.result("eth_getLogs", [asked]))
 
 
-async def filter_at(harness: RealHarness, place: int, query: dict[str, Any]) -> str:
+async def filter_at(harness: RealHarness, index: int, query: dict[str, Any]) -> str:
     """Create a filter at one of the upstreams, which may be the one that is behind."""
     for upstream in harness.route.upstreams:
-        upstream.health.cordon(cordoned=upstream.health.index != place, now=time.monotonic())
+        upstream.health.cordon(cordoned=upstream.health.index != index, now=time.monotonic())
     name = str(await harness.result("eth_newFilter", [query]))
     for upstream in harness.route.upstreams:
         upstream.health.cordon(cordoned=False, now=time.monotonic())
@@ -86,6 +86,6 @@ async def filter_at(harness: RealHarness, place: int, query: dict[str, Any]) -> 
 async def test_logs_of_a_filter_up_to_a_block_that_is_new_are_complete(nodes: list[RealNode], count: int) -> None:
     async with real_harness(nodes[-count:]) as harness:
         async for first, query in queries(harness):
-            for place in range(count):
-                name = await filter_at(harness, place, query)
+            for index in range(count):
+                name = await filter_at(harness, index, query)
                 check(harness, first, await harness.result("eth_getFilterLogs", [name]))

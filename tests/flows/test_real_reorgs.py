@@ -90,15 +90,15 @@ async def test_head_goes_back_only_when_both_of_two_upstreams_have_gone_back(nod
 # Forks
 
 
-async def check_left_out(harness: RealHarness, place: int) -> None:
-    """The upstream at this place takes no reads, is shown as forked, and comes back when it is on our branch."""
-    await harness.shows(*["forked" if index == place else "up" for index in range(len(harness.nodes))])
-    taken = harness.proxies[place].methods["eth_getBalance"]
+async def check_left_out(harness: RealHarness, forked: int) -> None:
+    """The upstream with the index `forked` takes no reads, is shown as forked, and comes back when it is on our branch."""
+    await harness.shows(*["forked" if index == forked else "up" for index in range(len(harness.nodes))])
+    taken = harness.proxies[forked].methods["eth_getBalance"]
     for _ in range(8):
         await harness.result("eth_getBalance", [ADDRESS, "latest"], Cache_Control="no-cache")
     await harness.check(harness.reads())
-    assert harness.proxies[place].methods["eth_getBalance"] == taken
-    await harness.nodes[place].follow(harness.branch)
+    assert harness.proxies[forked].methods["eth_getBalance"] == taken
+    await harness.nodes[forked].follow(harness.branch)
     await harness.look()
     await harness.shows(*["up"] * len(harness.nodes))
 

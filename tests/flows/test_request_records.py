@@ -139,7 +139,7 @@ async def test_upstreams_that_verified_a_reply_are_recorded(records: Records, mo
     assert (record["cache"], record["block"]) == ("quorum 2/3", records.harness.chain.head)
     assert {each["kind"] for each in record["attempts"]} == {"check"}
     assert len({each["upstream"] for each in record["attempts"]}) == 3
-    operators = [f"eth_getBalance by operator-{place}, answered" for place in (1, 2, 3)]
+    operators = [f"eth_getBalance by operator-{index}, answered" for index in (1, 2, 3)]
     assert sorted(each["outcome"].removeprefix("for verification: ") for each in record["attempts"]) == operators
 
 
@@ -201,7 +201,7 @@ async def test_items_of_a_batch_have_their_own_records(records: Records, more: d
     assert (item["surface"], item["method"], item["recorded"]) == ("item", "eth_call", "failed")
     assert (await records.get(f"/requests/{reply.headers['x-request-id']}.0")).status == 404
     asked = await records.harness.batch(BALANCE, ("eth_gasPrice", []), X_Explain="1", **more)
-    assert [(await records.of(asked, f".{place}"))["method"] for place in (0, 1)] == ["eth_getBalance", "eth_gasPrice"]
+    assert [(await records.of(asked, f".{index}"))["method"] for index in (0, 1)] == ["eth_getBalance", "eth_gasPrice"]
 
 
 @with_records()
@@ -520,7 +520,7 @@ def test_old_days_are_dropped(database: str) -> None:
 
 def test_kind_of_an_attempt_follows_from_its_times() -> None:
     attempts = [("a", 0.0, 1.0, ""), ("b", 0.4, 0.1, ""), ("c", 1.5, 0.1, "")]
-    assert [kind_of(place, attempts) for place in range(3)] == ["first", "hedge", "retry"]
+    assert [kind_of(index, attempts) for index in range(3)] == ["first", "hedge", "retry"]
 
 
 def test_text_that_looks_like_a_key_is_not_shown() -> None:

@@ -71,12 +71,12 @@ async def test_computed_address_equals_the_factorys(bundled: Service, version: s
         for pair in drawn
     ]
     batch = [
-        {"jsonrpc": "2.0", "id": place, "method": "eth_call", "params": [call, "latest"]}
-        for place, call in enumerate(calls)
+        {"jsonrpc": "2.0", "id": index, "method": "eth_call", "params": [call, "latest"]}
+        for index, call in enumerate(calls)
     ]
     async with bundled.nodes.post(bundled.ready["upstream_url"], json=batch) as response:
         results = {item["id"]: item["result"][-40:] for item in await response.json()}
-    assert [results[place] for place in range(len(drawn))] == [factory.wallet(*pair).hex() for pair in drawn]
+    assert [results[index] for index in range(len(drawn))] == [factory.wallet(*pair).hex() for pair in drawn]
 
 
 async def test_wallet_is_created_once_and_found_by_its_key_only(bundled: Service) -> None:

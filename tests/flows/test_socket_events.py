@@ -467,7 +467,7 @@ async def test_events_cost_their_units() -> None:
 @on_uvloop
 async def test_large_filter_costs_units_by_its_size() -> None:
     """Or its readers would take far more of our time than they pay for."""
-    topics = [[f"0x{number:064x}" for number in range(place * 1000, place * 1000 + 1000)] for place in range(3)]
+    topics = [[f"0x{number:064x}" for number in range(index * 1000, index * 1000 + 1000)] for index in range(3)]
     async with poor(150) as (running, feed, _), connected(running, key="poor") as client:
         await client.result("eth_subscribe", "logs", {"topics": topics})
         error = await client.error("eth_subscribe", "logs", {"topics": topics[:2]})

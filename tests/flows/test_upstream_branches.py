@@ -207,52 +207,52 @@ async def hashes_at(harness: RpcHarness, heights: range) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("depth", [1, 3, 100])
-@pytest.mark.parametrize("place", [0, 2])
+@pytest.mark.parametrize("position", [0, 2])
 @on_uvloop
-async def test_upstream_on_another_branch_than_the_two_others_gets_no_calls(depth: int, place: int) -> None:
+async def test_upstream_on_another_branch_than_the_two_others_gets_no_calls(depth: int, position: int) -> None:
     async with rpc_harness(3) as harness:
-        forked = fork(harness, harness.upstreams[place], depth)
+        forked = fork(harness, harness.upstreams[position], depth)
         await harness.look()
-        await harness.shows(*["forked" if index == place else "up" for index in range(3)])
+        await harness.shows(*["forked" if index == position else "up" for index in range(3)])
         heights = range(harness.chain.head - 5, harness.chain.head + 1)
         assert await hashes_at(harness, heights) == [{harness.chain.hash_of(height)} for height in heights]
         # It stays out while both branches grow, at its own pace, and comes back when it is on ours.
         forked.head += 1
         harness.chain.head += 1
         await harness.look()
-        assert harness.states[place] == "forked"
-        harness.upstreams[place].chain = harness.chain
+        assert harness.states[position] == "forked"
+        harness.upstreams[position].chain = harness.chain
         await harness.look()
         await harness.shows(*["up"] * 3)
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("position", [0, 1])
 @on_uvloop
-async def test_one_of_two_that_finality_contradicts_gets_no_calls(place: int) -> None:
+async def test_one_of_two_that_finality_contradicts_gets_no_calls(position: int) -> None:
     """It is ahead, which would decide between two short branches."""
 
     async with rpc_harness(2) as harness:
-        fork(harness, harness.upstreams[place], FINALITY + 10).head += 1
+        fork(harness, harness.upstreams[position], FINALITY + 10).head += 1
         await harness.look()
-        await harness.shows(*["forked" if index == place else "up" for index in range(2)])
+        await harness.shows(*["forked" if index == position else "up" for index in range(2)])
         # Nor does it when it is the only one left.
-        harness.upstreams[1 - place].held = {"eth_getBlockByNumber", "eth_chainId"}
+        harness.upstreams[1 - position].held = {"eth_getBlockByNumber", "eth_chainId"}
         await harness.look()
-        assert harness.states[place] == "forked"
-        harness.upstreams[1 - place].gate.set()
+        assert harness.states[position] == "forked"
+        harness.upstreams[1 - position].gate.set()
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("position", [0, 1])
 @on_uvloop
-async def test_one_of_two_that_forks_while_the_other_is_behind_gets_no_calls(place: int) -> None:
+async def test_one_of_two_that_forks_while_the_other_is_behind_gets_no_calls(position: int) -> None:
     """It is the only one near the head, so it has no opponent in the vote."""
 
     async with rpc_harness(2) as harness:
-        harness.upstreams[1 - place].behind = 5
-        fork(harness, harness.upstreams[place], FINALITY + 10)
+        harness.upstreams[1 - position].behind = 5
+        fork(harness, harness.upstreams[position], FINALITY + 10)
         for _ in range(2):
             await harness.look()
-            assert [state == "forked" for state in harness.states] == [index == place for index in range(2)]
+            assert [state == "forked" for state in harness.states] == [index == position for index in range(2)]
 
 
 @on_uvloop

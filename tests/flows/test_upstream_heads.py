@@ -339,14 +339,14 @@ def calls_that_may_be_empty(harness: RpcHarness) -> list[tuple[str, list[Any]]]:
     ]
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("index", range(4))
 @on_uvloop
-async def test_empty_reply_of_a_lagging_upstream_is_retried_on_another(place: int) -> None:
+async def test_empty_reply_of_a_lagging_upstream_is_retried_on_another(index: int) -> None:
     async with rpc_harness(2, cache=NO_CACHE) as harness:
         harness.chain.mined[TX] = harness.chain.head
         harness.upstreams[0].behind = 1
         await harness.look()
-        method, params = calls_that_may_be_empty(harness)[place]
+        method, params = calls_that_may_be_empty(harness)[index]
         for _ in range(12):
             assert await harness.result(method, params)
 

@@ -434,8 +434,8 @@ async def test_upstreams_may_differ_about_blocks_that_are_not_final(harness: Ver
 
 
 async def test_calls_that_cannot_be_verified_are_paid_for(harness: VerifiedHarness) -> None:
-    for place, liar in enumerate(harness.liars):
-        liar.lie = lambda method, _, result, place=place: hex(place) if method == "eth_getBalance" else result  # type: ignore[misc]
+    for index, liar in enumerate(harness.liars):
+        liar.lie = lambda method, _, result, index=index: hex(index) if method == "eth_getBalance" else result  # type: ignore[misc]
     harness.worker.add_key("poor", limits=Limits(2, 10_000, 0))
     asked = {**QUORUM, "key": "poor"}
     for _ in range(200):
@@ -445,8 +445,8 @@ async def test_calls_that_cannot_be_verified_are_paid_for(harness: VerifiedHarne
 
 
 async def test_without_agreement_there_is_no_reply(harness: VerifiedHarness) -> None:
-    for place, liar in enumerate(harness.liars):
-        liar.lie = lambda method, _, result, place=place: hex(place) if method == "eth_getBalance" else result  # type: ignore[misc]
+    for index, liar in enumerate(harness.liars):
+        liar.lie = lambda method, _, result, index=index: hex(index) if method == "eth_getBalance" else result  # type: ignore[misc]
     reply = await harness.verified("eth_getBalance", [ADDRESS, "latest"], QUORUM)
     assert (reply.status, reply.headers.get("retry-after")) == (503, "1")
     assert "fewer than 2 of 3 operators agree" in reply.json["error"]["message"]

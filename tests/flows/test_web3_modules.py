@@ -43,9 +43,9 @@ def worse(outcomes: dict[str, Any]) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def both_ways(place: Path) -> AsyncIterator[dict[str, Any]]:
+async def both_ways(directory: Path) -> AsyncIterator[dict[str, Any]]:
     """The endpoints of a chain and of a service before it."""
-    async with dev_chain(place) as chain, running_worker({DEV: [chain.url]}) as running:
+    async with dev_chain(directory) as chain, running_worker({DEV: [chain.url]}) as running:
         await start_tracking(running.app.plane.trackers.values(), running.app.tasks)
         key, host = running.keys["main"], f"127.0.0.1:{running.port}/v1"
         yield {

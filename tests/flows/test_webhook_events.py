@@ -58,8 +58,8 @@ class Chain:
     async def call(self, method: str, *params: Any) -> Any:
         return await rpc(self.service.ready["upstream_url"], self.service, method, *params)
 
-    def account(self, place: int = 5) -> str:
-        return str(self.service.ready["accounts"][place]["address"])
+    def account(self, index: int = 5) -> str:
+        return str(self.service.ready["accounts"][index]["address"])
 
     def contract(self, symbol: str) -> str:
         found = [*self.service.ready["tokens"], *self.service.ready["nfts"]]

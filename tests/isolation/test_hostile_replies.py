@@ -73,8 +73,8 @@ def spoiled(chance: random.Random, value: Any, parts: Sequence[Any] = PARTS) -> 
         name = chance.choice([*value])
         return {**value, name: spoiled(chance, value[name], parts)}
     if isinstance(value, list) and value and chance.random() < 0.8:
-        place = chance.randrange(len(value))
-        return [*value[:place], spoiled(chance, value[place], parts), *value[place + 1 :]]
+        index = chance.randrange(len(value))
+        return [*value[:index], spoiled(chance, value[index], parts), *value[index + 1 :]]
     return chance.choice(parts)
 
 

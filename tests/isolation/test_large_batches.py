@@ -72,9 +72,9 @@ class SizedUpstream:
             await exchange.send(part if self.has_length else b"%x\r\n%b\r\n" % (len(part), part))
 
 
-def _number(call: dict[str, Any], place: int) -> int:
+def _number(call: dict[str, Any], index: int) -> int:
     params = call["params"]
-    return params[place] if len(params) > place else 0
+    return params[index] if len(params) > index else 0
 
 
 def sized(size: int, after_ms: int = 0, **members: Any) -> dict[str, Any]:

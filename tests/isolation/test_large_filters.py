@@ -23,7 +23,7 @@ def largest(serial: int) -> dict[str, Any]:
     first = serial * 1_000
     return {
         "address": [f"0x{number:040x}" for number in range(first, first + 1000)],
-        "topics": [[f"0x{place}{number:063x}" for number in range(first, first + 1000)] for place in range(4)],
+        "topics": [[f"0x{index}{number:063x}" for number in range(first, first + 1000)] for index in range(4)],
     }
 
 

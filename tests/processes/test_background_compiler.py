@@ -33,7 +33,7 @@ async def test_without_a_compiler_one_line_says_so(
     monkeypatch.delenv(compiled.SOURCE_ONLY, raising=False)
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setattr(background_compiler, "COMMAND", AT_ONCE)
-    is_made = compiled.Finder(compiled.place()).is_whole()
+    is_made = compiled.Finder(compiled.directory()).is_whole()
     with caplog.at_level(logging.INFO, "penstock.compiler"):
         assert await compile_once() == is_made
     (line,) = caplog.records
@@ -42,7 +42,7 @@ async def test_without_a_compiler_one_line_says_so(
 
 @IN_USE
 async def test_compiler_ends_with_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    if compiled.Finder(compiled.place()).is_whole():
+    if compiled.Finder(compiled.directory()).is_whole():
         pytest.skip("nothing is left to compile")
     monkeypatch.delenv(compiled.SOURCE_ONLY, raising=False)
     monkeypatch.setattr(background_compiler, "COMMAND", AT_ONCE)

@@ -167,12 +167,12 @@ async def test_another_file_is_refused(databases: Databases) -> None:
 
 def programs(room: Path, major: int) -> Path:
     """A directory with programs of a version."""
-    place = room / str(major)
-    place.mkdir()
+    directory = room / str(major)
+    directory.mkdir()
     for name in ("pg_dump", "pg_restore"):
-        (place / name).write_text(f"#!/bin/sh\necho '{name} (PostgreSQL) {major}.1'\n")
-        (place / name).chmod(0o755)
-    return place
+        (directory / name).write_text(f"#!/bin/sh\necho '{name} (PostgreSQL) {major}.1'\n")
+        (directory / name).chmod(0o755)
+    return directory
 
 
 @pytest.mark.parametrize(("server", "chosen"), [(15, 16), (16, 16), (17, 18), (18, 18)])

@@ -78,10 +78,10 @@ async def test_networks_kinds_and_names_are_separate(kept: DataCache) -> None:
         ("one/mainnet", "nft", "a"),
         ("one/mainnet", "token", "b"),
     ]
-    for n, place in enumerate(places):
-        assert await kept.once(*place, make=ready(n), ttl_s=60) == n
-    for n, place in enumerate(places):
-        assert await kept.once(*place, make=ready(-1), ttl_s=60) == n
+    for n, name in enumerate(places):
+        assert await kept.once(*name, make=ready(n), ttl_s=60) == n
+    for n, name in enumerate(places):
+        assert await kept.once(*name, make=ready(-1), ttl_s=60) == n
 
 
 async def test_hundred_concurrent_callers_share_one_lookup(kept: DataCache) -> None:

@@ -424,20 +424,20 @@ class LedgerMachine(RuleBasedStateMachine):
         if not hasattr(self, "pool"):
             return
         days = {EVER, *(each.day for each in self.model.all.values())}
-        for place, policy in enumerate(self.policies):
+        for index, policy in enumerate(self.policies):
             rows = self.run(self._meters(policy.id))
             for who in (b"", *SENDERS):
                 for day in days:
                     found = rows.get((who, day), (0, 0, 0))
-                    assert found == self.model.meter(place, who, day), (place, who, day)
+                    assert found == self.model.meter(index, who, day), (index, who, day)
                     assert min(found) >= 0
 
     @invariant()
     def no_policy_exceeds_its_limit(self) -> None:
-        for place, rules in enumerate(RULES):
+        for index, rules in enumerate(RULES):
             spans = {each.day for each in self.model.all.values()} if rules.get("reset") == "daily" else {EVER}
             for day in spans:
-                reserved, spent, _ = self.model.meter(place, b"", day)
+                reserved, spent, _ = self.model.meter(index, b"", day)
                 assert reserved + spent <= int(rules["max_total_usd"]) * DOLLAR
 
     @invariant()

@@ -64,7 +64,7 @@ async def test_kept_statements_would_fail_behind_a_pooler(pooled_url: str) -> No
 async def test_usage_is_written_and_read_through_the_pooler(line: Pool) -> None:
     stores = [UsageStore(line) for _ in range(4)]
     rows = {(("acct_1", "key_1", "net/one", "m"), 1): UsageSums(requests=1)}
-    await asyncio.gather(*[store.write(f"w{place}", 1, rows) for place, store in enumerate(stores)])
+    await asyncio.gather(*[store.write(f"w{index}", 1, rows) for index, store in enumerate(stores)])
     async with line.connection() as connection:
         assert await connection.fetchval("select sum(requests) from usage where step = 'minute'") == 4 * 5
 

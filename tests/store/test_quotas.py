@@ -72,7 +72,7 @@ async def test_each_day_has_its_own_quota(quotas: QuotaStore, account: str) -> N
 
 async def test_grants_are_in_the_order_of_the_requests(quotas: QuotaStore, accounts: list[str]) -> None:
     assert await quotas.lease(DAY, []) == []
-    wants = [(account, place + 1, 3) for place, account in enumerate(reversed(accounts[:5]))]
+    wants = [(account, index + 1, 3) for index, account in enumerate(reversed(accounts[:5]))]
     assert await quotas.lease(DAY, wants) == [1, 2, 3, 3, 3]
 
 

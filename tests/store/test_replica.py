@@ -30,8 +30,8 @@ insert into token_holdings (network, holder, contract, amount) select number, $1
 
 @asynccontextmanager
 async def standby(primary: Postgres) -> AsyncIterator[Postgres]:
-    with tempfile.TemporaryDirectory(prefix="penstock-") as place:
-        home = Path(place)
+    with tempfile.TemporaryDirectory(prefix="penstock-") as directory:
+        home = Path(directory)
         home.chmod(0o711)
         (sockets := home / "s").mkdir(mode=0o700)
         found = Postgres(home / "data", sockets, home / "log", standby_of=primary.url)

@@ -64,8 +64,8 @@ async def test_concurrent_writes_to_the_same_rows_lose_nothing(pool: Pool) -> No
     stores = [UsageStore(pool) for _ in range(6)]
     rows: dict[tuple[UsageSeries, int], UsageSums] = {}
     for n in range(40):
-        for place in batch(1, key=f"key_{n}", method=f"m{n % 3}"):
-            rows.setdefault(place, used(0)).merge(used(1))
+        for row in batch(1, key=f"key_{n}", method=f"m{n % 3}"):
+            rows.setdefault(row, used(0)).merge(used(1))
 
     async def write(store: UsageStore, worker: int) -> None:
         for number in range(5):
@@ -83,8 +83,8 @@ async def test_sums_agree_with_their_rows(pool: Pool, by: str) -> None:
     store = UsageStore(pool)
     rows: dict[tuple[UsageSeries, int], UsageSums] = {}
     for n in range(12):
-        for place in batch(n + 1, key=f"key_{n % 2}", method=f"m{n % 3}"):
-            rows.setdefault(place, used(0)).merge(used(n + 1))
+        for row in batch(n + 1, key=f"key_{n % 2}", method=f"m{n % 3}"):
+            rows.setdefault(row, used(0)).merge(used(n + 1))
     await store.write("w", 1, rows)
     plain = wanted(by)
     detailed = wanted(by, network="net/one", method="m1")
@@ -108,7 +108,7 @@ async def test_account_sees_only_its_own_usage(pool: Pool) -> None:
 
 async def test_lines_beyond_the_top_are_summed_in_the_last_line(pool: Pool) -> None:
     store = UsageStore(pool)
-    rows = {place: each for n in range(6) for place, each in batch(n + 1, method=f"m{n}").items()}
+    rows = {row: each for n in range(6) for row, each in batch(n + 1, method=f"m{n}").items()}
     await store.write("w", 1, rows)
     await store.sum_up(0.0)
     folded = await store.chart(wanted("method", top=2))

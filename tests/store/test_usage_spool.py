@@ -48,8 +48,8 @@ class LosesReplies(UsageStore):
 async def test_workers_of_a_host_write_one_batch(pool: Pool, directory: Path) -> None:
     spools = [UsageSpool(UsageStore(pool), directory) for _ in range(8)]
     for number in range(1, 4):
-        for place, spool in enumerate(spools):
-            await spool.write(f"w{place}", number, batch(2, f"key_{place % 3}"))
+        for index, spool in enumerate(spools):
+            await spool.write(f"w{index}", number, batch(2, f"key_{index % 3}"))
         await asyncio.gather(*[spool.send() for spool in spools])
     assert await counted(pool) == 3 * 8 * 2
     assert await batches(pool) == 3
@@ -83,8 +83,8 @@ async def test_repeated_file_replaces_itself(pool: Pool, directory: Path) -> Non
 async def test_worker_that_ends_last_sends_what_is_left(pool: Pool, directory: Path) -> None:
     spools = [UsageSpool(UsageStore(pool), directory) for _ in range(4)]
     await spools[0].send()
-    for place, spool in enumerate(spools):
-        await spool.write(f"w{place}", 1, batch())
+    for index, spool in enumerate(spools):
+        await spool.write(f"w{index}", 1, batch())
     await asyncio.gather(*[spool.close() for spool in spools])
     assert await counted(pool) == 4
 
@@ -107,7 +107,7 @@ async def test_files_put_while_batches_are_sent_are_neither_lost_nor_doubled(poo
 
     async with asyncio.TaskGroup() as group:
         group.create_task(send())
-        await asyncio.gather(*[put(place, spool) for place, spool in enumerate(others)])
+        await asyncio.gather(*[put(index, spool) for index, spool in enumerate(others)])
         done.set()
     assert await counted(pool) == 3 * 40
 

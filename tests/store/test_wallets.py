@@ -300,7 +300,7 @@ async def test_refusal_is_stored_although_another_operation_used_the_nonce(pool:
 
 async def test_old_operations_are_deleted_and_unsent_ones_sooner(pool: Pool) -> None:
     store = OperationStore(pool)
-    names = {name: bytes([place]) * 32 for place, name in enumerate(("seen", "refused", "sent", "included"))}
+    names = {name: bytes([index]) * 32 for index, name in enumerate(("seen", "refused", "sent", "included"))}
     for name in names.values():
         await store.record(sent(name))
     await store.mark_refused(sent(names["refused"]), b"{}")
@@ -323,8 +323,8 @@ async def test_old_operations_are_deleted_and_unsent_ones_sooner(pool: Pool) -> 
 
 async def test_old_operations_are_deleted_in_batches(pool: Pool) -> None:
     store = OperationStore(pool)
-    for place in range(5):
-        await store.record(sent(bytes([place]) * 32))
+    for index in range(5):
+        await store.record(sent(bytes([index]) * 32))
     async with pool.connection() as connection:
         await connection.execute("update operations set changed_at = now() - interval '99 days', status = 'sent'")
     bites = [await store.purge(keep_days=90, keep_unsent_days=7, at_once=2) for _ in range(3)]

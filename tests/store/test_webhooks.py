@@ -266,7 +266,7 @@ async def test_interrupted_resume_is_completed_later(desk: Desk) -> None:
 
 
 def values(count: int) -> list[bytes]:
-    return [place.to_bytes(20, "big") for place in range(1, count + 1)]
+    return [index.to_bytes(20, "big") for index in range(1, count + 1)]
 
 
 async def wal_bytes(desk: Desk) -> int:
@@ -287,7 +287,7 @@ async def test_filter_values_of_a_day_are_limited_by_account(desk: Desk) -> None
     await desk.make(account="acct_2", addresses=values(2_000), values_per_day=5_000)
     # Changes count too, and so do the values of a config.
     await desk.store.update(second, delta=AddressChange(add=[A], remove=values(400), most=10_000), values_per_day=5_000)
-    long = {"topics": [f"0x{place:064x}" for place in range(1_000)]}
+    long = {"topics": [f"0x{index:064x}" for index in range(1_000)]}
     with pytest.raises(RateLimited):
         await desk.store.update(second, config=long, values_per_day=5_000)
     await desk.store.update(second, config={}, addresses=values(599), values_per_day=5_000)

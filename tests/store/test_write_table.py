@@ -41,7 +41,7 @@ def test_write_is_forgotten_after_a_minute(fd: int) -> None:
 
 def test_oldest_write_of_a_full_set_makes_room(fd: int) -> None:
     table = WriteTable(fd, 0)
-    tags = [1 + SETS * place for place in range(WAYS + 1)]
+    tags = [1 + SETS * index for index in range(WAYS + 1)]
     for at, tag in enumerate(tags):
         table.note(tag, MARK, 100.0 + at)
     assert [table.find(tag, 110.0) for tag in tags] == [0, *[MARK] * WAYS]

@@ -335,6 +335,6 @@ def test_rebuilt_envelope_runs_the_method_that_was_checked(
         method, params, _ = jsonrpc.parse(f"{{{text}}}".encode())
     except MalformedCall:
         return
-    rebuilt = b"".join((jsonrpc.HEAD, b"7", jsonrpc.request_tail(method), params, b"}"))
+    rebuilt = b"".join((jsonrpc.ENVELOPE_START, b"7", jsonrpc.request_tail(method), params, b"}"))
     run = go_decode(rebuilt)
     assert (run["jsonrpc"], run["id"], run["method"]) == ("2.0", 7, method)

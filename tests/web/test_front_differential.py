@@ -338,10 +338,10 @@ async def test_large_bodies_have_equal_replies(cache: dict[str, Any]) -> None:
 @on_uvloop
 async def test_heads_that_never_repeat_stay_on_the_hot_path() -> None:
     async with both_ways(**NO_CACHE) as (worker, _), await worker.connect() as client:
-        for place in range(8):
-            options = {"X_Request_Id": "the-same-for-both", "X_Trace_Id": f"{place:016x}"}
-            varied = await client.send(worker.post(rpc("eth_gasPrice", id=place), **options))
-            plain = await client.send(worker.post(rpc("eth_gasPrice", id=place), X_Request_Id="the-same-for-both"))
+        for index in range(8):
+            options = {"X_Request_Id": "the-same-for-both", "X_Trace_Id": f"{index:016x}"}
+            varied = await client.send(worker.post(rpc("eth_gasPrice", id=index), **options))
+            plain = await client.send(worker.post(rpc("eth_gasPrice", id=index), X_Request_Id="the-same-for-both"))
             assert compared(varied) == compared(plain)
         assert protocols_of(worker) == ["FrontConnection"]
         worker.app.keyring.find(worker.keys["main"], 0.0).alive = False  # type: ignore[union-attr]

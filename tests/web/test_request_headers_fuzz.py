@@ -221,7 +221,7 @@ async def test_accepted_heads_mean_the_same_to_aiohttp() -> None:
         worker.add_key("other")
         reader, theirs = reader_of(worker), Theirs(lambda text: worker.app.keyring.find(text, 0.0))
         accepted = 0
-        for place, made in enumerate(Chance(seed, worker.keys.values()).heads(HEADS)):
+        for index, made in enumerate(Chance(seed, worker.keys.values()).heads(HEADS)):
             # Like the front, read up to the first empty line.
             raw = made[: made.index(b"\r\n\r\n") + 4]
             head = reader.read(raw)
@@ -231,7 +231,7 @@ async def test_accepted_heads_mean_the_same_to_aiohttp() -> None:
             try:
                 theirs.compare(raw, head)
             except Exception as exc:
-                raise AssertionError(f"seed {seed}, head {place}: {raw!r}") from exc
+                raise AssertionError(f"seed {seed}, head {index}: {raw!r}") from exc
         assert accepted > HEADS // 10, "the heads are too wild to say anything"
 
 
@@ -302,8 +302,8 @@ async def test_head_is_cached_when_it_is_seen_twice() -> None:
 async def test_heads_that_never_repeat_are_not_cached() -> None:
     async with Scripted() as upstream, running_worker(upstream.url) as worker:
         reader = reader_of(worker)
-        for place in range(2 * MOST_REMEMBERED):
-            assert reader.read(head_with(worker, f"traceparent: {place}")) is not None
+        for index in range(2 * MOST_REMEMBERED):
+            assert reader.read(head_with(worker, f"traceparent: {index}")) is not None
         assert remembered(reader) <= 1  # Two hashes may collide.
 
 
@@ -312,8 +312,8 @@ async def test_cache_of_heads_is_bounded() -> None:
     async with Scripted() as upstream, running_worker(upstream.url) as worker:
         reader = reader_of(worker)
         most = 0
-        for place in range(MOST_REMEMBERED + 500):
-            raw = head_with(worker, f"traceparent: {place}")
+        for index in range(MOST_REMEMBERED + 500):
+            raw = head_with(worker, f"traceparent: {index}")
             assert reader.read(raw) is not None
             assert reader.read(raw) is not None
             most = max(most, remembered(reader))
@@ -365,8 +365,8 @@ async def test_request_in_pieces_counts_as_seen_once(cuts: int) -> None:
         await worker.connect() as client,
     ):
         body = rpc("net_listening", ["x" * 100])
-        for place in range(20):
-            data = worker.post(body, Traceparent=str(place))
+        for index in range(20):
+            data = worker.post(body, Traceparent=str(index))
             at = [len(data) - 30 * cut for cut in range(cuts, 0, -1)]
             for start, end in zip([0, *at], [*at, len(data)], strict=True):
                 await client.write(data[start:end])
@@ -383,7 +383,7 @@ async def test_request_in_pieces_counts_as_seen_once(cuts: int) -> None:
 async def test_heads_that_differ_in_one_ignored_value_have_a_template() -> None:
     async with Scripted() as upstream, running_worker(upstream.url) as worker:
         reader = reader_of(worker)
-        heads = [head_with(worker, f"X-Trace-Id: {place:08d}", "Accept: */*") for place in range(3)]
+        heads = [head_with(worker, f"X-Trace-Id: {index:08d}", "Accept: */*") for index in range(3)]
         meaning = [reader.read(raw) for raw in heads]
         assert meaning[0] is not None
         assert meaning[0] is meaning[1] is meaning[2]
@@ -419,7 +419,7 @@ async def test_heads_that_fit_a_template_parse_to_the_same_result() -> None:
     hostile = (b"\r\nX-API-Key: x", b"\r\n\r\nPOST", b"\r", b"\n", b"\0", b"\x7f", b"\xff", b": ", b"\t", b"\r\nTE: y")
     async with Scripted() as upstream, running_worker(upstream.url) as worker:
         reader = reader_of(worker)
-        good = [head_with(worker, f"X-Trace: {place:032x}", "Accept: */*") for place in range(2)]
+        good = [head_with(worker, f"X-Trace: {index:032x}", "Accept: */*") for index in range(2)]
         head = reader.read(good[1])
         assert head is not None
         shape = reader.template(good[0], good[1], head)

@@ -243,9 +243,9 @@ async def test_handshakes_of_one_address_take_turns_with_those_of_others(leaf: L
     greeting = outgoing.read()
     async with serving(leaf) as worker:
         with contextlib.ExitStack() as stack:
-            place = "127.0.0.1", worker.port
+            address = "127.0.0.1", worker.port
             sources = ["127.0.0.1"] * 20 + ["127.0.0.2"]
-            sockets = [socket.create_connection(place, source_address=(source, 0)) for source in sources]
+            sockets = [socket.create_connection(address, source_address=(source, 0)) for source in sources]
             *flood, other = map(stack.enter_context, sockets)
             await until(lambda: len(worker.app.limiter.connections) == len(sockets))
             # All greetings are there before the loop reads the first one.

@@ -84,23 +84,23 @@ class Worker:
         beside: Key | None = None,
     ) -> Key:
         """Add a key with its own account, or one `beside` another of the same account. `keys[name]` is its text."""
-        place = len(self.keys) + 1
-        text = access.mint("live" if live else "test", place.to_bytes(32, "big"))
+        number = len(self.keys) + 1
+        text = access.mint("live" if live else "test", number.to_bytes(32, "big"))
         self.keys[name] = text
         account = (
             beside.account
             if beside
-            else Account(id=f"acc_{place}", plan="enterprise", day_limit=limits.requests_per_day)
+            else Account(id=f"acc_{number}", plan="enterprise", day_limit=limits.requests_per_day)
         )
         account.records_params = records_params
         key = Key(
-            id=f"key_{place}",
-            lineage=f"key_{place}",
+            id=f"key_{number}",
+            lineage=f"key_{number}",
             digest=access.digest(PEPPER.encode(), text),
             live=live,
             scopes=access.scope_bits(tuple(scopes)),
             account=account,
-            rate=beside.rate if beside else BucketRates(place, limits.requests_per_second, limits.units_per_second),
+            rate=beside.rate if beside else BucketRates(number, limits.requests_per_second, limits.units_per_second),
             disabled=disabled,
             expires_at=time.monotonic() + lives_s,
             directives=directives,
@@ -170,9 +170,9 @@ async def running_worker(
         upstreams = {LIVE: [upstreams], TEST: [upstreams]}
     # All upstreams of tests are on one host, which would be one operator.
     blocks = [
-        {"network": network, "operator": f"operator-{place}", **({"url": given} if isinstance(given, str) else given)}
+        {"network": network, "operator": f"operator-{index}", **({"url": given} if isinstance(given, str) else given)}
         for network, found in upstreams.items()
-        for place, given in enumerate(found, 1)
+        for index, given in enumerate(found, 1)
     ]
     over = {
         "database": {"url": "postgresql://nobody@127.0.0.1:1/nothing"},

@@ -219,9 +219,9 @@ async def test_unix_socket_is_used_instead_of_the_host(tmp_path: Path) -> None:
     application.router.add_post("/path", handle)
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.05)
     await runner.setup()
-    place = str(tmp_path / "node.sock")
-    await web.UnixSite(runner, place).start()
-    async with reaching(url="http://node.internal/path", socket=place) as worker:
+    path = str(tmp_path / "node.sock")
+    await web.UnixSite(runner, path).start()
+    async with reaching(url="http://node.internal/path", socket=path) as worker:
         assert (await worker.send(CALL)).json["result"] == "yes"
     await runner.cleanup()
 

@@ -28,7 +28,7 @@ INITIALIZED = topic("SimpleAccountInitialized(address,address)")
 
 
 @dataclass(frozen=True, slots=True)
-class LogPlace:
+class LogPosition:
     """The position and contract of a log."""
 
     contract: bytes
@@ -40,7 +40,7 @@ class LogPlace:
 
 @dataclass(frozen=True, slots=True)
 class IncludedOperation:
-    """An operation that is on the chain, whether or not its call succeeded. `place.contract` is its EntryPoint."""
+    """An operation that is on the chain, whether or not its call succeeded. `position.contract` is its EntryPoint."""
 
     hash: bytes
     sender: bytes
@@ -49,7 +49,7 @@ class IncludedOperation:
     success: bool
     cost_wei: int
     gas_used: int
-    place: LogPlace
+    position: LogPosition
 
 
 def included(log: ChainLog) -> IncludedOperation | None:
@@ -60,10 +60,10 @@ def included(log: ChainLog) -> IncludedOperation | None:
     data = abi.unhex(log.data)
     if data is None or len(data) != 4 * abi.WORD:
         return None
-    place = _place(log)
+    position = _position(log)
     name, *parties = (abi.unhex(each) for each in log.topics[1:])
     sender, paymaster = (abi.address(each) for each in parties)
-    if place is None or name is None or len(name) != abi.WORD or sender is None or paymaster is None:
+    if position is None or name is None or len(name) != abi.WORD or sender is None or paymaster is None:
         return None
     return IncludedOperation(
         hash=name,
@@ -73,16 +73,16 @@ def included(log: ChainLog) -> IncludedOperation | None:
         success=any(data[32:64]),
         cost_wei=int.from_bytes(data[64:96], "big"),
         gas_used=int.from_bytes(data[96:], "big"),
-        place=place,
+        position=position,
     )
 
 
-def born(log: ChainLog) -> LogPlace | None:
-    """The place of a wallet's deployment, if this log reports one. Its contract is the wallet."""
-    return _place(log) if len(log.topics) == 3 and log.topics[0] == INITIALIZED else None
+def born(log: ChainLog) -> LogPosition | None:
+    """The position of a wallet's deployment, if this log reports one. Its contract is the wallet."""
+    return _position(log) if len(log.topics) == 3 and log.topics[0] == INITIALIZED else None
 
 
-def _place(log: ChainLog) -> LogPlace | None:
+def _position(log: ChainLog) -> LogPosition | None:
     found = [abi.unhex(text) for text in (log.address, log.block_hash, log.transaction_hash)]
     try:
         block, index = int(log.block_number, 16), int(log.log_index, 16)
@@ -91,7 +91,7 @@ def _place(log: ChainLog) -> LogPlace | None:
     contract, block_hash, transaction = found
     if contract is None or block_hash is None or transaction is None:
         return None
-    return LogPlace(contract, block, block_hash, transaction, index)
+    return LogPosition(contract, block, block_hash, transaction, index)
 
 
 def read_logs(found: object) -> list[ChainLog]:
@@ -110,7 +110,7 @@ def logs_of(event: IncludedOperation, logs: Sequence[Mapping[str, Any]]) -> list
     found: list[Mapping[str, Any]] = []
     for log in logs:
         name = (log.get("topics") or [None])[0]
-        if name == INCLUDED and log.get("logIndex") == hex(event.place.log_index):
+        if name == INCLUDED and log.get("logIndex") == hex(event.position.log_index):
             return found
         if name in (BEFORE_EXECUTION, INCLUDED):
             found = []
@@ -135,7 +135,7 @@ def receipt(event: IncludedOperation, transaction: Mapping[str, Any]) -> dict[st
     own = logs_of(event, logs)
     answer: dict[str, Any] = {
         "userOpHash": "0x" + event.hash.hex(),
-        "entryPoint": address.checksum(event.place.contract),
+        "entryPoint": address.checksum(event.position.contract),
         "sender": address.checksum(event.sender),
         "nonce": hex(event.nonce),
         "actualGasUsed": hex(event.gas_used),

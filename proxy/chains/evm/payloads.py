@@ -27,8 +27,8 @@ _read_raw = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 @dataclass(frozen=True, slots=True)
-class EventPlace:
-    """The place and time (ISO 8601) of an event. `symbol` and `decimals` are of the network's coin. No `block`: the mempool."""
+class EventContext:
+    """The chain, block and time (ISO 8601) of an event. `symbol` and `decimals` are of its coin. No `block`: the mempool."""
 
     chain: str
     symbol: str
@@ -48,7 +48,7 @@ class EventToken:
 
 @dataclass(frozen=True, slots=True)
 class EventPayload:
-    """`at`: the place in the block, from which the event's id is derived. `lacks`: the missing parts, as JSON."""
+    """`at`: the position in the block, from which the event's id is derived. `lacks`: the missing parts, as JSON."""
 
     at: tuple[str, ...]
     data: dict[str, Any]
@@ -56,7 +56,7 @@ class EventPayload:
 
 
 def payload_of(
-    match: Match, place: EventPlace, *, header: Header | None, tokens: Mapping[bytes, EventToken]
+    match: Match, context: EventContext, *, header: Header | None, tokens: Mapping[bytes, EventToken]
 ) -> EventPayload:
     """`tokens`: tokens whose data is known already."""
     watcher, fact = match.watcher, match.fact
@@ -64,30 +64,30 @@ def payload_of(
     side = () if match.direction is None else (match.direction,)
     match fact:
         case MatchTransaction() if watcher.kind == "mined":
-            return EventPayload((fact.hash,), _mined(fact, place, watcher, is_a=is_a), {"transaction": fact.hash})
+            return EventPayload((fact.hash,), _mined(fact, context, watcher, is_a=is_a), {"transaction": fact.hash})
         case MatchTransaction() if watcher.kind == "pending":
-            return EventPayload((fact.hash, *side), _pending(fact, place, match.direction))
+            return EventPayload((fact.hash, *side), _pending(fact, context, match.direction))
         case MatchTransaction():
-            data = _native(fact, place, match.direction, is_a=is_a)
+            data = _native(fact, context, match.direction, is_a=is_a)
             lacks = {"transaction": fact.hash, **({"success": True} if needs_success(watcher) else {})}
             return EventPayload((fact.hash, "", *side), data, lacks)
         case Transfer() if watcher.kind == "activity":
-            return _moved(match, fact, place, tokens, is_a=is_a)
+            return _moved(match, fact, context, tokens, is_a=is_a)
         case Transfer() if fact.standard == FUNGIBLE:
-            data = _token(fact, place, is_a=is_a)
+            data = _token(fact, context, is_a=is_a)
             return _known(EventPayload(_at(fact), data), fact.contract, tokens)
         case Transfer():
             lacks = {} if is_a else {"nft": ["0x" + fact.contract.hex(), str(fact.token_id)]}
-            return EventPayload(_at(fact), _nft(fact, place, is_a=is_a), lacks)
+            return EventPayload(_at(fact), _nft(fact, context, is_a=is_a), lacks)
         case InternalTransfer():
             return EventPayload(
-                (fact.transaction, "call", *map(str, fact.path), *side), _internal(fact, place, match.direction)
+                (fact.transaction, "call", *map(str, fact.path), *side), _internal(fact, context, match.direction)
             )
         case ChainLog():
-            return EventPayload((fact.transaction_hash, fact.log_index), _log(fact, place))
+            return EventPayload((fact.transaction_hash, fact.log_index), _log(fact, context))
         case _:
             assert header is not None
-            return EventPayload((), _block(header, place))
+            return EventPayload((), _block(header, context))
 
 
 def needs_success(watcher: Watcher) -> bool:
@@ -159,29 +159,29 @@ def put_token(data: dict[str, Any], token: EventToken) -> None:
 # Both formats
 
 
-def _native(tx: MatchTransaction, place: EventPlace, direction: str | None, *, is_a: bool) -> dict[str, Any]:
+def _native(tx: MatchTransaction, context: EventContext, direction: str | None, *, is_a: bool) -> dict[str, Any]:
     if is_a:
         return {
-            "chain": place.chain,
-            "block_number": place.block,
+            "chain": context.chain,
+            "block_number": context.block,
             "tx_hash": tx.hash,
             "from": address.checksum(tx.sender),
             "to": _text(tx.recipient),
             "value": str(tx.value),
-            "asset": place.symbol,
+            "asset": context.symbol,
             "contract": None,
             "direction": direction,
             "status": None,
         }
     return {
-        "blockNumber": place.block,
+        "blockNumber": context.block,
         "transactionHash": tx.hash,
         "logIndex": None,
         "from": address.checksum(tx.sender),
         "to": _text(tx.recipient),
         "value": str(tx.value),
-        "valueFormatted": units.formatted(tx.value, place.decimals),
-        "asset": place.symbol,
+        "valueFormatted": units.formatted(tx.value, context.decimals),
+        "asset": context.symbol,
         "category": "native",
         "token": None,
         "tokenId": None,
@@ -190,7 +190,7 @@ def _native(tx: MatchTransaction, place: EventPlace, direction: str | None, *, i
 
 
 def _moved(
-    match: Match, fact: Transfer, place: EventPlace, tokens: Mapping[bytes, EventToken], *, is_a: bool
+    match: Match, fact: Transfer, context: EventContext, tokens: Mapping[bytes, EventToken], *, is_a: bool
 ) -> EventPayload:
     """A token, or an NFT, of a watched address."""
     assert match.direction is not None
@@ -198,8 +198,8 @@ def _moved(
     data: dict[str, Any]
     if is_a:
         data = {
-            "chain": place.chain,
-            "block_number": place.block,
+            "chain": context.chain,
+            "block_number": context.block,
             "tx_hash": fact.transaction,
             "from": address.checksum(fact.sender),
             "to": address.checksum(fact.recipient),
@@ -213,7 +213,7 @@ def _moved(
             data["token_id"] = nft_id
     else:
         data = {
-            "blockNumber": place.block,
+            "blockNumber": context.block,
             "transactionHash": fact.transaction,
             "logIndex": fact.log_index,
             "from": address.checksum(fact.sender),
@@ -229,11 +229,11 @@ def _moved(
     return _known(EventPayload(_at(fact, match.direction), data), fact.contract, tokens)
 
 
-def _token(fact: Transfer, place: EventPlace, *, is_a: bool) -> dict[str, Any]:
+def _token(fact: Transfer, context: EventContext, *, is_a: bool) -> dict[str, Any]:
     if is_a:
         return {
-            "chain": place.chain,
-            "block_number": place.block,
+            "chain": context.chain,
+            "block_number": context.block,
             "tx_hash": fact.transaction,
             "contract": address.checksum(fact.contract),
             "from": address.checksum(fact.sender),
@@ -243,7 +243,7 @@ def _token(fact: Transfer, place: EventPlace, *, is_a: bool) -> dict[str, Any]:
             "decimals": None,
         }
     return {
-        "blockNumber": place.block,
+        "blockNumber": context.block,
         "transactionHash": fact.transaction,
         "logIndex": fact.log_index,
         "from": address.checksum(fact.sender),
@@ -254,11 +254,11 @@ def _token(fact: Transfer, place: EventPlace, *, is_a: bool) -> dict[str, Any]:
     }
 
 
-def _nft(fact: Transfer, place: EventPlace, *, is_a: bool) -> dict[str, Any]:
+def _nft(fact: Transfer, context: EventContext, *, is_a: bool) -> dict[str, Any]:
     if is_a:
         return {
-            "chain": place.chain,
-            "block_number": place.block,
+            "chain": context.chain,
+            "block_number": context.block,
             "tx_hash": fact.transaction,
             "contract": address.checksum(fact.contract),
             "from": address.checksum(fact.sender),
@@ -268,7 +268,7 @@ def _nft(fact: Transfer, place: EventPlace, *, is_a: bool) -> dict[str, Any]:
             "quantity": fact.amount,
         }
     return {
-        "blockNumber": place.block,
+        "blockNumber": context.block,
         "transactionHash": fact.transaction,
         "logIndex": fact.log_index,
         "activity": "mint" if fact.sender == ZERO else "burn" if fact.recipient == ZERO else "transfer",
@@ -282,12 +282,12 @@ def _nft(fact: Transfer, place: EventPlace, *, is_a: bool) -> dict[str, Any]:
     }
 
 
-def _mined(tx: MatchTransaction, place: EventPlace, watcher: Watcher, *, is_a: bool) -> dict[str, Any]:
+def _mined(tx: MatchTransaction, context: EventContext, watcher: Watcher, *, is_a: bool) -> dict[str, Any]:
     confirmations = max(1, watcher.filter.confirmations)
     if is_a:
         return {
-            "chain": place.chain,
-            "block_number": place.block,
+            "chain": context.chain,
+            "block_number": context.block,
             "tx_hash": tx.hash,
             "from": address.checksum(tx.sender),
             "to": _text(tx.recipient),
@@ -297,14 +297,14 @@ def _mined(tx: MatchTransaction, place: EventPlace, watcher: Watcher, *, is_a: b
             "confirmations": confirmations,
         }
     return {
-        "blockNumber": place.block,
-        "blockHash": place.hash,
+        "blockNumber": context.block,
+        "blockHash": context.hash,
         "transactionHash": tx.hash,
         "transactionIndex": tx.index,
         "from": address.checksum(tx.sender),
         "to": _text(tx.recipient),
         "value": str(tx.value),
-        "valueFormatted": units.formatted(tx.value, place.decimals),
+        "valueFormatted": units.formatted(tx.value, context.decimals),
         "nonce": tx.nonce,
         "status": None,
         "gasUsed": None,
@@ -315,10 +315,10 @@ def _mined(tx: MatchTransaction, place: EventPlace, watcher: Watcher, *, is_a: b
 # One format alone
 
 
-def _log(log: ChainLog, place: EventPlace) -> dict[str, Any]:
+def _log(log: ChainLog, context: EventContext) -> dict[str, Any]:
     return {
-        "chain": place.chain,
-        "block_number": place.block,
+        "chain": context.chain,
+        "block_number": context.block,
         "tx_hash": log.transaction_hash,
         "log_index": int(log.log_index, 16),
         "contract": address.checksum(bytes.fromhex(log.address[2:])),
@@ -327,41 +327,41 @@ def _log(log: ChainLog, place: EventPlace) -> dict[str, Any]:
     }
 
 
-def _internal(call: InternalTransfer, place: EventPlace, direction: str | None) -> dict[str, Any]:
+def _internal(call: InternalTransfer, context: EventContext, direction: str | None) -> dict[str, Any]:
     return {
-        "blockNumber": place.block,
+        "blockNumber": context.block,
         "transactionHash": call.transaction,
         "traceAddress": list(call.path),
         "callType": call.kind,
         "from": address.checksum(call.sender),
         "to": address.checksum(call.recipient),
         "value": str(call.value),
-        "valueFormatted": units.formatted(call.value, place.decimals),
-        "asset": place.symbol,
+        "valueFormatted": units.formatted(call.value, context.decimals),
+        "asset": context.symbol,
         "direction": direction,
     }
 
 
-def _pending(tx: MatchTransaction, place: EventPlace, direction: str | None) -> dict[str, Any]:
+def _pending(tx: MatchTransaction, context: EventContext, direction: str | None) -> dict[str, Any]:
     return {
         "transactionHash": tx.hash,
         "from": address.checksum(tx.sender),
         "to": _text(tx.recipient),
         "value": str(tx.value),
-        "valueFormatted": units.formatted(tx.value, place.decimals),
-        "asset": place.symbol,
+        "valueFormatted": units.formatted(tx.value, context.decimals),
+        "asset": context.symbol,
         "nonce": tx.nonce,
         "selector": "0x" + tx.selector.hex() if tx.selector else None,
         "direction": direction,
     }
 
 
-def _block(header: Header, place: EventPlace) -> dict[str, Any]:
+def _block(header: Header, context: EventContext) -> dict[str, Any]:
     return {
-        "blockNumber": place.block,
+        "blockNumber": context.block,
         "blockHash": header.hash,
         "parentHash": header.parent_hash,
-        "timestamp": place.time,
+        "timestamp": context.time,
         "gasUsed": int(header.gas_used, 16),
         "transactionCount": len(_read_raw(header.transactions)),
     }

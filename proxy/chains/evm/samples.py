@@ -10,7 +10,7 @@ from typing import Any
 from proxy.chains.evm import payloads
 from proxy.chains.evm.facts import TRANSFER, ChainLog, Header
 from proxy.chains.evm.matching import InternalTransfer, Match, MatchTransaction
-from proxy.chains.evm.payloads import EventPlace, EventToken
+from proxy.chains.evm.payloads import EventContext, EventToken
 from proxy.chains.evm.watch_index import KINDS, Direction, Watcher, WatchFilter, WatchKind
 from proxy.core.holdings import FUNGIBLE, Transfer
 
@@ -33,11 +33,11 @@ def sample_of(event_type: str, *, chain: str, symbol: str, decimals: int, block:
     """The data of an event of this type. `symbol` and `decimals` are of the network's own coin."""
     kind = KINDS[event_type]
     watcher = Watcher("", event_type, WatchFilter(), listed=False)
-    place = EventPlace(chain, symbol, decimals, None if kind == "pending" else block, _BLOCK_HASH, time)
+    context = EventContext(chain, symbol, decimals, None if kind == "pending" else block, _BLOCK_HASH, time)
     header = Header(hex(block), _BLOCK_HASH, _PARENT, "0x0", gas_used="0x5208")
     direction: Direction | None = "incoming" if kind in ("activity", "internal", "pending") else None
     found = payloads.payload_of(
-        Match(watcher, _fact(kind, block), direction), place, header=header, tokens={_CONTRACT: _TOKEN}
+        Match(watcher, _fact(kind, block), direction), context, header=header, tokens={_CONTRACT: _TOKEN}
     )
     whole = payloads.completed(
         event_type,

@@ -33,7 +33,7 @@ class InclusionSink:
     def events_of(self, network: str, found: Sequence[BlockFacts]) -> list[IncludedOperation]:
         trusted = self._entry_points.get(network, frozenset())
         events = (operations.included(log) for piece in found for log in piece.logs)
-        return [event for event in events if event is not None and event.place.contract in trusted]
+        return [event for event in events if event is not None and event.position.contract in trusted]
 
     async def undo(
         self, connection: DatabaseConnection, network: Followed, stays: BlockId, removed: Sequence[BlockId]

@@ -130,7 +130,7 @@ class OperationLookup:
         if event is None:
             return jsonrpc.NULL
         if flight.policy.method.name == RECEIPT:
-            transaction = "0x" + event.place.transaction.hex()
+            transaction = "0x" + event.position.transaction.hex()
             receipt = await self._internal_calls.call(network, "eth_getTransactionReceipt", transaction)
             return orjson.dumps(operations.receipt(event, receipt)) if isinstance(receipt, dict) else jsonrpc.NULL
         return jsonrpc.NULL if record is None else orjson.dumps(_included(event, record))
@@ -206,11 +206,11 @@ def _begin(record: OperationRow | None, missed: int | None) -> int:
 
 
 def _included(event: IncludedOperation, record: OperationRow) -> dict[str, Any]:
-    place = event.place
+    position = event.position
     return {
         "userOperation": record["operation"],
-        "entryPoint": address.checksum(place.contract),
-        "blockNumber": hex(place.block),
-        "blockHash": "0x" + place.block_hash.hex(),
-        "transactionHash": "0x" + place.transaction.hex(),
+        "entryPoint": address.checksum(position.contract),
+        "blockNumber": hex(position.block),
+        "blockHash": "0x" + position.block_hash.hex(),
+        "transactionHash": "0x" + position.transaction.hex(),
     }

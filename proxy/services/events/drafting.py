@@ -16,7 +16,7 @@ from proxy import telemetry
 from proxy.chains.evm import payloads
 from proxy.chains.evm.facts import Header
 from proxy.chains.evm.matching import Match
-from proxy.chains.evm.payloads import EventPlace, EventToken
+from proxy.chains.evm.payloads import EventContext, EventToken
 from proxy.chains.evm.watch_index import WatchFilter
 from proxy.chains.registry import Network
 from proxy.core import webhook_bodies
@@ -59,7 +59,7 @@ class EventDrafter:
         time: int = 0,
     ) -> list[NewEvent]:
         """Draft one event for each match."""
-        place = EventPlace(
+        context = EventContext(
             self.chain.name,
             self.network.chain.native.symbol,
             self.network.chain.native.decimals,
@@ -71,26 +71,28 @@ class EventDrafter:
         found = []
         for match in matches:
             with self._bad.skipped(webhook=match.watcher.id):
-                found.append(self._event(match, place, block_hash, header, at))
+                found.append(self._event(match, context, block_hash, header, at))
         return found
 
     def _event(
-        self, match: Match, place: EventPlace, block_hash: bytes | None, header: Header | None, at: str
+        self, match: Match, context: EventContext, block_hash: bytes | None, header: Header | None, at: str
     ) -> NewEvent:
         watcher = match.watcher
-        payload = payloads.payload_of(match, place, header=header, tokens=self.tokens)
-        event = webhook_bodies.event_id(watcher.id, watcher.event_type, self.network.id, place.hash, *payload.at)
+        payload = payloads.payload_of(match, context, header=header, tokens=self.tokens)
+        event = webhook_bodies.event_id(watcher.id, watcher.event_type, self.network.id, context.hash, *payload.at)
         body = webhook_bodies.body_of(event, watcher.event_type, watcher.id, chain=self.chain, at=at, data=payload.data)
         return NewEvent(
             id=event,
             webhook=watcher.id,
             type=watcher.event_type,
             body=body,
-            block=place.block,
+            block=context.block,
             block_hash=block_hash,
             lacks=payload.lacks or None,
-            after_block=None if place.block is None else _after(watcher.filter, place.block),
-            finality=None if place.block is None or watcher.filter.finality == "included" else watcher.filter.finality,
+            after_block=None if context.block is None else _after(watcher.filter, context.block),
+            finality=None
+            if context.block is None or watcher.filter.finality == "included"
+            else watcher.filter.finality,
             day=_day(watcher.filter, header),
             account=watcher.account,
         )

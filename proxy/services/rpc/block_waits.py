@@ -12,7 +12,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable
 
-from proxy.core.fair_places import FairPlaces
+from proxy.core.fair_permits import FairPermits
 from proxy.errors import BehindBlock
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Flight
@@ -39,7 +39,7 @@ class BlockWaits:
         self._tasks = tasks
         # The deadline of each flight, and the account that made it: a flight can pass to another account that has joined it.
         self._deadlines: dict[Flight, tuple[float, str]] = {}
-        self._places = FairPlaces(MOST_WAITING, per_client=MOST_OF_ACCOUNT)
+        self._permits = FairPermits(MOST_WAITING, per_client=MOST_OF_ACCOUNT)
         # For each account that has caused polls: when it will have all of them again.
         self._polls_until: dict[str, float] = {}
         self._is_running = False
@@ -54,7 +54,7 @@ class BlockWaits:
         """Let the flight wait until an upstream that takes calls has its block, or end it."""
         assert flight.call.directives is not None
         deadline = flight.began + flight.call.directives.min_block_wait
-        if time.monotonic() >= deadline or not self._places.take(flight.client):
+        if time.monotonic() >= deadline or not self._permits.take(flight.client):
             _give_up(dispatcher, flight)
             return
         self._deadlines[flight] = deadline, flight.client
@@ -81,7 +81,7 @@ class BlockWaits:
     def _take_poll(self, now: float) -> bool:
         """Take a quick poll from one of the waiting accounts, if one has any left."""
         self._polls_until = {account: until for account, until in self._polls_until.items() if until > now}
-        for account in self._places.clients():
+        for account in self._permits.clients():
             until = max(self._polls_until.get(account, now), now) + 1.0
             if until <= now + MOST_POLLS:
                 self._polls_until[account] = until
@@ -99,7 +99,7 @@ class BlockWaits:
             if not has_left and upstream is None and now < deadline:
                 continue
             del self._deadlines[flight]
-            self._places.give_back(client)
+            self._permits.give_back(client)
             if upstream is not None:
                 dispatcher.send(flight, upstream, now)
             elif not has_left:

@@ -185,7 +185,7 @@ class Dispatcher(FlightHandler):
         if directives is not None and directives.min_block > self.state.tip:
             # The reply names this block, and cached replies from before it must not follow.
             self.state.compare_number(directives.min_block, upstream.health, now)
-        body = (jsonrpc.HEAD, flight.id, policy.request_tail, flight.params, b"}")
+        body = (jsonrpc.ENVELOPE_START, flight.id, policy.request_tail, flight.params, b"}")
         upstream.submit(flight, *body, once=not policy.may_repeat, fresh=fresh, header=header)
 
     def _another(

@@ -21,7 +21,7 @@ class Probe:
     def __init__(self, upstream: Upstream, method: str, params: bytes = b"[]") -> None:
         self._id = b"%d" % next_id()
         self._upstream = upstream
-        self._body = b"".join((jsonrpc.HEAD, self._id, jsonrpc.request_tail(method), params, b"}"))
+        self._body = b"".join((jsonrpc.ENVELOPE_START, self._id, jsonrpc.request_tail(method), params, b"}"))
         self._result: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         # Whether the upstream replied, even with an error. One that limits our rate has said nothing about the call.
         self.is_answered = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from proxy.core.fair_places import FairPlaces
+from proxy.core.fair_permits import FairPermits
 from proxy.core.round_robin import RoundRobin
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Flight
@@ -30,11 +30,11 @@ class RestWaits:
     def __init__(self) -> None:
         # By account: each call, and when it gives up.
         self._waiting: RoundRobin[tuple[Dispatcher, Flight, float]] = RoundRobin()
-        self._places = FairPlaces(MOST_WAITING, per_client=MOST_OF_ACCOUNT)
+        self._permits = FairPermits(MOST_WAITING, per_client=MOST_OF_ACCOUNT)
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
-        return f"<RestWaits {len(self._places)}>"
+        return f"<RestWaits {len(self._permits)}>"
 
     def take(self, dispatcher: Dispatcher, flight: Flight) -> bool:
         """Let the flight wait. Returns False if that would not help."""
@@ -43,7 +43,7 @@ class RestWaits:
         method = flight.policy.method.name
         members = dispatcher.state.group.members
         may_help = now < until and any(each.is_limited(now) and each.may_serve(method) for each in members)
-        if not may_help or not self._places.take(flight.client):
+        if not may_help or not self._permits.take(flight.client):
             return False
         self._waiting.add(flight.client, (dispatcher, flight, until))
         if self._timer is None:
@@ -73,5 +73,5 @@ class RestWaits:
 
     def _pop(self, client: str) -> tuple[Dispatcher, Flight]:
         dispatcher, flight, _ = self._waiting.pop(client)
-        self._places.give_back(client)
+        self._permits.give_back(client)
         return dispatcher, flight

@@ -76,11 +76,11 @@ def may_be_plain(policy: MethodPolicy, call: RawCall) -> bool:
 
 
 # Between two calls or replies, and before the first and after the last one.
-_NEXT: Final = b"}," + jsonrpc.HEAD
-_FIRST: Final = b"[" + jsonrpc.HEAD
+_NEXT: Final = b"}," + jsonrpc.ENVELOPE_START
+_FIRST: Final = b"[" + jsonrpc.ENVELOPE_START
 _LAST: Final = b"}]"
 # The last three digits of the ids in a batch: joining is faster than formatting a number for each call.
-_PLACES: Final = [b"%03d" % place for place in range(SHORT_BATCH_ITEMS)]
+_PLACES: Final = [b"%03d" % index for index in range(SHORT_BATCH_ITEMS)]
 
 
 class PlainReads:
@@ -114,8 +114,8 @@ class PlainReads:
         start = b"%d" % number
         self._ids = start + (b"," + start).join(_PLACES[: len(self._calls)])
         parts: list[bytes] = []
-        for place, (policy, call) in enumerate(self._calls):
-            parts += (_NEXT, start, _PLACES[place], policy.request_tail, call[1])
+        for index, (policy, call) in enumerate(self._calls):
+            parts += (_NEXT, start, _PLACES[index], policy.request_tail, call[1])
         parts[0] = _FIRST
         parts.append(_LAST)
         return b"".join(parts)
@@ -211,7 +211,7 @@ class UpstreamBatch:
         parts: list[bytes] = []
         for flight in self._flights:
             flight.begin(upstream, now)
-            parts += (b",", jsonrpc.HEAD, flight.id, flight.policy.request_tail, flight.params, b"}")
+            parts += (b",", jsonrpc.ENVELOPE_START, flight.id, flight.policy.request_tail, flight.params, b"}")
         parts[0] = b"["
         parts.append(b"]")
         upstream.submit(self, *parts)

@@ -77,7 +77,7 @@ class SettlementSink:
                 telemetry.unknown_payments_total.labels(network.id).inc()
                 log.warning(
                     "a paymaster paid for an operation that is not in the ledger",
-                    extra={"network": network.id, "operation": "0x" + event.hash.hex(), "block": event.place.block},
+                    extra={"network": network.id, "operation": "0x" + event.hash.hex(), "block": event.position.block},
                 )
 
     async def undo(
@@ -172,7 +172,9 @@ class SettlementLoop:
         if first > last:
             return {}
         found = await chain.blocks(first, last)
-        return {(event.place.contract, event.sender, event.nonce): event for event in events_of(chain.network, found)}
+        return {
+            (event.position.contract, event.sender, event.nonce): event for event in events_of(chain.network, found)
+        }
 
     async def _pays(self, chain: SettlementChain, due: DueReservation, event: IncludedOperation) -> bool:
         """Whether this reservation pays for the operation. Another policy may have signed for the same nonce, or a foreign
@@ -206,7 +208,7 @@ def events_of(network: Network, found: BlockFacts) -> list[IncludedOperation]:
     """Operations included by the network's entry points. Other contracts may emit the same event, so they are ignored."""
     trusted = {bytes.fromhex(text[2:]) for text in network.chain.entry_points.values()}
     events = (operations.included(log_) for log_ in found.logs)
-    return [event for event in events if event is not None and event.place.contract in trusted]
+    return [event for event in events if event is not None and event.position.contract in trusted]
 
 
 def coin_of(network: Network) -> int:
@@ -216,14 +218,14 @@ def coin_of(network: Network) -> int:
 
 
 def _event(event: IncludedOperation) -> LandedOperation:
-    place = event.place
+    position = event.position
     return LandedOperation(
-        place.contract,
+        position.contract,
         event.sender,
         event.nonce,
         event.hash,
         event.cost_wei,
-        place.block,
-        place.block_hash,
-        place.transaction,
+        position.block,
+        position.block_hash,
+        position.transaction,
     )

@@ -96,12 +96,16 @@ class OperationStore:
 async def mark_included(connection: DatabaseConnection, network: str, events: Sequence[IncludedOperation]) -> None:
     """Mark operations as included, and others with the same sender and nonce as replaced."""
     columns = zip(
-        *((e.hash, e.success, e.place.block, e.place.block_hash, e.place.transaction, e.cost_wei) for e in events),
+        *(
+            (e.hash, e.success, e.position.block, e.position.block_hash, e.position.transaction, e.cost_wei)
+            for e in events
+        ),
         strict=True,
     )
     await connection.execute(sql.operations.mark_included, network, *map(list, columns))
     used = zip(
-        *((e.hash, e.place.contract, e.sender, e.nonce, e.place.block, e.place.block_hash) for e in events), strict=True
+        *((e.hash, e.position.contract, e.sender, e.nonce, e.position.block, e.position.block_hash) for e in events),
+        strict=True,
     )
     await connection.execute(sql.operations.mark_replaced, network, *map(list, used))
 

@@ -28,7 +28,10 @@ CACHE: Final = {
 
 def reply_length(size: int) -> bytes:
     """The last header line and the start of the body, for an id and a result of this combined size."""
-    return b"Content-Length: %d\r\n\r\n%b" % (size + len(jsonrpc.HEAD) + len(',"result":}'), jsonrpc.HEAD)
+    return b"Content-Length: %d\r\n\r\n%b" % (
+        size + len(jsonrpc.ENVELOPE_START) + len(',"result":}'),
+        jsonrpc.ENVELOPE_START,
+    )
 
 
 def length_line(size: int) -> bytes:

@@ -33,7 +33,7 @@ from proxy.web.websocket.socket_output import SocketOutput
 from proxy.web.websocket.subscriptions import Subscriptions
 
 _serial = itertools.count()
-_AROUND_A_RESULT = len(jsonrpc.HEAD) + len(',"result":}')
+_AROUND_A_RESULT = len(jsonrpc.ENVELOPE_START) + len(',"result":}')
 
 
 class SocketCalls:
@@ -310,10 +310,10 @@ class SocketCall(CallerState, HeldResultWaiter):
             self._send_whole(result)
             return
         if id_ and len(result) >= output.compress_from:
-            output.send(output.message(b"".join((jsonrpc.HEAD, id_, b',"result":', result, b"}"))))
+            output.send(output.message(b"".join((jsonrpc.ENVELOPE_START, id_, b',"result":', result, b"}"))))
         elif id_:
             header = frame_header(len(id_) + len(result) + _AROUND_A_RESULT)
-            output.send(b"".join((header, jsonrpc.HEAD, id_, b',"result":', result, b"}")))
+            output.send(b"".join((header, jsonrpc.ENVELOPE_START, id_, b',"result":', result, b"}")))
         self._end("results")
 
     def _send_whole(self, result: bytes | msgspec.Raw) -> None:
@@ -455,7 +455,7 @@ class SocketBatch:
         found: list[bytes | memoryview] = []
         for index, item in enumerate(batch.items):
             if pieces := item.pieces():
-                end = len(jsonrpc.HEAD) + len(item.id or jsonrpc.NULL)
+                end = len(jsonrpc.ENVELOPE_START) + len(item.id or jsonrpc.NULL)
                 meta = owner.meta(f"{self._number}.{index}", item)
                 first = bytes(pieces[0])
                 found += (b"," if found else b"[", first[:end], meta, first[end:], *pieces[1:])

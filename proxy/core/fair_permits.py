@@ -1,6 +1,6 @@
-"""A limited number of places, shared between clients.
+"""A limited number of permits, shared between clients.
 
-A client may hold no more places than are free, and no more than `per_client`: alone it gets half of them, and however many
+A client may hold no more permits than are free, and no more than `per_client`: alone it gets half of them, and however many
 clients take as many as they can, the next one finds some.
 """
 
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 
 
-class FairPlaces:
+class FairPermits:
     def __init__(self, most: int, per_client: int) -> None:
         self.free = most
         self._per_client = per_client
         self._held: Counter[str] = Counter()
 
     def __repr__(self) -> str:
-        return f"<FairPlaces {self.free} free, {self._held.total()} held by {len(self._held)} clients>"
+        return f"<FairPermits {self.free} free, {self._held.total()} held by {len(self._held)} clients>"
 
     def __len__(self) -> int:
         return self._held.total()
@@ -25,14 +25,14 @@ class FairPlaces:
         return self._held[client]
 
     def clients(self) -> list[str]:
-        """Those that hold a place."""
+        """Those that hold a permit."""
         return [*self._held]
 
     def has_one_for(self, client: str) -> bool:
         return self._held[client] < min(self.free, self._per_client)
 
     def take(self, client: str) -> bool:
-        """Take a place. False if the client may have no more."""
+        """Take a permit. False if the client may have no more."""
         if not self.has_one_for(client):
             return False
         self.take_anyway(client)
