@@ -51,6 +51,7 @@ from proxy.telemetry import AccessLines, Tallies
 from proxy.tracing import tracer_of
 from proxy.turn_queue import TurnQueue
 from proxy.web import api_spec, routes
+from proxy.web.aiohttp_internals import forget_handlers
 from proxy.web.api_middleware import ApiMiddleware, Handler
 from proxy.web.call_accounting import CallAccounting
 from proxy.web.cross_origin import CrossOrigin
@@ -444,6 +445,7 @@ class App:
         self.sockets.drain()
         await self.limiter.drain(self.settings.server.drain_s)
         await self._runner.cleanup()
+        forget_handlers()
         await self.tasks.close()
         await self.dashboard.close()
         await self.gas.refusals.flush()

@@ -9,10 +9,18 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from aiohttp import HttpVersion, StreamReader, http_parser, web, web_protocol
+from aiohttp import HttpVersion, StreamReader, http_parser, web, web_app, web_protocol
 from aiohttp._websocket.helpers import websocket_mask
 
-__all__ = ["AiohttpConnection", "RequestServer", "has_c_parser", "reply_in_version", "version_of", "websocket_mask"]
+__all__ = [
+    "AiohttpConnection",
+    "RequestServer",
+    "forget_handlers",
+    "has_c_parser",
+    "reply_in_version",
+    "version_of",
+    "websocket_mask",
+]
 
 RequestServer: TypeAlias = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -33,6 +41,12 @@ def version_of(request: web.BaseRequest) -> HttpVersion:
 def reply_in_version(request: web.BaseRequest, version: HttpVersion) -> None:
     """Reply in this version. aiohttp replies in the version of the request, and caches it at the first look at `version`."""
     request._version = version
+
+
+def forget_handlers() -> None:
+    """Empty aiohttp's cache of handlers, which is the same for all applications of a process. It would keep a stopped one, and
+    the memory that it maps, until a thousand other handlers have been used."""
+    web_app._cached_build_middleware.cache_clear()
 
 
 class AiohttpConnection(web.RequestHandler):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import gc
 import inspect
 import re
 from importlib import metadata
+from weakref import ref
 
 import pytest
 from aiohttp import HttpVersion10, HttpVersion11, http_parser, web
@@ -17,6 +19,8 @@ from proxy.web import aiohttp_internals
 from proxy.web.aiohttp_internals import AiohttpConnection, reply_in_version, version_of
 from proxy.web.front.handler_connection import HandlerConnection
 from tests.conventions.source import ROOT, modules
+from tests.service import until
+from tests.web.worker import on_uvloop, running_worker
 
 ADAPTER = aiohttp_internals.__name__
 # Of a connection before its first request, with the values that the adapter expects.
@@ -86,6 +90,17 @@ def test_mask_is_applied_in_place() -> None:
 def test_no_attribute_of_ours_hides_one_of_aiohttp() -> None:
     theirs = {name for each in web.RequestHandler.__mro__ for name in vars(each)}
     assert not theirs & {*HandlerConnection.__slots__}
+
+
+@on_uvloop
+async def test_stopped_worker_is_not_kept() -> None:
+    """Every worker of a test maps memory. If they stayed, the process would run out of files, and collecting garbage would take
+    longer after every test."""
+    async with running_worker("http://127.0.0.1:1/") as worker, await worker.connect() as client:
+        assert (await client.send(b"GET /healthz HTTP/1.1\r\nHost: penstock\r\n\r\n")).status == 200
+        app = ref(worker.app)
+    del worker, client
+    await until(lambda: gc.collect() is not None and app() is None)
 
 
 def test_only_the_adapter_uses_internals() -> None:
