@@ -35,6 +35,8 @@ RECOVERY_S, SETTLE_S = 120.0, 60.0
 PAUSE_S = (3.0, 8.0)
 # Calls per second, unless others are asked for.
 RATE = 400.0
+# Keys of the callers. The balancer sends the calls of a key to one gateway, so a single key would leave the others idle.
+KEYS = 12
 
 
 class FleetOnOneMachine:
@@ -50,10 +52,15 @@ class FleetOnOneMachine:
         self.ledger = FleetLedger()
         self.parts: list[FleetPart] = []
         self.port = 0
-        self.key = ""
+        self._keys: list[str] = []
 
     def __repr__(self) -> str:
         return f"<FleetOnOneMachine {len(self.parts)} parts, {self.ledger.answered} calls>"
+
+    @property
+    def key(self) -> str:
+        """One of the callers' keys."""
+        return self._keys[0]
 
     @property
     def elapsed_s(self) -> float:
@@ -63,7 +70,7 @@ class FleetOnOneMachine:
         stack.push_async_callback(self.database.stop)
         await self.database.start()
         (self.upstream,) = await stack.enter_async_context(scripted(1, self.chain, ChainUpstream))  # type: ignore[arg-type]
-        self.key = await self._prepared()
+        self._keys = await self._prepared()
         self.parts = self._parts(self.upstream.url)
         for part in self.parts:
             stack.push_async_callback(part.child.stop)
@@ -86,21 +93,22 @@ class FleetOnOneMachine:
     def _watch_clients(self, traffic: FleetTraffic) -> None:
         place: dict[str, Any] = {"port": self.port, "key": self.key}
         for number in range(self._callers):
-            self._tasks.start(f"caller {number}", FleetCaller(self.ledger, **place).run)
+            key = self._keys[number % KEYS]
+            self._tasks.start(f"caller {number}", FleetCaller(self.ledger, port=self.port, key=key).run)
         self.writes = WriteWatch(self.ledger, **place)
         self._tasks.start("writes", self.writes.run)
         self._tasks.start("socket", SocketWatch(self.ledger, **place, first=traffic.first_block).run)
 
-    async def _prepared(self) -> str:
-        """Migrate the database, and return a new key."""
+    async def _prepared(self) -> list[str]:
+        """Migrate the database, and return new keys."""
         pool = Pool(self.database.url, size=1, acquire_timeout_s=5.0)
         await pool.open()
         try:
             async with pool.connection(within_s=5.0) as connection:
                 await migrate.migrate(connection)
-            store = KeyStore(pool, pepper=PEPPER, plans={"enterprise": 10})
+            store = KeyStore(pool, pepper=PEPPER, plans={"enterprise": KEYS})
             account = await store.create_account(name="Fleet", email="fleet@example.com", plan="enterprise")
-            return (await store.create_key(account["id"], name="fleet", mode="live"))[1]
+            return [(await store.create_key(account["id"], name="fleet", mode="live"))[1] for _ in range(KEYS)]
         finally:
             await pool.close()
 
