@@ -1,4 +1,5 @@
-"""Figures of a running fleet: heads that go backwards, reads after writes, a rolling update, and how much the parts have to do.
+"""Figures of a running fleet: heads that go backwards, shorter branches, reads after writes, a rolling update, and the
+work of the parts.
 
 Each is measured as a client would see it, through the balancer or on the gateways themselves, beside the traffic of the fleet.
 """
@@ -6,7 +7,9 @@ Each is measured as a client would see it, through the balancer or on the gatewa
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
+import statistics
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +24,7 @@ from bench.fleet.programs import NETWORK, FleetPart
 # Seconds between blocks while heads are compared: at the network's own pace there would be few to compare.
 BLOCK_S = 0.25
 WRITES = 200
+REORGANISATIONS = 20
 ADDRESS = "0x" + "ab" * 20
 
 
@@ -36,6 +40,7 @@ class FleetFigures:
         """All figures, one line each."""
         yield await self.backwards(seconds, "gateways in turn", [part.port for part in self._gateways])
         yield await self.backwards(seconds, "balancer, hash by key", [self._fleet.port])
+        yield await self.shorter_branch()
         yield await self.reads_after_writes()
         yield await self.work(seconds)
         yield await self.rolling_update()
@@ -48,11 +53,29 @@ class FleetFigures:
         async with self._session() as session, self._blocks():
             end = time.monotonic() + seconds
             while time.monotonic() < end:
-                found = int(await self._result(session, ports[reads % len(ports)], "eth_blockNumber"), 16)
+                found = await self._head(session, ports[reads % len(ports)])
                 reads += 1
                 older += found < newest
                 newest = max(newest, found)
         return f"latest goes backwards ({name}, a block every {BLOCK_S} s): {older} of {reads} reads"
+
+    async def shorter_branch(self) -> str:
+        """Replace five blocks by three, and read the head through the balancer until it is the shorter branch's."""
+        took_s: list[float] = []
+        async with self._session() as session:
+            while len(took_s) < REORGANISATIONS:
+                await asyncio.sleep(random.uniform(1.0, 2.0))
+                before = self._fleet.chain.head
+                while await self._head(session, self._fleet.port) < before:
+                    pass
+                self._fleet.chain.drop(5)
+                self._fleet.chain.mine((), (), ())
+                began = time.monotonic()
+                while await self._head(session, self._fleet.port) >= before:
+                    pass
+                took_s.append(time.monotonic() - began)
+        median_ms, most_ms = statistics.median(took_s) * 1000, max(took_s) * 1000
+        return f"shorter branch is shown after {median_ms:.0f} ms (median), {most_ms:.0f} ms (longest of {len(took_s)})"
 
     async def reads_after_writes(self) -> str:
         """Write on one gateway, then read on the others, where an older result was cached before."""
@@ -100,6 +123,9 @@ class FleetFigures:
         timeout = aiohttp.ClientTimeout(total=30.0)
         async with aiohttp.ClientSession(headers={"X-API-Key": self._fleet.key}, timeout=timeout) as session:
             yield session
+
+    async def _head(self, session: aiohttp.ClientSession, port: int) -> int:
+        return int(await self._result(session, port, "eth_blockNumber"), 16)
 
     async def _result(self, session: aiohttp.ClientSession, port: int, method: str, *params: str) -> Any:
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}

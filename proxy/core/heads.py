@@ -17,6 +17,7 @@ ahead, because it may lie; lag is measured against the agreed head.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Literal
@@ -111,10 +112,16 @@ class NetworkHead:
         """A caller has received this block: no older head is returned after that."""
         self.tip = max(self.tip, number)
 
-    def lower_to(self, number: int) -> None:
-        """Another worker has seen a reorganisation to a shorter branch."""
+    def lower_to(self, number: int, members: tuple[UpstreamHealth, ...], now: float) -> None:
+        """Another worker has seen a reorganisation to a shorter branch. Older reports of the members do not contradict it."""
         self.tip = number
         self.agreed = min(self.agreed, number)
+        for member in members:
+            member.lost_blocks(number, now)
+
+    def is_doubtful(self, members: tuple[UpstreamHealth, ...], now: float) -> bool:
+        """Whether a member that had the tip has it no longer: the others may have lost it too by now."""
+        return any(not each.silent and each.head < self.tip <= each.peak for each in heard_of(members, now))
 
     def _agreed_by(self, voters: list[int], now: float) -> int:
         if len(voters) > 2 or self.is_plausible(voters[0], now):
@@ -128,26 +135,36 @@ class NetworkHead:
 class HeadDoubts:
     """When to check a head that may have gone back, because an upstream sent an older one than it had before.
 
-    It is checked at once, so that a shorter branch is believed as quickly as a longer one. Behind some addresses are several
-    nodes of different height, which always look as if they went back: after a doubt that was wrong, the next one waits for
-    twice as long.
+    It is checked at once, so that a shorter branch is believed as quickly as a longer one, and again soon while an upstream
+    lacks the head, because the others may go back a moment later. Behind some addresses are several nodes of different
+    height, which always look as if they went back: after a check that found no reason, the next one waits for twice as long.
     """
 
-    __slots__ = ("_checked_at", "_pause_s")
+    __slots__ = ("_checked_at", "_pause_s", "_tip")
 
     def __init__(self) -> None:
         self._checked_at = -LATEST_CHECK_S
         self._pause_s = SOON_S
+        # The head in doubt; 0 if there is none.
+        self._tip = 0
 
     def __repr__(self) -> str:
-        return f"<HeadDoubts checked every {self._pause_s:g} s>"
+        return f"<HeadDoubts about {self._tip}, checked every {self._pause_s:g} s>"
 
-    def may_check(self, now: float) -> bool:
-        return now - self._checked_at >= self._pause_s
+    @property
+    def check_at(self) -> float:
+        """When to check; infinite without a doubt."""
+        return self._checked_at + self._pause_s if self._tip else math.inf
 
-    def checked(self, now: float, *, is_right: bool) -> None:
-        self._checked_at = now
-        self._pause_s = SOON_S if is_right else min(2 * self._pause_s, LATEST_CHECK_S)
+    def doubt(self, tip: int) -> bool:
+        """Returns whether there was no doubt before."""
+        is_new = not self._tip
+        self._tip = self._tip or tip
+        return is_new
+
+    def checked(self, tip: int, now: float) -> None:
+        self._pause_s = SOON_S if tip < self._tip else min(2 * self._pause_s, LATEST_CHECK_S)
+        self._checked_at, self._tip = now, 0
 
 
 class Branch:

@@ -108,6 +108,8 @@ class UpstreamHealth:
     # Its head, with the hashes of that and its parent if they are known; and the highest head it reported on this branch.
     head = 0
     head_at = 0.0
+    # When its head last went back.
+    head_fell_at = 0.0
     head_hash = ""
     parent_hash = ""
     peak = 0
@@ -356,12 +358,27 @@ class UpstreamHealth:
         )
 
     def saw_head(self, number: int, now: float, block_hash: str = "", parent_hash: str = "") -> None:
+        if number < self.head:
+            self.head_fell_at = now
         self.head = number
         self.head_at = now
         self.head_hash = block_hash
         self.parent_hash = parent_hash
         if number > self.peak:
             self.peak = number
+
+    def has_moved_since(self, asked_at: float, number: int) -> bool:
+        """Whether its head was seen to move, since a poll was sent, in the other direction than to the number that the poll
+        found. Replies on several connections may overtake each other."""
+        if number < self.head:
+            return asked_at < self.head_at
+        return number > self.head and asked_at < self.head_fell_at
+
+    def lost_blocks(self, above: int, now: float) -> None:
+        """The network has gone back to this block. The upstream's own head is unknown until its next poll."""
+        if self.head > above:
+            self.saw_head(above, now)
+        self.peak = min(self.peak, above)
 
     def head_poll_failed(self, now: float) -> None:
         """A poll for its head failed. Only calls open a closed breaker; but if they have failed too, or the breaker is open, it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -329,15 +331,60 @@ def test_tip_never_goes_back_and_stays_with_the_honest_whatever_one_says(
         assert not chain.lagging & {1, 2, 3}
 
 
+@pytest.mark.parametrize(
+    ("found", "asked_at", "has_moved"),
+    [(102, 1.0, False), (101, 2.5, True), (101, 3.0, False), (103, 1.0, False), (102, 2.5, False)],
+)
+def test_poll_that_was_sent_before_the_head_rose_does_not_take_it_back(
+    found: int, asked_at: float, has_moved: bool
+) -> None:
+    health = UpstreamHealth("up")
+    health.saw_head(101, 2.0)
+    health.saw_head(102, 3.0)
+    assert health.has_moved_since(asked_at, found) is has_moved
+
+
+@pytest.mark.parametrize(("found", "asked_at", "has_moved"), [(102, 2.5, True), (102, 3.0, False), (100, 2.5, False)])
+def test_poll_that_was_sent_before_the_head_went_back_does_not_raise_it(
+    found: int, asked_at: float, has_moved: bool
+) -> None:
+    health = UpstreamHealth("up")
+    health.saw_head(102, 2.0)
+    health.saw_head(100, 3.0)
+    assert health.has_moved_since(asked_at, found) is has_moved
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_shorter_branch_that_another_worker_has_found_is_not_left_for_older_reports(count: int) -> None:
+    chain = Chain(*[105] * count)
+    chain.heads.lower_to(103, chain.members, chain.now)
+    assert chain.report(*[None] * count, after_s=0.1).heads.tip == 103
+    assert chain.report(*[103] * count, after_s=0.1).heads.tip == 103
+    assert chain.report(*[104] * count).heads.tip == 104
+
+
+def test_head_is_in_doubt_while_some_have_lost_it() -> None:
+    chain = Chain(105, 105, 105)
+    assert not chain.heads.is_doubtful(chain.members, chain.now)
+    chain.report(103, 105, 105)
+    assert chain.heads.is_doubtful(chain.members, chain.now)
+    assert chain.report(103, 103, 105).said == "lowered"
+    assert not chain.heads.is_doubtful(chain.members, chain.now)
+
+
 def test_doubts_that_were_wrong_are_checked_ever_more_rarely() -> None:
     doubts, now, checks = HeadDoubts(), 1000.0, 0
+    assert doubts.check_at == math.inf
     for _ in range(6000):
         now += 0.01
-        if doubts.may_check(now):
+        doubts.doubt(100)
+        if doubts.check_at <= now:
             checks += 1
-            doubts.checked(now, is_right=False)
+            doubts.checked(100, now)
     # At 0, 0.2, 0.6, 1.4 … seconds of a minute.
     assert checks == 9
-    doubts.checked(now, is_right=True)
-    assert not doubts.may_check(now)
-    assert doubts.may_check(now + 1.01 * SOON_S)
+    doubts.doubt(100)
+    doubts.checked(98, now)
+    assert doubts.check_at == math.inf
+    doubts.doubt(98)
+    assert doubts.check_at == now + SOON_S

@@ -15,6 +15,7 @@ import orjson
 import pytest
 from aiohttp import web
 
+from proxy.core.heads import SOON_S
 from proxy.core.routing import HEDGE_FLOOR_S
 from proxy.services.rpc.tracker import PATIENCE_S, Tracker
 from tests.faults import Mode
@@ -269,13 +270,96 @@ async def test_upstream_of_nodes_at_different_heights_is_not_polled_for_each_rep
         assert [now - then for now, then in zip(after, before, strict=True)] <= [1, 1, 1]
 
 
-async def watch_without_polls(harness: RpcHarness) -> None:
+@on_uvloop
+async def test_shorter_branch_is_believed_soon_after_the_second_of_three_upstreams_has_it() -> None:
+    async with rpc_harness(3) as harness:
+        clock = await watch_without_polls(harness)
+        heads, (first, second, third) = harness.route.heads, harness.upstreams
+        for _ in range(3):
+            tip, polls = heads.tip, third.count("eth_getBlockByNumber")
+            first.behind += 2
+
+            async def is_checked(polls: int = polls) -> bool:
+                await harness.call("eth_blockNumber", Cache_Control="no-cache")
+                return third.count("eth_getBlockByNumber") > polls
+
+            await until(is_checked)
+            assert heads.tip == tip
+            second.behind += 2
+            # The doubt is checked again, long before the next poll is due.
+            clock.at += 2 * SOON_S
+            await until(lambda tip=tip: heads.tip == tip - 2)
+            third.behind += 2
+            clock.at += 2 * SOON_S
+            await harness.look()
+
+
+class LateUpstream(ScriptedUpstream):
+    """Its replies to calls of the held methods are sent late, and are as old as the calls."""
+
+    async def _reply(self, call: dict[str, Any]) -> dict[str, Any]:
+        held, self.held = self.held, set()
+        found = await super()._reply(call)
+        self.held = held
+        if call["method"] in held:
+            await self.gate.wait()
+        return found
+
+
+@asynccontextmanager
+async def poll_under_way(count: int) -> AsyncIterator[RpcHarness]:
+    """Polls are answered with the head of now. The answers arrive at the end of the context."""
+    async with rpc_harness(count, kind=LateUpstream, cache=NO_CACHE) as harness:
+        before = harness.count("eth_getBlockByNumber")
+        for upstream in harness.upstreams:
+            upstream.held = {"eth_getBlockByNumber"}
+        async with asyncio.TaskGroup() as group:
+            group.create_task(harness.look())
+            await until(lambda: harness.count("eth_getBlockByNumber") == before + count)
+            yield harness
+            for upstream in harness.upstreams:
+                upstream.gate.set()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@on_uvloop
+async def test_poll_that_a_newer_reply_overtakes_does_not_take_the_head_back(count: int) -> None:
+    async with poll_under_way(count) as harness:
+        harness.chain.head += 1
+        assert int(await harness.result("eth_blockNumber"), 16) == harness.chain.head
+        reorgs = harness.route.state.reorgs
+    assert harness.route.heads.tip == harness.chain.head
+    assert harness.route.state.reorgs == reorgs
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("blocks", [1, -2])
+@on_uvloop
+async def test_poll_that_news_of_another_host_overtakes_does_not_contradict_it(count: int, blocks: int) -> None:
+    async with poll_under_way(count) as harness:
+        harness.chain.head += blocks
+        state, head = harness.route.state, harness.chain.head
+        state.follow(head, 0, is_lower=blocks < 0)
+        reorgs = state.reorgs
+    assert (harness.route.heads.tip, state.shared_head.tip, state.reorgs) == (head, head, reorgs)
+
+
+class StandingClock:
+    def __init__(self) -> None:
+        self.at = time.monotonic()
+
+    def __call__(self) -> float:
+        return self.at
+
+
+async def watch_without_polls(harness: RpcHarness) -> StandingClock:
     """Follow the heads with a clock that stands still, so that no poll is due."""
-    at = time.monotonic()
-    tracker = Tracker(harness.route.state, lambda: at)
+    clock = StandingClock()
+    tracker = Tracker(harness.route.state, clock)
     await tracker.look()
     harness.worker.app.tasks.start("heads", tracker.run)
     await until(tracker.is_ready.is_set)
+    return clock
 
 
 @asynccontextmanager

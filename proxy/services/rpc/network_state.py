@@ -272,11 +272,9 @@ class NetworkState:
         if is_known and not (is_lower and tip < self.heads.tip):
             return
         if is_lower:
-            self._branch.clear()
-            self.reorgs += 1
-            self.heads.lower_to(tip)
+            self._go_back_to(tip)
         else:
-            self.heads.raise_to(tip)
+            self._advance_to(tip)
         if short_hash:
             self._hashed_tip, self._short_hash = tip, short_hash
         self.discard_recent(is_lower=is_lower)
@@ -302,13 +300,22 @@ class NetworkState:
         shared = self.shared_head
         if shared.returns != self._seen_returns:
             self._seen_returns = shared.returns
-            self._branch.clear()
-            self.reorgs += 1
-            self.heads.lower_to(shared.tip)
+            self._go_back_to(shared.tip)
         else:
-            self.heads.raise_to(shared.tip)
+            self._advance_to(shared.tip)
         if self.heads.tip == shared.tip and shared.short_hash:
             self._hashed_tip, self._short_hash = shared.tip, shared.short_hash
+
+    def _go_back_to(self, tip: int) -> None:
+        self._branch.clear()
+        self.reorgs += 1
+        self.heads.lower_to(tip, self.group.members, time.monotonic())
+
+    def _advance_to(self, tip: int) -> None:
+        if self.only is not None and self.heads.agreed and tip > self.heads.tip:
+            # Other workers and hosts have it from the same upstream.
+            self.only.health.saw_head(tip, time.monotonic())
+        self.heads.raise_to(tip)
 
     def is_null(self, result: bytes | msgspec.Raw) -> bool:
         """Whether a bundler's result is null. Any other result may name a block that is newer than the chain's tip."""
@@ -344,8 +351,10 @@ class NetworkState:
         if is_newer or is_replaced or is_other or change != "still" or not self.hears(now):
             self.forget_recent(is_lower=change == "lowered" or change == "reset")
 
-    def head_reported(self, health: UpstreamHealth, block: ReportedBlock, now: float) -> None:
+    def head_reported(self, health: UpstreamHealth, block: ReportedBlock, now: float, *, asked_at: float) -> None:
         """An upstream has answered a poll. It is taken into account when all have: see `observe_heads`."""
+        if health.has_moved_since(asked_at, block[0]):
+            return
         health.saw_head(block[0], now, block[1], block[2])
         if self.only is None:
             self.heads.place(health, now)
@@ -373,7 +382,7 @@ class NetworkState:
         tip = max([member.head for member in self.group.members if member.standing == "good"], default=0)
         is_lower = 0 < tip < self.heads.tip
         if is_lower:
-            self.heads.lower_to(tip)
+            self.heads.lower_to(tip, (), time.monotonic())
         self.forget_recent(is_lower=is_lower)
 
     def _note_blocks(self, now: float) -> bool:

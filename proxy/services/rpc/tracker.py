@@ -97,7 +97,6 @@ class Tracker:
         self._uses = 0
         self._used_at = -math.inf
         self._doubts = HeadDoubts()
-        self._is_doubted = False
         self._wake = asyncio.Event()
         self._woken_at = -math.inf
         self.is_ready = asyncio.Event()
@@ -124,10 +123,12 @@ class Tracker:
             while True:
                 began = self._clock()
                 self._begin_with_news(began)
-                if self._is_doubted:
+                if self._doubts.check_at <= began:
                     await self._check_doubt(group)
                 else:
                     await self._look(group, self._due(began))
+                if self._state.heads.is_doubtful(self._state.group.members, self._clock()):
+                    self._doubts.doubt(self._state.heads.tip)
                 self.is_ready.set()
                 if self._state.streams:
                     group.create_task(self._check_streams())
@@ -157,19 +158,17 @@ class Tracker:
 
     def wake(self) -> None:
         """Poll again soon: an upstream has announced a new block, which the others may have too."""
+        self._woken_at = self._clock()
         self._wake.set()
 
     def doubt(self) -> None:
         """Poll all upstreams at once: the chain may have gone back to a shorter branch."""
-        if not self._is_doubted and self._doubts.may_check(self._clock()):
-            self._is_doubted = True
+        if self._doubts.doubt(self._state.heads.tip):
             self._wake.set()
 
     async def _check_doubt(self, group: asyncio.TaskGroup) -> None:
-        before = self._state.heads.tip
         await self._look(group, [each for each in self._state.upstreams if each.health.index not in self._polled])
-        self._is_doubted = False
-        self._doubts.checked(self._clock(), is_right=self._state.heads.tip < before)
+        self._doubts.checked(self._state.heads.tip, self._clock())
 
     # Intervals
 
@@ -200,12 +199,14 @@ class Tracker:
 
     async def _rest(self, began: float) -> None:
         """Wait for the next round. A network that comes into use meanwhile is polled earlier."""
-        while not self._is_doubted and (left_s := self._next_round_at(began, now := self._clock()) - now) > 0:
+        while (left_s := self._next_round_at(began, now := self._clock()) - now) > 0:
             if await until_set(self._wake, within_s=min(left_s, IN_USE_S)):
                 self._wake.clear()
-                self._woken_at = self._clock()
 
     def _next_round_at(self, began: float, now: float) -> float:
+        return min(self._doubts.check_at, self._next_polls_at(began, now))
+
+    def _next_polls_at(self, began: float, now: float) -> float:
         healths = [each.health for each in self._state.upstreams if each.health.index not in self._polled]
         if not healths or not self._state.heads.agreed:
             return began + self._every_s(now)
@@ -268,7 +269,7 @@ class Tracker:
             health.head_poll_failed(now)
             return
         health.head_reported(took_s, now)
-        self._state.head_reported(health, block, now)
+        self._state.head_reported(health, block, now, asked_at=now - took_s)
 
     # Polls of other processes
 
@@ -300,10 +301,11 @@ class Tracker:
         if poll.head < 0:
             return
         health.head_reported(poll.took_s, now)
-        # Calls of this process may have seen a newer head since.
-        if poll.ended >= health.head_at or health.head_at == self._adopted_at.get(health.index):
-            self._state.head_reported(health, (poll.head, poll.block_hash, poll.parent_hash), now)
-            self._adopted_at[health.index] = now
+        # Calls of this process may have seen a newer head since; but a head that was adopted was found by an earlier poll.
+        is_later = health.head_at == self._adopted_at.get(health.index)
+        block = poll.head, poll.block_hash, poll.parent_hash
+        self._state.head_reported(health, block, now, asked_at=now if is_later else poll.ended - poll.took_s)
+        self._adopted_at[health.index] = now
 
     # Chains and branches
 
