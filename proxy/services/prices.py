@@ -1,7 +1,8 @@
 """Prices of coins and tokens in US dollars, from the first source that has one: feeds on the chain, a price API, fixed prices.
 
 A price has a time and a source, and is cached. An unknown price is None, never zero. While a source is unavailable, its last
-price is served for a while longer. Concurrent requests for the same price share one look-up.
+price is served for a while longer. Concurrent requests for the same price share one look-up, but none waits long for that of
+another client: it may wait for that client's units.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from proxy.chains.families import family_of
 from proxy.chains.registry import Network, PriceFeedContract, Registry
 from proxy.errors import InternalError
 from proxy.settings import FixedPrice, PriceFeed, PriceSources
-from proxy.store.valkey.cache import DataCache
+from proxy.store.valkey.cache import JOIN_S, DataCache
+from proxy.tasks import client_of_task
 from proxy.wire.price_api import PriceApi, PriceApiUnavailable, Quote
 
 log = logging.getLogger("penstock.prices")
@@ -83,8 +85,8 @@ class PriceService:
         self._keep_s = keep_s
         self._stale_s = stale_s
         self._clock = clock
-        # Look-ups under way, by network and name.
-        self._flights: dict[tuple[str, str], asyncio.Future[None]] = {}
+        # Look-ups under way and the client of each, by network and name.
+        self._flights: dict[tuple[str, str], tuple[asyncio.Future[None], str]] = {}
         self._warned_at: dict[str, float] = {}
 
     def __repr__(self) -> str:
@@ -102,15 +104,18 @@ class PriceService:
         return {contract: found.get(name) for contract, name in names.items()}
 
     async def _find(self, network: Network, names: Sequence[str]) -> dict[str, Price | None]:
+        too_slow: set[asyncio.Future[None]] = set()
         while True:
             entries = await self._entries(network, names)
             now = self._clock()
             known = {name: entry.price for name, entry in entries.items() if now < entry.expires_at}
             missing = [name for name in names if name not in known]
-            flights = [flight for name in missing if (flight := self._flights.get((network.id, name)))]
-            if not flights:
-                return known | await self._look_up(network, missing, entries) if missing else known
-            await asyncio.wait(flights)
+            if not missing:
+                return known
+            flights = dict(flight for name in missing if (flight := self._flights.get((network.id, name))))
+            if flights.keys() <= too_slow:
+                return known | await self._look_up(network, missing, entries)
+            too_slow |= await _wait(flights)
 
     async def _entries(self, network: Network, names: Sequence[str]) -> dict[str, _Entry]:
         cached = await self._cache.get(network.id, KIND, names)
@@ -120,7 +125,8 @@ class PriceService:
         self, network: Network, names: Sequence[str], before: Mapping[str, _Entry]
     ) -> dict[str, Price | None]:
         flight = asyncio.get_running_loop().create_future()
-        self._flights |= {(network.id, name): flight for name in names}
+        mine = (flight, client_of_task.get())
+        self._flights |= {(network.id, name): mine for name in names}
         try:
             found, is_complete = await self._query_sources(network, names)
             now = self._clock()
@@ -131,7 +137,8 @@ class PriceService:
         finally:
             # Waiting requests read the cache again, and look the price up themselves if it is not there.
             for name in names:
-                del self._flights[network.id, name]
+                if self._flights.get((network.id, name)) is mine:
+                    del self._flights[network.id, name]
             flight.set_result(None)
 
     def _entry(self, found: Price | None, before: _Entry | None, now: float, is_complete: bool) -> _Entry:
@@ -161,6 +168,13 @@ class PriceService:
         if now - self._warned_at.get(source, 0.0) >= WARN_S:
             self._warned_at[source] = now
             log.warning("price source unavailable", extra={"source": source, "reason": reason})
+
+
+async def _wait(flights: Mapping[asyncio.Future[None], str]) -> set[asyncio.Future[None]]:
+    """Wait for look-ups to end, by client. Returns those that take too long, if any is another client's."""
+    is_own = {*flights.values()} == {client_of_task.get()}
+    _, pending = await asyncio.wait(flights, timeout=None if is_own else JOIN_S)
+    return pending
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,11 @@ from proxy.chains.registry import Network
 from proxy.errors import Unavailable
 from proxy.services.prices import Price, PriceService, sources_of
 from proxy.settings import FixedPrice, PriceFeed, PriceSources
-from proxy.store.valkey.cache import DataCache
+from proxy.store.valkey.cache import JOIN_S, DataCache
+from proxy.tasks import client_of_task
 from proxy.wire.price_api import AWAY_S, PriceApi
 from tests.chains.test_price_feeds import words
+from tests.service import SOON_S
 from tests.shipped_tables import TABLES
 from tests.wire.external_servers import Pages, pages
 
@@ -46,10 +48,15 @@ class Chain:
         self._feeds = {bytes.fromhex(address[2:]): results for address, results in feeds.items()}
         self.reads = 0
         self.is_down = False
+        # Clients whose reads wait until this is set, as for their units.
+        self.waiting_clients: set[str] = set()
+        self.goes_on = asyncio.Event()
 
     async def read(self, network: Network, calls: Sequence[tuple[bytes, bytes]]) -> list[bytes | None]:
         self.reads += 1
         await asyncio.sleep(0)
+        if client_of_task.get() in self.waiting_clients:
+            await self.goes_on.wait()
         if self.is_down:
             raise Unavailable("no upstream is available")
         return [self._feeds.get(to, (None, None))[len(data) and data[0] == 0x31] for to, data in calls]
@@ -371,6 +378,27 @@ async def test_cancelled_request_leaves_the_look_up_to_the_others() -> None:
         await asyncio.sleep(0)
         first.cancel()
         assert (await second) is not None
+
+
+async def test_slow_look_up_of_one_client_does_not_delay_another() -> None:
+    """The first account has no units left, so its look-up waits. The second makes its own, and others join that one."""
+    chain = Chain({feed_of(LIVE, "native"): feed_results(3_000 * 10**8)})
+    chain.waiting_clients = {"acct_poor"}
+
+    async def price_for(client: str) -> Price | None:
+        client_of_task.set(client)
+        return await prices.usd(LIVE)
+
+    async with price_service(chain) as prices, asyncio.TaskGroup() as group:
+        poor = [group.create_task(price_for("acct_poor")) for _ in range(2)]
+        await asyncio.sleep(0)
+        rich = [group.create_task(price_for("acct_rich")) for _ in range(3)]
+        async with asyncio.timeout(JOIN_S + SOON_S):
+            found = await asyncio.gather(*rich)
+        assert not any(task.done() for task in poor)
+        chain.goes_on.set()
+        assert {await task for task in poor} == set(found)
+        assert chain.reads == 2
 
 
 async def test_prices_of_networks_are_separate() -> None:
