@@ -1,9 +1,23 @@
-"""Prices in compute units, other than those of JSON-RPC methods. The numbers are data: `config/pricing.toml`."""
+"""Prices in compute units, other than those of JSON-RPC methods. The numbers are data: `config/pricing.toml`.
+
+Only the price of size is fixed: it stands for what a worker spends on each byte of a call, whatever the call is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
+
+from proxy.core import jsonrpc
+
+# A call larger than this costs a unit more for each further BYTES_PER_UNIT. A megabyte takes a worker as long as a hundred
+# small calls, so it costs as much. No call costs more than the smallest plan can pay at once.
+FREE_BYTES: Final = 16_384
+BYTES_PER_UNIT: Final = 8_192
+MOST_SIZE_UNITS: Final = 128
+# What each call of a batch may take before the batch counts as large: many small calls have prices of their own.
+FREE_BYTES_OF_A_CALL: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,3 +26,16 @@ class UnitPrices:
     rest: Mapping[str, int]
     events: Mapping[str, int]
     paymaster: Mapping[str, int]
+
+
+def size_units(size: int) -> int:
+    """What a call of this many bytes costs besides the price of its method."""
+    return min(MOST_SIZE_UNITS, -((FREE_BYTES - size) // BYTES_PER_UNIT)) if size > FREE_BYTES else 0
+
+
+def request_units(data: bytes, start: int = 0) -> int:
+    """What the size of an unparsed request costs, which begins there."""
+    size = len(data) - start
+    if size > FREE_BYTES and jsonrpc.is_batch(data[start : start + jsonrpc.MOST_SPACE + 1]):
+        size -= FREE_BYTES_OF_A_CALL * data.count(b'"method"', start)
+    return size_units(size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.core.pricing import MOST_SIZE_UNITS, size_units
 from tests.shipped_tables import TABLES
 
 PRICES, METHODS = TABLES.prices, TABLES.methods
@@ -42,3 +43,11 @@ def test_no_price_is_more_than_the_smallest_plan_holds() -> None:
     every = [*methods, *PRICES.rest.values(), *PRICES.paymaster.values()]
     assert min(every) >= 0
     assert max(every) <= smallest
+    assert max(methods) + MOST_SIZE_UNITS <= smallest
+
+
+@pytest.mark.parametrize(
+    ("size", "units"), [(0, 0), (16_384, 0), (16_385, 1), (24_576, 1), (24_577, 2), (1 << 20, 126), (1 << 30, 128)]
+)
+def test_calls_above_16_kib_cost_a_unit_for_each_8_kib(size: int, units: int) -> None:
+    assert size_units(size) == units

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from proxy.core.access import Limits
+from proxy.core.pricing import size_units
 from proxy.telemetry import CallCollector
 from tests.http_client import Reply, rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
@@ -425,3 +426,68 @@ async def test_refused_items_of_a_batch_are_counted_as_errors_of_the_caller_and_
         assert again.headers["x-compute-units"] == str(9 - refused)
         counts = tally(harness, "other")
         assert (counts.errors, counts.faults, counts.units) == (18, 0, 18 - refused)
+
+
+# Size
+
+LARGE = 1_000_000
+SIZE_UNITS = size_units(LARGE)
+
+
+def large_call(method: str = "eth_getBalance", size: int = LARGE) -> bytes:
+    around = len(rpc(method, ["", "latest"]))
+    return rpc(method, ["0x" + "a" * (size - around - 2), "latest"])
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "https://app.example.com"}], ids=["front", "aiohttp"])
+@pytest.mark.parametrize("size", [16_384, 17_000, 100_000, LARGE])
+@on_uvloop
+async def test_large_call_costs_its_size_too(size: int, headers: dict[str, str]) -> None:
+    async with rpc_harness(1) as harness, await harness.worker.connect() as client:
+        reply = await client.send(harness.worker.post(large_call(size=size), network=harness.network, **headers))
+        batch = b"[" + large_call(size=size) + b"," + rpc("eth_getBalance", [ADDRESS, "latest"], id=2) + b"]"
+        batched = await client.send(harness.worker.post(batch, network=harness.network, **headers))
+        price = EVM["eth_getBalance"]
+        assert abs(units(reply) - price - (size - 16_384) / 8_192) < 1
+        assert units(batched) == units(reply) + price
+        assert charged(harness) == units(reply) + units(batched)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Origin": "https://app.example.com"}], ids=["front", "aiohttp"])
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (large_call(), 200),
+        (large_call()[:-1], 400),
+        (b"[" + large_call()[:-1], 400),
+        (large_call("eth_getFortune"), 200),
+        (large_call("eth_sendRawTransaction"), 403),
+    ],
+    ids=["valid", "malformed", "malformed batch", "unknown method", "forbidden method"],
+)
+@on_uvloop
+async def test_account_pays_for_large_calls_whatever_becomes_of_them(
+    body: bytes, status: int, headers: dict[str, str]
+) -> None:
+    """And those that it cannot pay for are not parsed."""
+    async with rpc_harness(1) as harness, await harness.worker.connect() as client:
+        harness.worker.add_key("poor", limits=Limits(1000, 2 * SIZE_UNITS + 20, 0), scopes=("rpc:read",))
+        request = harness.worker.post(body, key="poor", network=harness.network, **headers)
+        began = time.monotonic()
+        replies = [await client.send(request) for _ in range(12)]
+        refilled = int((time.monotonic() - began) * (2 * SIZE_UNITS + 20) / SIZE_UNITS) + 1
+        served = [reply for reply in replies if reply.status != 429]
+        assert {reply.status for reply in served} == {status}
+        assert 2 <= len(served) <= 2 + refilled
+
+
+@on_uvloop
+async def test_large_batch_waits_for_units_as_before() -> None:
+    """It is long because it has many calls."""
+    calls = b"[" + b",".join(rpc("eth_getBalance", [ADDRESS, "latest"], id=number) for number in range(300)) + b"]"
+    async with rpc_harness(1) as harness, await harness.worker.connect() as client:
+        harness.worker.add_key("poor", limits=Limits(1000, 200, 0))
+        reply = await client.send(harness.worker.post(calls, key="poor", network=harness.network))
+        assert (reply.status, len(orjson.loads(reply.body))) == (200, 300)
+        assert units(reply) == 300 * EVM["eth_getBalance"]
+        assert b'"error"' not in reply.body

@@ -28,6 +28,7 @@ from proxy.core.access import Key
 from proxy.core.batch_reader import BatchReader
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
+from proxy.core.pricing import size_units
 from proxy.errors import Fault, Forbidden, LeasePending, RateLimited
 from proxy.memory_budget import BudgetLine
 from proxy.services.accounts.admission import Admission
@@ -320,7 +321,7 @@ class BatchAdmission:
             item = self._batch.add(call[2])
             policy = check_call(item, route, key, call, self._terms.subscriber)
             if isinstance(policy, MethodPolicy):
-                price = route.state.price(policy, call[1]) * factor
+                price = route.state.price(policy, call[1]) * factor + size_units(len(call[1]))
                 self._accepted.append((item, policy, call, price))
                 self._units += price
             elif isinstance(policy, Fault):

@@ -14,7 +14,8 @@ from proxy.core.access import Key
 from proxy.core.batch_envelopes import parse_short_batch
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import MalformedCall, RawCall
-from proxy.errors import Fault, InvalidRequest
+from proxy.core.pricing import FREE_BYTES, request_units, size_units
+from proxy.errors import Fault, InvalidRequest, LeasePending
 from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.admission import Admission
 from proxy.services.rpc.batch_admission import (
@@ -73,11 +74,13 @@ class RpcService:
         """Admit a single call, then answer it."""
         policy = check_call(caller, route, key, call, subscriber)
         if not isinstance(policy, MethodPolicy):
-            self._decline(caller, key, policy, now)
+            self._decline(caller, key, policy, now, len(call[1]))
             return
         units = route.state.price(policy, call[1])
         if directives is not None:
             units *= directives.price_factor
+        if len(call[1]) > FREE_BYTES:
+            units += size_units(len(call[1]))
         refusal = self._admission.charge(key, 1, units, now)
         if refusal is not None:
             if self._admission.may_wait(refusal, now):
@@ -92,19 +95,34 @@ class RpcService:
             return
         self.forwarder.forward((caller, policy, call[1]), route, key, now, directives=directives)
 
-    def _decline(self, caller: Caller, key: Key, why: bytes | Fault, now: float) -> None:
-        """Answer a call that failed its check. A fault is free. An error is charged first, and the charge may be refused."""
-        refusal = why if isinstance(why, Fault) else self._admission.charge(key, 1, UNITS_OF_AN_ERROR, now)
-        if self._admission.may_wait(refusal, now):
-            again = partial(self._decline, caller, key, why, now)
-            self._admission.when_leased(key, 1, UNITS_OF_AN_ERROR, again)
+    def _decline(self, caller: Caller, key: Key, why: bytes | Fault, now: float, size: int) -> None:
+        """Answer a call that failed its check. A fault costs its size only. An error is charged first, and the charge may be
+        refused."""
+        if isinstance(why, Fault):
+            self.charge_size(key, size_units(size), now)
+            caller.on_fault(why)
             return
-        if refusal is not None:
+        units = UNITS_OF_AN_ERROR + size_units(size)
+        refusal = self._admission.charge(key, 1, units, now)
+        if refusal is None:
+            caller.on_admitted(units)
+            caller.on_error(why)
+        elif self._admission.may_wait(refusal, now):
+            self._admission.when_leased(key, 1, units, partial(self._decline, caller, key, why, now, size))
+        else:
             caller.on_fault(refusal)
-            return
-        assert isinstance(why, bytes)
-        caller.on_admitted(UNITS_OF_AN_ERROR)
-        caller.on_error(why)
+
+    def size_refusal(self, key: Key, units: int, now: float) -> Fault | None:
+        """Why a large request is not even parsed: its account cannot pay for its size at the moment."""
+        refusal = self._admission.charge(key, 0, units, now)
+        if refusal is None:
+            self._admission.refund(key, 0, units)
+        return None if isinstance(refusal, LeasePending) else refusal
+
+    def charge_size(self, key: Key, units: int, now: float) -> None:
+        """Charge a large request that was parsed in vain."""
+        if units:
+            self._admission.charge(key, 0, units, now)
 
     def charge_error(self, key: Key, now: float) -> Fault | None:
         """Charge a request that is answered with an error without being served. Returns the refusal."""
@@ -136,7 +154,13 @@ class RpcService:
                 send_plain_reads(route.dispatcher, route.only, batch, plain, client=key.account.id)
                 return batch
         terms = BatchTerms(route, key, directives, subscriber)
-        admission = BatchAdmission(self._batches, batch, terms, len(body), refuse)
+
+        def refuse_at_a_price(why: Fault | MalformedCall, ids: Sequence[bytes]) -> None:
+            if isinstance(why, MalformedCall):
+                self.charge_size(key, request_units(body), now)
+            refuse(why, ids)
+
+        admission = BatchAdmission(self._batches, batch, terms, len(body), refuse_at_a_price)
         if calls is None or len(calls) > self._batches.most_items:
             admission.read(body)
         else:

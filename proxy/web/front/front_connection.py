@@ -18,6 +18,7 @@ from typing import Final, final
 from proxy.core import jsonrpc, large_envelope
 from proxy.core.caching import key_of
 from proxy.core.jsonrpc import MalformedCall
+from proxy.core.pricing import request_units, size_units
 from proxy.errors import Fault, RequestTimeout
 from proxy.services.rpc.rpc_service import fault_of
 from proxy.web.front.connection_limiter import ConnectionLimiter
@@ -287,7 +288,14 @@ class FrontConnection(asyncio.Protocol):
         context.forwarder.forward((replies, policy, params), route, key, now)
 
     def _serve_large(self, headers: RequestHeaders, data: bytes, start: int) -> None:
-        """Serve a large body without the short path, which would save less than another copy of the body costs."""
+        """Serve a large body without the short path, which would save less than another copy of the body costs. It is not
+        parsed for an account that cannot pay for its size."""
+        now = _monotonic()
+        refusal = self._context.rpc.size_refusal(headers.key, request_units(data, start), now)
+        if refusal is not None:
+            self._replies.begin(headers, now)
+            self._replies.on_fault(refusal)
+            return
         call = large_envelope.read_call(data, start)
         self._serve_in_full(headers, b"" if call else data[start:], None, call=call)
 
@@ -319,6 +327,7 @@ class FrontConnection(asyncio.Protocol):
                 replies.on_parsed(call)
                 self._context.rpc.call(replies, route, key, call, now, directives=headers.directives)
         except MalformedCall as exc:
+            self._context.rpc.charge_size(key, size_units(headers.length), now)
             replies.on_fault(fault_of(exc))
 
     def _serve_batch(self, headers: RequestHeaders, body: bytes, now: float) -> None:

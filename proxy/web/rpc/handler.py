@@ -15,6 +15,7 @@ from proxy.core import fault_plans, jsonrpc
 from proxy.core.access import Key
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall, RawCall
+from proxy.core.pricing import request_units
 from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import Fault
 from proxy.services.rpc.batches import CallBatch
@@ -142,11 +143,15 @@ class RpcHandler:
         return response
 
     async def _serve(self, request: web.Request, route: Route, key: Key, body: bytes) -> tuple[bytes, ReplyShare]:
+        size_units = request_units(body)
+        if refusal := self._rpc.size_refusal(key, size_units, time.monotonic()):
+            raise refusal
         try:
             if jsonrpc.is_batch(body):
                 return await self._batch(request, route, key, body)
             return await self._single(request, route, key, jsonrpc.parse(body))
         except MalformedCall as exc:
+            self._rpc.charge_size(key, size_units, time.monotonic())
             raise fault_of(exc) from None
 
     async def _single(self, request: web.Request, route: Route, key: Key, call: RawCall) -> tuple[bytes, ReplyShare]:
