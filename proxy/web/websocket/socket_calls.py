@@ -17,9 +17,10 @@ import msgspec
 from proxy.core import fault_plans, jsonrpc, large_envelope
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.jsonrpc import MalformedCall
+from proxy.core.pricing import size_units
 from proxy.core.usage import Outcome, outcome_of
 from proxy.core.verification import VERIFICATIONS
-from proxy.errors import Fault, InternalError, InvalidRequest, RateLimited
+from proxy.errors import Fault, InternalError, InvalidRequest
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
 from proxy.services.rpc.calls import CallerState, HeldResultWaiter
 from proxy.services.rpc.finished_call import FinishedCall
@@ -99,7 +100,7 @@ class SocketCalls:
     def _delay(self, plan: FaultPlan, message: bytes) -> None:
         size = len(message)
         if (refusal := self.context.limiter.take_body(self.key.account.id, size)) is not None:
-            self.on_refusal(refusal, size)
+            self.on_refusal(size)
             error = rpc_error_of(refusal)
             self._answer_with_faults(
                 fault_plans.error_replies(message, error) or jsonrpc.error_reply(jsonrpc.NULL, error)
@@ -154,21 +155,21 @@ class SocketCalls:
     def refuse(self, exc: MalformedCall, number: int, size: int) -> None:
         """Answer a malformed message with an error, and charge for it: a malformed message must not be free."""
         admission, now = self.context.admission, time.monotonic()
-        refusal = admission.charge(self.key, 1, UNITS_OF_AN_ERROR, now)
+        units = UNITS_OF_AN_ERROR + size_units(size)
+        refusal = admission.charge(self.key, 1, units, now)
         if admission.may_wait(refusal, now):
-            admission.when_leased(self.key, 1, UNITS_OF_AN_ERROR, partial(self.refuse, exc, number, size))
+            admission.when_leased(self.key, 1, units, partial(self.refuse, exc, number, size))
             return
         if refusal is not None:
-            self.on_refusal(refusal, size)
+            self.on_refusal(size)
         error = rpc_error_of(refusal) if refusal is not None else jsonrpc.error(exc.code, exc.message)
         id_ = (exc.id or jsonrpc.NULL) + self.meta(number)
         self.output.send(self.output.message(jsonrpc.error_reply(id_, error)))
-        units = 0 if refusal is not None else UNITS_OF_AN_ERROR
-        self.note_failure(number, refusal or InvalidRequest(exc.message), units)
+        self.note_failure(number, refusal or InvalidRequest(exc.message), 0 if refusal is not None else units)
 
-    def on_refusal(self, fault: Fault, size: int) -> None:
+    def on_refusal(self, size: int) -> None:
         """A refused message costs nothing. If it was large, the account's next large one has to wait."""
-        if size >= LARGE_MESSAGE and isinstance(fault, RateLimited):
+        if size >= LARGE_MESSAGE:
             self.context.large_messages.pause(self.key.account.id)
 
     def add(self, call: SocketCall | SocketBatch, size: int) -> None:
@@ -334,7 +335,7 @@ class SocketCall(CallerState, HeldResultWaiter):
 
     def on_fault(self, fault: Fault) -> None:
         owner = self._owner
-        owner.on_refusal(fault, owner.size_of(self))
+        owner.on_refusal(owner.size_of(self))
         self.units = owner.context.accounting.refund(owner.key, fault, self.units)
         self._failure, self._status = fault.message, fault.status
         if self.id:
@@ -408,7 +409,7 @@ class SocketBatch:
         if isinstance(why, MalformedCall):
             owner.refuse(why, self._number, owner.size_of(self))
         else:
-            owner.on_refusal(why, owner.size_of(self))
+            owner.on_refusal(owner.size_of(self))
             meta, error = owner.meta(self._number), rpc_error_of(why)
             if replies := [jsonrpc.error_reply(id_ + meta, error) for id_ in ids if id_]:
                 owner.output.send(owner.output.message(b"[" + b",".join(replies) + b"]"))
