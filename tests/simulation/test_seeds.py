@@ -15,6 +15,7 @@ from tests.simulation.mutants import MUTANTS, mutated
 # Seeds that once broke a rule, with the reason.
 ONCE_FAILED = {
     10: "X-Min-Block was served by an upstream that reports an impossible head",
+    11: "a replay of logs joined the feed at a block that was being removed, and got the removal of logs that it had not got",
     28: "a cached reply from before the block of X-Min-Block followed it",
     59: "an upstream of another chain got calls after it refused to name its chain",
     70: "the late reply of a batch ended a later attempt at the same upstream",

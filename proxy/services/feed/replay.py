@@ -201,6 +201,10 @@ class Replay:
         while self._is_active:
             await self._drain(dispatch)
             target = self._feed.logs.tip
+            # The feed is about to remove this block. Its logs may not be had any more, and a listener that did not get them
+            # must not get their removal.
+            if target is not None and self._feed.is_orphan(target):
+                target = None
             if target is not None and _same(dispatch.tip, target):
                 self._feed.join(self._topic, self._listener, walk.chain, dispatch)
                 return
