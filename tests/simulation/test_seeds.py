@@ -14,6 +14,7 @@ from tests.simulation.mutants import MUTANTS, mutated
 
 # Seeds that once broke a rule, with the reason.
 ONCE_FAILED = {
+    6: "a call with X-Min-Block got a 503 for a missing block, although the block was there and no upstream took calls",
     10: "X-Min-Block was served by an upstream that reports an impossible head",
     11: "a replay of logs joined the feed at a block that was being removed, and got the removal of logs that it had not got",
     28: "a cached reply from before the block of X-Min-Block followed it",

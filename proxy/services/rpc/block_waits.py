@@ -2,7 +2,7 @@
 
 While calls wait, the heads are polled more often than usual, as long as one of the waiting accounts has polls left: upstreams
 limit the calls of all accounts together. A call that waits for too long, or for which there is no place, gets a 503 with the
-newest block, never a result from before the block.
+newest block, or one that says that no upstream takes calls, but never a result from before the block.
 """
 
 from __future__ import annotations
@@ -115,8 +115,12 @@ def _credible_heads(dispatcher: Dispatcher, now: float) -> list[int]:
 def _give_up(dispatcher: Dispatcher, flight: Flight) -> None:
     assert flight.call.directives is not None
     state = dispatcher.state
+    min_block = flight.call.directives.min_block
     newest = max([state.heads.tip, *_credible_heads(dispatcher, time.monotonic())])
-    dispatcher.complete_with_fault(flight, BehindBlock(state.network_id, flight.call.directives.min_block, newest))
+    if min_block <= newest:
+        dispatcher.refuse(flight)  # The block is there, but no upstream that has it takes calls.
+    else:
+        dispatcher.complete_with_fault(flight, BehindBlock(state.network_id, min_block, newest))
 
 
 async def _awaited(work: Awaitable[None]) -> None:
