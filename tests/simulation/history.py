@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from typing import NamedTuple
 from zlib import crc32
 
 from tests.simulation.seams import Clock
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     at_s: float
     who: str
     what: str

@@ -5,6 +5,12 @@ segments of random size with random latency, and wait at the receiver until its 
 order; those of different connections overtake each other. A connection may be refused, stay unanswered, be reset at any
 segment, or *freeze*: it then looks open to both ends and carries nothing any more, as if a host had lost power.
 
+Hosts can be cut off from each other, in one direction or both. What is sent meanwhile arrives when the cut is mended, as with
+TCP's retransmissions, unless one end gave up before.
+
+Several hosts run in one process. `host_of_task` says which one a task or callback belongs to: a connection is opened from that
+host, and callbacks of a transport run in the context in which it was opened or in which its server listens.
+
 Transports keep asyncio's contract: data and ends arrive in a later turn of the loop, `connection_lost` is called once and last,
 and unread bytes fill the window of the sender, whose `pause_writing` is then called.
 """
@@ -15,6 +21,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +35,9 @@ HIGH_WATER = 65_536
 # A connection attempt without an answer ends after this time at the latest, as with a real kernel.
 CONNECT_GIVES_UP_S = 120.0
 WINDOWS = (4_096, 65_536, 1 << 20)
+
+# The address of the host that the current task belongs to.
+host_of_task: ContextVar[str] = ContextVar("host_of_task", default="10.0.0.1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +90,17 @@ class ListeningSocket:
 class MemoryNetwork:
     def __init__(self, history: History, descriptors: Descriptors, rng: random.Random) -> None:
         self.history, self.descriptors, self.rng = history, descriptors, rng
-        self._factories: dict[Address, Callable[[], asyncio.BaseProtocol]] = {}
+        self._servers: dict[Address, tuple[Callable[[], asyncio.BaseProtocol], Context]] = {}
         self._weather: dict[Address, Weather] = {}
         self._count = 0
         # When a connection to each address last met a fault.
         self._faults: dict[Address, float] = {}
+        # For each direction that is cut, from host to host: what happens when it is mended.
+        self._cuts: dict[tuple[str, str], list[Callable[[], None]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
-        return f"<MemoryNetwork {self._count} connections, {len(self._factories)} servers>"
+        return f"<MemoryNetwork {self._count} connections, {len(self._servers)} servers>"
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -113,11 +125,43 @@ class MemoryNetwork:
         return self._weather.get(address, CALM)
 
     def listen(self, factory: Callable[[], asyncio.BaseProtocol], address: Address) -> Listening:
-        self._factories[address] = factory
+        self._servers[address] = factory, copy_context()
         return Listening(self, address)
 
     def stop_listening(self, address: Address) -> None:
-        self._factories.pop(address, None)
+        self._servers.pop(address, None)
+
+    # Cuts
+
+    def cut(self, one: str, other: str) -> None:
+        """Nothing that one host sends reaches the other."""
+        self._cuts.setdefault((one, other), [])
+
+    def mend(self, one: str, other: str) -> None:
+        for arrive in self._cuts.pop((one, other), ()):
+            arrive()
+
+    def mend_all(self) -> None:
+        for pair in [*self._cuts]:
+            self.mend(*pair)
+
+    def is_cut(self, one: str, other: str) -> bool:
+        return (one, other) in self._cuts
+
+    def has_cuts(self, host: str) -> bool:
+        """Whether the host is cut off from any other."""
+        return any(host in pair for pair in self._cuts)
+
+    def when_mended(self, one: str, other: str, arrive: Callable[[], None]) -> None:
+        self._cuts[one, other].append(arrive)
+
+    async def _until_mended(self, one: str, other: str) -> None:
+        """Attempts to connect are repeated, as the kernel does."""
+        for pair in ((one, other), (other, one)):
+            while pair in self._cuts:
+                mended = asyncio.Event()
+                self.when_mended(*pair, mended.set)
+                await mended.wait()
 
     async def connect(
         self, factory: Callable[[], asyncio.BaseProtocol], address: Address, local: str
@@ -130,17 +174,21 @@ class MemoryNetwork:
             self.fault(address, name, "connection unanswered")
             await asyncio.sleep(CONNECT_GIVES_UP_S)
             raise TimeoutError("no answer")
-        accept = self._factories.get(address)
-        if accept is None or rng.random() < weather.refuse:
+        if self._cuts:
+            async with asyncio.timeout(CONNECT_GIVES_UP_S):
+                await self._until_mended(local, address[0])
+        server = self._servers.get(address)
+        if server is None or rng.random() < weather.refuse:
             self.fault(address, name, "connection refused")
             raise ConnectionRefusedError(f"nothing listens at {address}")
         here = (local, 20_000 + number)
-        ours = MemoryTransport(self, f"{name}.c", factory(), here, address)
-        theirs = MemoryTransport(self, f"{name}.s", accept(), address, here)
+        ours = MemoryTransport(self, f"{name}.c", factory(), here, address, copy_context())
+        context = server[1].copy()
+        theirs = MemoryTransport(self, f"{name}.s", context.run(server[0]), address, here, context)
         _Pipe.between(ours, theirs, address)
         _Pipe.between(theirs, ours, address)
         self.history.wire(name, "open")
-        theirs.begin()
+        context.run(theirs.begin)
         ours.begin()
         return ours
 
@@ -219,10 +267,13 @@ class _Pipe:
             delay_s += rng.uniform(*weather.stall_s)
         self._last_at = max(self._last_at + 1e-6, loop.time() + delay_s)
         self._flight.append(segment)
-        loop.call_at(self._last_at, self._arrive)
+        loop.call_at(self._last_at, self._arrive, context=self.receiver.context)
 
     def _arrive(self) -> None:
         if not self._flight or self._is_frozen:
+            return
+        if self._net.is_cut(self.sender.host, self.receiver.host):
+            self._when_mended(self._arrive)
             return
         segment = self._flight.popleft()
         if segment is not None and self._is_struck():
@@ -232,7 +283,7 @@ class _Pipe:
                 self.sender.fail()  # The kernel answers data for a closed socket with a reset.
             return
         self.arrived.append(segment)
-        self.receiver.read_soon()
+        self.receiver.readable()
 
     def _is_struck(self) -> bool:
         """Whether the connection broke under this segment."""
@@ -256,8 +307,19 @@ class _Pipe:
         """The sender aborts: what travels is lost, and the receiver sees a reset a little later."""
         self._flight.clear()
         self._drop_waiting()
-        if not self._is_frozen:
+        if self._is_frozen:
+            return
+        if self._net.is_cut(self.sender.host, self.receiver.host):
+            self._when_mended(self.receiver.fail)
+        else:
             self._net.loop.call_later(self._net.rng.uniform(*self._weather.latency_s), self.receiver.fail)
+
+    def _when_mended(self, arrive: Callable[[], None]) -> None:
+        self._net.when_mended(
+            self.sender.host,
+            self.receiver.host,
+            lambda: self._net.loop.call_soon(arrive, context=self.receiver.context),
+        )
 
     def _drop_waiting(self) -> None:
         self._waiting.clear()
@@ -300,9 +362,11 @@ class MemoryTransport(asyncio.Transport):
     outgoing: _Pipe
     incoming: _Pipe
 
-    def __init__(self, network: MemoryNetwork, name: str, protocol: Any, here: Address, there: Address) -> None:
+    def __init__(
+        self, network: MemoryNetwork, name: str, protocol: Any, here: Address, there: Address, context: Context
+    ) -> None:
         super().__init__({"sockname": here, "peername": there, "socket": _Socket(network.descriptors.add(self))})
-        self.network, self.name = network, name
+        self.network, self.name, self.host, self.context = network, name, here[0], context
         self._protocol = protocol
         self._high, self._low = HIGH_WATER, HIGH_WATER // 4
         self._reading, self._reads_soon, self._paused = True, False, False
@@ -407,16 +471,21 @@ class MemoryTransport(asyncio.Transport):
             self._lose(None)
         elif self._paused and pipe.waiting_bytes <= self._low and not self._lost:
             self._paused = False
-            self.network.loop.call_soon(self._resume_writing)
+            self.network.loop.call_soon(self._resume_writing, context=self.context)
 
     def _resume_writing(self) -> None:
         if not self._lost and not self._paused:
             self._protocol.resume_writing()
 
+    def readable(self) -> None:
+        """A segment has arrived in this turn of the loop, which reads it if nothing else waits to be read."""
+        if self._reading and not self._reads_soon:
+            self._read()
+
     def read_soon(self) -> None:
         if self.incoming.arrived and self._reading and not self._reads_soon and not self._closing:
             self._reads_soon = True
-            self.network.loop.call_soon(self._read)
+            self.network.loop.call_soon(self._read, context=self.context)
 
     def _read(self) -> None:
         """One read, as the loop makes it when a socket is readable: what has arrived, up to a limit."""
@@ -456,7 +525,7 @@ class MemoryTransport(asyncio.Transport):
     def _lose(self, exc: Exception | None) -> None:
         if not self._lost:
             self._lost = True
-            self.network.loop.call_soon(self._report_loss, exc)
+            self.network.loop.call_soon(self._report_loss, exc, context=self.context)
 
     def _report_loss(self, exc: Exception | None) -> None:
         self.network.history.wire(self.name, "lost" if exc is None else "failed")

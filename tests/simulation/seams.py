@@ -17,6 +17,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterable, Iterator, MutableSet
+from contextvars import ContextVar
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeVar
@@ -59,6 +60,8 @@ READ_ONCE = (
     "proxy.web.dashboard.static_files.shipped_files",
     "proxy.web.docs.pages.page_files",
 )
+# How far the wall clock of the current task's host is ahead of the true time.
+skew_ns: ContextVar[int] = ContextVar("skew_ns", default=0)
 
 
 class Clock:
@@ -90,7 +93,7 @@ class Clock:
         return self.ns / 1e9
 
     def time_ns(self) -> int:
-        return EPOCH_NS + self.monotonic_ns()
+        return EPOCH_NS + self.monotonic_ns() + skew_ns.get()
 
     def time(self) -> float:
         return self.time_ns() / 1e9
@@ -225,6 +228,7 @@ class Seams:
         free = SimpleNamespace(**{**vars(time), "time": lambda: (EPOCH_NS + self.clock.ns) / 1e9})
         for name in FREE_LOOKS:
             vars(import_module(name))["time"] = free
+        vars(import_module("aiohappyeyeballs"))["start_connection"] = _unconnected
         self._serials.find()
 
     def begin(self, seed: int) -> None:
@@ -234,6 +238,21 @@ class Seams:
         self._serials.restart()
         random.seed(f"module {seed}")
         self._entropy.seed(f"entropy {seed}")
+
+
+class UnconnectedSocket:
+    """Stands for the socket that aiohttp's client hands to the loop, which connects it."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.address = address
+
+    def __repr__(self) -> str:
+        return f"<UnconnectedSocket to {self.address}>"
+
+
+async def _unconnected(addr_infos: Any, **_: Any) -> UnconnectedSocket:
+    """Takes the place of `aiohappyeyeballs.start_connection`, which opens sockets of the kernel."""
+    return UnconnectedSocket(addr_infos[0][4][:2])
 
 
 def install() -> Seams:

@@ -6,53 +6,101 @@ import asyncio
 import gc
 import random
 import socket
+from collections import deque
 from collections.abc import Callable
+from contextvars import Context
+from heapq import heapify, heappop, heappush
 from typing import Any
 
-from tests.simulation.memory_network import Listening, MemoryNetwork
-from tests.simulation.seams import Clock
+from tests.simulation.memory_network import Listening, MemoryNetwork, host_of_task
+from tests.simulation.seams import Clock, UnconnectedSocket
 
 # Turns of the loop between two collections of garbage: finalizers run at these moments and no others.
 COLLECT_EVERY = 20_000
+# A float of seconds is not exact below this.
+TOGETHER_S = 1e-7
 
 
 class Deadlock(Exception):
     """Nothing is ready, and nothing will ever be."""
 
 
-class _Selector:
-    """Takes the place of the selector: waiting for events moves the clock."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.turns = 0
-
-    def select(self, timeout: float | None) -> list[Any]:
-        self.turns += 1
-        if self.turns % COLLECT_EVERY == 0:
-            gc.collect()
-        if timeout is None:
-            raise Deadlock("nothing is scheduled, and the simulation has not ended")
-        if timeout > 0:
-            self._clock.advance(timeout)
-        return []
-
-
 class VirtualLoop(asyncio.BaseEventLoop):
+    """Timers are kept in a heap of tuples: comparing those is much faster than comparing handles, and timers that are due at
+    the same time run in the order in which they were set."""
+
     def __init__(self, clock: Clock, network: MemoryNetwork, rng: random.Random) -> None:
         super().__init__()
         self._clock, self._network, self._rng = clock, network, rng
-        self._selector = _Selector(clock)
-        # Timers that are due within this time run together. A float of seconds is not exact below it.
-        self._clock_resolution = 1e-7
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._set, self._cancelled = 0, 0
+        self.turns = 0
         network.run_on(self)
 
-    @property
-    def turns(self) -> int:
-        return self._selector.turns
+    def __repr__(self) -> str:
+        return f"<VirtualLoop at {self.time():.6f} with {len(self._timers)} timers>"
 
     def time(self) -> float:
         return self._clock.ns / 1e9
+
+    # Timers
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._clock.ns / 1e9 + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        # A handle that is cancelled while it is in the heap reports that to the loop.
+        handle._scheduled = True  # type: ignore[attr-defined]
+        self._set += 1
+        heappush(self._timers, (when, self._set, handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        self._cancelled += 1
+        if self._cancelled > 100 and 2 * self._cancelled > len(self._timers):
+            self._timers = [each for each in self._timers if not each[2].cancelled()]
+            heapify(self._timers)
+            self._cancelled = 0
+
+    def _run_once(self) -> None:
+        """Run everything that is ready. If nothing is, the clock first moves to the next timer."""
+        self.turns += 1
+        if self.turns % COLLECT_EVERY == 0:
+            gc.collect()
+        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
+        self._move_timers(ready)
+        if not ready and not self._stops:
+            while self._timers and self._timers[0][2].cancelled():
+                heappop(self._timers)
+                self._cancelled -= 1
+            if not self._timers:
+                raise Deadlock("nothing is scheduled, and the simulation has not ended")
+            self._clock.advance(max(0.0, self._timers[0][0] - self.time()))
+            self._move_timers(ready)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle.cancelled():
+                handle._run()
+
+    @property
+    def _stops(self) -> bool:
+        return bool(self._stopping)  # type: ignore[attr-defined]
+
+    def _move_timers(self, ready: deque[asyncio.Handle]) -> None:
+        """Make the timers ready that are due. Those within TOGETHER_S of each other run together."""
+        timers, end = self._timers, self._clock.ns / 1e9 + TOGETHER_S
+        while timers and timers[0][0] < end:
+            handle = heappop(timers)[2]
+            handle._scheduled = False  # type: ignore[attr-defined]
+            if handle.cancelled():
+                self._cancelled -= 1
+            else:
+                ready.append(handle)
 
     def _process_events(self, event_list: list[Any]) -> None: ...
     def _write_to_self(self) -> None: ...
@@ -84,8 +132,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     async def create_connection(self, factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:  # type: ignore[override]
         assert not options.get("ssl"), "TLS is not simulated"
-        assert not options.get("sock"), "sockets that are connected already are not simulated"
-        local = options.get("local_addr") or ("10.0.0.1", 0)
+        if (sock := options.get("sock")) is not None:
+            assert isinstance(sock, UnconnectedSocket), "sockets of the kernel are not simulated"
+            host, port = sock.address
+        local = options.get("local_addr") or (host_of_task.get(), 0)
         transport = await self._network.connect(factory, (host, port), local[0])
         return transport, transport.get_protocol()
 
