@@ -19,6 +19,7 @@ import sha3
 from tests.simulation.block_tree import Block, BlockTree, answer_of, balance_of
 from tests.simulation.history import History
 from tests.simulation.memory_network import CALM, Address, MemoryNetwork, Weather
+from tests.simulation.sim_streams import OVERLOADED, STREAM_PORT, StreamConnection, with_other_ids
 
 CHAIN_ID = 31337
 # A pruned upstream has the state of this many blocks.
@@ -33,6 +34,8 @@ OTHER_CHAIN = 1 << 240
 # compare two reports with.
 HEAD_LIE = 1_000_000
 HEAD_LIES_FROM_S = 4.0
+# It lies for this long, then it reports its true head for as long, and so on: several nodes may share one address.
+HEAD_LIES_FOR_S = 0.8
 WRITES = ("eth_sendRawTransaction", "eth_sendPrivateTransaction")
 
 NO_METHOD = {"code": -32601, "message": "the method does not exist/is not available"}
@@ -58,6 +61,10 @@ class Habits:
     # A write is executed, and the reply is lost.
     reply_lost: float = 0.0
     lie: float = 0.0
+    # Faults of its stream, when it announces a head.
+    stream_mute: float = 0.0
+    stream_repeats: float = 0.0
+    stream_closed: float = 0.0
 
 
 STEADY = Habits()
@@ -65,6 +72,7 @@ STEADY = Habits()
 REPLY_FAULTS = (
     "hang_up", "cut_off", "hang", "http_500", "http_429", "overloaded", "twice", "foreign", "garbage", "reply_lost",
 )  # fmt: skip
+STREAM_FAULTS = ("stream_closed", "stream_mute", "stream_repeats")
 SPELLS = ("down", "silent", "stuck", "behind", "fork")
 
 
@@ -76,6 +84,8 @@ class Nature:
     pruned: bool = False
     chunked: bool = False
     head_liar: bool = False
+    # It also listens for WebSockets, on which it announces its heads.
+    streams: bool = False
 
 
 class SimUpstream:
@@ -99,7 +109,8 @@ class SimUpstream:
         self.history: History = network.history
         self._habits, self._spells = habits, tuple(spells)
         self._weather = weather
-        self._connections: dict[_Connection, None] = {}
+        self._connections: dict[_Connection | StreamConnection, None] = {}
+        self._subscriptions = 0
         self._filters: dict[str, int] = {}
         self._filter_count = 0
         # Its view of the chain: how far it is behind, the block it is stuck at, and the tip of its own branch.
@@ -123,6 +134,13 @@ class SimUpstream:
     def open(self) -> None:
         self._network.set_weather(self.address, self._weather)
         self._network.listen(lambda: _Connection(self), self.address)
+        if self.nature.streams:
+            self._network.set_weather(self.stream_address, self._weather)
+            self._network.listen(lambda: StreamConnection(self), self.stream_address)
+
+    @property
+    def stream_address(self) -> Address:
+        return self.address[0], STREAM_PORT
 
     @property
     def now_s(self) -> float:
@@ -140,6 +158,8 @@ class SimUpstream:
     def is_reliable(self) -> bool:
         """Whether it has answered every call lately, and truthfully."""
         if self.nature.wrong_chain or self.nature.head_liar or self._habits.lie or self._spell:
+            return False
+        if self._network.has_cuts(self.address[0]):
             return False
         last_s = max(self._failed_s, self._network.last_fault_s(self.address))
         return self.now_s - last_s > RELIABLE_AFTER_S
@@ -165,6 +185,7 @@ class SimUpstream:
     async def _go_through(self, spell: str, lasts_s: float) -> None:
         if spell == "down":
             self._network.stop_listening(self.address)
+            self._network.stop_listening(self.stream_address)
             for connection in tuple(self._connections):
                 connection.drop()
             await asyncio.sleep(lasts_s)
@@ -205,10 +226,10 @@ class SimUpstream:
 
     # Calls
 
-    def joined(self, connection: _Connection) -> None:
+    def joined(self, connection: _Connection | StreamConnection) -> None:
         self._connections[connection] = None
 
-    def left(self, connection: _Connection) -> None:
+    def left(self, connection: _Connection | StreamConnection) -> None:
         self._connections.pop(connection, None)
 
     @property
@@ -228,12 +249,26 @@ class SimUpstream:
 
     def draw_fault(self) -> str:
         """The fault of the next reply; empty if it is good."""
+        return self._drawn(REPLY_FAULTS)
+
+    def draw_stream_fault(self) -> str:
+        """The fault of the next announcement; empty if it is good. A stream is not needed: polls find heads, too."""
+        fault = self._drawn(STREAM_FAULTS).replace("_", " ")
+        if fault:
+            self.history.fault(self.name, fault)
+        return fault
+
+    def _drawn(self, faults: Sequence[str]) -> str:
         draw = self._rng.random()
-        for fault in REPLY_FAULTS:
+        for fault in faults:
             draw -= getattr(self._habits, fault)
             if draw < 0:
                 return fault
         return ""
+
+    def next_subscription(self) -> int:
+        self._subscriptions += 1
+        return self._subscriptions
 
     def answer(self, call: dict[str, Any]) -> dict[str, Any]:
         method, params = call["method"], call["params"]
@@ -288,6 +323,10 @@ class SimUpstream:
             return False
         raise _Refused(NO_METHOD)
 
+    def shown_head(self, block: Block) -> dict[str, Any]:
+        """A block as it is announced."""
+        return {**block.json(), "number": hex(block.number + self._head_lie)}
+
     def _shown(self, block: Block, asked: str) -> dict[str, Any]:
         """A node with an impossible head answers with it at `latest`. Asked by number, it has the block that was asked for."""
         found = block.json()
@@ -297,7 +336,9 @@ class SimUpstream:
 
     @property
     def _head_lie(self) -> int:
-        return HEAD_LIE if self.nature.head_liar and self.now_s > HEAD_LIES_FROM_S else 0
+        if not self.nature.head_liar or self.now_s < HEAD_LIES_FROM_S:
+            return 0
+        return 0 if int((self.now_s - HEAD_LIES_FROM_S) / HEAD_LIES_FOR_S) % 2 else HEAD_LIE
 
     def _block_at(self, tag: str, head: Block) -> Block | None:
         match tag:
@@ -418,7 +459,7 @@ class _Connection(asyncio.Protocol):
         if fault == "reply_lost":
             self._transport.close()
             return
-        data = self._framed(b"200 OK", orjson.dumps(_with_other_ids(reply) if fault == "foreign" else reply))
+        data = self._framed(b"200 OK", orjson.dumps(with_other_ids(reply) if fault == "foreign" else reply))
         if fault == "garbage":
             data = self._framed(b"200 OK", b'{"jsonrpc":"2.0","id":1,"resu')
         if fault == "cut_off":
@@ -436,9 +477,8 @@ class _Connection(asyncio.Protocol):
         elif fault == "http_429":
             self._transport.write(self._framed(b"429 Too Many Requests", b"slow down", b"Retry-After: 1\r\n"))
         elif fault == "overloaded":
-            error = {"code": -32005, "message": "limit exceeded"}
             calls = asked if isinstance(asked, list) else [asked]
-            replies = [{"jsonrpc": "2.0", "id": call["id"], "error": error} for call in calls]
+            replies = [{"jsonrpc": "2.0", "id": call["id"], "error": OVERLOADED} for call in calls]
             body = orjson.dumps(replies if isinstance(asked, list) else replies[0])
             self._transport.write(self._framed(b"200 OK", body))
 
@@ -447,9 +487,3 @@ class _Connection(asyncio.Protocol):
         if self._upstream.nature.chunked and body:
             return b"%bTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (head, len(body), body)
         return b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
-
-
-def _with_other_ids(reply: Any) -> Any:
-    if isinstance(reply, list):
-        return [_with_other_ids(each) for each in reply]
-    return {**reply, "id": 1 if reply["id"] != 1 else 2}
