@@ -96,7 +96,7 @@ class MemoryNetwork:
         # When a connection to each address last met a fault.
         self._faults: dict[Address, float] = {}
         # For each direction that is cut, from host to host: what happens when it is mended.
-        self._cuts: dict[tuple[str, str], list[Callable[[], None]]] = {}
+        self._cuts: dict[tuple[str, str], list[Callable[[], object]]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class MemoryNetwork:
         """Whether the host is cut off from any other."""
         return any(host in pair for pair in self._cuts)
 
-    def when_mended(self, one: str, other: str, arrive: Callable[[], None]) -> None:
+    def when_mended(self, one: str, other: str, arrive: Callable[[], object]) -> None:
         self._cuts[one, other].append(arrive)
 
     async def _until_mended(self, one: str, other: str) -> None:

@@ -126,6 +126,31 @@ MUTANTS = {
             "        return further",
             "        return units",
         ),
+        Mutant(
+            "crowd-first",
+            f"{_WIRE}.waiting_calls",
+            "if fewest < 0 or count < fewest:",
+            "if fewest < 0 or count > fewest:",
+        ),
+        # The fleet
+        Mutant(
+            "lease-doubled",
+            "proxy.store.valkey.lease_client",
+            "            requests * rate.request_s,\n",
+            "            2 * requests * rate.request_s,\n",
+        ),
+        Mutant(
+            "no-limit-without-valkey",
+            "proxy.store.shared_memory.leased_buckets",
+            "        if wait > TOLERANCE_S:\n            return wait\n        cells[at + EDGE_R] = requests",
+            "        cells[at + EDGE_R] = requests",
+        ),
+        Mutant(
+            "heads-of-others-ignored",
+            f"{_RPC}.head_exchange",
+            "            state.follow(int(tip), int(short_hash), is_lower=kind == LOWERED)",
+            "            pass",
+        ),
         # Memory
         Mutant("reply-memory-kept", f"{_RPC}.held_body", "self._replies.give_back(self._account, counted)", "pass"),
         Mutant(
@@ -135,6 +160,12 @@ MUTANTS = {
             "        flight.end()",
         ),
         # Events
+        Mutant(
+            "any-announcement-believed",
+            f"{_RPC}.network_state",
+            " or not self.heads.is_plausible(number, now):\n            return\n        if number < health.head:",
+            ":\n            return\n        if number < health.head:",
+        ),
         Mutant("removed-logs-not-sent", f"{_FEED}.dispatch", "            self._publish_removal(queued.block)\n", ""),
         Mutant("gap-not-filled", f"{_CORE}.head_chain", "        return first.parent\n", "        return None\n"),
         Mutant("removed-oldest-first", f"{_CORE}.head_chain", "            removed.append(gone)", "            pass"),

@@ -7,14 +7,17 @@ seed pass. Each rule has a name, which a failing seed reports:
 |---|---|
 | `one-reply` | every call gets exactly one reply, with its own id |
 | `possible` | no result that no block of the network's history gives |
-| `backwards` | once a reply has named a block to a key, no later call of that key at `latest` is answered from before it, while
-  an upstream that has the block answers reliably |
+| `backwards` | once a reply has named a block to a key, no later call of that key at `latest` through the same gateway is
+  answered from before it, while an upstream that has the block answers reliably; while nothing fails, also through any other
+  gateway, as soon as the message about the block has had time to arrive |
 | `named` | the state behind a reply has reached the block in its `X-Block-Number` |
 | `min-block` | with `X-Min-Block`, no result from before that block |
 | `once` | a write is executed at most once |
 | `verified` | with `X-Verify`, no lie |
-| `limit` | never more than an account's buckets hold |
-| `refusal` | no refusal while the bucket had room |
+| `limit` | never more than an account's buckets hold, over all gateways together; a gateway without Valkey adds its share |
+| `refusal` | no refusal while the bucket had room; in a fleet, while hardly any of it was used |
+| `share` | an account with one call under way is served before accounts with several: it waits for one call of theirs at most,
+  and is not refused because they have too many (while nothing fails: faults take their own time) |
 | `charge` | the price of a reply is the list price, and usage is the sum of what was served |
 | `deadline` | every call ends in time |
 | `stranger` | nothing of one account in the replies of another |
@@ -26,6 +29,7 @@ seed pass. Each rule has a name, which a failing seed reports:
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -64,14 +68,53 @@ BLAMES_UPSTREAM = "the call failed on "
 FAILURE_CODES = (-32000, -32002, -32005, -32603)
 # The worker's own timeout for calls, in the simulated settings.
 CALL_TIMEOUT_S = 10.0
+# No call takes longer, with everything that may delay it: a slow reader waits for the longest.
+LONGEST_CALL_S = 120.0
 # Beyond its deadline, a reply may take this long: the sweep's interval, and the way there and back.
 CALM_SLACK_S = 0.3
 # The same if segments stall, which they may several times on the way.
 STALLED_SLACK_S = 8.0
 # Events that may be on their way to one subscription.
 EVENTS_ON_THE_WAY = 20
+# A message from one gateway to the others has arrived after this time, if nothing fails.
+TOLD_S = 0.1
+# The largest share of a limit that a gateway uses while Valkey is away (`KEPT_SHARE`), and for how long it keeps what it has
+# not used (`AWAY_HOLDS_S`): docs/internals/fleet.md.
+AWAY_SHARE, AWAY_HOLDS_S = 0.95, 1.25
+# When Valkey forgets what it has lent, the bucket is full again: one second's worth more. It was lent in the second before.
+FORGOTTEN_S = 1.0
+# The parts of a call that may be needed for a share: its way, the turns of the loop, and connections that are opened.
+SHARE_SLACK_S = 0.1
+# The words of the error if the queues of all upstreams are full.
+OVERLOADED = "overloaded"
+# Leases of other gateways have ended after this time, and this part of a limit is never lent out in advance.
+LEASES_END_S, SELDOM_REFUSED = 2.0, 0.25
 # Fresh state in calm weather: the head is polled every second, and the poll takes a while.
 CALM_AGE_BLOCKS = 3
+
+
+class SeenBlocks:
+    """The newest block that replies to a key have named, for each network and gateway, and since when."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], list[tuple[float, int]]] = {}
+
+    def __repr__(self) -> str:
+        return f"<SeenBlocks {self._found}>"
+
+    def note(self, network: str, via: str, number: int, now_s: float) -> None:
+        found = self._found.setdefault((network, via), [(now_s, 0)])
+        if number > found[-1][1]:
+            found.append((now_s, number))
+
+    def newest(self, network: str, via: str, *, others_until_s: float) -> int:
+        """The newest through this gateway so far, and through others until that time."""
+        newest = 0
+        for (each, gateway), found in self._found.items():
+            if each == network:
+                until_s = math.inf if gateway == via else others_until_s
+                newest = max(newest, next((number for at_s, number in reversed(found) if at_s <= until_s), 0))
+        return newest
 
 
 @dataclass(eq=False, slots=True)
@@ -83,8 +126,8 @@ class Account:
     requests_per_second: int
     units_per_second: int
     calls: list[Call] = field(default_factory=list)
-    # The newest block that a reply has named, for each network.
-    seen: Counter[str] = field(default_factory=Counter)
+    under_way: dict[Call, None] = field(default_factory=dict)
+    seen: SeenBlocks = field(default_factory=lambda: SeenBlocks())
     # Events of its subscriptions, which cost a unit each, and malformed requests, which may cost one.
     events: int = 0
     malformed: int = 0
@@ -102,8 +145,9 @@ class Call:
     params: list[Any]
     directives: dict[str, str]
     sent_s: float
-    # The newest block that the account had seen when it was sent.
+    # The newest block that the account had seen when it was sent, and the gateway that it was sent to.
     floor: int
+    via: str = ""
     done_s: float | None = None
     # "result", "error", "refused" (a 429), "failed" (another status), or "lost" with its connection.
     outcome: str = ""
@@ -113,6 +157,8 @@ class Call:
     named: int = 0
     # When its last byte was written, if that was later than the first.
     written_s: float = 0.0
+    # Whether its account had no other call under way.
+    is_alone: bool = True
 
     def __repr__(self) -> str:
         return f"<Call {self.id!r} {self.method} of {self.account.name}>"
@@ -135,6 +181,13 @@ class Call:
         fault of the service."""
         return bool(self.min_block) or "X-Timeout-Ms" in self.directives or self.is_verified
 
+    def began(self) -> None:
+        others = self.account.under_way
+        for other in others:
+            other.is_alone = False
+        self.is_alone = not others
+        others[self] = None
+
     def price(self) -> int:
         units = PRICES[self.method]
         is_state = self.method in ("eth_getBalance", "eth_call") and self.params[1].startswith("0x")
@@ -143,10 +196,24 @@ class Call:
         return units * 3 if self.is_verified else units
 
 
+@dataclass(slots=True)
+class Away:
+    """A gateway was without Valkey."""
+
+    gateway: str
+    since_s: float
+    until_s: float = math.inf
+
+
 class Oracle:
-    def __init__(self, history: History, *, is_calm: bool, stalls: bool) -> None:
+    def __init__(
+        self, history: History, *, is_calm: bool, stalls: bool, takes_s: float = 0.0, is_crowded: bool = False
+    ) -> None:
+        """`takes_s`: how long upstreams take for a call at most. `is_crowded`: accounts make more calls than they take."""
         self._history = history
         self._is_calm = is_calm
+        self._is_crowded = is_crowded
+        self._share_s = 2 * takes_s + SHARE_SLACK_S
         self._slack_s = STALLED_SLACK_S if stalls else CALM_SLACK_S
         self.violations: list[Violation] = []
         self.accounts: list[Account] = []
@@ -156,6 +223,10 @@ class Oracle:
         # From this time on, nothing may fail.
         self._healed_s: float | None = None
         self.writes: dict[str, Call] = {}
+        self._is_fleet = False
+        # When gateways were without Valkey, and when Valkey has forgotten what it had lent.
+        self._away: list[Away] = []
+        self._forgotten_s: list[float] = []
 
     def __repr__(self) -> str:
         return f"<Oracle {self.calls} calls, {len(self.violations)} violations>"
@@ -196,13 +267,50 @@ class Oracle:
     def healed(self) -> None:
         self._healed_s = self._history.now_s
 
+    # The fleet
+
+    def fleet_began(self) -> None:
+        """Several gateways share their limits from now on. They have not connected to Valkey yet."""
+        self._is_fleet = True
+
+    def valkey_changed(self, gateway: str, *, is_up: bool) -> None:
+        """A gateway has noticed that Valkey answers, or that it does not."""
+        now_s = self._history.now_s
+        self._history.note(gateway, "valkey is up" if is_up else "valkey is away")
+        for each in self._away:
+            if each.gateway == gateway and each.until_s == math.inf:
+                each.until_s = now_s
+        if not is_up:
+            self._away.append(Away(gateway, now_s))
+
+    def tokens_forgotten(self) -> None:
+        self._forgotten_s.append(self._history.now_s)
+
+    def _excess(self, first_s: float, last_s: float) -> tuple[int, float]:
+        """How often calls may be rounded up in this time, and the seconds of refill that may be served beyond the limit."""
+        spells = [each for each in self._away if each.since_s <= last_s and each.until_s >= first_s]
+        shares_s = sum(min(each.until_s, last_s) - max(each.since_s, first_s) + AWAY_HOLDS_S for each in spells)
+        bursts = sum(first_s - FORGOTTEN_S <= at_s <= last_s for at_s in self._forgotten_s)
+        return len(spells), AWAY_SHARE * shares_s + FORGOTTEN_S * bursts
+
     def asked(
-        self, account: Account, tree: BlockTree, id_: Any, method: str, params: list[Any], directives: dict[str, str]
+        self,
+        account: Account,
+        tree: BlockTree,
+        id_: Any,
+        method: str,
+        params: list[Any],
+        directives: dict[str, str],
+        *,
+        via: str,
     ) -> Call:
         """A client is about to send a call."""
         now_s = self._history.now_s
-        call = Call(account, tree, id_, method, params, directives, now_s, account.seen[tree.name])
+        told_s = now_s - TOLD_S if self._is_calm else -math.inf
+        floor = account.seen.newest(tree.name, via, others_until_s=told_s)
+        call = Call(account, tree, id_, method, params, directives, now_s, floor, via)
         account.calls.append(call)
+        call.began()
         self.calls += 1
         if method.startswith("eth_send"):
             self.writes[params[0] if isinstance(params[0], str) else params[0]["tx"]] = call
@@ -242,7 +350,7 @@ class Oracle:
             self._check_missing_block(call, int(headers["x-block-number"]))
         elif status == 504 and "X-Timeout-Ms" in call.directives:
             self._check_early(call)
-        elif self._must_succeed or not _is_failure(status, error):
+        elif (self._must_succeed and not self._is_beyond_share(call, error)) or not _is_failure(status, error):
             self.violate("error", f"{call!r} got a {status}: {error.get('message')}")
         self._check_deadline(call)
 
@@ -283,6 +391,7 @@ class Oracle:
 
     def _end(self, call: Call, outcome: str, detail: str = "") -> None:
         call.outcome, call.done_s = outcome, self._history.now_s
+        call.account.under_way.pop(call, None)
         self.outcomes[f"{outcome}{' ' if detail else ''}{detail}"] += 1
         self._history.note(call.account.name, f"end  {call.id} {outcome} {detail}")
 
@@ -298,10 +407,19 @@ class Oracle:
             self._judge_error(call, reply["error"])
         else:
             self._end(call, "result")
+            self._check_share(call)
             self._judge_result(call, reply["result"])
+        if price is not None and call.is_verified and self._is_verified_by_more(call, int(price)):
+            call.units = int(price)
         if price is not None and int(price) != call.units and not self._may_split(call):
             self.violate("charge", f"{call!r} cost {price} units, not {call.units}")
         self._check_deadline(call)
+
+    def _is_verified_by_more(self, call: Call, price: int) -> bool:
+        """A verified call costs as much as the calls that it makes: if an upstream of an operator fails, its next one is
+        asked. Each operator has one for calls over HTTP, and perhaps one with a WebSocket."""
+        each = call.price() // 3
+        return not self._is_calm and price % each == 0 and price <= 2 * call.price()
 
     def _may_split(self, call: Call) -> bool:
         """A range of logs may be read in several pieces, and a head may pass a call's block on the archive's edge."""
@@ -320,8 +438,25 @@ class Oracle:
             return
         if code == -32000 and "already known" in str(error.get("message")):
             self.violate("once", f"{call!r} was sent twice")
-        if code not in FAILURE_CODES or self._must_succeed:
+        if code not in FAILURE_CODES or (self._must_succeed and not self._is_beyond_share(call, error)):
             self.violate("error", f"{call!r} got the error {error}")
+
+    def _is_beyond_share(self, call: Call, error: dict[str, Any]) -> bool:
+        """Whether a call may be refused because its account has too many under way."""
+        return self._is_crowded and not call.is_alone and OVERLOADED in str(error.get("message"))
+
+    def _check_share(self, call: Call) -> None:
+        """A plain call that was its account's only one."""
+        assert call.done_s is not None
+        took_s = call.done_s - max(call.sent_s, call.written_s)
+        if (
+            self._is_calm
+            and call.is_alone
+            and not call.directives
+            and call.method == "eth_call"
+            and took_s > self._share_s
+        ):
+            self.violate("share", f"{call!r} took {took_s:.3f} s, and was the only one of its account")
 
     # Results
 
@@ -363,7 +498,7 @@ class Oracle:
         # The state of an account names no block to its reader.
         named = call.named if call.method == "eth_getBalance" else number
         # A number that the network has not reached is of a branch that an upstream is alone on: it goes back when it returns.
-        account.seen[tree.name] = max(account.seen[tree.name], min(named, tree.tip.number))
+        account.seen.note(tree.name, call.via, min(named, tree.tip.number), self._history.now_s)
 
     def _went_back(self, call: Call, number: int) -> None:
         # A reliable upstream is at the network's tip, and has the block if the network had it when the call was sent.
@@ -456,37 +591,48 @@ class Oracle:
         """A bucket holds a second's worth. Anything taken more than a second ago has been refilled."""
         account = call.account
         assert call.done_s is not None
-        recent = [
-            each
-            for each in account.calls
-            if each is not call and each.sent_s <= call.done_s and not _is_over(each, call)
-        ]
+        since_s = call.sent_s - (LEASES_END_S if self._is_fleet else 1.0)
+        recent = []
+        for each in reversed(account.calls):
+            if each.sent_s < since_s - LONGEST_CALL_S:
+                break
+            if each is not call and each.sent_s <= call.done_s and not _is_over(each, since_s):
+                recent.append(each)
+        part = SELDOM_REFUSED if self._is_fleet else 1.0
         requests, units = len(recent) + 1, sum(each.price() for each in recent) + call.price()
-        if requests <= account.requests_per_second and units <= account.units_per_second:
-            text = f"{requests} requests and {units} units in the last second"
+        if requests <= account.requests_per_second * part and units <= account.units_per_second * part:
+            text = f"{requests} requests and {units} units since {since_s:.3f} s"
             self.violate("refusal", f"{call!r} was refused: {text}")
 
     def check_limits(self) -> None:
         """No stretch of time has more calls than its bucket holds and is refilled with."""
         for account in self.accounts:
             served = [call for call in account.calls if call.outcome in ("result", "error") and call.done_s is not None]
-            if account.requests_per_second >= 1000:
-                continue
-            for first in served:
-                inside = [each for each in served if each.sent_s >= first.sent_s]
-                inside.sort(key=lambda each: each.done_s or 0.0)
-                units = 0
-                for count, last in enumerate(inside, 1):
-                    units += last.units
-                    assert last.done_s is not None
-                    span_s = 1.0 + last.done_s - first.sent_s
-                    if (
-                        count > account.requests_per_second * span_s + 1
-                        or units > account.units_per_second * span_s + 1
-                    ):
-                        text = f"{count} requests and {units} units in {span_s - 1.0:.3f} s"
+            served.sort(key=lambda each: each.done_s or 0.0)
+            if account.requests_per_second < 1000:
+                for first in served:
+                    if text := self._above_limit(account, first, served):
                         self.violate("limit", f"{account!r} was served {text}")
-                        return
+                        break
+
+    def _above_limit(self, account: Account, first: Call, served: list[Call]) -> str:
+        """Whether too many calls were served from this one on: how many, if so. `served` is in the order of the replies."""
+        count = units = 0
+        for last in served:
+            if last.sent_s < first.sent_s or last.done_s is None:
+                continue
+            count, units = count + 1, units + last.units
+            took_s = last.done_s - first.sent_s
+            # Seconds of refill beyond a full bucket.
+            requests_s = (count - 1) / account.requests_per_second - 1.0 - took_s
+            units_s = (units - 1) / account.units_per_second - 1.0 - took_s
+            if max(requests_s, units_s) > 0.0:
+                calls, excess_s = self._excess(first.sent_s, last.done_s)
+                requests_s -= excess_s + calls / account.requests_per_second
+                units_s -= excess_s + calls * ARCHIVE_PRICE / account.units_per_second
+                if max(requests_s, units_s) > 0.0:
+                    return f"{count} requests and {units} units in {took_s:.3f} s"
+        return ""
 
     def check_writes(self, executed: Counter[str]) -> None:
         for raw, count in executed.items():
@@ -522,11 +668,9 @@ class Oracle:
             self.violate("charge", f"{account!r} was charged {units} units, expected {least} to {most}")
 
 
-def _is_over(each: Call, call: Call) -> bool:
-    """Whether it took nothing from the bucket in the second before the call."""
-    if each.outcome in ("refused",):
-        return True
-    return each.done_s is not None and each.done_s < call.sent_s - 1.0
+def _is_over(each: Call, since_s: float) -> bool:
+    """Whether it took nothing from the bucket since that time."""
+    return each.outcome == "refused" or (each.done_s is not None and each.done_s < since_s)
 
 
 def _is_failure(status: int, error: dict[str, Any]) -> bool:

@@ -26,11 +26,14 @@ from tests.simulation.timeline import svg_of, text_of
 LONGEST_S = 300.0
 # Faults and inputs that a good set of seeds has all seen. The runner names those that are missing.
 EXPECTED = (
-    "connection frozen", "connection refused", "connection reset", "connection unanswered", "lie", "malformed bytes",
+    "client cut", "connection frozen", "connection refused", "connection reset", "connection unanswered", "lie",
+    "malformed bytes",
     "malformed cut", "malformed flip", "malformed json", "malformed key", "malformed length", "reorganisation",
     "reply cut_off", "reply foreign", "reply garbage", "reply hang", "reply hang_up", "reply http_429", "reply http_500",
     "reply overloaded", "reply reply_lost", "reply twice", "segment stalled", "state pruned", "upstream behind",
-    "upstream down", "upstream fork", "upstream late", "upstream silent", "upstream stuck",
+    "stream closed", "stream mute", "stream repeats", "upstream cut", "upstream down", "upstream fork", "upstream late",
+    "upstream silent", "upstream stuck", "valkey clock set", "valkey cut", "valkey deaf", "valkey hangs",
+    "valkey restarted",
 )  # fmt: skip
 
 
@@ -40,6 +43,8 @@ class Job:
 
     seed: int
     without: frozenset[str] = frozenset()
+    # Another load than the seed's: see `loaded`.
+    load: str = ""
     # Keep the events, and those on the wire too.
     keeps_events: bool = False
     keeps_wire: bool = False
@@ -85,11 +90,11 @@ class Simulator:
 
     def run_here(self, job: Job) -> Run:
         """Run the seed in this process."""
-        from tests.simulation.scenario import scenario_of
+        from tests.simulation.scenario import loaded, scenario_of
         from tests.simulation.world import World
 
         began = seams.cpu_s()
-        world = World(scenario_of(job.seed).leaving_out(job.without), self._seams)
+        world = World(loaded(scenario_of(job.seed), job.load).leaving_out(job.without), self._seams)
         if job.keeps_wire:
             world.history.keep_wire()
         outcome = world.run()
@@ -166,7 +171,7 @@ def shrink(simulator: Simulator, failed: Run, processes: int) -> Run:
 
     def still_fails(names: frozenset[str]) -> bool:
         nonlocal best
-        (run,) = simulator.run_all([Job(failed.job.seed, names, keeps_events=True)], 1)
+        (run,) = simulator.run_all([Job(failed.job.seed, names, failed.job.load, keeps_events=True)], 1)
         if run.rules & rules:
             best = run
             return True
@@ -270,6 +275,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--shrinks", type=int, default=3, help="how many failures to shrink")
     parser.add_argument("--fail-fast", action="store_true", help="stop at the first failure")
     parser.add_argument("--without", action="append", default=[], help="leave out this part of the scenario")
+    parser.add_argument("--load", default="", choices=("", "small", "idle"), help="use another load, to measure speed")
     parser.add_argument("--mutant", default="", choices=("", *MUTANTS), help="plant this bug")
     parser.add_argument(
         "--mutants", nargs="*", help="find these planted bugs, or all of them, within --seeds seeds each"
@@ -286,12 +292,12 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 def _jobs(args: argparse.Namespace, end: float | None) -> Iterator[Job]:
     seed = args.seed
     while (seams.real_s() < end) if end is not None else seed < args.seed + args.seeds:
-        yield Job(seed, frozenset(args.without))
+        yield Job(seed, frozenset(args.without), args.load)
         seed += 1
 
 
 def _show_one(simulator: Simulator, args: argparse.Namespace) -> int:
-    job = Job(args.seed, frozenset(args.without), keeps_events=True, keeps_wire=args.wire is not None)
+    job = Job(args.seed, frozenset(args.without), args.load, keeps_events=True, keeps_wire=args.wire is not None)
     run = simulator.run_here(job)
     assert run.outcome is not None
     print(text_of(run.events))

@@ -10,18 +10,27 @@ import random
 from dataclasses import dataclass, fields, replace
 
 from tests.simulation.memory_network import Weather
-from tests.simulation.sim_clients import HTTP_KINDS
+from tests.simulation.sim_clients import CROWD_KINDS, HTTP_KINDS
+from tests.simulation.sim_fleet import TROUBLES, FleetPlan
 from tests.simulation.sim_sockets import Subscriber
 from tests.simulation.sim_upstream import SPELLS, Habits, Nature
 
 # The network with several upstreams, and the one with a single upstream, whose calls take the short path.
 MANY, ONE = "dev/mainnet", "dev/testnet"
 LASTS_S = 12.0
+# The remainders, by 12, of the seeds with several gateways: the second has no faults.
+FLEET_SEEDS = (3, 8)
+# The remainders, by 5, of the seeds with upstreams that announce their heads over WebSockets.
+STREAM_SEEDS = (1, 2)
+# The remainder, by 7, of the seeds with a crowd: its calls at a time, and how long upstreams take for each.
+CROWDED_SEEDS = 6
+CROWD, CROWDED_S = 20, (0.05, 0.15)
 KINDS = (*HTTP_KINDS, Subscriber)
+ALL_KINDS = (*KINDS, *CROWD_KINDS)
 
 HABITS = Habits(
     late=0.01, hang=0.002, http_500=0.01, http_429=0.003, overloaded=0.003, twice=0.003, foreign=0.003, garbage=0.003,
-    hang_up=0.005, cut_off=0.003, reply_lost=0.005,
+    hang_up=0.005, cut_off=0.003, reply_lost=0.005, stream_mute=0.02, stream_repeats=0.05, stream_closed=0.05,
 )  # fmt: skip
 WEATHER = Weather(split=0.2, stall=0.002, reset=0.0005, refuse=0.01, silent=0.003, freeze=0.0003)
 CLIENT_WEATHER = replace(WEATHER, refuse=0.0, silent=0.0, freeze=0.0)
@@ -43,6 +52,8 @@ class ClientPlan:
     kind: str
     network: str
     account: int
+    # The number of the gateway that it uses.
+    gateway: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +67,9 @@ class Scenario:
     block_time_s: float
     reorg: float
     depth: int
+    fleet: FleetPlan = FleetPlan()  # noqa: RUF009 - frozen
+    # How many calls a crowd makes at a time; 0 without one. Upstreams then have few connections.
+    crowd: int = 0
     # Parts that are left out, by their names.
     without: frozenset[str] = frozenset()
 
@@ -70,6 +84,7 @@ class Scenario:
             *(each.name for each in self.clients),
             *sorted(faults | spells | (set() if self.is_calm else weather)),
             *(("reorganisations",) if self.reorg else ()),
+            *(f"trouble {name}" for name in self.fleet.troubles),
         ]
 
     def leaving_out(self, names: frozenset[str]) -> Scenario:
@@ -97,9 +112,22 @@ class Scenario:
             clients=tuple(each for each in self.clients if each.name not in names),
             client_weather=weather_of(self.client_weather),
             reorg=0.0 if "reorganisations" in names else self.reorg,
+            fleet=self.fleet.leaving_out(names),
             lasts_s=min([self.lasts_s, *[float(name.split(" ")[1]) for name in names if name.startswith("first ")]]),
             without=names,
         )
+
+
+def loaded(scenario: Scenario, load: str) -> Scenario:
+    """The same with another load, for measurements: `small` calls only, or `idle` without any client."""
+    clients = {
+        "idle": (),
+        "small": tuple(
+            ClientPlan(f"client {number + 1}", "Reader", ONE if number % 3 else MANY, account=number % 2)
+            for number in range(8)
+        ),
+    }
+    return replace(scenario, clients=clients[load], fleet=FleetPlan(), crowd=0) if load else scenario
 
 
 def rng_of(seed: int, part: str) -> random.Random:
@@ -116,29 +144,66 @@ def scenario_of(seed: int) -> Scenario:
     for number in range(rng.randint(4, 8)):
         kind, network = rng.choice(KINDS), MANY if rng.random() < 0.7 else ONE
         clients.append(ClientPlan(f"client {number + 1}", kind.__name__, network, account=rng.randint(0, 1)))
+    fleet = _fleet(seed, is_calm)
+    is_crowded = seed % 7 == CROWDED_SEEDS
+    if is_crowded:
+        clients += [
+            ClientPlan(f"client {31 + place}", each.__name__, ONE, place) for place, each in enumerate(CROWD_KINDS)
+        ]
+        upstreams = [replace(each, habits=replace(each.habits, takes_s=CROWDED_S)) for each in upstreams]
     return Scenario(
         seed,
         is_calm,
         LASTS_S,
         tuple(upstreams),
-        tuple(clients),
+        tuple(_over_gateways(seed, clients, fleet.hosts)),
         Weather(split=0.2) if is_calm else CLIENT_WEATHER,
         block_time_s=1.0,
         reorg=0.0 if is_calm else rng.choice((0.0, 0.05, 0.2)),
         depth=rng.choice((1, 1, 4)),
+        fleet=fleet,
+        crowd=CROWD if is_crowded else 0,
     )
+
+
+def _fleet(seed: int, is_calm: bool) -> FleetPlan:
+    """One seed in six has several gateways."""
+    if seed % 12 not in FLEET_SEEDS:
+        return FleetPlan()
+    rng = rng_of(seed, "fleet")
+    hosts = rng.randint(2, 3)
+    return FleetPlan(
+        hosts,
+        skews_s=tuple(round(rng.uniform(-5.0, 5.0), 3) for _ in range(hosts)),
+        troubles=() if is_calm else tuple(sorted(rng.sample(TROUBLES, rng.randint(1, 4)))),
+        weather=Weather() if is_calm else replace(WEATHER, split=0.05, freeze=0.0),
+    )
+
+
+def _over_gateways(seed: int, clients: list[ClientPlan], gateways: int) -> list[ClientPlan]:
+    """Each client uses one gateway. In a fleet, an account with a low limit uses all of them at once."""
+    if gateways == 1:
+        return clients
+    rng = rng_of(seed, "gateways of clients")
+    spread = [replace(client, gateway=rng.randrange(gateways)) for client in clients]
+    floods = [
+        ClientPlan(f"client {21 + place}", "Flooder", rng.choice((MANY, ONE)), account=0, gateway=place)
+        for place in range(gateways)
+    ]
+    return spread + floods
 
 
 def _upstream(seed: int, number: int, network: str, is_calm: bool, *, is_first: bool) -> UpstreamPlan:
     """The first upstreams of a network are honest and never fork, so that the network has a truth that it can find."""
     rng = rng_of(seed, f"plan of upstream {number}")
     chunked = rng.random() < 0.3
+    streams = seed % 5 in STREAM_SEEDS and rng_of(seed, f"stream of upstream {number}").random() < 0.6
     if is_calm:
-        return UpstreamPlan(
-            f"upstream {number + 1}", network, Nature(chunked=chunked), Habits(), Weather(split=0.2), ()
-        )
+        nature = Nature(chunked=chunked, streams=streams)
+        return UpstreamPlan(f"upstream {number + 1}", network, nature, Habits(), Weather(split=0.2), ())
     nature = Nature(
         chunked=chunked,
+        streams=streams,
         pruned=not is_first and rng.random() < 0.3,
         wrong_chain=not is_first and rng.random() < 0.1,
         head_liar=not is_first and rng.random() < 0.1,

@@ -33,9 +33,15 @@ class Terms:
     listens_until_s: float = 0.0
     # The network with enough operators for a quorum.
     quorum_on: str = ""
+    # How many calls a crowd makes at a time.
+    crowd: int = 0
 
     def verifies(self, tree: BlockTree) -> bool:
         return tree.name == self.quorum_on
+
+
+def address_of(client: str) -> str:
+    return f"10.1.0.{int(client.rpartition(' ')[2])}"
 
 
 class Connection:
@@ -107,7 +113,7 @@ class SimClient:
             self._open = []
             try:
                 reader, writer = await asyncio.open_connection(
-                    *self._terms.gateway, local_addr=(f"10.1.0.{int(self.name.rpartition(' ')[2])}", 0), limit=1 << 22
+                    *self._terms.gateway, local_addr=(address_of(self.name), 0), limit=1 << 22
                 )
             except ConnectionError:
                 await asyncio.sleep(0.1)
@@ -142,7 +148,7 @@ class SimClient:
         self._serial += 1
         named = {name.replace("_", "-"): value for name, value in directives.items()}
         name: Any = self._serial if self._serial % 2 else f"{self._account.mark}-{self.name}-{self._serial}"
-        call = self._oracle.asked(self._account, self._tree, name, method, params, named)
+        call = self._oracle.asked(self._account, self._tree, name, method, params, named, via=self._terms.gateway[0])
         self._open.append(call)
         return call
 
@@ -293,6 +299,32 @@ class Flooder(SimClient):
         await self._pause(0.2)
 
 
+class CrowdMember(SimClient):
+    """One connection of a crowd: calls that no cache answers, one after the other."""
+
+    async def _talk(self, connection: Connection) -> None:
+        await self._single(connection, self._ask("eth_call", [{"to": CONTRACTS[0], "data": self._data(1)}, "latest"]))
+        await self._pause(0.02)
+
+
+class Crowd(SimClient):
+    """Makes more calls at a time than the upstreams take."""
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for place in range(self._terms.crowd):
+                rng = random.Random(f"{self._rng.random()} {place}")
+                group.create_task(CrowdMember(self.name, self._account, self._tree, self._terms, rng).run())
+
+
+class Modest(CrowdMember):
+    """Makes one call at a time. Its account has no other client."""
+
+    async def _talk(self, connection: Connection) -> None:
+        await super()._talk(connection)
+        await self._pause(0.1)
+
+
 class Vandal(SimClient):
     """Sends malformed and cut-off requests. Their replies are errors, if any."""
 
@@ -361,3 +393,5 @@ def _envelope(call: Call) -> bytes:
 
 
 HTTP_KINDS: Sequence[type[SimClient]] = (Reader, Batcher, Director, Writer, LargeReader, Flooder, Vandal, FilterUser)
+# Those of crowded scenarios.
+CROWD_KINDS: Sequence[type[SimClient]] = (Crowd, Modest)

@@ -6,10 +6,12 @@ import asyncio
 import logging
 import os
 from collections import Counter
+from collections.abc import Coroutine, Iterator
+from contextvars import copy_context
 from typing import Any
 
 from proxy.compose.app import App, preload_files
-from proxy.compose.fleet import buckets_of
+from proxy.compose.fleet import buckets_of, host_id
 from proxy.core.access import Key, Limits
 from proxy.settings import load
 from proxy.store.shared_memory import host_memory, rate_buckets
@@ -18,20 +20,31 @@ from tests.shipped_tables import TABLES
 from tests.simulation import sim_clients
 from tests.simulation.block_tree import BlockTree
 from tests.simulation.history import History
-from tests.simulation.memory_network import CALM, Address, ListeningSocket, MemoryNetwork
+from tests.simulation.memory_network import CALM, Address, ListeningSocket, MemoryNetwork, host_of_task
 from tests.simulation.oracle import CALL_TIMEOUT_S, Account, Oracle
 from tests.simulation.outcome import Outcome
-from tests.simulation.scenario import KINDS, MANY, ONE, ClientPlan, Scenario, UpstreamPlan, rng_of
-from tests.simulation.seams import Seams
-from tests.simulation.sim_clients import SimClient, Terms
+from tests.simulation.scenario import ALL_KINDS, MANY, ONE, ClientPlan, Scenario, UpstreamPlan, rng_of
+from tests.simulation.seams import Seams, skew_ns
+from tests.simulation.sim_clients import SimClient, Terms, address_of
+from tests.simulation.sim_fleet import VALKEY, FleetTrouble
 from tests.simulation.sim_upstream import SimUpstream
+from tests.simulation.sim_valkey import SimValkey
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.web.worker import PEPPER, Worker
 
-GATEWAY: Address = ("10.0.0.1", 8545)
+PORT = 8545
 # The accounts: their requests and units per second.
-LIMITED = 2
-ACCOUNTS = (("large", 100_000, 10_000_000), ("second", 100_000, 10_000_000), ("limited", 20, 100))
+LIMITED, MODEST = 2, 3
+ACCOUNTS = (
+    ("large", 100_000, 10_000_000),
+    ("second", 100_000, 10_000_000),
+    ("limited", 20, 100),
+    ("modest", 100_000, 10_000_000),
+)
+# Accounts that only clients of one kind use.
+OWN_ACCOUNT = {"Flooder": LIMITED, "Modest": MODEST}
+# The connections to an upstream where there is a crowd.
+FEW_CONNECTIONS = 8
 # After the faults have ended, for how long the service may recover, and how many calls must then succeed.
 RECOVERS_S = 25.0
 PROBES = 5
@@ -47,10 +60,18 @@ class World:
         self._network = MemoryNetwork(self.history, seams.descriptors, self._rng("network"))
         self._loop = VirtualLoop(seams.clock, self._network, self._rng("threads"))
         stalls = bool(scenario.client_weather.stall) or any(each.weather.stall for each in scenario.upstreams)
-        self.oracle = Oracle(self.history, is_calm=scenario.is_calm, stalls=stalls)
+        takes_s = max(each.habits.takes_s[1] for each in scenario.upstreams)
+        self.oracle = Oracle(
+            self.history, is_calm=scenario.is_calm, stalls=stalls, takes_s=takes_s, is_crowded=scenario.crowd > 0
+        )
         self._trees = {name: BlockTree(name, self.history, self._rng(f"chain {name}")) for name in (MANY, ONE)}
         self._upstreams = [self._upstream(place, plan) for place, plan in enumerate(scenario.upstreams, 1)]
         self.oracle.upstreams.extend(self._upstreams)
+        self._valkey = SimValkey(VALKEY, self._network, seams.clock, CALM)
+        self._trouble = FleetTrouble(
+            scenario.fleet, self._valkey, self._network, self.oracle, self._rng("trouble of the fleet")
+        )
+        self._gateways: list[Gateway] = []
 
     def __repr__(self) -> str:
         return f"<World of seed {self.scenario.seed}>"
@@ -100,7 +121,8 @@ class World:
     async def _main(self) -> None:
         for upstream in self._upstreams:
             upstream.open()
-        self._network.set_weather(GATEWAY, self.scenario.client_weather)
+        for address in self._addresses:
+            self._network.set_weather(address, self.scenario.client_weather)
         async with asyncio.TaskGroup() as background:
             tasks = [background.create_task(self._mine(tree)) for tree in self._trees.values()]
             tasks += [background.create_task(upstream.live()) for upstream in self._upstreams]
@@ -117,31 +139,64 @@ class World:
             else:
                 tree.grow(self.history.now_s)
 
+    @property
+    def _addresses(self) -> list[Address]:
+        return [(f"10.0.0.{1 + place}", PORT) for place in range(self.scenario.fleet.hosts)]
+
     async def _serve(self, spells: list[asyncio.Task[None]]) -> None:
-        gateway = Gateway(self.scenario, self._upstreams)
-        keys = [gateway.add_account(self.oracle, name, *limits) for name, *limits in ACCOUNTS]
-        await gateway.listen()
+        self._gateways = self._built_gateways()
+        for gateway in self._gateways:
+            await gateway.listen()
         until_s = self._loop.time() + self.scenario.lasts_s
+        async with asyncio.TaskGroup() as group:
+            for plan in self.scenario.clients:
+                group.create_task(self._client(plan, until_s).run())
+            trouble = group.create_task(
+                self._trouble.live(
+                    [each.address[0] for each in self._gateways],
+                    [each.address for each in self._upstreams],
+                    [address_of(plan.name) for plan in self.scenario.clients] or [address_of("client 0")],
+                )
+            )
+            await asyncio.sleep(self.scenario.lasts_s)
+            await self._recover([*spells, trouble])
+        await asyncio.sleep(SETTLES_S)
+        self._check_end()
+        for gateway in self._gateways:
+            await gateway.stop()
+
+    def _built_gateways(self) -> list[Gateway]:
+        fleet = self.scenario.fleet
+        limits_url = ""
+        if fleet.hosts > 1:
+            self._valkey.open()
+            self.oracle.fleet_began()
+            limits_url = self._valkey.url
+        found = [
+            Gateway.on_host(address, skew_s, self.scenario, self._upstreams, limits_url)
+            for address, skew_s in zip(self._addresses, fleet.skews_s, strict=True)
+        ]
+        for name, requests, units in ACCOUNTS:
+            texts = {gateway.add_account(name, Limits(requests, units, 0)) for gateway in found}
+            mark = f"{0xACC00000 + len(self.oracle.accounts):08x}"
+            self.oracle.accounts.append(Account(name, texts.pop(), mark, requests, units))
+            assert not texts, "the key of an account is the same on all gateways"
+        for gateway in found:
+            gateway.watch_valkey(self.oracle)
+        return found
+
+    def _client(self, plan: ClientPlan, until_s: float) -> SimClient:
         terms = Terms(
-            GATEWAY,
+            self._addresses[plan.gateway],
             self.oracle,
             until_s,
             may_leave=not self.scenario.is_calm,
             listens_until_s=until_s + RECOVERS_S + SETTLES_S,
             quorum_on=MANY,
+            crowd=self.scenario.crowd,
         )
-        async with asyncio.TaskGroup() as group:
-            for plan in self.scenario.clients:
-                group.create_task(self._client(plan, terms).run())
-            await asyncio.sleep(self.scenario.lasts_s)
-            await self._recover(spells)
-        await asyncio.sleep(SETTLES_S)
-        self._check_end(gateway, keys)
-        await gateway.stop()
-
-    def _client(self, plan: ClientPlan, terms: Terms) -> SimClient:
-        kind: type[SimClient] = next(each for each in KINDS if each.__name__ == plan.kind)
-        account = self.oracle.accounts[LIMITED if plan.kind == "Flooder" else plan.account]
+        kind: type[SimClient] = next(each for each in ALL_KINDS if each.__name__ == plan.kind)
+        account = self.oracle.accounts[OWN_ACCOUNT.get(plan.kind, plan.account)]
         return kind(plan.name, account, self._trees[plan.network], terms, self._rng(plan.name))
 
     async def _recover(self, spells: list[asyncio.Task[None]]) -> None:
@@ -150,42 +205,47 @@ class World:
             task.cancel()
         for upstream in self._upstreams:
             upstream.heal()
-        self._network.set_weather(GATEWAY, CALM)
+        for address in self._addresses:
+            self._network.set_weather(address, CALM)
+        self._network.mend_all()
+        if self.scenario.fleet.hosts > 1:
+            self._valkey.heal(CALM)
         await asyncio.sleep(RECOVERS_S)
         self.oracle.healed()
-        terms = Terms(GATEWAY, self.oracle, self._loop.time() + 1.0, may_leave=False)
+        place = 100
         async with asyncio.TaskGroup() as group:
-            for place, tree in enumerate(self._trees.values()):
-                probe = sim_clients.Reader(
-                    f"probe {101 + place}", self.oracle.accounts[0], tree, terms, self._rng("probe")
-                )
-                group.create_task(probe.run())
+            for address in self._addresses:
+                terms = Terms(address, self.oracle, self._loop.time() + 1.0, may_leave=False)
+                for tree in self._trees.values():
+                    place += 1
+                    probe = sim_clients.Reader(
+                        f"probe {place}", self.oracle.accounts[0], tree, terms, self._rng("probe")
+                    )
+                    group.create_task(probe.run())
 
-    def _check_end(self, gateway: Gateway, keys: list[Key]) -> None:
+    def _check_end(self) -> None:
         executed: Counter[str] = Counter()
         for upstream in self._upstreams:
             executed.update(upstream.executed)
         self.oracle.check_writes(executed)
         self.oracle.check_limits()
-        for account, key in zip(self.oracle.accounts, keys, strict=True):
-            self.oracle.check_usage(account, sum(tally.units for tally in key.tallies.values()))
-        for leftover in gateway.leftovers():
-            self.oracle.violate("leftover", leftover)
+        for place, account in enumerate(self.oracle.accounts):
+            self.oracle.check_usage(account, sum(gateway.units_of(place) for gateway in self._gateways))
+        for gateway in self._gateways:
+            for leftover in gateway.leftovers():
+                self.oracle.violate("leftover", f"{gateway.address[0]} holds {leftover}")
+            if self.scenario.fleet.hosts > 1 and gateway.hosts != self.scenario.fleet.hosts:
+                self.oracle.violate("recovers", f"{gateway.address[0]} counts {gateway.hosts} hosts")
 
 
 class Gateway:
-    """The product's own composition of a worker, without a database."""
+    """The product's own composition of a worker, without a database, on a host of its own."""
 
-    def __init__(self, scenario: Scenario, upstreams: list[SimUpstream]) -> None:
-        blocks = [
-            {
-                "network": upstream.tree.name,
-                "url": f"http://{upstream.address[0]}:{upstream.address[1]}/",
-                "operator": upstream.name.replace(" ", "-"),
-                "archive": not upstream.nature.pruned,
-            }
-            for upstream in upstreams
-        ]
+    def __init__(self, address: Address, scenario: Scenario, upstreams: list[SimUpstream], limits_url: str) -> None:
+        """`limits_url`: the Valkey that several gateways share; empty if there is one gateway only."""
+        self.address, self._context = address, copy_context()
+        few = {"connections": FEW_CONNECTIONS} if scenario.crowd else {}
+        blocks = [{**block, **few} for upstream in upstreams for block in _settings_of(upstream)]
         over = {
             "database": {"url": "postgresql://nobody@127.0.0.1:1/nothing"},
             "keys": {"pepper": PEPPER},
@@ -193,6 +253,7 @@ class Gateway:
             "server": {"drain_s": 1.0},
             "rpc": {"call_timeout_s": CALL_TIMEOUT_S, "lag_s": 4.0, "depth": scenario.depth},
             "upstreams": blocks,
+            "valkey": {"limits_url": limits_url},
         }
         settings = load(environ={}, overrides=over)
         self._buckets_fd = rate_buckets.create()
@@ -200,28 +261,64 @@ class Gateway:
         self._app = App(
             settings, TABLES, buckets_of(settings, self._buckets_fd, self._memory, alone=True), memory=self._memory
         )
-        self._worker = Worker(self._app, GATEWAY[1], self._buckets_fd)
+        self._worker = Worker(self._app, address[1], self._buckets_fd)
+        self._keys: list[Key] = []
 
     def __repr__(self) -> str:
         return f"<Gateway {self._worker!r}>"
+
+    @classmethod
+    def on_host(
+        cls, address: Address, skew_s: float, scenario: Scenario, upstreams: list[SimUpstream], limits_url: str
+    ) -> Gateway:
+        """A gateway whose tasks belong to this host: they connect from it, and see its clock."""
+
+        def build() -> Gateway:
+            host_of_task.set(address[0])
+            skew_ns.set(round(skew_s * 1e9))
+            host_id.cache_clear()  # The identity of a host is that of its process, and this process is several hosts.
+            return cls(address, scenario, upstreams, limits_url)
+
+        return copy_context().run(build)
 
     @staticmethod
     def preload() -> None:
         """Do what the supervisor does before it forks workers."""
         preload_files()
 
-    def add_account(self, oracle: Oracle, name: str, requests: int, units: int) -> Key:
-        key = self._worker.add_key(name, limits=Limits(requests, units, 0))
-        mark = f"{0xACC00000 + len(oracle.accounts):08x}"
-        oracle.accounts.append(Account(name, self._worker.keys[name], mark, requests, units))
-        return key
+    def add_account(self, name: str, limits: Limits) -> str:
+        """Returns the text of its key."""
+        self._keys.append(self._worker.add_key(name, limits=limits))
+        return self._worker.keys[name]
+
+    def watch_valkey(self, oracle: Oracle) -> None:
+        if (fleet := self._app.fleet) is not None:
+            fleet.link.on_change.append(lambda: oracle.valkey_changed(self.address[0], is_up=fleet.link.is_up))
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts it knows, itself included."""
+        return self._app.fleet.hosts() if self._app.fleet is not None else 1
+
+    def units_of(self, place: int) -> int:
+        """The units that were charged to an account."""
+        return sum(tally.units for tally in self._keys[place].tallies.values())
 
     async def listen(self) -> None:
+        await self._on_host(self._listen())
+
+    async def _listen(self) -> None:
+        if self._app.fleet is not None:
+            await self._app.pool.open()
+            await self._app.fleet.start(self._app.networks)
         await self._app.plane.track_heads()
-        await self._app.listen(ListeningSocket(GATEWAY))  # type: ignore[arg-type]
+        await self._app.listen(ListeningSocket(self.address))  # type: ignore[arg-type]
+
+    async def _on_host(self, work: Coroutine[Any, Any, None]) -> None:
+        await asyncio.get_running_loop().create_task(work, context=self._context.copy())
 
     async def stop(self) -> None:
-        await self._app.stop()
+        await self._on_host(self._app.stop())
         os.close(self._buckets_fd)
         os.close(self._memory.fd)
 
@@ -236,6 +333,15 @@ class Gateway:
             "flights that can be joined": sum(len(route.state.flights) for route in app.networks.routes.values()),
         }
         return [f"{count} {name}" for name, count in counts.items() if count]
+
+
+def _settings_of(upstream: SimUpstream) -> Iterator[dict[str, Any]]:
+    """The settings of an upstream, and those of the stream that it has on another port."""
+    common = {"network": upstream.tree.name, "operator": upstream.name.replace(" ", "-")}
+    host, port = upstream.address
+    yield {**common, "url": f"http://{host}:{port}/", "archive": not upstream.nature.pruned}
+    if upstream.nature.streams:
+        yield {**common, "url": f"ws://{host}:{upstream.stream_address[1]}/"}
 
 
 class _ErrorLines(logging.Handler):
