@@ -10,12 +10,14 @@ nor with the clock.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import add
 from typing import Final, Literal
 
 from proxy.core.latency_histogram import EDGES_S, bucket_of
+from proxy.errors import Fault, Reason
 
 # Upper edges of the buckets, the same for calls as for upstreams; one more holds the rest.
 LATENCY_S: Final[tuple[float, ...]] = EDGES_S
@@ -28,25 +30,42 @@ STEPS: dict[UsageStep, tuple[int, int]] = {"minute": (60, 360), "hour": (3600, 7
 _AUTO: tuple[tuple[int, UsageStep], ...] = ((3 * 3600, "minute"), (8 * 86_400, "hour"))
 
 
-Outcome = Literal["results", "errors", "faults"]
+# How a call ended: with a result, with an error of its caller or of the chain, or with a fault of ours or of an upstream.
+Outcome = Literal["results", "errors", "faults", "upstream_faults"]
+# Reasons of faults for which upstreams are to blame: they failed, were late, disagreed, or lacked a block.
+_OF_UPSTREAMS: Final[frozenset[Reason]] = frozenset({"upstream", "block", "verification", "deadline"})
 
 
-def outcome_of(status: int) -> Outcome:
-    """How a request that failed with this status counts: below 500, its caller is the cause, or the caller's own limits."""
-    return "faults" if status >= 500 else "errors"
+def outcome_of(fault: Fault) -> Outcome:
+    """How a request that failed counts. With a status below 500, its caller is the cause, or the caller's own limits."""
+    if fault.status < 500:
+        return "errors"
+    return "upstream_faults" if fault.reason in _OF_UPSTREAMS else "faults"
 
 
 class Tally:
     """Counts of one method on one network. Counting a call allocates nothing. `errors` are those of callers and of the chain,
-    `faults` those of upstreams and of ours."""
+    `faults` those of upstreams and of ours; `upstream_faults` are the former of these."""
 
-    __slots__ = ("buckets", "errors", "faults", "hits", "joins", "labels", "results", "seconds", "units")
+    __slots__ = (
+        "buckets",
+        "errors",
+        "faults",
+        "hits",
+        "joins",
+        "labels",
+        "results",
+        "seconds",
+        "units",
+        "upstream_faults",
+    )
 
     def __init__(self, network: str, method: str) -> None:
         self.labels = (network, method)
         self.results = 0
         self.errors = 0
         self.faults = 0
+        self.upstream_faults = 0
         self.hits = 0
         self.joins = 0
         self.units = 0
@@ -63,6 +82,8 @@ class Tally:
             self.errors += 1
         else:
             self.faults += 1
+            if outcome == "upstream_faults":
+                self.upstream_faults += 1
         if cache:
             if cache == "hit" or cache == "stale":
                 self.hits += 1
@@ -94,6 +115,7 @@ class Tally:
         self.results += other.results
         self.errors += other.errors
         self.faults += other.faults
+        self.upstream_faults += other.upstream_faults
         self.hits += other.hits
         self.joins += other.joins
         self.units += other.units
@@ -139,7 +161,7 @@ def gather(touched: TouchedTallies, most: int | None = None) -> list[tuple[str, 
 @dataclass(slots=True)
 class UsageSums:
     """Sums, as they are stored and shown. A call without a result is an error. `faults`: the errors that callers did not cause,
-    because an upstream failed, or we did."""
+    because an upstream failed, or we did. `upstream_faults`: those of upstreams."""
 
     requests: int = 0
     errors: int = 0
@@ -147,6 +169,7 @@ class UsageSums:
     hits: int = 0
     took: list[int] = field(default_factory=lambda: [0] * BUCKETS)
     faults: int = 0
+    upstream_faults: int = 0
 
     def add(self, tally: Tally) -> None:
         self.requests += tally.results + tally.errors + tally.faults
@@ -155,6 +178,7 @@ class UsageSums:
         self.hits += tally.hits
         self.took = [*map(add, self.took, tally.buckets)]
         self.faults += tally.faults
+        self.upstream_faults += tally.upstream_faults
 
     def merge(self, other: UsageSums) -> None:
         self.requests += other.requests
@@ -163,6 +187,7 @@ class UsageSums:
         self.hits += other.hits
         self.took = [*map(add, self.took, other.took)]
         self.faults += other.faults
+        self.upstream_faults += other.upstream_faults
 
     def quantile_ms(self, share: float) -> float | None:
         return quantile_ms(self.took, share)
@@ -185,6 +210,15 @@ def quantile_ms(took: Sequence[int], share: float) -> float | None:
 def step_of(seconds: float) -> UsageStep:
     """The step for a chart of this many seconds."""
     return next((step for most, step in _AUTO if seconds <= most), "day")
+
+
+def step_start(moment: datetime.datetime, step: UsageStep) -> datetime.datetime:
+    """The start of the step that contains the moment. Figures of a period include this whole step."""
+    size = STEPS[step][0]
+    try:
+        return datetime.datetime.fromtimestamp(int(moment.timestamp()) // size * size, datetime.UTC)
+    except (ValueError, OverflowError, OSError):
+        return moment
 
 
 def times_of(first: int, last: int, step: UsageStep) -> list[int]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from proxy.core.usage import BUCKETS, LATENCY_S, UsageSums, quantile_ms
+from proxy.core.usage import BUCKETS, LATENCY_S, UsageStep, UsageSums, quantile_ms, step_start
 from proxy.store.postgres.request_store import RequestStore
 from proxy.store.postgres.usage import UsageStore
 
@@ -75,8 +75,9 @@ class MethodMatrix:
         return f"<MethodMatrix {self._records!r}>"
 
     async def read(self, span: datetime.timedelta) -> Matrix:
-        since = datetime.datetime.now(datetime.UTC) - span
-        counted = await self._usage.methods("minute" if span <= SHORT else "hour", since)
+        step: UsageStep = "minute" if span <= SHORT else "hour"
+        since = step_start(datetime.datetime.now(datetime.UTC) - span, step)
+        counted = await self._usage.methods(step, since)
         return matrix_of(counted, await self._records.count_attempts(since, self._sample_every, LATENCY_S))
 
 

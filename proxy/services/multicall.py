@@ -135,4 +135,4 @@ def _parts(calls: Sequence[ContractCall]) -> Iterator[Sequence[ContractCall]]:
 
 
 def _unreadable(network: Network) -> Unavailable:
-    return Unavailable(f"the network {network.id} cannot be read at the moment; try again shortly")
+    return Unavailable(f"the network {network.id} cannot be read at the moment; try again shortly", reason="upstream")

@@ -13,8 +13,10 @@ from proxy.core.usage import (
     UsageSums,
     gather,
     lines_of,
+    outcome_of,
     quantile_ms,
 )
+from proxy.errors import InternalError, InvalidRequest, RateLimited, Unavailable, UpstreamTimeout
 
 
 def counted(times: int, seconds: float = 0.001) -> Tally:
@@ -102,3 +104,21 @@ def test_lines_are_in_the_order_of_their_requests_and_all_others_come_last() -> 
     assert [(line.name, line.total.requests) for line in found] == [("b", 10), ("a", 2), (OTHER, 18)]
     assert {at: used.requests for at, used in found[2].points.items()} == {0: 9, 60: 9}
     assert lines_of([]) == []
+
+
+def test_faults_count_for_those_who_caused_them() -> None:
+    tally = Tally("n", "m")
+    faults = (
+        InvalidRequest("wrong"),
+        RateLimited("too fast", retry_after_s=1),
+        Unavailable("no upstream", reason="upstream"),
+        UpstreamTimeout("late"),
+        Unavailable("the database is away"),
+        InternalError("a bug"),
+    )
+    for fault in faults:
+        tally.count(outcome_of(fault), "", 0, 0.1)
+    assert (tally.errors, tally.faults, tally.upstream_faults) == (2, 4, 2)
+    sums = UsageSums()
+    sums.add(tally)
+    assert (sums.requests, sums.errors, sums.faults, sums.upstream_faults) == (6, 6, 4, 2)

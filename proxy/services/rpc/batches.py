@@ -141,7 +141,7 @@ class BatchItem:
         self.failure = error.decode("utf-8", "replace") if self.fault is None else self.fault.message
         if self.id:
             self.reply = jsonrpc.error_reply(self.id, error)
-        self._settle("errors" if self.fault is None else outcome_of(self.fault.status))
+        self._settle("errors" if self.fault is None else outcome_of(self.fault))
 
     def on_fault(self, fault: Fault) -> None:
         self.refuse(fault, rpc_error_of(fault))
@@ -219,7 +219,7 @@ class BatchItem:
         self._settle("results")
 
     def on_stream_broken(self) -> None:
-        self._break_off(InternalError(BROKEN_REPLY))
+        self._break_off(InternalError(BROKEN_REPLY, reason="upstream"))
 
     def _on_no_room(self) -> None:
         self._give_up(NO_ROOM)

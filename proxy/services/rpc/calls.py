@@ -114,7 +114,7 @@ class HeldResultWaiter:
     def on_stream_broken(self) -> None:
         if self.body is not None:
             self.drop_held()
-            self.on_fault(InternalError(BROKEN_REPLY))
+            self.on_fault(InternalError(BROKEN_REPLY, reason="upstream"))
 
     def _give_up(self) -> None:
         self.drop_held()

@@ -471,7 +471,8 @@ class Dispatcher(FlightHandler):
             if upstream is not None and (not sent or self._may_retry(flight, now)):
                 self.send(flight, upstream, now)
                 return
-        self._give_up(flight, InternalError(self._message(reason)) if isinstance(reason, str) else reason)
+        fault = InternalError(self._message(reason), reason="upstream") if isinstance(reason, str) else reason
+        self._give_up(flight, fault)
 
     def _may_retry(self, flight: Flight, now: float) -> bool:
         """Spend a retry of the first account that has one left, among all that wait for the call."""

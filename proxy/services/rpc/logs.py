@@ -208,7 +208,7 @@ async def _outcome(
     except (RpcError, Fault) as exc:
         return exc
     except ValueError:
-        return InternalError("an upstream sent logs that are not an array")
+        return InternalError("an upstream sent logs that are not an array", reason="upstream")
     except TimeoutError:
         return UpstreamTimeout(f"the logs did not arrive within {limit_s:g} s: request fewer blocks")
     except Exception as exc:

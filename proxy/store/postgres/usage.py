@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import asyncpg
 
@@ -161,7 +161,7 @@ class UsageStore:
         rows = await self._reads.read(
             lambda connection: connection.fetch(sql.usage.methods, step, since, timeout=READ_S), for_s=READ_S
         )
-        return {(row["network"], row["method"]): replace(used_in(row), faults=row["faults"]) for row in rows}
+        return {(row["network"], row["method"]): used_in(row) for row in rows}
 
     async def last_used(self, account: str) -> dict[str, datetime.datetime]:
         """Return the time of last use by key."""
@@ -260,9 +260,18 @@ async def _add(connection: DatabaseConnection, rows: Sequence[tuple[int, int, Us
             [each.hits for each in used],
             *([each.took[index] for each in used] for index in range(BUCKETS)),
             [each.faults for each in used],
+            [each.upstream_faults for each in used],
             timeout=WRITE_S,
         )
 
 
 def used_in(row: asyncpg.Record) -> UsageSums:
-    return UsageSums(row["requests"], row["errors"], row["units"], row["hits"], row["took"])
+    return UsageSums(
+        requests=row["requests"],
+        errors=row["errors"],
+        units=row["units"],
+        hits=row["hits"],
+        took=row["took"],
+        faults=row["faults"],
+        upstream_faults=row["upstream_faults"],
+    )

@@ -30,7 +30,7 @@ CLOSE_S, CLOSE_STEP_S = 1.0, 0.02
 
 
 class SpooledRow(msgspec.Struct, frozen=True, array_like=True):
-    """Usage of one series in one minute. Files of the previous version have no `faults`."""
+    """Usage of one series in one minute. Files of the previous version have no `upstream_faults`."""
 
     series: UsageSeries
     minute: int
@@ -40,6 +40,7 @@ class SpooledRow(msgspec.Struct, frozen=True, array_like=True):
     hits: int
     took: list[int]
     faults: int = 0
+    upstream_faults: int = 0
 
 
 _decoder = msgspec.msgpack.Decoder(list[SpooledRow])
@@ -126,7 +127,17 @@ class UsageSpool:
     def _encoded(self, rows: UsageTable) -> bytes:
         """The rows as a file. Those that cannot be encoded are left out."""
         listed: list[SpooledRow] = [
-            SpooledRow(series, minute, used.requests, used.errors, used.units, used.hits, used.took, used.faults)
+            SpooledRow(
+                series,
+                minute,
+                used.requests,
+                used.errors,
+                used.units,
+                used.hits,
+                used.took,
+                used.faults,
+                used.upstream_faults,
+            )
             for (series, minute), used in rows.items()
         ]
         try:
@@ -147,7 +158,8 @@ class UsageSpool:
             with self._bad.skipped(file=path.name):
                 rows = _decoder.decode(path.read_bytes())
             for row in rows:
-                used = UsageSums(row.requests, row.errors, row.units, row.hits, row.took, row.faults)
+                sums = (row.requests, row.errors, row.units, row.hits, row.took, row.faults, row.upstream_faults)
+                used = UsageSums(*sums)
                 if (have := found.get((row.series, row.minute))) is None:
                     found[row.series, row.minute] = used
                 else:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from proxy.core.usage import STEPS, ChartLine, UsageStep, UsageSums, step_of, times_of
+from proxy.core.usage import ChartLine, UsageStep, UsageSums, step_of, step_start, times_of
 from proxy.errors import InvalidRequest
 from proxy.services.usage import UsageQuery
 from proxy.web.timestamps import moment_of, time_of
@@ -30,7 +30,7 @@ def wanted_of(query: Mapping[str, Any], account: str | None) -> UsageQuery:
     step: UsageStep = step_of((last - first).total_seconds()) if query["step"] == "auto" else query["step"]
     return UsageQuery(
         step=step,
-        first=_step_start(first, step),
+        first=step_start(first, step),
         last=last,
         account=account,
         by=query.get("by", "total"),
@@ -46,15 +46,6 @@ def _day_before(moment: datetime.datetime) -> datetime.datetime:
         return moment - DAY
     except OverflowError:
         raise InvalidRequest("parameter 'to': must be after 0001-01-02T00:00:00Z", param="to") from None
-
-
-def _step_start(moment: datetime.datetime, step: UsageStep) -> datetime.datetime:
-    """The start of the step that contains the moment."""
-    size = STEPS[step][0]
-    try:
-        return datetime.datetime.fromtimestamp(int(moment.timestamp()) // size * size, datetime.UTC)
-    except (ValueError, OverflowError, OSError):
-        return moment
 
 
 def chart_of(wanted: UsageQuery, lines: Sequence[ChartLine], labels: Mapping[str, str]) -> dict[str, Any]:
@@ -107,6 +98,9 @@ def sums_of(used: UsageSums) -> dict[str, Any]:
     return {
         "requests": used.requests,
         "errors": used.errors,
+        "caller_errors": used.errors - used.faults,
+        "failures": used.faults,
+        "upstream_failures": used.upstream_faults,
         "units": used.units,
         "hits": used.hits,
         "p50_ms": used.quantile_ms(0.5),
@@ -119,8 +113,8 @@ def csv_of(rows: Iterable[tuple[Mapping[str, Any], UsageSums]]) -> bytes:
     writer = csv.writer(out)
     writer.writerow(COLUMNS)
     for row, used in rows:
-        names = [_cell(str(row[name] or "")) for name in COLUMNS[1:5]]
-        writer.writerow([time_of(row["at"]), *names, *sums_of(used).values()])
+        names, sums = [_cell(str(row[name] or "")) for name in COLUMNS[1:5]], sums_of(used)
+        writer.writerow([time_of(row["at"]), *names, *(sums[name] for name in COLUMNS[5:])])
     return out.getvalue().encode()
 
 

@@ -66,6 +66,7 @@ def _row(method: str, row: MatrixRow) -> dict[str, Any]:
         "calls": calls.requests,
         "caller_errors": calls.errors - calls.faults,
         "failures": calls.faults,
+        "upstream_failures": calls.upstream_faults,
         "p50_ms": calls.quantile_ms(0.5),
         "p99_ms": calls.quantile_ms(0.99),
         "upstreams": [_cell(label, cell) for label, cell in sorted(row.cells.items())],

@@ -337,7 +337,7 @@ class ReplyWriter:
         for it."""
         assert self.request_headers is not None
         self.units = self._context.accounting.refund(self.request_headers.key, fault, self.units)
-        self._count(outcome_of(fault.status))
+        self._count(outcome_of(fault))
 
     def on_batch(self, batch: CallBatch) -> None:
         self.batch = None
@@ -410,7 +410,7 @@ class ReplyWriter:
         self.begin(headers, _monotonic())
         self.expect_last()
         self.draft.failed(fault.message)
-        self._count("faults")
+        self._count("upstream_faults")
         self._write(self._fault(fault))
 
     # Large results, in pieces

@@ -159,7 +159,7 @@ class RestEndpoints:
             try:
                 refusal = self._admission.authorize(key, scopes) or await self._admission.admit(key, 1, units, began)
                 if refusal is not None:
-                    outcome = outcome_of(refusal.status)
+                    outcome = outcome_of(refusal)
                     raise refusal
                 meter = self._meters.open(key, prepaid=units)
                 meter_of_task.set(meter)
@@ -172,7 +172,7 @@ class RestEndpoints:
                     if is_logged:
                         await self._record(request, operation, asked)
                 except Fault as fault:
-                    outcome = outcome_of(fault.status)
+                    outcome = outcome_of(fault)
                     is_free = isinstance(fault, InternalError | Forbidden | RateLimited)
                     self._api.accounting.refund_unused(meter, least=0 if is_free else UNITS_OF_AN_ERROR)
                     raise

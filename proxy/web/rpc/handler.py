@@ -176,7 +176,7 @@ class RpcHandler:
         except Fault as fault:
             pending.units = accounting.refund(key, fault, pending.units)
             state.units = pending.units or None
-            accounting.count(key, pending, outcome_of(fault.status), time.monotonic() - began)
+            accounting.count(key, pending, outcome_of(fault), time.monotonic() - began)
             raise
         except asyncio.CancelledError:
             pending.drop_held()

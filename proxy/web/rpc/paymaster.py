@@ -109,7 +109,7 @@ class PaymasterHandler:
             error = jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {method} does not exist or is not available")
             return jsonrpc.error_reply(id_, error) if id_ else b""
         if refusal := await self._admission.admit(key, 1, units, began):
-            accounting.of_operation(key, network.id, method).count(outcome_of(refusal.status), "", 0, 0.0)
+            accounting.of_operation(key, network.id, method).count(outcome_of(refusal), "", 0, 0.0)
             if alone:
                 raise refusal
             return jsonrpc.error_reply(id_, rpc_error_of(refusal)) if id_ else b""
@@ -119,7 +119,7 @@ class PaymasterHandler:
         try:
             fields = await self._fields(key, network, method, params)
         except Fault as fault:
-            outcome = outcome_of(fault.status)
+            outcome = outcome_of(fault)
             accounting.refund_unused(meter, least=0)
             state.failure = fault.message
             return jsonrpc.error_reply(id_, _error_of(fault)) if id_ else b""

@@ -340,7 +340,7 @@ class SocketCall(CallerState, HeldResultWaiter):
         self._failure, self._status = fault.message, fault.status
         if self.id:
             owner.output.send(owner.output.message(jsonrpc.error_reply(self._reply_id(), rpc_error_of(fault))))
-        self._end(outcome_of(fault.status))
+        self._end(outcome_of(fault))
 
     def _end(self, outcome: Outcome) -> None:
         owner, accounting = self._owner, self._owner.context.accounting
@@ -414,7 +414,7 @@ class SocketBatch:
             if replies := [jsonrpc.error_reply(id_ + meta, error) for id_ in ids if id_]:
                 owner.output.send(owner.output.message(b"[" + b",".join(replies) + b"]"))
             owner.note_failure(self._number, why)
-        self._end("faults", 0)
+        self._end("upstream_faults", 0)
 
     def leave(self) -> None:
         if self._batch is not None:

@@ -1379,7 +1379,8 @@ create table usage_series (
 );
 
 -- Usage per minute, hour and day, so a chart of any length reads few rows. Minutes are written, hours and days are their
--- sums. t0 to t14 count replies by latency; core/usage defines the buckets. `faults`: the errors that are not the callers'.
+-- sums. t0 to t14 count replies by latency; core/usage defines the buckets. `faults`: the errors that are not the callers';
+-- `upstream_faults`: those of upstreams among them.
 create table usage (
     step text not null,
     series integer not null,
@@ -1392,6 +1393,7 @@ create table usage (
     t5 bigint not null, t6 bigint not null, t7 bigint not null, t8 bigint not null, t9 bigint not null,
     t10 bigint not null, t11 bigint not null, t12 bigint not null, t13 bigint not null, t14 bigint not null,
     faults bigint not null default 0,
+    upstream_faults bigint not null default 0,
     primary key (step, series, at)
 ) partition by list (step);
 

@@ -1,0 +1,184 @@
+"""The figures of all pages agree: after a scripted load, Overview, Methods, Upstreams, Usage and the metrics show the same."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from aiohttp import web
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.dashboard.service import NETWORK, Client, DashboardService, call, start_service
+from tests.dashboard.test_usage import known_key
+from tests.database import MIGRATED, Server
+from tests.flows.upstream import reply
+from tests.http_client import HttpClient, post, rpc
+from tests.service import until
+
+Figures = dict[str, int]
+RESULTS, REVERTS, UNKNOWN, FAILED, BATCH, SOCKET, REST, WRONG = 23, 7, 3, 4, 6, 5, 2, 3
+
+
+async def act(asked: dict[str, object]) -> web.StreamResponse:
+    match asked["method"]:
+        case "eth_call":
+            return reply(asked, error={"code": 3, "message": "execution reverted"})
+        case "eth_getCode":
+            return web.Response(status=500)
+        case method:
+            return reply(asked, result=method)
+
+
+async def load(service: DashboardService, key: str) -> None:
+    """Calls of every kind: with results, with errors of the caller, and with failures of the upstreams."""
+    call_params = [{"to": "0x" + "11" * 20}, "latest"]
+    async with await HttpClient.open(service.running.port) as client:
+        for _ in range(RESULTS):
+            assert "result" in (await client.send(post(rpc("eth_gasPrice"), key=key, network=NETWORK))).json
+        for _ in range(REVERTS):
+            sent = post(rpc("eth_call", call_params), key=key, network=NETWORK)
+            assert (await client.send(sent)).json["error"]["code"] == 3
+        for _ in range(UNKNOWN):
+            assert "error" in (await client.send(post(rpc("eth_noSuchThing"), key=key, network=NETWORK))).json
+        for _ in range(FAILED):
+            sent = post(rpc("eth_getCode", ["0x" + "11" * 20, "latest"]), key=key, network=NETWORK)
+            failed = await client.send(sent)
+            assert failed.status >= 500
+            assert failed.json["error"]["reason"] == "upstream"
+        batch = [{"jsonrpc": "2.0", "id": n, "method": "net_version", "params": []} for n in range(BATCH)]
+        assert len((await client.send(post(orjson.dumps(batch), key=key, network=NETWORK))).json) == BATCH
+    async with aiohttp.ClientSession(headers={"X-API-Key": key}) as session:
+        async with session.ws_connect(f"{service.base.replace('http', 'ws')}/ws/{NETWORK}") as socket:
+            for number in range(SOCKET):
+                await socket.send_json({"jsonrpc": "2.0", "id": number, "method": "web3_clientVersion", "params": []})
+                assert "result" in await socket.receive_json(timeout=30)
+        for path, status, times in (("/wallets", 200, REST), ("/wallets?limit=0", 400, WRONG)):
+            for _ in range(times):
+                async with session.get(service.base + path) as found:
+                    assert found.status == status
+
+
+CALLS = RESULTS + REVERTS + UNKNOWN + FAILED + BATCH + SOCKET
+EXPECTED: Figures = {
+    "requests": CALLS + REST + WRONG,
+    "caller_errors": REVERTS + UNKNOWN + WRONG,
+    "failures": FAILED,
+    "upstream_failures": FAILED,
+}
+
+
+def picked(totals: dict[str, Any]) -> Figures:
+    return {name: totals[name] for name in EXPECTED}
+
+
+def summed(series: list[dict[str, Any]]) -> Figures:
+    return dict(sum((Counter(picked(line["totals"])) for line in series), Counter()))
+
+
+async def usage(client: Client, path: str, by: str) -> dict[str, Any]:
+    found: dict[str, Any] = (await client.get(f"{path}?by={by}")).data
+    return found
+
+
+async def metrics(service: DashboardService) -> dict[str, dict[tuple[str, ...], float]]:
+    url = f"http://127.0.0.1:{service.running.metrics_port}/metrics"
+    async with aiohttp.ClientSession() as session, session.get(url) as found:
+        text = await found.text()
+    wanted = {"penstock_calls": ("method", "outcome"), "penstock_upstream_calls": ("upstream", "outcome")}
+    return {
+        family.name: {
+            tuple(sample.labels[label] for label in wanted[family.name]): sample.value
+            for sample in family.samples
+            if sample.name.endswith("_total")
+        }
+        for family in text_string_to_metric_families(text)
+        if family.name in wanted
+    }
+
+
+@pytest.fixture
+async def own_service(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A service that nothing else uses: its figures are those of this load alone."""
+    name = await server.create(MIGRATED)
+    async with start_service(server.url(name), tmp_path_factory.mktemp("tallies")) as found:
+        yield found
+    await server.drop(name)
+
+
+async def test_pages_agree_after_a_scripted_load(own_service: DashboardService) -> None:
+    service = own_service
+    for upstream in service.upstreams:
+        upstream.act = act
+    holder, operator = await service.holder(), await service.operator()
+    account = holder.account["id"]
+    key = await known_key(service, holder, scopes=[])
+    await load(service, key)
+
+    async def is_complete() -> bool:
+        total = (await usage(operator, "/admin/usage", "total"))["totals"]
+        assert total["requests"] <= EXPECTED["requests"], total
+        return bool(total["requests"] == EXPECTED["requests"])
+
+    await until(is_complete)
+    # Overview and Usage of operators, by each group, and the overview of the account.
+    for client, path, groups in (
+        (operator, "/admin/usage", ("account", "network", "method")),
+        (holder, "/account/usage", ("key", "network", "method")),
+    ):
+        for by in ("total", *groups):
+            found = await usage(client, path, by)
+            assert picked(found["totals"]) == EXPECTED, (path, by)
+            assert summed(found["series"]) == EXPECTED, (path, by)
+            assert sum(found["total"]["requests"]) == EXPECTED["requests"]
+            assert sum(found["total"]["errors"]) == EXPECTED["caller_errors"] + EXPECTED["failures"]
+    (largest,) = (await usage(operator, "/admin/usage", "account"))["series"]
+    assert (largest["name"], picked(largest["totals"])) == (account, EXPECTED)
+    live = (await operator.get("/admin/live")).data["minutes"]
+    assert sum(live["requests"]) == EXPECTED["requests"]
+    table = csv.DictReader(io.StringIO((await holder.get("/account/usage/csv")).body.decode()))
+    assert sum(int(row["requests"]) for row in table) == EXPECTED["requests"]
+    assert (await holder.get("/account")).data["today"]["used"] == EXPECTED["requests"]
+
+    # Methods: all calls on the network, by method as in Usage.
+    async def has_hours() -> bool:
+        found = (await operator.get("/admin/methods?span=day")).data["networks"]
+        return bool(sum(row["calls"] for network in found for row in network["methods"]) == CALLS)
+
+    await until(has_hours)
+    by_method = {line["name"]: line["totals"] for line in (await usage(operator, "/admin/usage", "method"))["series"]}
+    for span in ("hour", "day"):
+        (matrix,) = (await operator.get(f"/admin/methods?span={span}")).data["networks"]
+        assert sum(row["calls"] for row in matrix["methods"]) == CALLS
+        for row in matrix["methods"]:
+            totals = by_method[row["method"]]
+            names = ("caller_errors", "failures", "upstream_failures")
+            assert [row["calls"], *(row[name] for name in names)] == [
+                totals["requests"],
+                *(totals[name] for name in names),
+            ]
+            assert (row["p50_ms"], row["p99_ms"]) == (totals["p50_ms"], totals["p99_ms"])
+
+    # Metrics: calls by method and outcome, and calls of each upstream as on its page.
+    async def are_written() -> bool:
+        return sum((await metrics(service))["penstock_calls"].values()) == CALLS
+
+    await until(are_written)
+    calls = (await metrics(service))["penstock_calls"]
+    for (method, outcome), count in calls.items():
+        totals = by_method[method]
+        errors = {"error": totals["caller_errors"], "fault": totals["failures"]}
+        assert count == errors.get(outcome, totals["requests"] - sum(errors.values())), (method, outcome)
+
+    async def upstreams_agree() -> bool:
+        (network,) = (await operator.get("/admin/networks")).data["networks"]
+        counted = (await metrics(service))["penstock_upstream_calls"]
+        shown = {(each["label"], "answered"): each["answered"] for each in network["upstreams"]}
+        return all(counted[place] == count for place, count in shown.items())
+
+    await until(upstreams_agree)
+    assert (await call(service, key)).status == 200
