@@ -30,6 +30,7 @@ COMMANDS = {
     "accounts": "accounts",
     "keys": "keys",
     "admin": "admin",
+    "audit": "audit",
     "announcements": "announcements",
     "operations": "operations",
     "explain": "explain",
@@ -76,6 +77,7 @@ Look and repair
   upstreams      list, try, cordon and uncordon upstreams
   contradictions list and export contradicted replies of upstreams
   fleet          list the processes of all hosts
+  audit          list changes and sign-ins of accounts and operators
   operations     list user operations and their status
 Data and secrets
   index          add older blocks to the index of token holdings

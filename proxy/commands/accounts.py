@@ -119,6 +119,7 @@ def _with_id(parser: argparse.ArgumentParser) -> None:
 
 async def _create(store: KeyStore, args: argparse.Namespace) -> None:
     account = await store.create_account(name=args.name, email=args.email, plan=args.plan, own=own_limits(args))
+    await context.record("admin_create_account", account=account["id"], after=account)
     output.row(account, as_json=args.json)
 
 
@@ -132,15 +133,20 @@ async def _show(store: KeyStore, args: argparse.Namespace) -> None:
 
 
 async def _set(store: KeyStore, args: argparse.Namespace) -> None:
+    before = await store.read_account(args.id)
     account = await store.update_account(
         args.id, name=args.name, email=args.email, plan=args.plan, own=own_limits(args)
     )
+    await context.record("admin_update_account", account=args.id, before=before, after=account)
     output.row(account, as_json=args.json)
 
 
 def _set_disabled(*, disabled: bool) -> Any:
     async def act(store: KeyStore, args: argparse.Namespace) -> None:
-        output.row(await store.update_account(args.id, disabled=disabled), as_json=args.json)
+        before = await store.read_account(args.id)
+        account = await store.update_account(args.id, disabled=disabled)
+        await context.record("admin_update_account", account=args.id, before=before, after=account)
+        output.row(account, as_json=args.json)
 
     return act
 
@@ -160,6 +166,7 @@ async def _delete(opened: tuple[AccountRemoval, KeyStore], args: argparse.Namesp
     ):
         raise InvalidRequest("nothing was deleted: the text differs. Use --yes to skip the question")
     await found.remove(args.id)
+    await context.record("admin_delete_account", subject=args.id)
     output.row({"id": args.id, "deleted": True}, as_json=args.json)
 
 
@@ -172,6 +179,7 @@ async def _password(opened: tuple[SessionStore, Settings], args: argparse.Namesp
     store, _ = opened
     holder = await store.read_holder(args.id)
     await store.set_password(holder.id, hash_password(_read_password(stdin=args.stdin)))
+    await context.record("account_set_password", account=holder.account, subject=holder.email)
     output.row({"id": holder.id, "password": "set"}, as_json=args.json)
 
 
@@ -197,18 +205,22 @@ async def _members(store: MemberStore, args: argparse.Namespace) -> None:
 
 async def _remove_member(store: MemberStore, args: argparse.Namespace) -> None:
     email = await store.remove(args.id, args.id, args.member)
+    await context.record("remove_member", account=args.id, subject=email)
     output.row({"id": args.member, "email": email, "removed": True}, as_json=args.json)
 
 
 @asynccontextmanager
-async def second_factors(args: argparse.Namespace) -> AsyncIterator[SecondFactorStore]:
+async def second_factors(args: argparse.Namespace) -> AsyncIterator[tuple[SecondFactorStore, SessionStore]]:
     async with context.opened(args) as (found, pool):
-        yield SecondFactorStore(pool, vault_of(found))
+        yield SecondFactorStore(pool, vault_of(found)), SessionStore(pool, pepper=found.keys.pepper)
 
 
-async def _second_factor_off(store: SecondFactorStore, args: argparse.Namespace) -> None:
+async def _second_factor_off(opened: tuple[SecondFactorStore, SessionStore], args: argparse.Namespace) -> None:
+    store, people = opened
     if not await store.remove(args.id):
         raise InvalidRequest(f"the account {args.id} has no two-factor sign-in")
+    holder = await people.read_holder(args.id)
+    await context.record("remove_second_factor", account=holder.account, subject=holder.email)
     output.row({"id": args.id, "second_factor": "off"}, as_json=args.json)
 
 
@@ -216,5 +228,6 @@ async def _link(opened: tuple[SessionStore, Settings], args: argparse.Namespace)
     store, settings = opened
     holder, token = await store.read_holder(args.id), new_token()
     until = await store.add_link(token, holder.id, lasts_s=settings.dashboard.link_s)
+    await context.record("admin_make_link", account=holder.account, subject=holder.email)
     where = settings.dashboard.url or f"{settings.server.tls.scheme}://{settings.server.host}:{settings.server.port}"
     output.row({"url": token_link(where, "token", token), "expires_at": until}, as_json=args.json)

@@ -37,7 +37,9 @@ async def _token_store(args: argparse.Namespace) -> AsyncIterator[SessionStore]:
 
 async def _create(store: SessionStore, args: argparse.Namespace) -> None:
     token = new_admin_token()
-    output.row(await store.add_token(args.name, token), as_json=args.json, token=token)
+    row = await store.add_token(args.name, token)
+    await context.record("admin_token_create", subject=row["id"], after={"name": args.name})
+    output.row(row, as_json=args.json, token=token)
     if not args.json:
         print("\nStore the token now: it cannot be shown again, because only its digest is stored.")
 
@@ -47,4 +49,6 @@ async def _list(store: SessionStore, args: argparse.Namespace) -> None:
 
 
 async def _revoke(store: SessionStore, args: argparse.Namespace) -> None:
-    output.row(await store.revoke_token(args.id), as_json=args.json)
+    row = await store.revoke_token(args.id)
+    await context.record("admin_token_revoke", subject=args.id, before={"name": row["name"]})
+    output.row(row, as_json=args.json)

@@ -42,7 +42,8 @@ async def _add(announcements: Announcements, args: argparse.Namespace) -> None:
     now = datetime.datetime.now(datetime.UTC)
     starts = moment_after(args.starts, now) if args.starts else None
     ends = moment_after(args.until, now)
-    row = await announcements.add(args.level, args.text, starts=starts, ends=ends, by="command line")
+    row = await announcements.add(args.level, args.text, starts=starts, ends=ends, by=context.COMMAND_LINE.name)
+    await context.record("admin_create_announcement", subject=str(row["id"]), after=row)
     output.row(row, as_json=args.json)
 
 
@@ -51,4 +52,6 @@ async def _list(announcements: Announcements, args: argparse.Namespace) -> None:
 
 
 async def _remove(announcements: Announcements, args: argparse.Namespace) -> None:
-    output.row(await announcements.remove(args.id), as_json=args.json)
+    row = await announcements.remove(args.id)
+    await context.record("admin_delete_announcement", subject=str(args.id), before=row)
+    output.row(row, as_json=args.json)

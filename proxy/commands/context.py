@@ -10,6 +10,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,12 @@ import orjson
 
 from proxy import settings
 from proxy.compose.upstream_ids import renewed_ids
+from proxy.core.action_changes import changed_members
 from proxy.errors import StartError
+from proxy.services.accounts.action_log import Action, ActionLog, Actor
 from proxy.settings import MAIN_URL, Settings, shared_database
 from proxy.store.postgres import migrate, peppers
+from proxy.store.postgres.actions import ActionStore
 from proxy.store.postgres.keys import KeyStore
 from proxy.store.postgres.pool import COMMAND_S, DatabaseConnection, Pool
 from proxy.store.postgres.secrets import vault_of
@@ -36,6 +40,9 @@ CONNECT_S = 10.0
 # Missing migrations that are named one by one. A new database lacks all of them.
 MOST_NAMED = 3
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{40}")
+# The author of changes by commands, in the log of actions and in cordons.
+COMMAND_LINE = Actor("operator", "command line")
+_pool_of_command: ContextVar[Pool] = ContextVar("pool_of_command")
 CONFIG_HELP = "a TOML file with settings; it overrides config/default.toml, the environment overrides both"
 
 
@@ -216,10 +223,26 @@ async def opened(args: argparse.Namespace) -> AsyncIterator[tuple[Settings, Pool
     await check_database(found)
     pool = own_pool(found, size=2)
     await pool.open()
+    token = _pool_of_command.set(pool)
     try:
         yield found, pool
     finally:
+        _pool_of_command.reset(token)
         await pool.close()
+
+
+async def record(
+    operation: str,
+    *,
+    account: str | None = None,
+    subject: str = "",
+    before: Mapping[str, Any] | None = None,
+    after: Mapping[str, Any] | None = None,
+) -> None:
+    """Record a change by the running command in the log of actions. `operation`: that of the API with the same effect. `before`
+    and `after`: the object that was changed, as the command prints it, without secrets."""
+    done = Action(operation, subject, "", *changed_members(before, after))
+    await ActionLog(ActionStore(_pool_of_command.get())).record(account, COMMAND_LINE, done)
 
 
 def keys_of(found: Settings, pool: Pool) -> KeyStore:

@@ -105,6 +105,7 @@ async def _create(store: KeyStore, args: argparse.Namespace) -> None:
         restrictions=KeyRestrictionChange(ips=args.allow_ip, origins=args.allow_origin),
         allowed_directives=args.directive,
     )
+    await context.record("create_key", account=args.account, subject=row["id"], after=row)
     output.row(row, as_json=args.json, key=key)
     _remind(args)
 
@@ -119,12 +120,17 @@ async def _show(store: KeyStore, args: argparse.Namespace) -> None:
 
 async def _rotate(store: KeyStore, args: argparse.Namespace) -> None:
     row, key = await store.rotate_key(args.id, overlap_s=args.overlap_s)
+    await context.record("rotate_key", account=row["account_id"], subject=args.id, after={"successor": row["id"]})
     output.row(row, as_json=args.json, key=key)
     _remind(args)
 
 
 async def _set_status(store: KeyStore, args: argparse.Namespace) -> None:
-    output.row(await store.set_key_status(args.id, STATUS_OF[args.action]), as_json=args.json)
+    before = await store.read_key(args.id)
+    row = await store.set_key_status(args.id, STATUS_OF[args.action])
+    operation = "revoke_key" if row["status"] == "revoked" else "update_key"
+    await context.record(operation, account=row["account_id"], subject=args.id, before=before, after=row)
+    output.row(row, as_json=args.json)
 
 
 async def _set(store: KeyStore, args: argparse.Namespace) -> None:
@@ -132,6 +138,7 @@ async def _set(store: KeyStore, args: argparse.Namespace) -> None:
     restrictions = KeyRestrictionChange(ips=args.allow_ip, origins=args.allow_origin)
     if args.from_anywhere:
         restrictions = KeyRestrictionChange(ips=(), origins=())
+    before = await store.read_key(args.id)
     row = await store.update_key(
         args.id,
         name=args.name,
@@ -141,6 +148,7 @@ async def _set(store: KeyStore, args: argparse.Namespace) -> None:
         allowed_directives=USUAL_DIRECTIVES if args.usual_directives else args.directive,
         fault=args.fault,
     )
+    await context.record("update_key", account=row["account_id"], subject=args.id, before=before, after=row)
     output.row(row, as_json=args.json)
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import chain
 from typing import Any
 
 from proxy.commands import connections, context, output
-from proxy.core.fleet import networks_of
-from proxy.errors import NotFound, StartError
+from proxy.core.fleet import last_upstream_of, networks_of
+from proxy.errors import InvalidRequest, NotFound, StartError
 from proxy.store.postgres.fleet import FleetStore
 
 COLUMNS = (
@@ -26,6 +28,9 @@ def register(commands: Any) -> None:
     cordon = context.add_action(actions, "cordon", "take an upstream out of use on every host", _cordon, fleet_store)
     cordon.add_argument("label", help="the upstream's label, such as ethereum/mainnet#1")
     cordon.add_argument("--reason", default="", help="a note for other operators")
+    cordon.add_argument(
+        "--last", action="store_true", help="also the last upstream of its network: its calls then fail; do not ask"
+    )
     uncordon = context.add_action(actions, "uncordon", "use a cordoned upstream again", _uncordon, fleet_store)
     uncordon.add_argument("label", help="the upstream's label, such as ethereum/mainnet#1")
     about = "call each upstream of the settings: its chain, head, archive and batches"
@@ -55,11 +60,28 @@ async def upstreams_of(store: FleetStore) -> list[dict[str, Any]]:
 
 
 async def _cordon(store: FleetStore, args: argparse.Namespace) -> None:
-    known = {each["label"]: each["id"] for each in await upstreams_of(store)}
+    networks, cordons = networks_of(await store.views()), await store.cordons()
+    for each in chain.from_iterable(network["upstreams"] for network in networks):
+        each["cordon"] = cordons.get(each["id"])
+    known = {each["label"]: each["id"] for network in networks for each in network["upstreams"]}
     if args.label not in known:
         raise NotFound(f"no running worker has an upstream {args.label}; there are: {', '.join(known) or 'none'}")
-    await store.cordon(known[args.label], label=args.label, reason=args.reason, by="command line")
+    if not args.last and (network := last_upstream_of(networks, known[args.label])):
+        _confirm_last(args.label, network)
+    await store.cordon(known[args.label], label=args.label, reason=args.reason, by=context.COMMAND_LINE.name)
+    await context.record(
+        "admin_cordon", subject=args.label, before={"cordoned": False}, after={"cordoned": True, "reason": args.reason}
+    )
     output.row({"label": args.label, "cordoned": True}, as_json=args.json)
+
+
+def _confirm_last(label: str, network: str) -> None:
+    """Ask before the last upstream of a network is taken out of use. Without a terminal, --last is needed."""
+    problem = f"{label} is the last upstream of {network} that is not cordoned, so its calls would fail"
+    if not sys.stdin.isatty():
+        raise InvalidRequest(f"{problem}: use --last to cordon it nevertheless")
+    if input(f"{problem}. Type yes to cordon it: ").strip().lower() != "yes":
+        raise InvalidRequest("nothing was cordoned. Use --last to skip the question")
 
 
 async def _uncordon(store: FleetStore, args: argparse.Namespace) -> None:
@@ -67,6 +89,7 @@ async def _uncordon(store: FleetStore, args: argparse.Namespace) -> None:
     if args.label not in cordons:
         raise NotFound(f"{args.label} is not cordoned; cordoned are: {', '.join(cordons) or 'none'}")
     await store.uncordon(cordons[args.label])
+    await context.record("admin_uncordon", subject=args.label, before={"cordoned": True}, after={"cordoned": False})
     output.row({"label": args.label, "cordoned": False}, as_json=args.json)
 
 

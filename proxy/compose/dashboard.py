@@ -138,7 +138,9 @@ class DashboardFeature:
                 ).handlers()
             ),
             **endpoints.wrapped(
-                AdminHandlers(self.accounts, self.removal, self._usage, self.fleet, self.sign_in, plans).handlers()
+                AdminHandlers(
+                    self.accounts, self.removal, self._usage, self.fleet, self.sign_in, self.actions, plans
+                ).handlers()
             ),
             **endpoints.wrapped(SandboxHandlers(self.accounts, self.sandbox).handlers()),
             **endpoints.wrapped(AnnouncementHandlers(self.announcements).handlers()),

@@ -194,9 +194,10 @@ def status_of(states: Iterable[str]) -> Literal["up", "degraded", "down"]:
 
 
 def last_upstream_of(networks: Iterable[dict[str, Any]], mark: str) -> str | None:
-    """The network of which this is the last upstream, or the last bundler, that is not cordoned."""
+    """The network of which this is the last upstream, or the last bundler, that is not cordoned. Workers report a cordon some
+    moments after it is stored as `cordon`, so either counts."""
     for network in networks:
-        left = [each for each in network["upstreams"] if not each["cordoned"]]
+        left = [each for each in network["upstreams"] if not each["cordoned"] and not each.get("cordon")]
         found = next((each for each in left if each["id"] == mark), None)
         if found is not None and sum(each["kind"] == found["kind"] for each in left) == 1:
             return str(network["network"])

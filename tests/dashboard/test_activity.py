@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 
@@ -66,7 +67,7 @@ async def test_log_has_changes_of_the_holder_keys_and_operators(service: Dashboa
     found = [(each["by"], each["action"], each["subject"]) for each in await actions_of(holder)]
     key_id = (await holder.get("/account/keys")).data["keys"][0]["id"]
     assert found == [
-        ("operator", "admin_update_account", "plan growth"),
+        ("operator", "admin_update_account", ""),
         ("key", "delete_webhook", webhook),
         ("holder", "create_key", key_id),
         ("holder", "account_create_webhook", webhook),
@@ -76,6 +77,11 @@ async def test_log_has_changes_of_the_holder_keys_and_operators(service: Dashboa
     email = holder.account["email"]
     assert names == ["operator", key_id, email, email, email]
     assert [each["action"] for each in await actions_of(stranger)] == ["account_sign_in"]
+    changed, deleted, created, *_ = await actions_of(holder)
+    assert (changed["before"], changed["after"]) == ({"plan": "enterprise"}, {"plan": "growth"})
+    assert (deleted["before"]["url"], deleted["after"]) == ("https://hooks.example.com/…", None)
+    assert (created["before"], created["after"]["name"], created["after"]["mode"]) == (None, "a key", "test")
+    assert key not in str(await actions_of(holder))
 
 
 async def test_used_counts_what_the_plan_limits(service: DashboardService) -> None:
@@ -97,3 +103,57 @@ async def test_used_counts_what_the_plan_limits(service: DashboardService) -> No
     assert overview["plan"] in overview["plans"]
     # Other tests count the webhooks of the service.
     assert (await holder.request("DELETE", f"/account/webhooks/{webhook}")).status == 200
+
+
+async def audit(operator: Client, **filters: str) -> list[dict[str, Any]]:
+    return list((await operator.get(f"/admin/actions?{urlencode({'limit': 100, **filters})}")).data["actions"])
+
+
+async def test_operators_see_the_actions_of_all_accounts_and_operators(service: DashboardService) -> None:
+    first, second, operator = await service.holder(), await service.holder(), await service.operator()
+    accounts = [each.account["id"] for each in (first, second)]
+    key = await first.new_key(name="backend")
+    assert (await first.request("PATCH", f"/account/keys/{key['id']}", {"name": "frontend"})).status == 200
+    networks = (await operator.get("/admin/networks")).data["networks"]
+    upstream = next(each for network in networks for each in network["upstreams"])
+    for word, body in (("cordon", {"reason": "maintenance"}), ("uncordon", {})):
+        assert (await operator.post(f"/admin/upstreams/{upstream['id']}/{word}", body)).status == 200
+    assert (await operator.request("DELETE", f"/admin/accounts/{accounts[1]}")).status == 200
+
+    found = await audit(operator)
+    changed = next(each for each in found if each["action"] == "update_key" and each["account_id"] == accounts[0])
+    assert (changed["by"], changed["name"]) == ("holder", first.account["email"])
+    assert (changed["subject"], changed["account_name"]) == (key["id"], "Holder")
+    assert (changed["before"], changed["after"]) == ({"name": "backend"}, {"name": "frontend"})
+    assert changed["address"] == first.address
+    assert key["key"] not in str(found)
+
+    of_operator = await audit(operator, by="operator", name="operator")
+    deleted, uncordoned, cordoned, signed_in = of_operator[:4]
+    assert (deleted["action"], deleted["account_id"]) == ("admin_delete_account", None)
+    assert (deleted["subject"], deleted["before"]) == (accounts[1], None)
+    assert second.account["email"] not in str(found)
+    assert (uncordoned["after"], uncordoned["subject"]) == ({"cordoned": False}, upstream["label"])
+    assert cordoned["after"] == {"cordoned": True, "reason": "maintenance"}
+    assert signed_in["action"] == "admin_sign_in"
+    # What happened in an erased account is erased with it.
+    assert await audit(operator, account=accounts[1]) == []
+    (await first.get("/admin/actions")).fault(401)
+
+
+async def test_audit_log_has_filters_and_pages(service: DashboardService) -> None:
+    holder, operator = await service.holder(), await service.operator()
+    account = holder.account["id"]
+    keys = [(await holder.new_key(name=f"key {number}"))["id"] for number in range(5)]
+    pages: list[list[str]] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        query = {"account": account, "action": "create_key", "limit": "2", **({"cursor": cursor} if cursor else {})}
+        page = (await operator.get(f"/admin/actions?{urlencode(query)}")).data
+        pages.append([each["subject"] for each in page["actions"]])
+        cursor = page["next_cursor"]
+    assert pages == [[keys[4], keys[3]], [keys[2], keys[1]], [keys[0]]]
+    assert await audit(operator, account=account, since="2100-01-01") == []
+    assert await audit(operator, account=account, until="2000-01-01") == []
+    for wrong in ("cursor=x", "by=nobody", "since=yesterday", "limit=0"):
+        (await operator.get(f"/admin/actions?{wrong}")).fault(400)

@@ -175,3 +175,35 @@ async def test_fleet_lists_every_process_with_its_version_and_role(service: Dash
     assert {each["pid"] for each in found} >= {*service.running.worker_pids()}
     shown = await run(service, "fleet")
     assert shown.stdout.splitlines()[0].split() == [*FLEET_COLUMNS]
+
+
+async def test_changes_by_commands_are_in_the_audit_log(service: DashboardService) -> None:
+    made = await run_json(service, "accounts", "create", "--name", "Audited", "--email", "audited@example.com")
+    await run_json(service, "accounts", "set", made["id"], "--plan", "growth")
+    key = await run_json(service, "keys", "create", "--account", made["id"], "--mode", "test")
+    found = await run_json(service, "audit", "list", "--account", made["id"])
+    assert [each["action"] for each in found] == ["create_key", "admin_update_account", "admin_create_account"]
+    assert {(each["by"], each["name"]) for each in found} == {("operator", "command line")}
+    assert (found[1]["before"], found[1]["after"]) == ({"plan": "free"}, {"plan": "growth"})
+    assert key["key"] not in str(found)
+    done = await run(service, "audit", "list", "--account", made["id"], "--operation", "admin_update_account")
+    assert "plan free → growth" in done.stdout
+    first = await run(service, "audit", "list", "--account", made["id"], "--limit", "1")
+    assert "continue with --cursor" in first.stdout
+
+
+async def test_last_upstream_is_cordoned_only_on_demand(service: DashboardService) -> None:
+    async def labels() -> list[str]:
+        return [each["label"] for each in await run_json(service, "upstreams", "list") if each["kind"] == "upstream"]
+
+    one, other = await labels()
+    await run_json(service, "upstreams", "cordon", one)
+    try:
+        refused = await run(service, "upstreams", "cordon", other)
+        assert refused.returncode == 1
+        assert f"{other} is the last upstream of {NETWORK}" in refused.stderr
+        assert "--last" in refused.stderr
+        assert (await run_json(service, "upstreams", "cordon", other, "--last"))["cordoned"]
+        await run_json(service, "upstreams", "uncordon", other)
+    finally:
+        await run_json(service, "upstreams", "uncordon", one)

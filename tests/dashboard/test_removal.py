@@ -9,7 +9,7 @@ from typing import Any
 from proxy.core.alerts import Alert
 from proxy.core.request_records import RequestRecord
 from proxy.core.usage import UsageSums
-from proxy.store.postgres.actions import ActionStore, Actor
+from proxy.store.postgres.actions import Action, ActionStore, Actor
 from proxy.store.postgres.alerts import AlertStore
 from proxy.store.postgres.keys import KeyStore
 from proxy.store.postgres.request_store import RequestStore
@@ -108,8 +108,8 @@ async def test_nothing_is_recorded_of_an_erased_account(service: DashboardServic
         await store.write([record_of(erased), record_of(other)])
         assert await written() == {other: 2}
         actions = ActionStore(service.pool)
-        await actions.record(erased, Actor("holder", "a@b"), "create_key", subject="", address="")
-        assert not await database.fetchval("select count(*) from account_actions where account_id = $1", erased)
+        await actions.record(erased, Actor("holder", "a@b"), Action("create_key"))
+        assert not await database.fetchval("select count(*) from actions where account_id = $1", erased)
         assert (
             await AlertStore(service.pool, sends_mail=True).raise_all(erased, [Alert("webhook_paused", 0, "now")]) == 0
         )

@@ -1,4 +1,5 @@
-"""The log of an account: every change and every sign-in, with the time, the person or key, and the address.
+"""The log of all accounts and operators: every change and every sign-in, with the time, the person or key, the address, and
+what was changed.
 
 A record is written after the change. If the database fails in between, the change stays and the log lacks it: refusing a change
 that has happened would be worse.
@@ -12,10 +13,10 @@ from typing import Any
 from proxy.core.paging import Page
 from proxy.core.sessions import SAFE
 from proxy.errors import Unavailable
-from proxy.store.postgres.actions import ActionStore, Actor
+from proxy.store.postgres.actions import Action, ActionFilter, ActionStore, Actor
 from proxy.tasks import repeat
 
-__all__ = ("ActionLog", "Actor", "is_change")
+__all__ = ("Action", "ActionFilter", "ActionLog", "Actor", "is_change")
 
 log = logging.getLogger("penstock.actions")
 
@@ -35,14 +36,20 @@ class ActionLog:
     def __repr__(self) -> str:
         return f"<ActionLog {self._store!r}>"
 
-    async def record(self, account: str, actor: Actor, action: str, *, subject: str = "", address: str = "") -> None:
+    async def record(self, account: str | None, actor: Actor, done: Action) -> None:
+        """`account`: None for what operators do outside of accounts, and for the deletion of an account."""
         try:
-            await self._store.record(account, actor, action, subject=subject, address=address)
+            await self._store.record(account, actor, done)
         except Unavailable as exc:
-            log.warning("action not recorded", extra={"account": account, "action": action, "reason": str(exc)})
+            log.warning("action not recorded", extra={"account": account, "action": done.operation, "reason": str(exc)})
 
     async def page(self, account: str, page: Page) -> tuple[list[dict[str, Any]], int]:
         return await self._store.page(account, page)
+
+    async def search(self, wanted: ActionFilter, limit: int) -> tuple[list[dict[str, Any]], int | None]:
+        """The newest entries that match, and where the next page begins (`before_id`); None if there are no more."""
+        found = await self._store.search(wanted, limit + 1)
+        return found[:limit], found[limit - 1]["id"] if len(found) > limit else None
 
     async def keep(self) -> None:
         """Supervised loop: delete old records."""

@@ -101,7 +101,8 @@ class Team:
     async def revoke(self, by: SignedIn, invitation: str) -> str:
         return await self._store.revoke_invitation(by.session.id, by.session.person, invitation)
 
-    async def change_role(self, by: SignedIn, member: str, role: str) -> str:
+    async def change_role(self, by: SignedIn, member: str, role: str) -> tuple[str, str]:
+        """Return the member's address and former role."""
         return await self._store.change_role(by.session.id, by.session.person, member, role)
 
     async def remove(self, by: SignedIn, member: str) -> str:

@@ -84,20 +84,20 @@ class MemberStore:
             await connection.execute(sql.sessions.set_password, joined.id, password_hash)
         return joined
 
-    async def change_role(self, account: str, by: str, member: str, role: str) -> str:
-        """Return the member's address. Invitations by the member end: the new role may not allow them."""
+    async def change_role(self, account: str, by: str, member: str, role: str) -> tuple[str, str]:
+        """Return the member's address and former role. Invitations by the member end: the new role may not allow them."""
         async with self._team(account, by) as connection:
-            email = await self._email_of(connection, account, member)
+            found = await self._member(connection, account, member)
             await connection.execute(sql.members.change_role, account, member, role)
             await connection.execute(sql.members.end_invitations_by, member)
-        return email
+        return found["email"], found["role"]
 
     async def remove(self, account: str, by: str, member: str) -> str:
         """Remove a member and end their sessions. Returns the address."""
         async with self._team(account, by) as connection:
-            email = await self._email_of(connection, account, member)
+            found = await self._member(connection, account, member)
             await connection.execute(sql.members.remove_members, [member])
-        return email
+        return str(found["email"])
 
     async def begin_visit(self, account: str, operator: str, *, lasts_s: float) -> str:
         """Return the id of the visit, which is that of a person in the account."""
@@ -122,7 +122,7 @@ class MemberStore:
                 raise Forbidden("only an owner of the account can change its members")
             yield connection
 
-    async def _email_of(self, connection: DatabaseConnection, account: str, member: str) -> str:
+    async def _member(self, connection: DatabaseConnection, account: str, member: str) -> MemberRow:
         if member == account:
             raise InvalidRequest(
                 "the first owner cannot be changed or removed: change the account's email address, or delete the account"
@@ -130,7 +130,7 @@ class MemberStore:
         row = await connection.fetchrow(sql.members.read_member, account, member)
         if row is None:
             raise NotFound(f"there is no member {member}")
-        return str(row["email"])
+        return dict(row)
 
     async def _rows(self, query: str, *values: Any) -> list[MemberRow]:
         async with self._pool.connection() as connection:

@@ -27,6 +27,7 @@ class AccountHolder:
     without a password."""
 
     id: str
+    account: str
     email: str
     hash: str
 
@@ -288,7 +289,7 @@ class SessionStore:
 
 
 def _holder(row: asyncpg.Record) -> AccountHolder:
-    return AccountHolder(row["id"], row["email"], row["hash"] or "")
+    return AccountHolder(row["id"], row["account_id"], row["email"], row["hash"] or "")
 
 
 def _session(row: asyncpg.Record) -> Session:

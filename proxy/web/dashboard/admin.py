@@ -7,8 +7,10 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.request_threads import request_threads
 from proxy.services.accounts.accounts import AccountService, limits_in
+from proxy.services.accounts.action_log import ActionFilter, ActionLog
 from proxy.services.accounts.removal import AccountRemoval
 from proxy.services.accounts.sign_in import SignIn
 from proxy.services.fleet import FleetView
@@ -18,10 +20,9 @@ from proxy.web.dashboard import charts
 from proxy.web.dashboard.account import live_of, shown_key
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
 from proxy.web.rest.endpoint import RestReply
-from proxy.web.timestamps import time_of
+from proxy.web.timestamps import moment_of, time_of
 
 _LIMITS = ("requests_per_second", "units_per_second", "requests_per_day")
-_EDITED = ("name", "email", "plan", *_LIMITS, "disabled")
 _WORKER = ("worker", "host", "pid", "connections", "keys")
 
 
@@ -33,6 +34,7 @@ class AdminHandlers:
         usage: UsageService,
         fleet: FleetView,
         sign_in: SignIn,
+        actions: ActionLog,
         plans: Mapping[str, Plan],
     ) -> None:
         self._accounts = accounts
@@ -40,6 +42,7 @@ class AdminHandlers:
         self._usage = usage
         self._fleet = fleet
         self._sign_in = sign_in
+        self._actions = actions
         self._plans = plans
 
     def handlers(self) -> dict[str, SessionHandler]:
@@ -55,6 +58,7 @@ class AdminHandlers:
             "admin_list_networks": self.list_networks,
             "admin_cordon": self.cordon,
             "admin_uncordon": self.uncordon,
+            "admin_list_actions": self.list_actions,
             "admin_list_processes": self.list_processes,
             "admin_list_followers": self.list_followers,
             "admin_read_deliveries": self.read_deliveries,
@@ -80,9 +84,8 @@ class AdminHandlers:
         today = await self._accounts.today(row)
         return {**_account(row), "used_today": today.used}
 
-    async def update_account(self, request: SessionRequest) -> RestReply:
+    async def update_account(self, request: SessionRequest) -> dict[str, Any]:
         body = request.body
-        before = await self._accounts.read(request.path["id"])
         row = await self._accounts.update(
             request.path["id"],
             name=body.get("name"),
@@ -91,7 +94,7 @@ class AdminHandlers:
             own=limits_in(body),
             disabled=body.get("disabled"),
         )
-        return RestReply(_account(row), subject=_changes(before, row))
+        return _account(row)
 
     async def delete_account(self, request: SessionRequest) -> dict[str, Any]:
         await self._removal.remove(request.path["id"])
@@ -114,18 +117,32 @@ class AdminHandlers:
         views, networks = await self._fleet.read()
         return {"workers": len(views), "networks": _with_iso_times(networks)}
 
-    async def cordon(self, request: SessionRequest) -> dict[str, Any]:
+    async def cordon(self, request: SessionRequest) -> RestReply:
+        reason = request.body.get("reason", "").strip()
         health = await self._fleet.cordon(
-            request.path["id"],
-            reason=request.body.get("reason", "").strip(),
-            by=request.who.name,
-            last=request.body.get("last", False),
+            request.path["id"], reason=reason, by=request.who.name, last=request.body.get("last", False)
         )
-        return {"id": health.upstream_id, "label": health.label, "cordoned": health.cordoned}
+        return _cordoned(health, {"cordoned": True, "reason": reason})
 
-    async def uncordon(self, request: SessionRequest) -> dict[str, Any]:
+    async def uncordon(self, request: SessionRequest) -> RestReply:
         health = await self._fleet.uncordon(request.path["id"])
-        return {"id": health.upstream_id, "label": health.label, "cordoned": health.cordoned}
+        return _cordoned(health, {"cordoned": False})
+
+    # The log of actions
+
+    async def list_actions(self, request: SessionRequest) -> dict[str, Any]:
+        query = request.query
+        wanted = ActionFilter(
+            account=query["account"],
+            by=query["by"],
+            name=query["name"],
+            action=query["action"],
+            since=moment_of(query["since"], "since") if query["since"] else None,
+            until=moment_of(query["until"], "until") if query["until"] else None,
+            before_id=int(query["cursor"]) if query["cursor"] else None,
+        )
+        found, after = await self._actions.search(wanted, query["limit"])
+        return {"actions": [_action(row) for row in found], "next_cursor": None if after is None else str(after)}
 
     # Processes
 
@@ -159,10 +176,13 @@ class AdminHandlers:
         }
 
 
-def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The changes to an account, as text for its log."""
-    changed = [name for name in _EDITED if before[name] != after[name]]
-    return ", ".join(f"{name} {'by plan' if after[name] is None else after[name]}" for name in changed)
+def _cordoned(health: UpstreamHealth, after: dict[str, Any]) -> RestReply:
+    data = {"id": health.upstream_id, "label": health.label, "cordoned": health.cordoned}
+    return RestReply(data, subject=health.label, changes=({"cordoned": not after["cordoned"]}, after))
+
+
+def _action(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {**row, "id": str(row["id"]), "at": time_of(row["at"])}
 
 
 def _account(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from proxy.core.action_changes import changed_members
 from proxy.services.announcements import Announcements
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest
 from proxy.web.rest.endpoint import RestReply
@@ -35,11 +36,12 @@ class AnnouncementHandlers:
         row = await self._announcements.add(
             body["level"], body["text"], starts=starts, ends=moment_of(body["until"], "until"), by=request.who.name
         )
-        return RestReply(_shown(row), status=201)
+        shown = _shown(row)
+        return RestReply(shown, status=201, changes=changed_members(None, shown))
 
-    async def delete(self, request: SessionRequest) -> dict[str, Any]:
-        await self._announcements.remove(int(request.path["number"]))
-        return {"deleted": True}
+    async def delete(self, request: SessionRequest) -> RestReply:
+        row = await self._announcements.remove(int(request.path["number"]))
+        return RestReply({"deleted": True}, changes=changed_members(_shown(row), None))
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:

@@ -50,8 +50,9 @@ class PeopleHandlers:
 
     async def update(self, request: SessionRequest) -> RestReply:
         member, role = request.path["member_id"], request.body["role"]
-        email = await self._team.change_role(request.signed_in, member, role)
-        return RestReply({"id": member, "email": email, "role": role}, subject=f"{email}: {role}")
+        email, before = await self._team.change_role(request.signed_in, member, role)
+        data = {"id": member, "email": email, "role": role}
+        return RestReply(data, subject=email, changes=({"role": before}, {"role": role}))
 
     async def remove(self, request: SessionRequest) -> RestReply:
         email = await self._team.remove(request.signed_in, request.path["member_id"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http.cookies import SimpleCookie
 from typing import Any
 
@@ -22,7 +22,7 @@ from proxy.core.access import ALL_SCOPES
 from proxy.core.display_text import cleaned
 from proxy.core.paging import Page
 from proxy.errors import Fault, Forbidden, Unauthorized
-from proxy.services.accounts.action_log import ActionLog, Actor, is_change
+from proxy.services.accounts.action_log import Action, ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.keyring import Keyring
 from proxy.services.accounts.metering import Meters, meter_of_task
@@ -31,9 +31,10 @@ from proxy.services.accounts.sign_in import Session, SignedIn, SignIn, SignInPla
 from proxy.settings import DashboardSettings
 from proxy.web.api_middleware import ApiMiddleware, Handler
 from proxy.web.api_spec import ApiOperation, ApiSpec
+from proxy.web.changed_objects import NO_CHANGES, ChangedObject, ChangedObjects, Changes
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import encoded_reply
-from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest
+from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest, changes_of, data_of
 from proxy.web.session_cookies import cookie_name
 
 CSRF = "X-CSRF-Token"
@@ -116,6 +117,7 @@ class SessionEndpoints:
         self._sign_in = sign_in
         self._actions = actions
         self._settings = settings
+        self._changed = ChangedObjects(spec)
         self._host = settings.url.partition("://")[2].partition("/")[0].lower()
         # The handlers of reads with JSON replies, by operation id: a page may request several of them at once.
         self.readers: dict[str, SessionHandler] = {}
@@ -154,12 +156,16 @@ class SessionEndpoints:
         return self.wrapped(found)
 
     def _wrap(self, operation: ApiOperation, handler: SessionHandler) -> Handler:
+        is_logged = operation.session != "none" and is_change(operation.id, operation.method)
+        changed = self._changed.of(operation) if is_logged else None
+
         async def handle(request: web.Request) -> web.StreamResponse:
             try:
                 given = await self._read(request, operation)
+                before = await self._before(changed, given)
                 found = await handler(given)
-                if given.session is not None and is_change(operation.id, operation.method):
-                    await self._record(operation, given, found)
+                if is_logged:
+                    await self._record(operation, given, found, changes_of(changed, before, found))
             except Fault as fault:
                 reply: web.StreamResponse = self._api.refuse(fault)
             else:
@@ -169,19 +175,37 @@ class SessionEndpoints:
 
         return handle
 
-    async def _record(self, operation: ApiOperation, request: SessionRequest, found: Any) -> None:
-        """Record a change in the log of the account: the person's own, or the one in an operator's path."""
-        named = dict(request.path)
-        if not request.who.is_operator:
-            account, actor = request.who.id, actor_of(request.who)
-        elif operation.path.startswith("/admin/accounts/{id}"):
-            account, actor = named.pop("id"), Actor("operator", request.who.name)
+    async def _before(self, changed: ChangedObject | None, request: SessionRequest) -> Mapping[str, Any] | None:
+        """The object that a request is about to change; None for a new one, and for one that cannot be read."""
+        if changed is None or changed.is_created or (read := self.readers.get(changed.read.id)) is None:
+            return None
+        try:
+            found = await read(replace(request, query=changed.read.check_query({}), body=None))
+        except Fault:
+            return None
+        before: Mapping[str, Any] = data_of(found)
+        return before
+
+    async def _record(self, operation: ApiOperation, request: SessionRequest, found: Any, changes: Changes) -> None:
+        """Record a change in the log: of the person's account, of the one in an operator's path, or of none."""
+        named, who = dict(request.path), request.who
+        account: str | None = None
+        if not who.is_operator:
+            account, actor = who.id, actor_of(who)
         else:
-            return
-        # An account that has just been deleted has no log any more.
-        if operation.id not in _ERASES:
-            subject = _subject_of(found) or next(iter(named.values()), "") or _created_in(found)
-            await self._actions.record(account, actor, operation.id, subject=subject, address=request.address)
+            actor = Actor("operator", who.name)
+            if operation.path.startswith("/admin/accounts/{id}"):
+                account = named.pop("id")
+            elif operation.id == "admin_create_account":
+                account = _created_in(found)
+        address = request.address
+        subject = _subject_of(found) or next(iter(named.values()), "") or _created_in(found)
+        if operation.id in _ERASES:
+            # An account that has just been deleted has no log any more, and no name: that it was deleted is all that stays.
+            subject, account, changes = account or "", None, NO_CHANGES
+            if not who.is_operator:
+                actor, address = Actor("holder"), ""
+        await self._actions.record(account, actor, Action(operation.id, subject, address, *changes))
 
     async def _read(self, request: web.Request, operation: ApiOperation) -> SessionRequest:
         address = self._api.authentication.enter(request, operation.id)

@@ -11,7 +11,7 @@ from multidict import CIMultiDict
 from proxy.core import sessions
 from proxy.core.roles import PERMISSIONS
 from proxy.core.sessions import PLACE_S
-from proxy.services.accounts.action_log import ActionLog, Actor
+from proxy.services.accounts.action_log import Action, ActionLog, Actor
 from proxy.services.accounts.email_change import EmailChange
 from proxy.services.accounts.sign_in import SignedIn, SignIn
 from proxy.web.dashboard.session_endpoint import SessionHandler, SessionRequest, actor_of, set_cookie
@@ -67,6 +67,8 @@ class SignInHandlers:
 
     async def by_admin_token(self, request: SessionRequest) -> RestReply:
         found = await self._sign_in.by_admin_token(request.body["token"], at=request.place)
+        actor = Actor("operator", found.session.name)
+        await self._actions.record(None, actor, Action("admin_sign_in", address=request.address))
         return self._session_reply(request, found)
 
     async def read(self, request: SessionRequest) -> dict[str, Any]:
@@ -90,7 +92,7 @@ class SignInHandlers:
 
     async def confirm_email(self, request: SessionRequest) -> dict[str, Any]:
         account, email = await self._emails.confirm(request.body["token"], at=request.place)
-        await self._actions.record(account, Actor("holder", email), "confirm_email", address=request.address)
+        await self._actions.record(account, Actor("holder", email), Action("confirm_email", address=request.address))
         return {"email": email}
 
     async def begin_factor(self, request: SessionRequest) -> dict[str, Any]:
@@ -117,7 +119,8 @@ class SignInHandlers:
 
     async def signed_in(self, request: SessionRequest, found: SignedIn, action: str) -> RestReply:
         """Record a sign-in, and reply with the cookies."""
-        await self._actions.record(found.session.id, actor_of(found.session), action, address=request.address)
+        done = Action(action, address=request.address)
+        await self._actions.record(found.session.id, actor_of(found.session), done)
         return self._session_reply(request, found)
 
     def _session_reply(self, request: SessionRequest, found: SignedIn) -> RestReply:

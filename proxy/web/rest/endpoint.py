@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiohttp import web
@@ -25,7 +25,7 @@ from proxy.core.directives import Directives
 from proxy.core.paging import Page
 from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import BehindBlock, DeadlinePassed, Fault, Forbidden, InternalError, RateLimited
-from proxy.services.accounts.action_log import ActionLog, Actor, is_change
+from proxy.services.accounts.action_log import Action, ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.metering import Meters, meter_of_task
 from proxy.services.rpc.batches import UNITS_OF_AN_ERROR
@@ -34,6 +34,7 @@ from proxy.services.rpc.internal_calls import calls_of_task
 from proxy.tasks import min_block_of_task
 from proxy.web.api_middleware import ApiMiddleware
 from proxy.web.api_spec import ApiOperation, ApiSpec
+from proxy.web.changed_objects import NO_CHANGES, ChangedObject, ChangedObjects, Changes
 from proxy.web.fault_injection import plan_for
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.network_resolver import NetworkResolver
@@ -100,17 +101,29 @@ class RestRequest:
 
 @dataclass(frozen=True, slots=True)
 class RestReply:
-    """The result of a handler that sets more than the data: a status, the cache outcome, headers, or the name of the subject in
-    the account's log if the path does not have it."""
+    """The result of a handler that sets more than the data: a status, the cache outcome, headers, or for the log of actions the
+    name of the subject if the path does not have it, and what was changed if no operation reads that."""
 
     data: Any
     status: int = 200
     cache: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     subject: str = ""
+    changes: Changes = NO_CHANGES
 
 
 RestHandler = Callable[[RestRequest], Awaitable[Any]]
+
+
+def data_of(found: Any) -> Any:
+    return found.data if isinstance(found, RestReply) else found
+
+
+def changes_of(changed: ChangedObject | None, before: Mapping[str, Any] | None, found: Any) -> Changes:
+    """What a handler with this result has changed."""
+    if isinstance(found, RestReply) and found.changes != NO_CHANGES:
+        return found.changes
+    return NO_CHANGES if changed is None else changed.changes(before, data_of(found))
 
 
 class RestEndpoints:
@@ -136,11 +149,14 @@ class RestEndpoints:
         self._spec = spec
         self._prices = prices
         self._resolver = resolver
+        self._changed = ChangedObjects(spec)
+        self._handlers: dict[str, RestHandler] = {}
 
     def wrapped(
         self, handlers: Mapping[str, RestHandler]
     ) -> dict[str, Callable[[web.Request], Awaitable[web.Response]]]:
         """The aiohttp handlers, by operation id."""
+        self._handlers |= handlers
         return {name: self._wrap(self._spec.operations[name], handler) for name, handler in handlers.items()}
 
     def _wrap(self, operation: ApiOperation, handler: RestHandler) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -148,6 +164,7 @@ class RestEndpoints:
         # An operation without a scope is open to every key.
         scopes = access.SCOPE_BIT.get(operation.scope, access.ALL_SCOPES)
         is_logged = is_change(operation.id, operation.method) and f"account_{operation.id}" in self._spec.operations
+        changed = self._changed.of(operation) if is_logged else None
 
         async def handle(request: web.Request) -> web.Response:
             key = self._api.authentication.authenticate(request, operation.id)
@@ -167,10 +184,12 @@ class RestEndpoints:
                     asked = await self._read(request, operation, key, scopes, resolved)
                     if (plan := plan_for(asked.directives)) is not None:
                         await self._api.faults.before(plan, request, key.account.id)
+                    before = await self._before(changed, asked)
                     with _ending_with_client(request, operation):
                         found = await _in_time(operation, handler, asked)
                     if is_logged:
-                        await self._record(request, operation, asked)
+                        changes = changes_of(changed, before, found)
+                        await self._record(request, operation, asked, changes)
                 except Fault as fault:
                     outcome = outcome_of(fault)
                     is_free = isinstance(fault, InternalError | Forbidden | RateLimited)
@@ -196,10 +215,23 @@ class RestEndpoints:
 
         return handle
 
-    async def _record(self, request: web.Request, operation: ApiOperation, asked: RestRequest) -> None:
+    async def _before(self, changed: ChangedObject | None, asked: RestRequest) -> Mapping[str, Any] | None:
+        """The object that a request is about to change; None for a new one, and for one that cannot be read."""
+        if changed is None or changed.is_created or (read := self._handlers.get(changed.read.id)) is None:
+            return None
+        try:
+            found = await read(replace(asked, query=changed.read.check_query({}), body=None, resolved=[]))
+        except Fault:
+            return None
+        before: Mapping[str, Any] = data_of(found)
+        return before
+
+    async def _record(
+        self, request: web.Request, operation: ApiOperation, asked: RestRequest, changes: Changes
+    ) -> None:
         subject, address = next(iter(asked.path.values()), ""), self._api.authentication.address_of(request)
-        actor = Actor("key", asked.key.id)
-        await self._actions.record(asked.key.account.id, actor, operation.id, subject=subject, address=address)
+        done = Action(operation.id, subject, address, *changes)
+        await self._actions.record(asked.key.account.id, Actor("key", asked.key.id), done)
 
     async def _read(
         self, request: web.Request, operation: ApiOperation, key: Key, scopes: int, resolved: list[str]
@@ -262,7 +294,7 @@ async def _at_block(handler: RestHandler, asked: RestRequest) -> Any:
 
 def _block_of(found: Any) -> int:
     """The block that the result belongs to; 0 if it names none. Gas prices have it as `block_number`."""
-    data = found.data if isinstance(found, RestReply) else found
+    data = data_of(found)
     block = data.get("as_of_block", data.get("block_number")) if isinstance(data, dict) else None
     return block if isinstance(block, int) else 0
 

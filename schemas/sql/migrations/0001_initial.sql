@@ -1306,10 +1306,11 @@ select v.id, v.account_id, '', 'visitor', t.name, v.ends_at, a.disabled
 from account_visits v join accounts a on a.id = v.account_id join admin_tokens t on t.id = v.admin_token_id
 where v.ends_at > now() and t.revoked_at is null;
 
--- Changes to an account and sign-ins, for its holder to look through. Deleted after a year.
-create table account_actions (
+-- The log of changes and sign-ins in all accounts and by all operators. Deleted after a year.
+create table actions (
     id bigint generated always as identity primary key,
-    account_id text not null references accounts (id),
+    -- Null for what operators do outside of accounts, and for the deletion of an account.
+    account_id text references accounts (id),
     at timestamptz not null default now(),
     by text not null check (by in ('holder', 'key', 'operator')),
     -- The name of the key or operator; empty for the holder.
@@ -1318,11 +1319,14 @@ create table account_actions (
     action text not null,
     -- The id of the key, webhook, policy or session that was changed, if it has one.
     subject text not null default '',
-    address text not null default ''
+    address text not null default '',
+    -- The members of the object that the action changed. Null for an object that was not there, or is not there any more.
+    before json,
+    after json
 );
 
-create index account_actions_of_account on account_actions (account_id, at desc);
-create index account_actions_by_age on account_actions (at);
+create index actions_of_account on actions (account_id, at desc);
+create index actions_by_age on actions (at);
 
 -- New email addresses that a link in a mail to them has to confirm.
 

@@ -89,7 +89,7 @@ with keys_end as (
 ), visits_end as (
     delete from account_visits where account_id = $1
 ), actions_end as (
-    delete from account_actions where account_id = $1
+    delete from actions where account_id = $1
 ), alert_settings_end as (
     delete from alert_settings where account_id = $1
 ), alerts_end as (

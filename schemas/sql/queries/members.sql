@@ -56,7 +56,7 @@ update members set role = $3 where account_id = $1 and id = $2 returning email;
 delete from invitations where invited_by = $1;
 
 -- read_member
-select id, email from members where account_id = $1 and id = $2;
+select id, email, role from members where account_id = $1 and id = $2;
 
 -- list_orphans
 -- Members of deleted accounts, who joined while it was deleted.

@@ -1,10 +1,10 @@
 -- find_holder
 -- The person whom an email address signs in: the holder of the oldest account that is not disabled, or else a member.
-select p.id, p.email, w.hash from people p left join account_passwords w on w.account_id = p.id
+select p.id, p.account_id, p.email, w.hash from people p left join account_passwords w on w.account_id = p.id
 where lower(p.email) = lower($1) and p.email <> '' and not p.disabled order by p.id <> p.account_id, p.since, p.id limit 1;
 
 -- read_holder
-select p.id, p.email, w.hash from people p left join account_passwords w on w.account_id = p.id
+select p.id, p.account_id, p.email, w.hash from people p left join account_passwords w on w.account_id = p.id
 where p.id = $1;
 
 -- set_password

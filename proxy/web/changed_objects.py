@@ -1,0 +1,79 @@
+"""The object that an operation changes, as a read of it shows it: for the log of actions.
+
+An operation changes the object that a GET of the same path reads, or of the path up to its only parameter: PATCH
+/account/keys/{id} and POST /account/keys/{id}/rotate change what GET /account/keys/{id} returns, and POST /account/keys creates
+it. Members that the GET does not have, such as a new key, are shown once to the caller and never recorded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.core.action_changes import ChangedMembers, changed_members
+from proxy.web.api_spec import SCHEMAS_AT, ApiOperation, ApiSpec
+
+Changes = tuple[ChangedMembers | None, ChangedMembers | None]
+NO_CHANGES: Changes = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedObject:
+    """`read`: the operation that reads the object, and the members that it returns."""
+
+    read: ApiOperation
+    members: frozenset[str]
+    is_created: bool
+    is_deleted: bool
+
+    def changes(self, before: Mapping[str, Any] | None, reply: Any) -> Changes:
+        """What a change with this reply altered. `before`: the object before it; None if that is unknown."""
+        if before is None and not self.is_created:
+            return NO_CHANGES
+        after = None if self.is_deleted or not isinstance(reply, Mapping) else self._visible(reply)
+        if after is None and not self.is_deleted:
+            return NO_CHANGES
+        old, new = changed_members(before, after)
+        return old or None, new or None
+
+    def _visible(self, reply: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in reply.items() if name in self.members}
+
+
+class ChangedObjects:
+    def __init__(self, spec: ApiSpec) -> None:
+        self._document = spec.document
+        self._reads = {operation.path: operation for operation in spec.operations.values() if operation.is_read}
+
+    def __repr__(self) -> str:
+        return f"<ChangedObjects {len(self._reads)} reads>"
+
+    def of(self, operation: ApiOperation) -> ChangedObject | None:
+        """None if nothing reads what the operation changes."""
+        read, is_created = self._read_of(operation), False
+        if read is None and operation.method == "POST":
+            read, is_created = self._read_of_created(operation), True
+        if read is None:
+            return None
+        schema = self._document["paths"][read.path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        members = frozenset(self._properties(schema))
+        return ChangedObject(read, members, is_created, is_deleted=operation.method == "DELETE")
+
+    def _read_of(self, operation: ApiOperation) -> ApiOperation | None:
+        path = operation.path
+        if operation.method in ("PATCH", "PUT") and path in self._reads:
+            return self._reads[path]
+        return self._reads.get(path[: path.index("}") + 1]) if path.count("}") == 1 else None
+
+    def _read_of_created(self, operation: ApiOperation) -> ApiOperation | None:
+        wanted = re.compile(re.escape(operation.path) + r"/\{[a-z_]+\}")
+        return next((read for path, read in self._reads.items() if wanted.fullmatch(path)), None)
+
+    def _properties(self, schema: Mapping[str, Any]) -> Iterator[str]:
+        if name := str(schema.get("$ref", "")).removeprefix(SCHEMAS_AT):
+            yield from self._properties(self._document["components"]["schemas"][name])
+        for part in schema.get("allOf", ()):
+            yield from self._properties(part)
+        yield from schema.get("properties", ())
