@@ -1,7 +1,8 @@
 """The alerts of an account, as its holder sets them up: which ones, and where they are sent.
 
 The webhook for alerts is stored with the other webhooks and signed like them, under a network that no follower has. It is not
-listed with them, and does not count towards the plan's number.
+listed with them, and does not count towards the plan's number. PagerDuty checks no signature: instead of a signing secret, its
+webhook has the routing key, which the deliverer puts into each event.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.core import signatures
+from proxy.core.alert_formats import PAGERDUTY_URL, AlertFormat
 from proxy.errors import Forbidden, InvalidRequest, RateLimited
-from proxy.store.postgres.alerts import EVENT_TYPE, NO_NETWORK, AlertSettings, AlertStore
+from proxy.store.postgres.alerts import EVENT_TYPES, NO_NETWORK, AlertSettings, AlertStore
 from proxy.store.postgres.secrets import Vault
 from proxy.store.postgres.webhooks import NewWebhook, WebhookStore
 from proxy.wire.outbound_guard import UrlRefused
@@ -31,6 +33,16 @@ class AlertSetup:
 
     settings: AlertSettings
     secret: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where alerts are to be sent: `url` is None for nowhere. `is_another`: the present webhook cannot just change its URL."""
+
+    url: str | None
+    format: AlertFormat
+    routing_key: str
+    is_another: bool
 
 
 class AlertSettingsService:
@@ -54,7 +66,8 @@ class AlertSettingsService:
         return await self._store.recent(account)
 
     async def change(self, account: str, given: Mapping[str, Any]) -> AlertSetup:
-        """Members that are absent stay as they are; a `webhook_url` of null removes the webhook."""
+        """Members that are absent stay as they are; a `webhook_url` of null removes the webhook. Another format, and another
+        routing key, is another webhook."""
         before = await self._store.settings(account)
         wanted = replace(
             before,
@@ -63,8 +76,8 @@ class AlertSettingsService:
             by_mail=given.get("mail", before.by_mail),
         )
         secret = ""
-        if "webhook_url" in given:
-            secret = await self._set_webhook(account, given["webhook_url"])
+        if given.keys() & {"webhook_url", "webhook_format", "routing_key"}:
+            secret = await self._set_webhook(account, _target(before, given))
         await self._store.save(account, wanted)
         return AlertSetup(await self._store.settings(account), secret)
 
@@ -73,28 +86,31 @@ class AlertSettingsService:
         found = await self._store.settings(account)
         if not (found.by_mail and self.sends_mail) and found.status != "active":
             raise InvalidRequest(
-                "alerts have no address: set webhook_url (again, if the webhook is paused), or turn mails on"
+                "alerts have no address: fill in Webhook URL (webhook_url) and save, also if the webhook is paused, or turn "
+                "mails on"
             )
         if not await self._store.raise_test(account, secrets.token_hex(8), most=MOST_TESTS):
             raise RateLimited(f"only {MOST_TESTS} test alerts can be sent in an hour", retry_after_s=3600)
         return found
 
-    async def _set_webhook(self, account: str, url: str | None) -> str:
-        """Returns the secret of a new webhook."""
-        if url is not None:
-            self._check_url(url)
+    async def _set_webhook(self, account: str, target: _Target) -> str:
+        """Returns the signing secret of a new webhook."""
+        if target.url is not None:
+            self._check_url(target.url)
         found = await self._webhooks.for_alerts(account)
-        if found is not None and url is None:
+        if found is not None and (target.url is None or target.is_another):
             await self._webhooks.move(found, "delete")
-        elif found is not None:
-            await self._webhooks.update(found, url=url, cause=None if found.status == "active" else "resume")
-        elif url is not None:
-            return await self._create(account, url)
-        return ""
+            found = None
+        if found is not None:
+            await self._webhooks.update(found, url=target.url, cause=None if found.status == "active" else "resume")
+            return ""
+        return "" if target.url is None else await self._create(account, target.url, target)
 
-    async def _create(self, account: str, url: str) -> str:
-        webhook_id, secret = self._webhooks.new_id(), secrets.token_bytes(signatures.SECRET_BYTES)
-        new = NewWebhook(account=account, network=NO_NETWORK, live=True, url=url, event_type=EVENT_TYPE, config={})
+    async def _create(self, account: str, url: str, target: _Target) -> str:
+        webhook_id = self._webhooks.new_id()
+        secret = target.routing_key.encode() or secrets.token_bytes(signatures.SECRET_BYTES)
+        event_type = EVENT_TYPES[target.format]
+        new = NewWebhook(account=account, network=NO_NETWORK, live=True, url=url, event_type=event_type, config={})
         try:
             await self._webhooks.create(
                 webhook_id,
@@ -108,10 +124,28 @@ class AlertSettingsService:
             raise InvalidRequest(
                 "webhook_url: was set by another request at the same time; read it again", param="webhook_url"
             ) from None
-        return signatures.secret_of(secret)
+        return signatures.secret_of(secret) if target.format == "json" else ""
 
     def _check_url(self, url: str) -> None:
         try:
             self._guard.check(url)
         except UrlRefused as exc:
             raise InvalidRequest(f"webhook_url: {exc}", param="webhook_url") from None
+
+
+def _target(before: AlertSettings, given: Mapping[str, Any]) -> _Target:
+    wanted: AlertFormat = given.get("webhook_format", before.format)
+    url, routing_key = given.get("webhook_url", before.url or None), given.get("routing_key", "")
+    is_another = wanted != before.format or routing_key != ""
+    if wanted != "pagerduty":
+        if routing_key:
+            raise InvalidRequest("routing_key: only webhook_format pagerduty has one", param="routing_key")
+    elif "webhook_url" not in given and (not url or before.format != wanted):
+        url = PAGERDUTY_URL
+    if url is None and "webhook_url" not in given:
+        raise InvalidRequest("webhook_url: is required with webhook_format", param="webhook_url")
+    if url is not None and wanted == "pagerduty" and not routing_key and (before.format != wanted or not before.url):
+        raise InvalidRequest(
+            "routing_key: is required: it is the Integration Key of an Events API v2 integration", param="routing_key"
+        )
+    return _Target(url, wanted, routing_key, is_another)

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from proxy.core import signatures
+from proxy.core.alert_formats import PAGERDUTY_URL
 from proxy.core.paging import Page
 from proxy.errors import InvalidRequest, RateLimited
 from proxy.services.alerting import AlertSettingsService
@@ -329,3 +330,78 @@ async def test_paused_webhook_for_alerts_is_resumed_by_its_url(accounts: Account
         assert not (await accounts.service.change(account, {"webhook_url": url})).secret
         await until(lambda: len(harness.inbox.at("/alerts")) == 2)
     assert (await accounts.service.change(account, {"webhook_url": None})).settings.webhook_id == ""
+
+
+async def test_alert_reaches_slack_as_a_message(accounts: Accounts) -> None:
+    url = accounts.harness.inbox.url("/services/T0/B0/word")
+    account = await accounts.account("day_usage", used=950, mail=False, webhook_url=url, webhook_format="slack")
+    await accounts.watch.check()
+    async with accounts.harness.delivering():
+        await until(lambda: accounts.harness.inbox.at("/services/T0/B0/word"))
+    (post,) = accounts.harness.inbox.at("/services/T0/B0/word")
+    body = orjson.loads(post.body)
+    assert body["text"] == "Penstock: 90 % of today's requests are used"
+    heading, figures, link = body["blocks"]
+    assert heading["text"] == {"type": "mrkdwn", "text": "*90 % of today's requests are used*"}
+    assert figures["fields"] == [{"type": "mrkdwn", "text": "*Requests today*\n950 of 1,000"}]
+    assert link["text"]["text"] == f"<{URL}/dashboard#/overview|Open the dashboard>"
+    assert (await accounts.service.read(account)).format == "slack"
+
+
+async def test_alert_triggers_one_incident_at_pagerduty(accounts: Accounts) -> None:
+    inbox, key = accounts.harness.inbox, "0123456789abcdef0123456789abcdef"
+    account = await accounts.account("day_usage", used=1000, mail=False)
+    wanted = {"webhook_format": "pagerduty", "webhook_url": inbox.url("/v2/enqueue"), "routing_key": key}
+    made = await accounts.service.change(account, wanted)
+    assert (made.settings.format, made.secret) == ("pagerduty", "")
+    inbox.answer("/v2/enqueue", 503, 202)
+    await accounts.watch.check()
+    (stored,) = await accounts.harness.rows("select body from events where webhook_id = $1", made.settings.webhook_id)
+    assert key.encode() not in stored["body"]
+    async with accounts.harness.delivering(schedules={"A": (0.0,), "B": (0.0,)}):
+        await until(lambda: len(inbox.at("/v2/enqueue")) == 2)
+    first, second = [orjson.loads(post.body) for post in inbox.at("/v2/enqueue")]
+    assert first == second
+    assert (first["routing_key"], first["event_action"]) == (key, "trigger")
+    assert first["dedup_key"].startswith("evt_")
+    payload = first["payload"]
+    assert (payload["summary"], payload["severity"]) == ("All of today's requests are used", "error")
+    assert payload["custom_details"] == {"used": 1000, "limit": 1000, "threshold": 100}
+    assert first["links"] == [{"href": f"{URL}/dashboard#/overview", "text": "Open the dashboard"}]
+    sent = inbox.at("/v2/enqueue")[0].headers
+    assert (sent["Content-Type"], "webhook-signature" in sent) == ("application/json", False)
+
+
+async def test_format_of_alerts_is_changed(accounts: Accounts) -> None:
+    account, service = await accounts.account(), accounts.service
+    url, key = accounts.harness.inbox.url("/alerts"), "k" * 32
+    for wrong, param in (
+        ({"webhook_format": "slack"}, "webhook_url"),
+        ({"webhook_format": "pagerduty", "webhook_url": url}, "routing_key"),
+        ({"webhook_format": "slack", "webhook_url": url, "routing_key": key}, "routing_key"),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            await service.change(account, wrong)
+        assert refused.value.param == param
+    first = await service.change(account, {"webhook_url": url})
+    assert first.secret
+    second = await service.change(account, {"webhook_format": "slack"})
+    assert (second.settings.url, second.settings.format, second.secret) == (url, "slack", "")
+    assert second.settings.webhook_id != first.settings.webhook_id
+    third = await service.change(account, {"webhook_format": "pagerduty", "routing_key": key, "webhook_url": url})
+    assert third.settings.format == "pagerduty"
+    moved = await service.change(account, {"webhook_url": f"{url}/2"})
+    assert (moved.settings.webhook_id, moved.settings.format) == (third.settings.webhook_id, "pagerduty")
+    assert (await service.change(account, {"webhook_url": None})).settings.webhook_id == ""
+    assert (await service.change(account, {"webhook_url": url})).secret
+
+
+async def test_pagerduty_needs_no_url(accounts: Accounts) -> None:
+    guard = WebhookGuard(EgressSettings((), (), http=False, ports=(443,)), dev=False)
+    service = AlertSettingsService(accounts.store, accounts.harness.webhooks, VAULT, guard)
+    account = await accounts.account()
+    made = await service.change(account, {"webhook_format": "pagerduty", "routing_key": "k" * 32})
+    assert made.settings.url == PAGERDUTY_URL
+    for url in ("http://example.com/", "https://127.0.0.1/", "https://[::1]/"):
+        with pytest.raises(InvalidRequest, match="webhook_url"):
+            await service.change(account, {"webhook_url": url})

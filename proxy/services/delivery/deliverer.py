@@ -20,12 +20,14 @@ from typing import Protocol
 
 from proxy import telemetry
 from proxy.core import attempts, signatures, webhook_faults
+from proxy.core.alert_formats import with_routing_key
 from proxy.core.attempts import Format
 from proxy.core.delivery_concurrency import Lanes, receiver_of
 from proxy.core.iso_time import iso_millis
 from proxy.core.lru_cache import LruCache
 from proxy.core.retry_after import retry_after_s
 from proxy.errors import Unavailable
+from proxy.store.postgres.alerts import EVENT_TYPES
 from proxy.store.postgres.bad_rows import BadRows
 from proxy.store.postgres.deliveries import LEASE_S, AttemptResult, ClaimedDelivery, DeliveryStore, DueWebhooks
 from proxy.store.postgres.notices import Notices
@@ -226,10 +228,10 @@ class Deliverer:
         attributes: Attributes = {"penstock.event": claimed.event_id, "penstock.attempt": claimed.claim}
         span = None if self._tracer is None else self._tracer.start("webhook delivery", attributes)
         if span is None:
-            return await self._receiver.post(claimed.url, claimed.body, headers=headers)
+            return await self._receiver.post(claimed.url, self._body(claimed), headers=headers)
         with span:
             sent = {**headers, "traceparent": span.traceparent}
-            reply = await self._receiver.post(claimed.url, claimed.body, headers=sent)
+            reply = await self._receiver.post(claimed.url, self._body(claimed), headers=sent)
             span.set({"penstock.outcome": reply.outcome, "http.response.status_code": reply.status or 0})
             return reply
 
@@ -243,6 +245,8 @@ class Deliverer:
 
     def _headers(self, claimed: ClaimedDelivery) -> dict[str, str]:
         """The headers of one attempt, signed with its own timestamp."""
+        if claimed.event_type == EVENT_TYPES["pagerduty"]:
+            return {"Content-Type": "application/json"}
         sealed = (claimed.secret,) if claimed.old_secret is None else (claimed.secret, claimed.old_secret)
         headers = signatures.headers(
             event_type=claimed.type,
@@ -253,6 +257,12 @@ class Deliverer:
         )
         headers["X-Webhook-Attempt"] = str(claimed.claim)
         return headers
+
+    def _body(self, claimed: ClaimedDelivery) -> bytes:
+        """The body as it is stored; events for PagerDuty get their routing key, which is stored as the webhook's secret."""
+        if claimed.event_type != EVENT_TYPES["pagerduty"]:
+            return claimed.body
+        return with_routing_key(claimed.body, self._vault.open(claimed.webhook_id, claimed.secret).decode())
 
     def _secret(self, webhook_id: str, sealed: bytes) -> str:
         found = self._secrets.get((webhook_id, sealed))

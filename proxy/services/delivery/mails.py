@@ -16,7 +16,7 @@ from typing import Any
 from proxy.core import alerts
 from proxy.core.dashboard_links import page_link
 from proxy.errors import Unavailable
-from proxy.store.postgres.alerts import EVENT_TYPE
+from proxy.store.postgres.alerts import EVENT_TYPES
 from proxy.store.postgres.bad_rows import BadRows
 from proxy.store.postgres.mails import MailStore, QueuedMail
 from proxy.tasks import is_cancelled, until_set
@@ -107,7 +107,7 @@ def webhook_stopped(mail: QueuedMail, dashboard_url: str) -> OutgoingMail:
 
     `dashboard_url`: see `Mails`."""
     about = mail.about
-    is_for_alerts = about["event_type"] == EVENT_TYPE
+    is_for_alerts = about["event_type"] in EVENT_TYPES.values()
     # Mails queued by earlier versions have no cause: they are about pauses.
     state, story = _gone(about) if about.get("cause") == "gone" else _exhausted(about)
     facts = {

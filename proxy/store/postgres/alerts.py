@@ -13,7 +13,8 @@ from typing import Any
 
 import orjson
 
-from proxy.core import alerts, webhook_bodies
+from proxy.core import alert_formats, alerts, webhook_bodies
+from proxy.core.alert_formats import AlertFormat
 from proxy.core.alerts import Alert
 from proxy.core.dashboard_links import page_link
 from proxy.core.iso_time import iso_seconds
@@ -25,7 +26,9 @@ from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
 
 # Stands for the network of an account's webhook for alerts: no follower has it.
 NO_NETWORK = "-"
-EVENT_TYPE = "alert"
+# The event types of webhooks for alerts, by format. All are lower case, as those of Format A, whose schedule they have.
+EVENT_TYPES: dict[AlertFormat, str] = {"json": "alert", "slack": "alert_slack", "pagerduty": "alert_pagerduty"}
+_FORMAT_OF: dict[str, AlertFormat] = {event_type: name for name, event_type in EVENT_TYPES.items()}
 USUAL_KINDS, USUAL_PERCENT = ("webhook_paused",), 10
 # Alerts in one mail, and in a list.
 MOST_IN_MAIL, MOST_RECENT = 20, 50
@@ -43,6 +46,7 @@ class AlertSettings:
     webhook_id: str = ""
     url: str = ""
     status: str = ""
+    format: AlertFormat = "json"
 
 
 class AlertStore:
@@ -139,7 +143,7 @@ class AlertSender:
             NewEvent(
                 id=_event_id(settings, each) or "",
                 webhook=settings.webhook_id,
-                type=EVENT_TYPE,
+                type=EVENT_TYPES[settings.format],
                 body=self._body(settings, each, at),
             )
             for each in sent
@@ -147,17 +151,27 @@ class AlertSender:
         await events.add(connection, NO_NETWORK, new)
 
     def _body(self, settings: AlertSettings, alert: Alert, at: str) -> bytes:
+        title = alerts.title_of(alert.kind, alert.threshold, alert.subject, alert.about)
+        link = page_link(self._dashboard_url, alerts.page_of(alert.kind, alert.subject))
+        event_id = _event_id(settings, alert) or ""
+        match settings.format:
+            case "slack":
+                return alert_formats.slack_body(alert, title, link)
+            case "pagerduty":
+                return alert_formats.pagerduty_body(alert, title, link, event_id=event_id, at=at)
+            case "json":
+                pass
         data = {
             "alert": alert.kind,
-            "message": alerts.title_of(alert.kind, alert.threshold, alert.subject, alert.about),
+            "message": title,
             "threshold": alert.threshold,
             "subject": alert.subject,
             "figures": alert.about,
-            "url": page_link(self._dashboard_url, alerts.page_of(alert.kind, alert.subject)),
+            "url": link,
         }
         return webhook_bodies.body_of(
-            _event_id(settings, alert) or "",
-            EVENT_TYPE,
+            event_id,
+            EVENT_TYPES["json"],
             settings.webhook_id,
             chain=BodyChain("", 0),
             at=at,
@@ -170,7 +184,12 @@ async def read_settings(connection: DatabaseConnection, account: str) -> AlertSe
     row = await connection.fetchrow(sql.alerts.read_settings, account)
     if row is None:
         return AlertSettings((), USUAL_PERCENT, by_mail=False, email="")
-    webhook = (row["webhook_id"] or "", row["url"] or "", row["status"] or "")
+    webhook = (
+        row["webhook_id"] or "",
+        row["url"] or "",
+        row["status"] or "",
+        _FORMAT_OF.get(row["event_type"], "json"),
+    )
     if row["kinds"] is None:
         return AlertSettings(USUAL_KINDS, USUAL_PERCENT, True, row["email"], *webhook)
     return AlertSettings(tuple(row["kinds"]), row["error_percent"], row["by_mail"], row["email"], *webhook)
@@ -180,7 +199,7 @@ def _event_id(settings: AlertSettings, alert: Alert) -> str | None:
     if not settings.webhook_id:
         return None
     place = (alert.kind, alert.subject, str(alert.threshold), alert.period)
-    return webhook_bodies.event_id(settings.webhook_id, EVENT_TYPE, *place)
+    return webhook_bodies.event_id(settings.webhook_id, EVENT_TYPES["json"], *place)
 
 
 def _columns(found: Sequence[Alert], ids: Sequence[str | None]) -> list[list[Any]]:

@@ -38,7 +38,7 @@ class AlertHandlers:
         return {"mail": found.by_mail and self._service.sends_mail, "webhook": found.status == "active"}
 
     def _settings(self, found: AlertSettings) -> dict[str, Any]:
-        webhook = {"id": found.webhook_id, "url": found.url, "status": found.status}
+        webhook = {"id": found.webhook_id, "url": found.url, "status": found.status, "format": found.format}
         return {
             "alerts": [each for each in alerts.KINDS if each in found.kinds],
             "error_rate_percent": found.error_percent,

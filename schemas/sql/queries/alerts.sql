@@ -1,7 +1,8 @@
 -- Alerts of accounts. The network '-' marks the webhook that an account's alerts are sent to.
 
 -- read_settings
-select a.email, s.kinds, s.error_percent, s.by_mail, w.id as webhook_id, w.url, w.status, w.reason
+select a.email, s.kinds, s.error_percent, s.by_mail, w.id as webhook_id, w.url, w.status,
+    w.event_type, w.reason
 from accounts a
 left join alert_settings s on s.account_id = a.id
 left join webhooks w on w.account_id = a.id and w.network = '-' and w.status <> 'deleted'
