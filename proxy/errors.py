@@ -75,6 +75,23 @@ class Fault(Exception):
 class InvalidRequest(Fault):
     status, code = 400, "invalid_request"
     usual_reason: ClassVar[Reason] = "request"
+    # All parameters at fault with their messages, if there are several. The first is that of the fault itself.
+    errors: Sequence[tuple[str, str]] = ()
+
+    def body(self, site: str = "") -> dict[str, Any]:
+        found = super().body(site)
+        if self.errors:
+            found["error"]["errors"] = [{"param": param, "message": message} for param, message in self.errors]
+        return found
+
+    @classmethod
+    def listing(cls, errors: Sequence[tuple[str, str]]) -> InvalidRequest:
+        """For one or more parameters with their messages."""
+        param, message = errors[0]
+        made = cls(message, param=param)
+        if len(errors) > 1:
+            made.errors = errors
+        return made
 
     @classmethod
     def naming(cls, text: str) -> InvalidRequest:

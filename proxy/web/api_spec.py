@@ -32,6 +32,9 @@ RECEIVERS = {".mjs": "Node", ".py": "Python", ".go": "Go"}
 SCHEMAS_AT = "#/components/schemas/"
 # An integer in a query. The limit on digits bounds the time that int() takes.
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+# A body with at most this many values gets all its errors in one reply, for people who fill in forms. Each error takes up to
+# 0.1 ms to describe. And the most errors in one reply.
+FEW_VALUES, MOST_ERRORS = 40, 20
 # Items of a long list that are validated in one step, which takes 0.2 ms.
 ITEMS_PER_STEP = 500
 
@@ -162,19 +165,39 @@ class ApiOperation:
         if validator is None:
             return
         try:
-            validator.validate(data)  # `iter_errors` would make an object for each of thousands of errors
+            validator.validate(data)  # `iter_errors` makes an object for each of thousands of errors
         except jsonschema_rs.ValidationError as exc:
-            error = exc
+            found = [self._described(exc, part_of, first)]
         except ValueError:  # the validator's depth limit is lower than the parser's
             raise InvalidRequest("the body is nested too deeply", reason="body") from None
         else:
             return
+        if part_of is None and _has_few_values(data):
+            found += [self._described(error) for error in validator.iter_errors(data)]
+        raise InvalidRequest.listing([*dict.fromkeys(found)][:MOST_ERRORS])
+
+    def _described(
+        self, error: jsonschema_rs.ValidationError, part_of: tuple[str | int, ...] | None = None, first: int = 0
+    ) -> tuple[str, str]:
+        """The member at fault, and what is wrong with it."""
         path = list(error.instance_path)
         if part_of is not None and len(path) > len(part_of) and tuple(path[: len(part_of)]) == part_of:
             path[len(part_of)] = int(path[len(part_of)]) + first
         assert self.schema is not None
-        param = ".".join(filter(None, (*map(str, path), member_of(error))))[:MAX_ECHO]
-        raise InvalidRequest(f"{param or 'body'}: {self.words.of(error, self.schema)}", param=param or "body")
+        param = ".".join(filter(None, (*map(str, path), member_of(error))))[:MAX_ECHO] or "body"
+        return param, f"{param}: {self.words.of(error, self.schema)}"
+
+
+def _has_few_values(data: Any) -> bool:
+    left, waiting = FEW_VALUES, [data]
+    while waiting and left >= 0:
+        left -= 1
+        value = waiting.pop()
+        if isinstance(value, dict | list):
+            if len(value) > left:
+                return False
+            waiting += value.values() if isinstance(value, dict) else value
+    return left >= 0
 
 
 def refused_body(exc: RefusedJson) -> InvalidRequest:
