@@ -71,13 +71,15 @@ def members(record: RequestRecord) -> dict[str, Any]:
 
 def _lines(record: RequestRecord, price: int | None) -> list[str]:
     where = f" on {record.network}" if record.network else ""
-    first = f"{record.method or record.surface}{where}: status {record.status} after {record.took_s * 1000:.1f} ms"
+    method = record.called or record.method or record.surface
+    first = f"{method}{where}: status {record.status} after {record.took_s * 1000:.1f} ms"
     return [first, *(f"  {name + ':':<13}{text}" for name, text in _facts(record, price) if text)]
 
 
 def _facts(record: RequestRecord, price: int | None) -> Iterator[tuple[str, str]]:
     at = datetime.datetime.fromtimestamp(record.at, datetime.UTC)
     yield "id", f"{record.id} ({record.surface}), recorded as {record.reason}"
+    yield "method", "there is no such method" if record.called else ""
     same = f": {record.others} other requests have it too" if record.others else ""
     yield "client's id", f"{record.client_id}{same}" if record.client_id else ""
     yield "time", f"{at:%Y-%m-%d %H:%M:%S.%f} UTC, at its end"

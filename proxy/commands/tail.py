@@ -66,7 +66,7 @@ def line_of(record: RequestRecord) -> str:
         f"{record.status}",
         f"{record.took_s * 1000:8.1f} ms",
         record.network or "-",
-        record.method or record.surface,
+        record.called or record.method or record.surface,
         record.key or record.account,
         record.id,
         record.error,

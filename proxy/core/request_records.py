@@ -31,6 +31,8 @@ VERIFYING, READING = "for verification: ", "for the reply: "
 
 MOST_PARAMS = 2048
 MOST_ERROR = 500
+# Characters of a method's name that callers invented.
+MOST_NAME = 64
 # Error codes by status. Other statuses below 500 have `invalid_request`, and the rest `internal_error`.
 CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 429: "rate_limited"}
 _RPC_CODE = re.compile(r'"code":\s*(-?\d{1,12})\b')
@@ -47,9 +49,11 @@ class RequestRecord(msgspec.Struct, kw_only=True):
     key: str
     network: str
     surface: Surface
+    # `other` for methods that do not exist; `called` is then the name that the caller gave, otherwise empty.
     method: str
     status: int
     reason: RecordReason
+    called: str = ""
     units: int = 0
     cache: str = ""
     took_s: float = 0.0
@@ -106,6 +110,8 @@ class ErrorGroup:
     count: int
     last_at: datetime.datetime
     example: str
+    # The upstreams that were asked last, five at most.
+    upstreams: Sequence[str] = ()
 
 
 def blame_of(status: int, *, was_sent: bool) -> Blame:

@@ -20,6 +20,7 @@ from proxy.core.access import Account
 from proxy.core.directives import Directives
 from proxy.core.request_records import (
     MOST_ERROR,
+    MOST_NAME,
     MOST_PARAMS,
     OWN_PREFIX,
     RecordedAttempt,
@@ -33,7 +34,7 @@ from proxy.memory_budget import BudgetLine
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.internal_calls import attempts_of
-from proxy.services.rpc.method_policy import method_of
+from proxy.services.rpc.method_policy import invented_name_of, method_of
 
 # Records of one account in this worker: this many at once, and then this many a second. A client that is refused a
 # thousand times a second must not fill the disk.
@@ -123,7 +124,9 @@ class RequestRecorder:
         if reason is None:
             return
         request_id, client_id = self._ids(call.request_id)
-        whole = replace(call, surface="batch", method="batch", status=200, cache="", error="", block=batch.reached)
+        whole = replace(
+            call, surface="batch", method="batch", invented_name="", status=200, cache="", error="", block=batch.reached
+        )
         self._add(whole, reason, request_id, client_id)
         chosen = failed if reason == "failed" else list(range(len(batch.items) or len(batch.plain)))
         for index in chosen[: self._room_for(call.key.account.id, len(chosen))]:
@@ -156,6 +159,7 @@ class RequestRecorder:
                 network=call.network,
                 surface=call.surface,
                 method=call.method,
+                called=shown_text(call.invented_name, MOST_NAME) if call.invented_name else "",
                 status=call.status,
                 reason=reason,
                 units=call.units,
@@ -243,6 +247,7 @@ def _item_of(whole: FinishedCall, batch: CallBatch, index: int) -> FinishedCall:
         whole,
         surface="item",
         method=method_of(item.policy),
+        invented_name=invented_name_of(item.policy),
         status=item.fault.status if item.fault is not None else 200,
         took_s=item.took_s,
         units=item.units,

@@ -27,6 +27,8 @@ class RequestState:
     network: str = ""
     # The method of a JSON-RPC call; None for other requests.
     method: str | None = None
+    # The name that the caller gave to a method that does not exist.
+    invented_name: str = ""
     params: bytes = b""
     directives: Directives | None = None
     # The price, if it is known.
@@ -49,6 +51,7 @@ class RequestState:
             took_s=took_s,
             surface="rest" if self.method is None else "http",
             method=self.method or self.operation,
+            invented_name=self.invented_name,
             status=reply.status,
             units=self.units or 0,
             cache=self.cache,

@@ -236,6 +236,21 @@ async def test_record_belongs_to_the_account(records: Records, more: dict[str, s
 
 
 @with_records()
+async def test_unknown_method_is_named_as_it_was_called(records: Records, more: dict[str, str]) -> None:
+    harness = records.harness
+    record = await records.of(await harness.call("eth_noSuchThing", [], **more))
+    assert (record["method"], record["called"], record["code"]) == ("other", "eth_noSuchThing", "-32601")
+    key = harness.worker.keys["main"]
+    for name, called in (("x" * 500, "x" * 64), ('a"\\\n\x00é', "a?????"), (key, "svc_…"), ("other", None)):
+        record = await records.of(await harness.call(name, [], **more))
+        assert (record["method"], record["called"]) == ("other", called)
+    reply = await harness.batch(("eth_chainId", []), ("eth_nope", []), **more)
+    assert (await records.of(reply, ".1"))["called"] == "eth_nope"
+    assert (await records.of(reply))["called"] is None
+    assert (await records.of(await harness.call(*BALANCE, X_Explain="1", **more)))["called"] is None
+
+
+@with_records()
 async def test_each_record_of_a_reused_id_is_found(records: Records, more: dict[str, str]) -> None:
     harness = records.harness
     for method, params in (BALANCE, ("eth_gasPrice", []), ("eth_chainId", [])):

@@ -12,7 +12,7 @@ from proxy.core.near_names import near_names
 from proxy.errors import Fault
 from proxy.services.accounts.admission import missing_scope
 from proxy.services.rpc.flights import Caller
-from proxy.services.rpc.method_policy import MethodPolicy
+from proxy.services.rpc.method_policy import MethodPolicy, unknown_called
 from proxy.services.rpc.networks import Route
 
 
@@ -26,10 +26,11 @@ def check_call(
     caller: Caller, route: Route, key: Key, call: RawCall, subscriber: SubscriptionCalls | None = None
 ) -> MethodPolicy | bytes | Fault:
     """The policy of the call's method; or a JSON-RPC error or a fault if the key may not make this call."""
-    policy = route.policies.get(call[0], route.unknown)
-    caller.on_checked(policy)
-    if policy is route.unknown:
+    policy = route.policies.get(call[0])
+    if policy is None:
+        caller.on_checked(unknown_called(route.unknown, call[0]))
         return _no_method(route, call[0])
+    caller.on_checked(policy)
     if not key.scopes & policy.scope:
         return missing_scope(policy.scope)
     if key.restrictions is not None and (refusal := key.restrictions.method_refusal(call[0])) is not None:

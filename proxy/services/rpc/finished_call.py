@@ -22,6 +22,8 @@ class FinishedCall(msgspec.Struct, kw_only=True, frozen=True):
     took_s: float
     surface: Surface = "http"
     method: str = ""
+    # The name that the caller gave to a method that does not exist. It may contain a key.
+    invented_name: str = ""
     status: int = 200
     units: int = 0
     cache: str = ""

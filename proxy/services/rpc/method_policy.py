@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -11,6 +12,7 @@ from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.jsonrpc import COMPACT, ID_STARTS, MAX_DEPTH, Envelope, repeats_members, request_tail
 from proxy.core.nesting import is_deeper
+from proxy.core.request_records import MOST_NAME
 from proxy.core.verification import Verification
 from proxy.telemetry import Tally
 
@@ -27,6 +29,8 @@ LONGEST_SHORT_ID: Final = 64
 _ARRAY: Final = ord("[")
 _ID_STARTS: Final = ID_STARTS
 _COMPACT: Final[int] = COMPACT
+# Characters that would change a line of the log.
+_UNPRINTABLE: Final = re.compile(r'[^\x21-\x7e]|["\\]')
 # No params begin with a zero byte.
 _NO_SHAPE = (0, 0, b"")
 
@@ -195,8 +199,20 @@ class MethodPolicy:
 
 
 def method_of(policy: MethodPolicy | None) -> str:
-    """The name of a call's method for logs and records; empty if the call was refused before it was known."""
-    return "" if policy is None else policy.method.name
+    """The name under which a call is counted, logged and recorded: that of its method, or `other` if there is no such method;
+    empty if the call was refused before it was known."""
+    return "" if policy is None else policy.tally.labels[1]
+
+
+def invented_name_of(policy: MethodPolicy | None) -> str:
+    """The name that a caller gave to a method that does not exist; empty for other calls. It may contain a key."""
+    return "" if policy is None or policy.method.name == policy.tally.labels[1] else policy.method.name
+
+
+def unknown_called(unknown: MethodPolicy, name: str) -> MethodPolicy:
+    """The policy of a call to a method that does not exist, under the beginning of its name, which can be printed."""
+    shown = _UNPRINTABLE.sub("?", name[:MOST_NAME])
+    return MethodPolicy(Method(shown), unknown.family, unknown.tally)
 
 
 def unknown_of(network: Network, tally: Callable[[str, str], Tally]) -> MethodPolicy:

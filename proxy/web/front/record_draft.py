@@ -11,7 +11,7 @@ from proxy.errors import BROKEN_REPLY
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.flights import Caller
-from proxy.services.rpc.method_policy import method_of
+from proxy.services.rpc.method_policy import invented_name_of, method_of
 from proxy.web.call_accounting import CallAccounting
 from proxy.web.front.request_headers import RequestHeaders
 
@@ -73,6 +73,7 @@ class RecordDraft:
                 network=headers.route.network.id,
                 took_s=took_s,
                 method=method_of(caller.policy),
+                invented_name=invented_name_of(caller.policy),
                 status=status,
                 units=caller.units,
                 cache=caller.cache,

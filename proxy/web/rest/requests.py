@@ -64,7 +64,7 @@ class RequestRecordHandlers:
 
     async def all_errors(self, request: SessionRequest) -> dict[str, Any]:
         found = await self._requests.errors(_span(request.query), request.query["account"])
-        return {"errors": [_shown_group(each) for each in found]}
+        return {"errors": [{**_shown_group(each), "upstreams": each.upstreams} for each in found]}
 
     async def list_all(self, request: SessionRequest) -> dict[str, Any]:
         page: Page = request.page
@@ -141,6 +141,7 @@ def shown_record(record: RequestRecord) -> dict[str, Any]:
         "network": record.network or None,
         "surface": record.surface,
         "method": record.method,
+        "called": record.called or None,
         "status": record.status,
         "recorded": record.reason,
         "units": record.units,

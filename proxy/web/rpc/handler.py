@@ -21,7 +21,7 @@ from proxy.errors import Fault
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import HeldResultWaiter, PendingReply, RpcError
 from proxy.services.rpc.held_body import NO_ROOM, HeldBody, ReplyShare
-from proxy.services.rpc.method_policy import ANY_SCOPE, method_of
+from proxy.services.rpc.method_policy import ANY_SCOPE, invented_name_of, method_of
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.rpc_service import RpcService, fault_of
 from proxy.tracing import below, traced
@@ -164,8 +164,7 @@ class RpcHandler:
             self._rpc.call(pending, route, key, call, began, directives=state.directives)
             if looking is not None:
                 looking.set({"penstock.cache": pending.cache})
-        # Names that callers invent are not recorded.
-        state.method = method_of(pending.policy)
+        state.method, state.invented_name = method_of(pending.policy), invented_name_of(pending.policy)
         try:
             reply = jsonrpc.result_reply(call[2], await _result_or_leave(request, pending))
             outcome: Outcome = "results"

@@ -25,7 +25,7 @@ from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, BatchItem, CallBatch
 from proxy.services.rpc.calls import CallerState, HeldResultWaiter
 from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.held_body import FREE_BYTES, NO_ROOM, HeldBody, ReplyShare
-from proxy.services.rpc.method_policy import method_of
+from proxy.services.rpc.method_policy import invented_name_of, method_of
 from proxy.services.rpc.rpc_errors import rpc_error_of
 from proxy.web.fault_injection import fault_of_status, plan_for
 from proxy.web.websocket.frames import LARGE_MESSAGE, frame_header
@@ -354,6 +354,7 @@ class SocketCall(CallerState, HeldResultWaiter):
                 took_s=took_s,
                 surface="socket",
                 method=method,
+                invented_name=invented_name_of(self.policy),
                 status=self._status,
                 units=self.units,
                 cache=self.cache,

@@ -1538,7 +1538,9 @@ create table requests (
     -- The code of the error; empty without one.
     code text not null default '',
     -- The id that the client chose, which other requests may have too; empty without one.
-    client_id text not null default ''
+    client_id text not null default '',
+    -- The name that the caller gave to a method that does not exist; otherwise empty.
+    called text not null default ''
 ) partition by range (at);
 
 create index requests_by_id on requests (id, at desc);

@@ -11,15 +11,15 @@ with held as materialized (
 )
 insert into requests (
     at, ms, attempts, id, account, key, network, surface, method, status, reason, units, cache, bytes, block, error, blame, params,
-    code, client_id
+    code, client_id, called
 )
 select given.* from unnest(
     $1::timestamptz[], $2::double precision[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[], $9::text[],
     $10::integer[], $11::text[], $12::integer[], $13::text[], $14::bigint[], $15::bigint[], $16::text[], $17::text[], $18::text[],
-    $19::text[], $20::text[]
+    $19::text[], $20::text[], $21::text[]
 ) as given (
     at, ms, attempts, id, account, key, network, surface, method, status, reason, units, cache, bytes, block, error, blame, params,
-    code, client_id
+    code, client_id, called
 )
 left join held on held.id = given.account
 where not coalesce(held.is_erased, false);
@@ -28,7 +28,7 @@ where not coalesce(held.is_erased, false);
 -- The newest record with this id, ours or the client's, of one account or of all, of one key or of all.
 select found.*, keys.name as key_name, accounts.name as account_name from (
     select at, id, account, key, network, surface, method, status, reason, units, cache, ms, bytes, block, error, blame,
-        attempts, params, code, client_id
+        attempts, params, code, client_id, called
     from requests
     where (id = $1 or client_id = $1 and client_id <> '') and ($2::text is null or account = $2) and ($3::text is null or key = $3)
     order by at desc limit 1
@@ -54,7 +54,7 @@ limit 10001) found;
 -- $11: the beginning of an attempt of the wanted upstream.
 select found.*, keys.name as key_name, accounts.name as account_name from (
     select at, id, account, key, network, surface, method, status, reason, units, cache, ms, bytes, block, error, blame,
-        attempts, params, code, client_id
+        attempts, params, code, client_id, called
     from requests
     where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
         and ($4::text is null or reason = $4) and ($5::integer is null or status = $5) and ($6::text is null or key = $6)
@@ -88,15 +88,19 @@ left join accounts on filter = 'account' and accounts.id = value
 where place <= $3 order by filter, place;
 
 -- count_errors
--- Failed requests by status, code, method and key, most first, among the newest 100,000. A failed batch is counted by its items.
+-- Failed requests by status, code, method and key, most first, among the newest 100,000, with up to five upstreams that were asked
+-- last. A failed batch is counted by its items.
 with failed as materialized (
-    select status, code, method, key, account, error, at from requests
+    select status, code, method, key, account, error, at,
+        case when attempts <> '[]' then attempts::json -> -1 ->> 0 end as upstream
+    from requests
     where ($1::text is null or account = $1) and ($2::text is null or network = $2) and ($3::text is null or method = $3)
         and ($4::text is null or key = $4) and ($5::timestamptz is null or at > $5) and ($6::timestamptz is null or at <= $6)
         and reason = 'failed' and error <> ''
     order by at desc limit 100000
 ), counted as (
-    select status, code, method, key, account, count(*) as count, max(at) as last_at, max(error) as example
+    select status, code, method, key, account, count(*) as count, max(at) as last_at, max(error) as example,
+        coalesce((array_agg(distinct upstream) filter (where upstream is not null))[1:5], '{}') as upstreams
     from failed group by status, code, method, key, account order by count desc, last_at desc limit 200
 )
 select counted.*, keys.name as key_name, accounts.name as account_name
