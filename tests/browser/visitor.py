@@ -105,7 +105,7 @@ class Visitor:
         await self.page.goto(f"{self.site.url}#/operator")
         await self.page.get_by_label("Admin token").fill(self.site.credentials["admin_token"])
         await self.button("Sign in").click()
-        await self.heading("Upstreams").wait_for()
+        await self.heading("Overview").wait_for()
 
     def button(self, name: str, inside: Locator | None = None) -> Locator:
         return (inside or self.page).get_by_role("button", name=name, exact=True)

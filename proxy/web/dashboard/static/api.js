@@ -8,9 +8,11 @@ const BASE = "/v1";
 const MAX_PARTS = 10;
 
 export class ApiError extends Error {
-  constructor(status, message, details = {}) {
+  /* `errors`: the parameters at fault, [{param, message}…], if the API names them. */
+  constructor(status, message, { details = {}, errors = [] } = {}) {
     super(message);
     this.details = details;
+    this.errors = errors;
     this.status = status;
   }
 }
@@ -104,7 +106,10 @@ class ApiClient {
   }
 }
 
-const errorOf = (status, data) => new ApiError(status, data?.error?.message ?? `Request failed with status ${status}.`, data?.error?.details);
+function errorOf(status, data) {
+  const { message = `Request failed with status ${status}.`, details, param, errors = param ? [{ param, message }] : [] } = data?.error ?? {};
+  return new ApiError(status, message, { details, errors });
+}
 
 /* The reply to a request that `early.js` has sent, once. */
 function earlyReply(url) {

@@ -24,7 +24,8 @@ export function outcome(status, hasFailed) {
 // The API's name for methods that it does not know.
 const UNKNOWN = "other";
 
-export const methodName = (name) => (name === UNKNOWN ? "Unknown method" : el("code", null, name || format.NONE));
+/* `called`: the name that the caller gave to a method that does not exist. */
+export const methodName = (name, called) => (name === UNKNOWN ? (called ? el("code", { title: "Unknown method" }, called) : "Unknown method") : el("code", null, name || format.NONE));
 
 export function button(label, onclick, { kind = "", ...attributes } = {}) {
   return el(`button${kind && `.${kind}`}`, { type: "button", onclick, ...attributes }, label);
@@ -67,8 +68,14 @@ export function copyButton(text, label = "Copy", attributes = {}) {
   return node;
 }
 
+// Characters of an id that are shown whatever happens: they tell it from others.
+const END = 6;
+
+/* An id in one line. Where it is too long, its middle is cut off; it is still copied whole. */
+export const idText = (text) => el("code.cut", { title: text }, el("span", null, text.slice(0, -END)), el("span", null, text.slice(-END)));
+
 /* An id with a button that copies it. */
-export const idField = (text) => el("span.id", null, el("code", null, text), copyButton(text, "Copy", { "aria-label": `Copy ${text}` }));
+export const idField = (text) => el("span.id", null, idText(text), copyButton(text, "Copy", { "aria-label": `Copy ${text}` }));
 
 export function secretField(text, label) {
   const shown = el("code.secret", { tabindex: "0", "aria-label": label }, text);
@@ -95,6 +102,9 @@ export const card = (title, ...inside) => el("section.card", null,
 export const facts = (pairs) => el("dl.facts", null, pairs.filter(Boolean).map(([name, value]) =>
   el("div", null, el("dt", null, name), el("dd", null, value))));
 
+/* A figure with its name, and a remark below. */
+export const tile = (name, figure, below) => el("div.tile", null, el("span.name", null, name), el("span.figure", null, figure), el("span.below", null, below));
+
 /* --- loading, empty and error states --- */
 
 export const skeleton = (lines = 3) => el("div.skeleton", { role: "status", "aria-label": "Loading" },
@@ -103,7 +113,7 @@ export const skeleton = (lines = 3) => el("div.skeleton", { role: "status", "ari
 export const empty = (title, text, ...actions) => el("div.empty", null,
   el("p.title", null, title), text && el("p", null, text), actions.length > 0 && el("div.actions", null, actions));
 
-export const note = (text, tone = "bad") => el(`p.note.${tone}`, { role: tone === "bad" ? "alert" : "status" }, text);
+export const note = (text, tone = "bad") => el(`div.note.${tone}`, { role: tone === "bad" ? "alert" : "status" }, text);
 
 export const loadError = (failure, reload) => el("div.empty", { role: "alert" },
   el("p.title", null, failure.status === 404 ? "Not found" : "Could not load this page"),

@@ -81,6 +81,7 @@ const ICONS = {
   requests: "M10 17a7 7 0 1 0 0-14 7 7 0 0 0 0 14zM21 21l-6-6M10 7v3l2 2",
   fleet: "M4 4h16v6H4zM4 14h16v6H4zM8 7h.01M8 17h.01",
   queues: "M4 6h16M4 12h16M4 18h10",
+  audit: "M6 3h9l4 4v14H6zM14 3v5h5M9 12h7M9 16h5",
   alerts: "M6 17V10a6 6 0 0 1 12 0v7l2 2H4zM10 22h4",
   announcements: "M4 10v4h4l8 5V5L8 10zM19 9a4 4 0 0 1 0 6",
   account: "M12 12a4 4 0 1 0 0-8 4 4 0 0 0 0 8zM4 21c.6-4 3.7-6 8-6s7.4 2 8 6",

@@ -24,7 +24,7 @@
   };
   const preloadView = ([view = "", page = ""]) => {
     preload(`views/${view}.js`);
-    if (view === "operator") preload(`views/${page || "upstreams"}.js`);
+    if (view === "operator") preload(`views/${page && page !== "overview" ? page : "operator-overview"}.js`);
   };
 
   preload("page.js");

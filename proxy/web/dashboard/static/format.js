@@ -71,7 +71,7 @@ const LIMITS = { keys: "API keys", sample_every: "Successful requests recorded: 
 export const limitName = (name) => LIMITS[name] ?? label(name);
 
 /* "1 call", "2 calls". */
-export const counted = (amount, noun) => `${compact(amount)} ${noun}${amount === 1 ? "" : "s"}`;
+export const counted = (amount, noun, nouns = `${noun}s`) => `${compact(amount)} ${amount === 1 ? noun : nouns}`;
 
 /* The beginning of a long text. */
 export const beginning = (text, most = 90) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);

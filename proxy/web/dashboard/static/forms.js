@@ -2,6 +2,7 @@
 
 import { el, setChildren } from "./dom.js";
 import { note } from "./components.js";
+import * as format from "./format.js";
 
 let serial = 0;
 
@@ -80,12 +81,13 @@ export function checks(label, options, chosen) {
   };
 }
 
-/* A group of radio buttons, each with a sentence: options are {value: [label, sentence]}. `disable` takes the values that cannot be chosen. */
-export function choice(label, options, chosen) {
+/* A group of radio buttons, each with a sentence: options are {value: [label, sentence]}. `disable` takes the values that cannot be chosen; `pick` gets the one that was. */
+export function choice(label, options, chosen, pick = () => {}) {
   const group = `choice-${++serial}`;
   const buttons = Object.entries(options).map(([value, [shown, sentence]]) => {
     const box = el("input", { type: "radio", name: group, value, id: `field-${++serial}`, "aria-describedby": `${group}-${value}` });
     box.checked = value === chosen;
+    box.addEventListener("change", () => pick(value));
     return { box, node: el("div.check", null, box, el("div", null, el("label", { for: box.id }, shown), el("p.hint", { id: `${group}-${value}` }, sentence))) };
   });
   const disable = (values) => {
@@ -100,24 +102,46 @@ export function choice(label, options, chosen) {
   };
 }
 
-/* A form around fields. If `send` fails, its error appears above the buttons and the fields keep their values. `isInline`: with the button beside them. */
-export function form(fields, { label, send, cancel, kind = "main", isInline = false }) {
+/* The label of a parameter of the API: that of the form's `labels`, of the control that has the same words, or its own words. */
+function labelOf(param, labels) {
+  const words = param.split(".").filter((part) => !/^\d+$/.test(part));
+  return labels[words.at(-1)] ?? labels[words[0]] ?? format.label(words.at(-1) ?? param);
+}
+
+/* What is wrong, by the labels of the controls, which are marked. */
+function problemsOf(node, { errors = [], message }, labels) {
+  const controls = new Map([...node.querySelectorAll("label")].map((each) => [each.textContent.toLowerCase(), node.querySelector(`[id="${each.htmlFor}"]`)]));
+  const found = errors.map(({ param, message: text }) => {
+    const label = labelOf(param, labels);
+    controls.get(label.toLowerCase())?.setAttribute("aria-invalid", "true");
+    return text.startsWith(`${param}: `) ? `${label}: ${text.slice(param.length + 2)}` : text;
+  });
+  return note(found.length > 1 ? el("ul", null, found.map((text) => el("li", null, text))) : found[0] ?? message);
+}
+
+/*
+ * A form around fields. If `send` fails, all errors appear above the buttons and the fields keep their values. `isInline`: with the
+ * button beside them. `labels`: the labels of parameters of the API that do not have the same words.
+ */
+export function form(fields, { label, send, cancel, kind = "main", isInline = false, labels = {} }) {
   const problem = el("div.problem");
   const submit = el(`button${kind && `.${kind}`}`, { type: "submit" }, label);
   const onsubmit = async (event) => {
     event.preventDefault();
     submit.disabled = true;
     setChildren(problem);
+    for (const each of node.querySelectorAll("[aria-invalid]")) each.removeAttribute("aria-invalid");
     try {
       await send();
     } catch (failure) {
-      setChildren(problem, note(failure.message));
+      setChildren(problem, problemsOf(node, failure, labels));
     } finally {
       submit.disabled = false;
     }
   };
-  return el(`form${isInline ? ".inline" : ""}`, { onsubmit }, fields, problem,
+  const node = el(`form${isInline ? ".inline" : ""}`, { onsubmit }, fields, problem,
     el("div.actions", null, cancel && el("button", { type: "button", onclick: cancel }, "Cancel"), submit));
+  return node;
 }
 
 export const row = (...fields) => el("div.row", null, fields);

@@ -24,7 +24,7 @@ const GROUPS = [
   ["API", ["overview", "networks", "requests", "webhooks", "policies", "explorer"]],
   ["Settings", ["keys", "alerts", "account"]],
 ];
-const OPERATOR_PAGES = { upstreams: "Upstreams", methods: "Methods", accounts: "Accounts", usage: "Usage", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues", announcements: "Announcements" };
+const OPERATOR_PAGES = { overview: "Overview", upstreams: "Upstreams", methods: "Methods", accounts: "Accounts", usage: "Usage", errors: "Errors", requests: "Requests", fleet: "Fleet", queues: "Queues", audit: "Audit log", announcements: "Announcements" };
 const OPERATOR_FLAG = "penstock.operator";
 const NOTICE_FLAG = "penstock.notice";
 const NOTICES = { expired: ["Your session expired. Sign in again.", "bad"], deleted: ["Your account has been deleted."] };
@@ -88,7 +88,7 @@ function navigation([name, page]) {
     ? GROUPS.map(([title, names]) => [title, names.map((each) => link(`#/${each}`, each, VIEWS[each].title, each === (VIEWS[name].group ?? name)))])
     : [["API", [link("#/explorer", "explorer", "Explorer", name === "explorer")]]];
   if (admin.isSignedIn) {
-    const here = name === "operator" ? page ?? "upstreams" : null;
+    const here = name === "operator" ? page ?? "overview" : null;
     groups.push(["Operator", Object.entries(OPERATOR_PAGES).map(([key, text]) =>
       link(`#/operator/${key}`, key, text, key === here))]);
   }

@@ -5,23 +5,10 @@ import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
 import { asyncButton, asyncRegion, badge, card, empty, facts, heading, idField, pager, table, toast } from "../components.js";
 import * as format from "../format.js";
+import { actionOf, actorOf } from "./actions.js";
 import { membersCard } from "./members.js";
 import { secondFactorCard } from "./second-factor.js";
 
-// Names of plan limits that are not clear by themselves.
-const ACTORS = { key: "API key", operator: "Operator" };
-// Operations whose ids do not read as what happened.
-const ACTIONS = {
-  account_sign_in: "Signed in with a password", account_redeem_link: "Signed in by link", account_sign_out: "Signed out",
-  account_set_password: "Changed the password", change_email: "Requested a new email address",
-  confirm_email: "Changed the email address", begin_second_factor: "Started to set up two-factor sign-in",
-  confirm_second_factor: "Turned two-factor sign-in on", remove_second_factor: "Turned two-factor sign-in off", update_own_account: "Changed the settings",
-  end_session: "Ended a session", end_other_sessions: "Signed out everywhere else",
-  account_update_alerts: "Changed the alerts", update_alerts: "Changed the alerts", account_test_alerts: "Sent a test alert",
-  admin_update_account: "Changed the account", admin_make_link: "Created a sign-in link", admin_visit_account: "Looked at the account",
-  account_accept_invitation: "Joined the account", update_member: "Changed a role",
-};
-const PAST = { create: "Created", update: "Changed", revoke: "Revoked", rotate: "Rotated", delete: "Deleted", resume: "Resumed", redeliver: "Redelivered", test: "Tested", invite: "Invited", remove: "Removed" };
 const LIMIT = 25;
 
 const limit = (value) => (value ? format.number(value) : "No limit");
@@ -147,17 +134,10 @@ function sessionsCard() {
   return card("Sessions", list.node);
 }
 
-function actionText(id) {
-  if (ACTIONS[id]) return ACTIONS[id];
-  const [verb, ...rest] = id.replace(/^account_/, "").split("_");
-  return PAST[verb] ? `${PAST[verb]} ${rest.join(" ")}` : format.label(id);
-}
-
-/* A person by email address; older records of the first owner have none. */
-function actorOf({ by, name }, holder) {
-  if (by !== "holder") return [ACTORS[by], name && el("span.below", null, name)];
-  const email = name || holder.email;
-  return email === account.session.person.email ? "You" : email;
+/* "You" for the reader, and the holder's address for older records of the first owner, which have none. */
+function whoOf({ by, name }, holder) {
+  if (by === "holder" && (name || holder.email) === account.session.person.email) return "You";
+  return actorOf({ by, name: name || (by === "holder" ? holder.email : "") });
 }
 
 /* `overview`: the promise of the account. */
@@ -172,8 +152,8 @@ function actionsCard(overview) {
     };
     return [table("Activity", [
       { name: "Time", show: (each) => format.time(each.at) },
-      { name: "By", show: (each) => actorOf(each, holder) },
-      { name: "Action", show: (each) => [actionText(each.action), each.subject && el("span.below", null, el("code", null, each.subject))] },
+      { name: "By", show: (each) => whoOf(each, holder) },
+      { name: "Action", show: actionOf },
       { name: "Address", show: (each) => el("code", null, each.address || format.NONE) },
     ], actions), pager({ page, total, limit: LIMIT }, go)];
   });

@@ -109,6 +109,7 @@ function edit(each, plans, reload) {
     const disabled = forms.checks("Access", { disabled: "Disable this account: reject its API keys and block sign-in" }, each?.disabled ? ["disabled"] : []);
     return forms.form([forms.row(name.node, email.node), plan.node, forms.row(...overrides.map(({ node }) => node)), each && disabled.node], {
       label: each ? "Save changes" : "Create account",
+      labels: LIMITS,
       cancel: close,
       send: async () => {
         const limits = overrides.map(({ key, read }) => [key, read()]);

@@ -15,6 +15,14 @@ const KINDS = {
 };
 const PAGES = { day_usage: "overview", error_rate: "errors", webhook_paused: "webhooks", policy_budget: "policies" };
 
+const FORMATS = {
+  json: ["JSON", "A signed event, like other webhook deliveries."],
+  slack: ["Slack", "A message for an incoming webhook of Slack, or of a service that takes the same, such as Mattermost."],
+  pagerduty: ["PagerDuty", "Triggers an incident through the Events API v2."],
+};
+const LABELS = { alerts: "Send alerts about", error_rate_percent: "Error rate from (%)", webhook_url: "Webhook URL", webhook_format: "Format", routing_key: "PagerDuty integration key" };
+const PLACEHOLDERS = { json: "https://hooks.example.com/alerts", slack: "https://hooks.slack.com/services/…", pagerduty: "https://events.pagerduty.com/v2/enqueue" };
+
 export async function show() {
   const node = el("div");
   const recent = el("div");
@@ -38,17 +46,28 @@ function settingsCard(found, redraw) {
   const rate = forms.count("Error rate from (%)", { min: "1", max: "100", required: true, value: String(found.error_rate_percent),
     hint: "Of at least 20 requests within 15 minutes." });
   const mail = forms.checks("Mail", { mail: `Send to ${found.mail_address}` }, found.mail ? ["mail"] : []);
-  const url = forms.text("Webhook URL", { type: "url", value: found.webhook?.url ?? "", placeholder: "https://hooks.example.com/alerts",
-    hint: "Signed like other webhook deliveries. Leave empty for none." });
+  const before = found.webhook?.format ?? "json";
+  const chosen = forms.choice("Format", FORMATS, before, showFormat);
+  const url = forms.text("Webhook URL", { type: "url", value: found.webhook?.url ?? "", hint: "Leave empty for none." });
+  const routingKey = forms.password("PagerDuty integration key", { autocomplete: "off", maxlength: "64",
+    hint: before === "pagerduty" ? "Stored. Fill in to replace it." : "Of an integration “Events API v2” of a PagerDuty service." });
+  function showFormat(format) {
+    url.control.placeholder = PLACEHOLDERS[format];
+    routingKey.node.hidden = format !== "pagerduty";
+  }
+  showFormat(before);
   const isStopped = found.webhook && found.webhook.status !== "active";
   return card(null, isStopped && note(`The webhook for alerts is ${found.webhook.status}, because its endpoint did not accept them. Save to resume it.`, "wait"),
-    forms.form([kinds.node, forms.row(rate.node, url.node), found.mail_available && mail.node], {
+    forms.form([kinds.node, rate.node, found.mail_available && mail.node, chosen.node, forms.row(url.node, routingKey.node)], {
       label: "Save",
+      labels: LABELS,
       send: async () => {
         const wanted = url.read() || null;
+        const format = chosen.read();
         const changed = await account.patch("/alerts", { alerts: kinds.read(), error_rate_percent: rate.read(),
           ...(found.mail_available && { mail: mail.read().length > 0 }),
-          ...((wanted !== (found.webhook?.url ?? null) || isStopped) && { webhook_url: wanted }) });
+          ...((wanted !== (found.webhook?.url ?? null) || isStopped) && (wanted || format !== "pagerduty" || before === format) && { webhook_url: wanted }),
+          ...(format !== before && { webhook_format: format }), ...(format === "pagerduty" && routingKey.read() && { routing_key: routingKey.read() }) });
         toast("Alerts saved");
         redraw(changed);
         if (changed.signing_secret) showSecret(changed.signing_secret);

@@ -49,6 +49,7 @@ function announce(list) {
     const until = forms.text("Until", { type: "datetime-local", required: true, value: localTime(Date.now() + DAY) });
     return forms.form([text.node, forms.row(level.node, from.node, until.node)], {
       label: "Announce",
+      labels: { text: "Notice" },
       cancel: close,
       send: async () => {
         await admin.post("/announcements", { level: level.read(), text: text.read(), until: new Date(until.read()).toISOString(),

@@ -2,7 +2,7 @@
 
 import { account, admin, query } from "../api.js";
 import { bar, el } from "../dom.js";
-import { asyncRegion, card, empty, heading, methodName, outcome, table } from "../components.js";
+import { asyncRegion, card, empty, heading, idText, methodName, outcome, table } from "../components.js";
 import * as format from "../format.js";
 import { linkTo, place, setParams } from "../location.js";
 import { rangeControl, rangeIn, rangeParams, spanOf, usualRange } from "../ranges.js";
@@ -44,8 +44,9 @@ function errorsTable(errors, { client, path, more }) {
     { name: "Status", show: (each) => outcome(each.status, true) },
     { name: "Code", show: (each) => [el("code", null, each.code ?? format.NONE), el("span.below", { title: each.example_message }, format.beginning(each.example_message))] },
     { name: "Method", show: (each) => methodName(each.method) },
-    { name: "Key", show: (each) => each.key_name ?? el("code", null, each.key_id) },
-    client === admin && { name: "Account", show: (each) => each.account_name ?? el("code", null, each.account_id) },
+    { name: "Key", show: (each) => each.key_name ?? idText(each.key_id) },
+    client === admin && { name: "Account", show: (each) => each.account_name ?? idText(each.account_id) },
+    client === admin && { name: "Upstream", show: (each) => each.upstreams.join(", ") || format.NONE },
     { name: "Requests", kind: "num", show: (each) => el("div", null, el("a", { href: link(each) }, format.number(each.count)), bar(each.count / most, "bad")) },
     { name: "Last", show: (each) => format.time(each.last_at) },
   ], errors);

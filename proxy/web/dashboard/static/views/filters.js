@@ -29,6 +29,10 @@ export const EVENTS = {
   PENDING_TRANSACTION: { name: "Pending transactions", fields: [ADDRESSES, DIRECTION, MIN, SELECTORS] },
 };
 
+/* The labels of the controls, by the members of the API. */
+export const LABELS = { url: "Endpoint URL", chain: "Network", event_type: "Event", config: "Filter", fault: "Faults",
+  ...Object.fromEntries(Object.values(EVENTS).flatMap(({ fields }) => fields).map(([name, label]) => [name, label])) };
+
 /* How deliveries are written and signed. The API selects the first two by the case of the event type; every delivery has the headers of the third. */
 export const FORMATS = {
   b: ["Format B", "Signed in X-Platform-Signature. Retried 7 times in about 10 hours, then the event is marked as failed."],

@@ -98,6 +98,8 @@ function actionsOf(key, reload) {
   ];
 }
 
+const LABELS = { allowed_ips: "Allowed IP addresses", allowed_networks: "Networks", allowed_methods: "Methods", expires_at: "Expires", fault: "Faults" };
+
 /* Creates a key, or edits the name, scopes, limits and restrictions of an existing one. */
 function edit(key, reload) {
   dialog(key ? "Edit key" : "Create key", (close) => {
@@ -141,7 +143,7 @@ function edit(key, reload) {
       await reload();
     };
     return forms.form([forms.row(name.node, ...(key ? [] : [mode.node])), forms.row(owner.node, expires.node), remark.node, scopes.node, advanced],
-      { label: key ? "Save changes" : "Create key", send, cancel: close });
+      { label: key ? "Save changes" : "Create key", send, cancel: close, labels: LABELS });
   });
 }
 
@@ -154,6 +156,7 @@ function rotate(key, reload) {
     return [el("p", null, `This creates a new key with the scopes and limits of “${key.name}”. Both keys work until the old one expires.`),
       forms.form(overlap.node, {
         label: "Rotate key",
+        labels: { overlap_s: "Expire the old key" },
         cancel: close,
         send: async () => {
           await reveal(await account.post(`/keys/${key.id}/rotate`, { overlap_s: Number(overlap.read()) }), "Key rotated");

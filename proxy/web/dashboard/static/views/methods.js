@@ -30,7 +30,8 @@ const TOTALS = [
   { name: "Method", show: ({ method }) => el("code", null, method) },
   { name: "Calls", kind: "num", show: ({ calls }) => format.number(calls) },
   { name: "Callers' errors", kind: "num", show: ({ caller_errors, calls }) => shareOf(caller_errors, calls) },
-  { name: "Failures", kind: "num", show: ({ failures, calls }) => shareOf(failures, calls) },
+  { name: "Failures", kind: "num", show: ({ failures, upstream_failures: upstreams, calls }) => el("div", null, shareOf(failures, calls),
+    failures > 0 && el("span.below", null, `${format.number(upstreams)} of upstreams`)) },
   { name: "p50, p99", kind: "num", show: ({ p50_ms, p99_ms }) => `${format.millis(p50_ms)}, ${format.millis(p99_ms)}` },
 ];
 

@@ -3,7 +3,7 @@
 import { account, query } from "../api.js";
 import { Chart } from "../chart.js";
 import { bar, el, refreshChildren, setChildren, swatch } from "../dom.js";
-import { button, empty, heading, note, poll, segmentedControl, table } from "../components.js";
+import { button, empty, heading, note, poll, segmentedControl, table, tile } from "../components.js";
 import * as format from "../format.js";
 import { linkTo, place, setParams } from "../location.js";
 import { rangeBetween, rangeControl, rangeIn, rangeName, rangeParams, spanOf, stepOf, usualRange } from "../ranges.js";
@@ -170,8 +170,6 @@ export class UsageView {
   }
 
   #showTiles(totals, today) {
-    const tile = (name, figure, below) => el("div.tile", null,
-      el("span.name", null, name), el("span.figure", null, figure), el("span.below", null, below));
     setChildren(this.#tiles, el("div.tiles", null,
       tile("Requests", format.compact(totals.requests), rangeName(this.settings)),
       tile("Errors", totals.errors ? el("a", { href: this.#errorsLink(), "aria-label": `Errors ${format.number(totals.errors)}: explain` },

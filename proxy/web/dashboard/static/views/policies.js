@@ -6,7 +6,7 @@ import * as forms from "../forms.js";
 import { chainNameOf, networkField, networksWith } from "../networks.js";
 import { asyncRegion, badge, button, card, dialog, empty, heading, pager, table, toast } from "../components.js";
 import * as format from "../format.js";
-import { RESETS, rulesForm } from "./rules.js";
+import { LABELS, RESETS, rulesForm } from "./rules.js";
 
 const LIMIT = 25;
 
@@ -57,6 +57,7 @@ async function create() {
     const rules = rulesForm({});
     return forms.form([forms.row(name.node, network.node), rules.node], {
       label: "Create policy",
+      labels: LABELS,
       cancel: close,
       send: async () => {
         const policy = await account.post("/gas/policies", { name: name.read(), chain: network.read(), rules: rules.read() });

@@ -4,10 +4,10 @@ import { account, query } from "../api.js";
 import { Chart } from "../chart.js";
 import { el, refreshChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, note, pager, poll, table, toast } from "../components.js";
+import { asyncButton, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, idText, note, pager, poll, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { spendOf } from "./policies.js";
-import { rulesForm } from "./rules.js";
+import { LABELS, rulesForm } from "./rules.js";
 
 const LIMIT = 20;
 const DAY_S = 86400;
@@ -75,7 +75,7 @@ class PolicyView {
 
   #showSenders({ users, page, total }) {
     refreshChildren(this.#senders, users.length ? [table("Senders", [
-      { name: "Sender", show: (user) => el("code", null, user.sender) },
+      { name: "Sender", show: (user) => idText(user.sender) },
       { name: "Spent", kind: "num", show: (user) => format.usd(user.spent_usd) },
       { name: "Reserved", kind: "num", show: (user) => format.usd(user.reserved_usd) },
       { name: "Operations", kind: "num", show: (user) => format.number(user.operations) },
@@ -91,7 +91,7 @@ class PolicyView {
     refreshChildren(this.#refusals, card("Recent refusals", refusals.length ? table("Recent refusals", [
       { name: "Time", show: (each) => format.time(each.at) },
       { name: "Rule", show: (each) => el("code", null, each.rule) },
-      { name: "Sender", show: (each) => el("code", null, each.sender) },
+      { name: "Sender", show: (each) => idText(each.sender) },
       { name: "Message", show: (each) => each.message },
     ], refusals) : empty("No refusals")));
   }
@@ -102,6 +102,7 @@ class PolicyView {
       const rules = rulesForm(policy.rules);
       return forms.form([name.node, rules.node], {
         label: "Save changes",
+        labels: LABELS,
         cancel: close,
         send: async () => {
           const changes = rules.changes();

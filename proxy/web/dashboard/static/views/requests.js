@@ -98,7 +98,7 @@ function requestsTable({ requests, page, total }, { filters, reload, base, isOpe
   if (!requests.length) return empty("No requests", "Requests appear here about a second after they end.");
   return [table("Requests", [
     { name: "Time", show: (each) => el("a", { href: `${base}/${encodeURIComponent(each.id)}` }, format.shortTime(each.at)) },
-    { name: "Method", show: (each) => methodName(each.method || each.surface) },
+    { name: "Method", show: (each) => methodName(each.method || each.surface, each.called) },
     { name: "Network", show: (each) => each.network ?? format.NONE },
     { name: "Status", show: (each) => [outcome(each.status, Boolean(each.error)), each.error && el("span.beside", { title: each.error_message }, each.error_message)] },
     isOperator && { name: "Account", show: (each) => named(each.account_name, each.account_id) },
@@ -118,7 +118,7 @@ const named = (name, id) => (id ? el("span", { title: id }, name ?? id) : format
 
 async function showRequest(client, id, base) {
   const found = await client.get(`/requests/${encodeURIComponent(id)}`);
-  return [heading(found.method || "Request", { lead: idField(found.id), actions: el("a.button", { href: base }, "All requests") }),
+  return [heading(found.called ?? (found.method || "Request"), { lead: idField(found.id), actions: el("a.button", { href: base }, "All requests") }),
     card("Summary", facts(summaryOf(found))), card("Upstreams", attemptsTable(found.attempts)),
     found.error && errorCard(found),
     CALLS.has(found.surface) && found.network && codeBlock(found.params ? "Repeat it" : "Repeat it: add the params, which are not recorded", repeatOf(found)).node];
@@ -141,6 +141,7 @@ function errorCard({ blame, error, error_message: message }) {
 
 const summaryOf = (found) => [
   ["Time", format.time(found.at)],
+  ...found.called ? [["Method", "There is no such method"]] : [],
   ...found.client_id ? [["Client's id", found.others ? `${found.client_id}, which ${format.number(found.others)} other requests have too` : found.client_id]] : [],
   ["Status", found.error && found.status < 400 ? `${found.status}, with a JSON-RPC error` : String(found.status)],
   ["Network", found.network ?? format.NONE],
@@ -171,7 +172,7 @@ function repeatOf(found) {
   } catch {
     // The record has only the beginning of long params.
   }
-  const body = { jsonrpc: "2.0", id: 1, method: found.method, params };
+  const body = { jsonrpc: "2.0", id: 1, method: found.called ?? found.method, params };
   return curl({ method: "POST", url: `${location.origin}/v1/rpc/${found.network}`, body });
 }
 

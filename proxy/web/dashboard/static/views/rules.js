@@ -8,12 +8,12 @@ export const RESETS = { daily: "Daily", weekly: "Weekly", monthly: "Monthly" };
 
 const DECIMAL = { inputmode: "decimal", pattern: "[0-9]+([.][0-9]+)?", placeholder: "No limit" };
 const FIELDS = [
-  ["max_total_usd", () => forms.text("Total spend (USD)", DECIMAL)],
-  ["reset", () => forms.select("Resets", { "": "Never", ...RESETS })],
-  ["max_per_user_usd", () => forms.text("Spend per sender (USD)", DECIMAL)],
-  ["max_gas_usd", () => forms.text("Spend per operation (USD)", DECIMAL)],
-  ["max_per_user_per_day", () => forms.count("Operations per sender per day", { placeholder: "No limit" })],
-  ["max_gas_price_gwei", () => forms.text("Maximum gas price (gwei)", DECIMAL)],
+  ["max_total_usd", "Total spend (USD)", (label) => forms.text(label, DECIMAL)],
+  ["reset", "Resets", (label) => forms.select(label, { "": "Never", ...RESETS })],
+  ["max_per_user_usd", "Spend per sender (USD)", (label) => forms.text(label, DECIMAL)],
+  ["max_gas_usd", "Spend per operation (USD)", (label) => forms.text(label, DECIMAL)],
+  ["max_per_user_per_day", "Operations per sender per day", (label) => forms.count(label, { placeholder: "No limit" })],
+  ["max_gas_price_gwei", "Maximum gas price (gwei)", (label) => forms.text(label, DECIMAL)],
 ];
 const LISTS = [
   ["allowed_contracts", "Allowed contracts", "One address per line. Leave empty to allow any."],
@@ -21,11 +21,13 @@ const LISTS = [
   ["sender_allowlist", "Allowed senders", "One address per line. Leave empty to allow any."],
   ["sender_denylist", "Blocked senders", "One address per line."],
 ];
+/* The labels of the controls, by the members of the API. */
+export const LABELS = { chain: "Network", ...Object.fromEntries([...FIELDS, ...LISTS].map(([name, label]) => [name, label])) };
 const KNOWN = new Set([...FIELDS, ...LISTS].map(([name]) => name));
 
 /* `read` returns the rules that are set. `changes` returns the difference to `rules`, with null for removed ones. */
 export function rulesForm(rules) {
-  const figures = FIELDS.map(([name, make]) => ({ name, ...make() }));
+  const figures = FIELDS.map(([name, label, make]) => ({ name, ...make(label) }));
   for (const field of figures) field.write(rules[field.name] === "never" ? "" : rules[field.name] ?? "");
   const lists = LISTS.map(([name, label, hint]) => {
     const base = forms.lines(label, { hint, rows: 2, class: "mono", value: (rules[name] ?? []).join("\n") });

@@ -3,9 +3,9 @@
 import { account, query } from "../api.js";
 import { el, refreshChildren, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, note, pager, poll, secretDialog, secretField, table, toast } from "../components.js";
+import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, idText, note, pager, poll, secretDialog, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
-import { eventOf, EVENTS, filterForm, formatOf, FORMATS, watchesNothing } from "./filters.js";
+import { eventOf, EVENTS, filterForm, formatOf, FORMATS, LABELS, watchesNothing } from "./filters.js";
 import { eventsOf, healthOf, isSuccess, lastFailureOf, outcomeOf, resultOf, statusBadge } from "./health.js";
 import { highlighted } from "./json.js";
 
@@ -115,6 +115,7 @@ class WebhookView {
         hint: "Spoils the deliveries, to test how a receiver handles failures. Leave empty for none." });
       return forms.form([url.node, filter.node, hasFault && fault.node], {
         label: "Save changes",
+        labels: LABELS,
         cancel: close,
         send: async () => {
           const config = filter.read();
@@ -171,7 +172,7 @@ class WebhookView {
     const onOpen = () => this.#showExchange(exchange, id, attempts.length);
     return this.#remembered(id, { "data-event": id }, onOpen,
       el("summary", null, el("span", null, badge(delivery.status)),
-        el("span.event", null, delivery.event_type, delivery.test && [" ", badge("test", "off")], el("code", null, id)),
+        el("span.event", null, delivery.event_type, delivery.test && [" ", badge("test", "off")], idText(id)),
         el("span.time", null, last ? `${resultOf(last)} · ` : "", format.time(delivery.created_at))),
       el("div.detail", null,
         el("p.hint", null, `${attempts.length} ${attempts.length === 1 ? "attempt" : "attempts"}`,
@@ -230,6 +231,7 @@ class WebhookView {
       const status = forms.select("Deliveries", { failed: "Failed only", "": "All" });
       return forms.form(forms.row(since.node, status.node), {
         label: "Redeliver",
+        labels: { since: "Events since", status: "Deliveries" },
         cancel: close,
         send: async () => {
           const selection = { since: new Date(since.read()).toISOString(), ...(status.read() && { status: status.read() }) };

@@ -6,7 +6,7 @@ import * as forms from "../forms.js";
 import { chainNameOf, networkField, networksWith } from "../networks.js";
 import { asyncRegion, button, card, dialog, empty, heading, pager, secretDialog, secretField, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
-import { eventOf, EVENTS, filterForm, formatOf, FORMATS, missingFormats, typeOf, watchesNothing } from "./filters.js";
+import { eventOf, EVENTS, filterForm, formatOf, FORMATS, LABELS, missingFormats, typeOf, watchesNothing } from "./filters.js";
 import { eventsOf, healthOf, lastFailureOf, statusBadge } from "./health.js";
 
 const LIMIT = 25;
@@ -64,6 +64,7 @@ async function create() {
     choose();
     return forms.form([url.node, event.node, network.node, filter.node, wire.node], {
       label: "Create webhook",
+      labels: LABELS,
       cancel: close,
       send: async () => {
         const webhook = { url: url.read(), chain: network.read(), event_type: typeOf(event.read(), wire.read()), config: filter.read() };
