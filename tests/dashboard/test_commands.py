@@ -112,7 +112,7 @@ async def test_request_is_explained_from_the_command_line(service: DashboardServ
 
     await until(is_written)
     text = (await run(service, "explain", request_id)).stdout
-    assert "status 200" in text
+    assert text.startswith(f"eth_nothing on {NETWORK}: status 200")
     assert "(caused by the call itself)" in text
     assert "none was asked" in text
     assert (await run_json(service, "explain", request_id))["client_id"] == request_id
@@ -120,7 +120,7 @@ async def test_request_is_explained_from_the_command_line(service: DashboardServ
     tail = (await run(service, "logs", "tail", "--once", "--failed", "--key", made["id"])).stdout
     (line,) = tail.splitlines()
     assert "req_" in line
-    assert "other" in line.split()
+    assert "eth_nothing" in line.split()
     (shown,) = (
         await run(service, "logs", "tail", "--once", "--failed", "--json", "--key", made["id"])
     ).stdout.splitlines()

@@ -116,7 +116,7 @@ async def test_pages_agree_after_a_scripted_load(own_service: DashboardService) 
         upstream.act = act
     holder, operator = await service.holder(), await service.operator()
     account = holder.account["id"]
-    key = await known_key(service, holder, scopes=[])
+    key = await known_key(service, holder)
     await load(service, key)
 
     async def is_complete() -> bool:

@@ -72,7 +72,7 @@ export function copyButton(text, label = "Copy", attributes = {}) {
 const END = 6;
 
 /* An id in one line. Where it is too long, its middle is cut off; it is still copied whole. */
-export const idText = (text) => el("code.cut", { title: text }, el("span", null, text.slice(0, -END)), el("span", null, text.slice(-END)));
+export const idText = (text) => el("code.cut", { title: text }, el("span", null, text.slice(0, -END)), text.slice(-END));
 
 /* An id with a button that copies it. */
 export const idField = (text) => el("span.id", null, idText(text), copyButton(text, "Copy", { "aria-label": `Copy ${text}` }));

@@ -35,7 +35,7 @@ export function actionName(id) {
 export const actorOf = ({ by, name }) => (by === "holder" ? name || ACTORS.holder : [ACTORS[by], name && el("span.below", null, name)]);
 
 /* The action, its subject and what it changed. */
-export const actionOf = (each) => [actionName(each.action), each.subject && el("span.below", null, idText(each.subject)), changesOf(each)];
+export const actionOf = (each) => [actionName(each.action), each.subject && el("span.below", null, each.subject.includes("@") ? each.subject : idText(each.subject)), changesOf(each)];
 
 const shown = (value) => (value === null || value === "" ? "none" : Array.isArray(value) ? value.join(", ") || "none" : String(value));
 
