@@ -6,9 +6,9 @@ year: long values are cut, and URLs are cut after the host, because paths of web
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from proxy.core.request_records import shown_text
 
@@ -16,6 +16,8 @@ from proxy.core.request_records import shown_text
 MOST_MEMBERS = 40
 MOST_ITEMS = 10
 MOST_TEXT = 200
+# The scheme and host of a URL, without the user.
+_URL = re.compile(r"(https?://)(?:[^/?#]*@)?([^/?#]*)")
 # Members that change by themselves.
 _VOLATILE = frozenset(
     {
@@ -69,11 +71,6 @@ def _shown(value: Any) -> Any:
 
 def _text(value: Any) -> str:
     text = str(value)
-    if text.startswith(("http://", "https://")):
-        try:
-            parts = urlsplit(text)
-            host, rest = parts.hostname or "", parts.path.strip("/") or parts.query
-        except ValueError:
-            return "…"
-        return f"{parts.scheme}://{host[:MOST_TEXT]}{'/…' if rest else ''}"
+    if (url := _URL.match(text)) is not None:
+        return f"{url[1]}{url[2][:MOST_TEXT]}{'/…' if text[url.end() :].strip('/') else ''}"
     return shown_text(text, MOST_TEXT)

@@ -132,6 +132,7 @@ REASONS = {
     "web/api_spec:load": "one document",
     "web/dashboard/session_endpoint:SessionEndpoints": "the operations of the API spec",
     "web/dashboard/static_files:shipped_files": "the files of the package",
+    "web/rest/endpoint:RestEndpoints": "the operations of the API spec",
     "web/docs/guide_files:GuideFiles": "the files of the package",
     "web/docs/local_examples:LocalExamples": "one network for each family",
     "web/docs/pages:page_files": "the files of the package",

@@ -136,7 +136,7 @@ async def test_operators_see_the_actions_of_all_accounts_and_operators(service: 
     assert (uncordoned["after"], uncordoned["subject"]) == ({"cordoned": False}, upstream["label"])
     assert cordoned["after"] == {"cordoned": True, "reason": "maintenance"}
     assert signed_in["action"] == "admin_sign_in"
-    # What happened in an erased account is erased with it.
+    # The log of an erased account is erased with it.
     assert await audit(operator, account=accounts[1]) == []
     (await first.get("/admin/actions")).fault(401)
 
