@@ -12,11 +12,11 @@ from typing import Final, final
 from proxy.core.access import Key
 from proxy.core.iso_time import iso_of_unix
 from proxy.core.usage import Outcome, Tally
-from proxy.errors import Fault, InternalError
+from proxy.errors import Fault, Forbidden, InternalError, RateLimited
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.metering import Meter
 from proxy.services.request_recorder import RequestRecorder
-from proxy.services.rpc.batches import CallBatch
+from proxy.services.rpc.batches import UNITS_OF_AN_ERROR, CallBatch
 from proxy.services.rpc.finished_call import FinishedCall
 from proxy.services.rpc.flights import Caller
 from proxy.services.rpc.method_policy import method_of
@@ -68,9 +68,10 @@ class CallAccounting:
         self._admission.refund(key, 1, units)
         return further
 
-    def refund_unused(self, meter: Meter, *, least: int) -> None:
-        """Refund what a metered request that failed has not used, beyond this price."""
-        if not meter.settle(least):
+    def refund_unused(self, meter: Meter, fault: Fault) -> None:
+        """Refund what a metered request that failed has not used. A client's mistake is not free."""
+        is_free = isinstance(fault, InternalError | Forbidden | RateLimited)
+        if not meter.settle(0 if is_free else UNITS_OF_AN_ERROR):
             self._admission.refund(meter.key, 1, 0)
 
     def settle_batch(self, key: Key, batch: CallBatch) -> int:

@@ -432,6 +432,25 @@ async def test_paymaster_refuses_with_json_rpc_errors(service: Service) -> None:
     assert (await paymaster(service, "eth_sendUserOperation"))["code"] == -32601
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"jsonrpc": "2.0", "id": 1, "method": "pm_getFortune", "params": []},
+        {"jsonrpc": "2.0", "id": 1, "method": "pm_getPaymasterData", "params": []},
+        {"jsonrpc": "2.0", "id": 1, "method": 5},
+        [{"jsonrpc": "2.0", "id": 1}] * 2,
+        {"jsonrpc": "2.0", "id": 1, "method": "pm_getPaymasterData", "params": ["0x" + "a" * 400_000]},
+    ],
+    ids=["unknown method", "bad params", "malformed", "malformed in a batch", "large"],
+)
+async def test_mistakes_at_the_paymaster_are_not_free(service: Service, body: Any) -> None:
+    account = (await service.new_account("free"))["id"]
+    key = (await service.new_key(account))["key"]
+    replies = await asyncio.gather(*(service.send("POST", "/paymaster/dev/mainnet", body, key=key) for _ in range(40)))
+    refused = [reply for reply in replies if reply[0] == 429 or b"rate limit" in orjson.dumps(reply[1])]
+    assert len(refused) >= 5
+
+
 async def test_paymaster_answers_batches_and_notifications(service: Service) -> None:
     policy = await make(service)
     params = [operation(), service.ready["entry_points"]["0.7"], "0x7a69", {"policyId": policy["id"]}]

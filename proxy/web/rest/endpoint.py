@@ -24,11 +24,10 @@ from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.core.paging import Page
 from proxy.core.usage import Outcome, outcome_of
-from proxy.errors import BehindBlock, DeadlinePassed, Fault, Forbidden, InternalError, RateLimited
+from proxy.errors import BehindBlock, DeadlinePassed, Fault
 from proxy.services.accounts.action_log import Action, ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.metering import Meters, meter_of_task
-from proxy.services.rpc.batches import UNITS_OF_AN_ERROR
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.internal_calls import calls_of_task
 from proxy.tasks import min_block_of_task
@@ -192,8 +191,7 @@ class RestEndpoints:
                         await self._record(request, operation, asked, changes)
                 except Fault as fault:
                     outcome = outcome_of(fault)
-                    is_free = isinstance(fault, InternalError | Forbidden | RateLimited)
-                    self._api.accounting.refund_unused(meter, least=0 if is_free else UNITS_OF_AN_ERROR)
+                    self._api.accounting.refund_unused(meter, fault)
                     raise
                 except asyncio.CancelledError:
                     outcome = "errors"  # The client has left.

@@ -22,6 +22,7 @@ from proxy.core.access import Key
 from proxy.core.batch_reader import read_batch
 from proxy.core.bounded_json import RefusedJson, parse_bounded
 from proxy.core.jsonrpc import MalformedCall, RawCall
+from proxy.core.pricing import request_units
 from proxy.core.usage import Outcome, outcome_of
 from proxy.errors import Fault, Forbidden, InvalidRequest, NotFound
 from proxy.services.accounts.admission import Admission
@@ -70,7 +71,9 @@ class PaymasterHandler:
         route = self._resolver.route(key, SCOPES, request.match_info["chain"], request.match_info["network"])
         body = await self._api.bodies.read_body(request)
         state = request[STATE]
-        state.units, state.network = 0, route.network.id
+        state.units, state.network = request_units(body), route.network.id
+        if refusal := await self._admission.admit(key, 0, state.units, time.monotonic()):
+            raise refusal
         state.directives = directives = directives_of(request, key)
         if (plan := plan_for(directives)) is not None:
             if refusal := await self._admission.admit(key, 1, UNITS_OF_AN_ERROR, time.monotonic()):
@@ -82,7 +85,8 @@ class PaymasterHandler:
             else:
                 reply = await self._item(request, key, route.network, jsonrpc.parse(body), alone=True)
         except MalformedCall as exc:
-            raise fault_of(exc) from None
+            refusal = await self._admission.admit(key, 1, UNITS_OF_AN_ERROR, time.monotonic())
+            raise refusal or fault_of(exc) from None
         if not reply:
             return web.Response(status=204)
         if plan is not None:
@@ -101,13 +105,13 @@ class PaymasterHandler:
     ) -> bytes:
         """The reply, empty for a notification. A single call that is not admitted raises its refusal."""
         if isinstance(item, MalformedCall):
-            return jsonrpc.error_reply(item.id, jsonrpc.error(item.code, item.message))
+            return await self._mistake(request, key, item.id, jsonrpc.error(item.code, item.message))
         method, params, id_ = item
         state, accounting = request[STATE], self._api.accounting
         units, began = self._prices.get(method), time.monotonic()
         if units is None:
             error = jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {method} does not exist or is not available")
-            return jsonrpc.error_reply(id_, error) if id_ else b""
+            return await self._mistake(request, key, id_, error, alone=alone)
         if refusal := await self._admission.admit(key, 1, units, began):
             accounting.of_operation(key, network.id, method).count(outcome_of(refusal), "", 0, 0.0)
             if alone:
@@ -120,7 +124,7 @@ class PaymasterHandler:
             fields = await self._fields(key, network, method, params)
         except Fault as fault:
             outcome = outcome_of(fault)
-            accounting.refund_unused(meter, least=0)
+            accounting.refund_unused(meter, fault)
             state.failure = fault.message
             return jsonrpc.error_reply(id_, _error_of(fault)) if id_ else b""
         finally:
@@ -130,6 +134,17 @@ class PaymasterHandler:
             )
             state.units = (state.units or 0) + cost
         return jsonrpc.result_reply(id_, orjson.dumps(fields)) if id_ else b""
+
+    async def _mistake(self, request: web.Request, key: Key, id_: bytes, error: bytes, *, alone: bool = False) -> bytes:
+        """The reply to a call that is malformed or unknown, which costs as much as for other JSON-RPC calls."""
+        refusal = await self._admission.admit(key, 1, UNITS_OF_AN_ERROR, time.monotonic())
+        if refusal is None:
+            request[STATE].units = (request[STATE].units or 0) + UNITS_OF_AN_ERROR
+        elif alone:
+            raise refusal
+        else:
+            error = rpc_error_of(refusal)
+        return jsonrpc.error_reply(id_, error) if id_ else b""
 
     async def _fields(self, key: Key, network: Network, method: str, params: bytes) -> dict[str, Any]:
         try:
