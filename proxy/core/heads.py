@@ -120,8 +120,10 @@ class NetworkHead:
             member.lost_blocks(number, now)
 
     def is_doubtful(self, members: tuple[UpstreamHealth, ...], now: float) -> bool:
-        """Whether a member that had the tip has it no longer: the others may have lost it too by now."""
-        return any(not each.silent and each.head < self.tip <= each.peak for each in heard_of(members, now))
+        """Whether a member that had the tip has it no longer, or is on another branch: the others may have followed it."""
+        forked = [each for each in members if each.standing == "forked" and now - each.head_at <= STALE_S]
+        lost = [each for each in heard_of(members, now) if each.head < self.tip <= each.peak]
+        return any(not each.silent for each in [*forked, *lost])
 
     def _agreed_by(self, voters: list[int], now: float) -> int:
         if len(voters) > 2 or self.is_plausible(voters[0], now):

@@ -368,6 +368,10 @@ def test_head_is_in_doubt_while_some_have_lost_it() -> None:
     assert not chain.heads.is_doubtful(chain.members, chain.now)
     chain.report(103, 105, 105)
     assert chain.heads.is_doubtful(chain.members, chain.now)
+    chain.members[0].set_standing("forked", chain.now)
+    assert chain.heads.is_doubtful(chain.members, chain.now)
+    assert not chain.heads.is_doubtful(chain.members, chain.now + 2 * STALE_S)
+    chain.members[0].set_standing("good", chain.now)
     assert chain.report(103, 103, 105).said == "lowered"
     assert not chain.heads.is_doubtful(chain.members, chain.now)
 
