@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from eth_account import Account
 
 from tests.flows.test_upstream_writes import DYNAMIC, LEGACY, SEND
 from tests.rpc_harness import RpcHarness, rpc_harness
@@ -58,6 +59,34 @@ async def test_transaction_and_pending_nonce_are_read_from_the_upstream_that_too
             # Addresses are the same in capital letters.
             count = await harness.result("eth_getTransactionCount", ["0x" + SENDER[2:].upper(), "pending"])
             assert count == "0x1"
+
+
+@on_uvloop
+async def test_transactions_of_a_sender_go_to_the_upstream_that_took_the_first() -> None:
+    async with unpeered() as harness:
+        for number in range(1, ROUNDS + 1):
+            sender = Account.from_key(number.to_bytes(32, "big"))
+            signed = [
+                sender.sign_transaction(
+                    {"nonce": nonce, "to": "0x" + "22" * 20, "value": 1, "gas": 21000, "gasPrice": 1, "chainId": 1}
+                )
+                for nonce in range(4)
+            ]
+            for each in signed:
+                await harness.result(SEND, [each.raw_transaction.to_0x_hex()])
+            hashes = {each.hash.to_0x_hex() for each in signed}
+            assert [len(hashes & {*each.received}) for each in harness.upstreams if hashes & {*each.received}] == [4]
+        assert len([each for each in harness.upstreams if each.received]) > 1
+
+
+@on_uvloop
+async def test_next_transaction_goes_elsewhere_when_the_upstream_that_took_the_first_is_gone() -> None:
+    async with unpeered(faults=True) as harness:
+        await harness.result(SEND, [LEGACY[0]])
+        (index,) = [index for index, each in enumerate(harness.upstreams) if each.count(SEND)]
+        await harness.proxies[index].switch("dead")
+        found = await harness.call(SEND, [DYNAMIC[0]])
+        assert found.status == 200
 
 
 @on_uvloop

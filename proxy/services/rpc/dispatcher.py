@@ -555,9 +555,10 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
         health = only.health
         takes_calls = health.takes_calls(now) or health.allows_fallback(now)
         return only if takes_calls and not tried >> health.index & 1 and health.may_serve(name) else None
-    if call.holder is not None and _holder_takes(call.holder.health, name, now, tried):
+    doubtful = 0 if call.policy.may_repeat else state.group.doubtful_for_writes(now) & ~tried
+    if call.holder is not None and _holder_takes(call.holder.health, name, now, tried | doubtful):
         return call.holder
-    if not call.policy.may_repeat and (doubtful := state.group.doubtful_for_writes(now) & ~tried):
+    if doubtful:
         found = state.group.choose(now, name, tried=tried | doubtful)
         if found is not None:
             return state.upstreams[found.index]

@@ -123,7 +123,7 @@ class Forwarder:
                 return None
             params = policy.within_head(params, route.heads.tip)
         holder = _holder(policy, params, route, client, now) if policy.about_write else None
-        if holder is not None:
+        if holder is not None and policy.may_repeat:
             # Pending state of this upstream is neither cached nor shared: others may get the state of another one.
             caller.on_source("miss", route.state.tip)
         cache_key = key_of(policy.request_tail, params) if policy.shared and holder is None else None

@@ -127,7 +127,7 @@ class MethodPolicy:
         self.reports_block = method.names_block
         self.shows_block = method.names_block or method.splits or method.head == "block"
         # Whether the upstream that has received a write of the caller is asked first. See `RecentWrites`.
-        self.about_write = method.about != "none"
+        self.about_write = method.about != "none" or method.kind == "write"
         # Whether the route's guard checks the params, and whether a null result is looked up elsewhere.
         self.is_checked = False
         self.looks_up_null = False

@@ -2,7 +2,8 @@
 
 Upstreams that are not peers of each other, or exchange transactions slowly, know of a transaction only after it is in a block.
 So reads about a transaction that an account has sent within the last minute, or about the pending state of its sender, go to
-the upstream that has received it. All workers of a host note writes in one table (`WriteTable`), and hosts send each other what
+the upstream that has received it; and so does the sender's next transaction, which another upstream would keep back because of
+its nonce. All workers of a host note writes in one table (`WriteTable`), and hosts send each other what
 they note (`HeadExchange`).
 """
 
@@ -24,14 +25,15 @@ class RecentWrites:
         self._network_id = network_id
         self._table = table
         self._by_id = {int(upstream.health.upstream_id, 16): upstream for upstream in upstreams}
+        # The params of the last write, and its names: they are needed before it is sent and after it was.
+        self._last_sent: tuple[bytes, tuple[str, ...]] = (b"", ())
 
     def __repr__(self) -> str:
         return f"<RecentWrites of {self._network_id}, {len(self._by_id)} upstreams>"
 
     def took(self, upstream: Upstream, policy: MethodPolicy, params: bytes, client: str) -> str:
         """Note that the upstream has received a write of the client. Returns the note for other hosts: two words."""
-        names = policy.family.sent_subjects(params) if client else ()
-        tags = [self._tag(client, name) for name in names]
+        tags = [self._tag(client, name) for name in self._names_of_sent(policy, params, client)]
         if not tags:
             return NO_NOTE
         self._note(int(upstream.health.upstream_id, 16), tags)
@@ -44,9 +46,20 @@ class RecentWrites:
             self._note(int(upstream_id, 16), [int(tag) for tag in tags.split(",")])
 
     def holder(self, policy: MethodPolicy, params: bytes, client: str, now: float) -> Upstream | None:
-        """The upstream to ask, if the call is about a recent write of the client."""
-        name = policy.family.subject(policy.method, params) if client else ""
+        """The upstream to ask, if the call is about a recent write of the client, or is another write of the same sender."""
+        if policy.method.kind == "write":
+            name = next(reversed(self._names_of_sent(policy, params, client)), "")
+        else:
+            name = policy.family.subject(policy.method, params) if client else ""
         return self._by_id.get(self._table.find(self._tag(client, name), now)) if name else None
+
+    def _names_of_sent(self, policy: MethodPolicy, params: bytes, client: str) -> tuple[str, ...]:
+        """The names of a write: those of the transaction and, if it is known, of its sender."""
+        if not client:
+            return ()
+        if self._last_sent[0] != params:
+            self._last_sent = (params, policy.family.sent_subjects(params))
+        return self._last_sent[1]
 
     def _note(self, upstream_id: int, tags: Sequence[int]) -> None:
         now = time.monotonic()
