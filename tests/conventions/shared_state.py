@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 from tests.conventions.source import modules, ring_of
 
@@ -56,6 +57,7 @@ class Owner:
         return f"{path}:{self.name}.{attribute}" if self.name else f"{path}:{attribute}"
 
 
+@cache
 def found() -> dict[str, str]:
     """The places of shared state, with the kind of each: `services/rpc/flights:Flights.waiting` -> `dict`."""
     scope = [module for module in modules() if ring_of(module) in ROOMS or module in SUPPORT]
