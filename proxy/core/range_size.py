@@ -20,9 +20,9 @@ class RangeSize:
 
     __slots__ = ("_good", "_limit", "blocks")
 
-    def __init__(self, *, most: int = MOST_BLOCKS) -> None:
-        self.blocks = min(FIRST_BLOCKS, most)
-        self._limit = most
+    def __init__(self) -> None:
+        self.blocks = FIRST_BLOCKS
+        self._limit = MOST_BLOCKS
         self._good = 0
 
     def __repr__(self) -> str:

@@ -102,20 +102,12 @@ class OutboundGuard:
         if is_literal and not self.reach.may(host):
             raise UrlRefused("must have a public address as its host")
 
-    def session(
-        self,
-        headers: Mapping[str, str],
-        *,
-        timeout_s: float,
-        connections: int = CONNECTIONS,
-        per_host: int = PER_HOST,
-        keepalive_s: float = KEEPALIVE_S,
-    ) -> ClientSession:
+    def session(self, headers: Mapping[str, str], *, timeout_s: float) -> ClientSession:
         """A client whose connections are all checked. It stores no cookies, does not decompress and uses no proxy."""
         connector = TCPConnector(
-            limit=connections,
-            limit_per_host=per_host,
-            keepalive_timeout=keepalive_s,
+            limit=CONNECTIONS,
+            limit_per_host=PER_HOST,
+            keepalive_timeout=KEEPALIVE_S,
             resolver=self.resolver or GuardedResolver(),
             ttl_dns_cache=10,
             socket_factory=self.open_socket,

@@ -19,7 +19,6 @@ from contextlib import suppress
 from ipaddress import ip_address
 
 import aiohappyeyeballs
-from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from proxy.tasks import client_of_task
@@ -233,12 +232,10 @@ class ReceiverConnection(asyncio.Protocol):
 class ReceiverConnections:
     """All connections to receivers."""
 
-    def __init__(
-        self, guard: OutboundGuard, *, tls: ssl.SSLContext | None = None, resolver: AbstractResolver | None = None
-    ) -> None:
+    def __init__(self, guard: OutboundGuard, *, tls: ssl.SSLContext | None = None) -> None:
         self._guard = guard
         self._tls = tls or ssl.create_default_context()
-        self._resolver = resolver or guard.resolver or GuardedResolver()
+        self._resolver = guard.resolver or GuardedResolver()
         self._idle: dict[tuple[str, Origin], list[ReceiverConnection]] = {}
         self._sweep: asyncio.TimerHandle | None = None
 

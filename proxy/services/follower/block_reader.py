@@ -79,14 +79,13 @@ class _Query:
 
 
 class BlockReader:
-    """Reads blocks with a fixed demand (`topics`, `full`), or with one that is queried for every block (`demand`)."""
+    """Reads blocks with a fixed demand (`topics`), or with one that is queried for every block (`demand`)."""
 
     def __init__(
         self,
         route: Route,
         *,
         topics: frozenset[str] | None = None,
-        full: bool = False,
         contract: str = "",
         demand: Callable[[], BlockDemand] | None = None,
     ) -> None:
@@ -94,7 +93,7 @@ class BlockReader:
         self.range_size = RangeSize()
         self._contract = contract
         self._demand = demand
-        self._last_query = _Query(BlockDemand(topics, full), contract)
+        self._last_query = _Query(BlockDemand(topics), contract)
         # The number of empty replies by block hash.
         self._empty_replies: LruCache[str, int] = LruCache(MAX_DOUBTED)
 

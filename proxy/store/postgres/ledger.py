@@ -164,11 +164,11 @@ class LedgerStore:
             return [row[0] for row in await connection.fetch(sql.ledger.list_unsettled_networks)]
 
     async def claim_due(
-        self, network: str, *, final_block: int, final_time: int, at: datetime.datetime, claim_s: float = CLAIM_S
+        self, network: str, *, final_block: int, final_time: int, at: datetime.datetime
     ) -> list[DueReservation]:
         async with self._pool.connection(within_s=PATIENT_S) as connection:
             rows = await connection.fetch(
-                sql.ledger.claim_due, network, final_block, final_time, at, claim_s, CLAIMED_AT_ONCE
+                sql.ledger.claim_due, network, final_block, final_time, at, CLAIM_S, CLAIMED_AT_ONCE
             )
         return [
             DueReservation(
