@@ -394,7 +394,7 @@ async def test_section_that_fails_says_so_beside_the_others(operator: Visitor) -
     async def spoil(route: Route) -> None:
         reply = await route.fetch()
         data = await reply.json()
-        data["parts"][1] = {"status": 503, "body": {"error": {"message": "the queue is away"}}}
+        data["parts"][2] = {"status": 503, "body": {"error": {"message": "the queue is away"}}}
         await route.fulfill(response=reply, json=data)
 
     await operator.page.route("**/v1/admin/reads?*deliveries*", spoil)

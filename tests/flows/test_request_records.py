@@ -241,7 +241,7 @@ async def test_unknown_method_is_named_as_it_was_called(records: Records, more: 
     record = await records.of(await harness.call("eth_noSuchThing", [], **more))
     assert (record["method"], record["called"], record["code"]) == ("other", "eth_noSuchThing", "-32601")
     key = harness.worker.keys["main"]
-    for name, called in (("x" * 500, "x" * 64), ('a"\\\n\x00é', "a?????"), (key, "svc_…"), ("other", None)):
+    for name, called in (("x" * 128, "x" * 64), ('a"\\\n', "a???"), (key, "svc_…"), ("other", None)):
         record = await records.of(await harness.call(name, [], **more))
         assert (record["method"], record["called"]) == ("other", called)
     reply = await harness.batch(("eth_chainId", []), ("eth_nope", []), **more)

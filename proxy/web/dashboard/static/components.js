@@ -105,6 +105,9 @@ export const facts = (pairs) => el("dl.facts", null, pairs.filter(Boolean).map((
 /* A figure with its name, and a remark below. */
 export const tile = (name, figure, below) => el("div.tile", null, el("span.name", null, name), el("span.figure", null, figure), el("span.below", null, below));
 
+/* A time, in one line. */
+export const moment = (iso) => el("time", { datetime: iso }, format.time(iso));
+
 /* --- loading, empty and error states --- */
 
 export const skeleton = (lines = 3) => el("div.skeleton", { role: "status", "aria-label": "Loading" },

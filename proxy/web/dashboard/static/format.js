@@ -61,7 +61,7 @@ export function ago(iso, now = Date.now()) {
 
 /* An API value as a label: address_activity -> Address activity. */
 export function label(value) {
-  const text = String(value).replaceAll("_", " ").toLowerCase().replace(/\busd\b/, "USD");
+  const text = String(value).replaceAll("_", " ").toLowerCase().replace(/\b(usd|url|id)\b/g, (word) => word.toUpperCase());
   return text.charAt(0).toUpperCase() + text.slice(1);
 }
 

@@ -44,6 +44,6 @@ function changesOf({ before, after }) {
   const isChanged = Boolean(before && after);
   const names = Object.keys(after ?? before);
   const text = (name) => (isChanged ? `${format.label(name)}: ${shown(before[name])} → ${shown(after[name])}` : `${format.label(name)}: ${shown((after ?? before)[name])}`);
-  const few = isChanged ? names : names.filter((name) => (after ?? before)[name] !== null).slice(0, FEW);
+  const few = isChanged ? names : names.filter((name) => name !== "id" && (after ?? before)[name] !== null).slice(0, FEW);
   return el("span.below", { title: names.map(text).join("\n") }, few.map((name) => format.beginning(text(name), 120)).join("; "), few.length < names.length && " …");
 }

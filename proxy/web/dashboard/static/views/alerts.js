@@ -21,7 +21,7 @@ const FORMATS = {
   pagerduty: ["PagerDuty", "Triggers an incident through the Events API v2."],
 };
 const LABELS = { alerts: "Send alerts about", error_rate_percent: "Error rate from (%)", webhook_url: "Webhook URL", webhook_format: "Format", routing_key: "PagerDuty integration key" };
-const PLACEHOLDERS = { json: "https://hooks.example.com/alerts", slack: "https://hooks.slack.com/services/…", pagerduty: "https://events.pagerduty.com/v2/enqueue" };
+const PLACEHOLDERS = { json: "https://hooks.example.com/alerts", slack: "The URL of the incoming webhook", pagerduty: "PagerDuty's own" };
 
 export async function show() {
   const node = el("div");

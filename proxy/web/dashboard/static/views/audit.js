@@ -24,14 +24,14 @@ export async function showForOperators() {
     cursor = found.next_cursor;
     return actionsTable(rows, change);
   };
+  const withMore = (node) => [node, cursor !== null && el("nav.pager", { "aria-label": "Pagination" }, asyncButton("Load more", async () => {
+    setChildren(list.node, withMore(await read()));
+  }, { kind: "small" }))];
   const list = asyncRegion(async () => {
     rows = [];
     cursor = null;
-    return shownList(await read());
+    return withMore(await read());
   });
-  const shownList = (node) => [node, cursor !== null && el("nav.pager", { "aria-label": "Pagination" }, asyncButton("Load more", async () => {
-    setChildren(list.node, shownList(await read()));
-  }, { kind: "small" }))];
   const chips = el("div.filter");
   const by = forms.select("By", BY, { value: filters.by, "aria-label": "By", onchange: () => change({ by: by.control.value, name: "" }) });
   const change = (values) => {

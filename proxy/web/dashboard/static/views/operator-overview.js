@@ -39,7 +39,7 @@ export async function showForOperators() {
   });
   const cards = Object.fromEntries(sections.map(({ title, node }) => [title, card(title, node)]));
   const node = el("div", null, heading("Overview", { lead: "All accounts and hosts at a glance.", actions: choice }),
-    cards.Health, traffic.node, cards.Networks, el("div.grid.loose", null, cards.Followers, cards.Deliveries), cards.Hosts, cards["Latest changes"]);
+    cards.Health, traffic.node, cards.Networks, cards.Followers, el("div.grid.loose", null, cards.Deliveries, cards.Hosts), cards["Latest changes"]);
   await Promise.all([traffic, ...sections].map(({ ready }) => ready));
   poll(node, REFRESH_S, async () => {
     replies = new Map();

@@ -4,7 +4,7 @@ import { account, query } from "../api.js";
 import { Chart } from "../chart.js";
 import { el, refreshChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, idText, note, pager, poll, table, toast } from "../components.js";
+import { asyncButton, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, idText, moment, note, pager, poll, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { spendOf } from "./policies.js";
 import { LABELS, rulesForm } from "./rules.js";
@@ -55,7 +55,7 @@ class PolicyView {
     !isActive && note("This policy is paused. New operations are not sponsored; existing sponsorships stay valid.", "wait"),
     card(null, facts([["Status", badge(policy.status)], ["Network", policy.network], ["Spent", spendOf(policy.rules, spend)],
       ["Operations", format.number(spend.operations)], ["Remaining", spend.left_usd === null ? "No limit" : format.usd(spend.left_usd)],
-      ["Resets", spend.resets_at ? format.time(spend.resets_at) : "Never"], ["Policy ID", idField(policy.id)]]),
+      ["Resets", spend.resets_at ? moment(spend.resets_at) : "Never"], ["Policy ID", idField(policy.id)]]),
     el("details.more", { open: this.#isRulesOpen, ontoggle: ({ target }) => { this.#isRulesOpen = target.open; } },
       el("summary", null, "Rules"), codeBlock("rules", JSON.stringify(policy.rules, null, 2)).node)));
   }

@@ -3,7 +3,7 @@
 import { account, admin, query } from "../api.js";
 import { el, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncRegion, button, card, codeBlock, empty, facts, heading, idField, methodName, outcome, pager, poll, segmentedControl, table, toast } from "../components.js";
+import { asyncRegion, button, card, codeBlock, empty, facts, heading, idField, methodName, moment, outcome, pager, poll, segmentedControl, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { place, setParams } from "../location.js";
 import { highlighted } from "./json.js";
@@ -140,7 +140,7 @@ function errorCard({ blame, error, error_message: message }) {
 }
 
 const summaryOf = (found) => [
-  ["Time", format.time(found.at)],
+  ["Time", moment(found.at)],
   ...found.called ? [["Method", "There is no such method"]] : [],
   ...found.client_id ? [["Client's id", found.others ? `${found.client_id}, which ${format.number(found.others)} other requests have too` : found.client_id]] : [],
   ["Status", found.error && found.status < 400 ? `${found.status}, with a JSON-RPC error` : String(found.status)],

@@ -3,7 +3,7 @@
 import { account, query } from "../api.js";
 import { el, refreshChildren, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
-import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, idText, note, pager, poll, secretDialog, secretField, table, toast } from "../components.js";
+import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, idText, moment, note, pager, poll, secretDialog, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { eventOf, EVENTS, filterForm, formatOf, FORMATS, LABELS, watchesNothing } from "./filters.js";
 import { eventsOf, healthOf, isSuccess, lastFailureOf, outcomeOf, resultOf, statusBadge } from "./health.js";
@@ -57,7 +57,7 @@ class WebhookView {
       hook.status === "active" && hook.health.failing && note("None of the last attempts was delivered. Open a delivery to see the replies of your endpoint."),
       card(null, facts([["Status", statusBadge(hook)], ["Event", [EVENTS[eventOf(hook.event_type)].name, el("span.below", null, `${FORMATS[formatOf(hook.event_type)][0]}, `, el("code", null, hook.event_type))]], ["Network", hook.chain],
         ["Webhook ID", idField(hook.id)], ["Events, 24 h", eventsOf(hook)], ["Delivered", healthOf(hook)], ["Last failure", lastFailureOf(hook)],
-        ["Created", format.time(hook.created_at)], ["Updated", format.time(hook.updated_at)],
+        ["Created", moment(hook.created_at)], ["Updated", moment(hook.updated_at)],
         ...(hook.fault ? [["Faults", el("code", null, hook.fault)]] : [])]),
       el("details.more", null, el("summary", null, "Filter"), codeBlock("config", JSON.stringify(hook.config, null, 2)).node)));
     return hook;
