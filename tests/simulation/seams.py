@@ -217,6 +217,7 @@ class Seams:
     def __init__(self, clock: Clock, descriptors: Descriptors, entropy: random.Random) -> None:
         self.clock, self.descriptors, self._entropy = clock, descriptors, entropy
         self._serials = _Serials()
+        self._generators: list[random.Random] = []
 
     def __repr__(self) -> str:
         return f"<Seams at {self.clock!r}>"
@@ -229,6 +230,10 @@ class Seams:
         for name in FREE_LOOKS:
             vars(import_module(name))["time"] = free
         vars(import_module("aiohappyeyeballs"))["start_connection"] = _unconnected
+        # The masks of frames come from a generator that aiohttp made when it was imported.
+        defaults = import_module("aiohttp.http_websocket").WebSocketWriter.__init__.__kwdefaults__.values()
+        self._generators = [each for each in defaults if isinstance(each, random.Random)]
+        assert self._generators, "aiohttp masks frames in another way"
         self._serials.find()
 
     def begin(self, seed: int) -> None:
@@ -238,6 +243,8 @@ class Seams:
         self._serials.restart()
         random.seed(f"module {seed}")
         self._entropy.seed(f"entropy {seed}")
+        for each in self._generators:
+            each.seed(f"frames {seed}")
 
 
 class UnconnectedSocket:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.conventions.source import ROOT
 
-# One with faults, one without.
-SEEDS = (3, 4)
+# A fleet with faults, one without any, and one with upstreams that announce their heads.
+SEEDS = (3, 4, 1)
 
 
 def digests(*argv: str, **environ: str) -> list[str]:
