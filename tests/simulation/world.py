@@ -41,6 +41,8 @@ ACCOUNTS = (
     ("limited", 20, 100),
     ("modest", 100_000, 10_000_000),
 )
+# A fleet's limit is lower: then calls above it are soon more than what gateways without Valkey may add.
+FLEET_LIMIT = 5
 # Accounts that only clients of one kind use.
 OWN_ACCOUNT = {"Flooder": LIMITED, "Modest": MODEST}
 # The connections to an upstream where there is a crowd.
@@ -176,7 +178,8 @@ class World:
             Gateway.on_host(address, skew_s, self.scenario, self._upstreams, limits_url)
             for address, skew_s in zip(self._addresses, fleet.skews_s, strict=True)
         ]
-        for name, requests, units in ACCOUNTS:
+        for name, limit, units in ACCOUNTS:
+            requests = min(limit, FLEET_LIMIT) if name == "limited" and fleet.hosts > 1 else limit
             texts = {gateway.add_account(name, Limits(requests, units, 0)) for gateway in found}
             mark = f"{0xACC00000 + len(self.oracle.accounts):08x}"
             self.oracle.accounts.append(Account(name, texts.pop(), mark, requests, units))
