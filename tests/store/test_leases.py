@@ -34,7 +34,7 @@ from proxy.store.shared_memory.lease_records import (
 )
 from proxy.store.shared_memory.leased_buckets import ASK, LeasedBuckets
 from proxy.store.valkey import valkey_link
-from proxy.store.valkey.lease_client import LEASE
+from proxy.store.valkey.lease_client import LATEST_S, LEASE
 from proxy.store.valkey.live_hosts import LiveHosts
 from proxy.tasks import Tasks
 from tests.redis_server import redis_server, require_redis
@@ -186,6 +186,14 @@ async def test_host_without_redis_uses_its_share(tmp_path: Path) -> None:
         await asyncio.sleep(0.3)
         admitted = sum([await other.call() for _ in range(40)])
         assert 0 < admitted <= 10 * (1 + time.monotonic() - began) + 1
+
+
+async def test_call_that_a_busy_process_charges_late_waits_for_its_lease(tmp_path: Path) -> None:
+    """The limit is far from exceeded, so the call must not be refused. It waits once more at most."""
+    async with hosts(tmp_path, 1) as (host,):
+        now = time.monotonic()
+        assert host.leases.may_wait(now - 0.1)
+        assert not host.leases.may_wait(now - LATEST_S)
 
 
 async def test_call_does_not_wait_for_the_reply_to_another_and_then_for_its_own(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from proxy.store.shared_memory.leased_buckets import AHEAD_ROUND_TRIPS, AHEAD_S,
 from proxy.store.valkey.valkey_link import LATE_S, ValkeyLink
 
 LEASE = "penstock_lease_1"
-# Calls give up waiting for a lease after this time, so that the wait stays near 100 ms. A busy event loop notices later.
-LATEST_S = 0.09
+# Calls give up waiting for a lease after this time. It counts from the arrival of the call: a busy process may need some of it
+# before it charges the call for the first time, and a call that no limit refuses must not be refused for that.
+LATEST_S = 0.25
 # Spent tokens are reported this soon: until then Valkey holds them back from the others.
 REPORT_S = 0.05
 SWEEP_S = 0.025
