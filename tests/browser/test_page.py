@@ -424,6 +424,20 @@ async def test_buttons_of_the_sidebar_are_in_one_row_and_in_sight(visitor: Visit
         await visitor.button("Switch theme").click()
 
 
+async def test_link_of_the_page_is_in_sight_in_a_long_sidebar(visitor: Visitor) -> None:
+    await visitor.page.set_viewport_size({"width": 1280, "height": 600})
+    for view in ("operator/announcements", "overview"):
+        await visitor.open(view)
+        await expect(visitor.page.locator(".side nav [aria-current]")).to_be_in_viewport(ratio=0.9)
+
+
+async def test_tables_of_the_operators_overview_are_not_cut_off(operator: Visitor) -> None:
+    await operator.open("operator/overview")
+    await expect(operator.page.get_by_role("table", name="Followers")).to_contain_text("dev/mainnet")
+    cut = "(all) => all.filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.innerText)"
+    assert await operator.page.locator("main .scroll").evaluate_all(cut) == []
+
+
 async def test_list_of_policies_takes_one_call(holder: Visitor) -> None:
     await create_policy(holder, "One call")
     holder.requests.clear()

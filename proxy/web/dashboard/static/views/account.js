@@ -55,7 +55,7 @@ function planCard({ account: holder, limits, today, used, plans }) {
   }));
   return card("Plan and limits", table("Limits by plan", [
     { name: "Limit", show: format.limitName },
-    { name: "Used", kind: "num", show: (name) => (spent[name] === undefined ? format.NONE : format.compact(spent[name])) },
+    { name: "Used", kind: "num", show: (name) => (spent[name] === undefined ? format.NONE : format.number(spent[name])) },
     ...columns,
   ], names), el("p.hint", null, "Daily limits reset at midnight UTC."));
 }

@@ -116,8 +116,8 @@ const networksTable = (networks) => (networks.length ? table("Networks", [
   { name: "Network", show: ({ network }) => el("a", { href: linkTo("operator/upstreams") }, network) },
   { name: "Block", kind: "num", show: ({ tip }) => format.number(tip || null) },
   { name: "Upstreams up", kind: "num", show: ({ upstreams }) => `${upstreams.filter(({ state }) => state === "up").length} of ${upstreams.length}` },
-  { name: "Error rate", kind: "num", show: ({ upstreams }) => format.percent(Math.max(0, ...upstreams.map((each) => each.error_rate ?? 0))) },
-  { name: "Slowest p99", kind: "num", show: ({ upstreams }) => format.millis(Math.max(...upstreams.map((each) => each.p99_ms ?? 0)) || null) },
+  { name: "Worst upstream's error rate", kind: "num", show: ({ upstreams }) => format.percent(Math.max(0, ...upstreams.map((each) => each.error_rate ?? 0))) },
+  { name: "Slowest upstream's p99", kind: "num", show: ({ upstreams }) => format.millis(Math.max(...upstreams.map((each) => each.p99_ms ?? 0)) || null) },
 ], networks) : empty("No upstreams configured"));
 
 const hostsTable = (processes) => (processes.length ? facts(hostsOf(processes).map(({ host, own }) =>
