@@ -234,6 +234,23 @@ def test_hostile_but_valid_json_is_rejected_briefly() -> None:
 # The document
 
 
+def test_small_body_gets_all_its_errors_and_a_large_one_the_first() -> None:
+    wrong = {"name": "", "mode": "none", "allowed_ips": [1, 2], "colour": "red"}
+    with pytest.raises(InvalidRequest) as refused:
+        operation("create_key").check_body(orjson.dumps(wrong))
+    fault = refused.value
+    assert {param for param, _ in fault.errors} == {"name", "mode", "allowed_ips.0", "allowed_ips.1", "colour"}
+    assert fault.errors[0] == (fault.param, fault.message)
+    listed = fault.body()["error"]["errors"]
+    assert listed[0] == {"param": fault.param, "message": fault.message}
+    with pytest.raises(InvalidRequest) as refused:
+        operation("create_key").check_body(orjson.dumps({**wrong, "allowed_ips": [1] * api_spec.FEW_VALUES}))
+    assert refused.value.errors == ()
+    with pytest.raises(InvalidRequest) as refused:
+        operation("create_key").check_body(orjson.dumps({"name": "a key", "mode": "none"}))
+    assert "errors" not in refused.value.body()["error"]
+
+
 def test_document_is_merged_from_all_files() -> None:
     assert len(SPEC.document["components"]["schemas"]) > 40
     assert [each["lang"] for each in SPEC.document["x-receivers"]] == ["Node", "Python", "Go"]
