@@ -92,7 +92,7 @@ class DashboardFeature:
         self.emails = EmailChange(self.sign_in, sessions, accounts.keys, settings.dashboard, mails)
         self.team = Team(MemberStore(pool), sessions, self.sign_in, mails, settings.dashboard)
         self.rates = SessionRates(settings.dashboard.requests_per_second, addresses)
-        self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans)
+        self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans, chains=tables.chains)
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
         self.actions = ActionLog(ActionStore(pool))
         self.announcements = Announcements(AnnouncementStore(pool))

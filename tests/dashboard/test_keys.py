@@ -113,6 +113,8 @@ async def test_key_is_limited_to_networks_and_methods(service: DashboardService)
     for wrong in ({"allowed_networks": ["ethereum"]}, {"allowed_methods": ["eth call"]}):
         (name,) = wrong
         assert name in (await holder.request("PATCH", path, wrong)).fault(400)
+    for written, meant in (("ethereum/mainet", "did you mean ethereum/mainnet?"), ("nowhere/at-all", "GET /v1/chains")):
+        assert meant in (await holder.request("PATCH", path, {"allowed_networks": [written]})).fault(400)
 
 
 async def test_key_has_an_owner_a_note_and_an_expiry(service: DashboardService) -> None:
