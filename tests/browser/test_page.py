@@ -306,7 +306,7 @@ async def test_theme_follows_the_system_until_another_is_chosen(site: Site, page
     await page.emulate_media(color_scheme="dark")
     dark = await page.evaluate(background)
     assert light != dark
-    await page.get_by_role("button", name="Switch theme").click()
+    await page.get_by_role("button", name="theme").click()
     assert await page.evaluate(background) == light
     await page.reload()
     await holder.heading("Overview").wait_for()
@@ -421,7 +421,7 @@ async def test_buttons_of_the_sidebar_are_in_one_row_and_in_sight(visitor: Visit
         boxes = await buttons.evaluate_all("(found) => found.map((each) => [each.offsetTop, each.clientHeight])")
         assert len({tuple(box) for box in boxes}) == 1, boxes
         await expect(buttons.last).to_be_in_viewport(ratio=1)
-        await visitor.button("Switch theme").click()
+        await visitor.page.get_by_role("button", name="theme").click()
 
 
 async def test_link_of_the_page_is_in_sight_in_a_long_sidebar(visitor: Visitor) -> None:

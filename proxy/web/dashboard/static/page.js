@@ -54,8 +54,9 @@ function themeButton() {
     document.documentElement.dataset.theme = next;
     remember("penstock.theme", next);
     node.textContent = label();
+    node.setAttribute("aria-label", `${label()} theme`);
     (await import("./chart.js")).redraw();
-  }, { kind: "small", "aria-label": "Switch theme" });
+  }, { kind: "small", "aria-label": `${label()} theme` });
   return node;
 }
 
@@ -78,7 +79,7 @@ function recall(name) {
 
 /* --- sidebar --- */
 
-export const brand = (href) => el("a.brand", { href }, el("img", { src: asset("icon.svg"), alt: "" }), "Penstock");
+export const brand = (href) => el("a.brand", { href }, el("img", { src: asset("icon.svg"), alt: "", width: "32", height: "32" }), "Penstock");
 
 const link = (href, name, text, current) =>
   el("li", null, el("a", { href, "aria-current": current ? "page" : undefined }, icon(name), text));

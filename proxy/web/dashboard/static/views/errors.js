@@ -7,7 +7,7 @@ import * as format from "../format.js";
 import { linkTo, place, setParams } from "../location.js";
 import { rangeControl, rangeIn, rangeParams, spanOf, usualRange } from "../ranges.js";
 
-const LEAD = "Recorded failures by status, error code, method and key. Records are kept for a few days.";
+const LEAD = "Recorded failures by status, error code, method and key, also of requests that were refused and are not part of the usage. Records are kept for a few days.";
 const FILTERS = ["account", "network", "method", "key"];
 const filtersIn = (params) => Object.fromEntries(FILTERS.filter((name) => params[name]).map((name) => [name, params[name]]));
 
