@@ -36,6 +36,8 @@ HEAD_LIE = 1_000_000
 HEAD_LIES_FROM_S = 4.0
 # It lies for this long, then it reports its true head for as long, and so on: several nodes may share one address.
 HEAD_LIES_FOR_S = 0.8
+# It names its chain this often before it refuses to. Each port is checked for itself, and first while the service starts.
+NAMED_FIRST = 4
 WRITES = ("eth_sendRawTransaction", "eth_sendPrivateTransaction")
 
 NO_METHOD = {"code": -32601, "message": "the method does not exist/is not available"}
@@ -283,8 +285,8 @@ class SimUpstream:
     def _result(self, method: str, params: list[Any]) -> Any:
         head = self.head
         if method == "eth_chainId":
-            # Once it has named another chain, it may refuse to name one: that takes nothing back.
-            if self.nature.wrong_chain and self.calls[method] > 1 and self._rng.random() < 0.2:
+            # Once it has named another chain on each of its ports, it may refuse to name one: that takes nothing back.
+            if self.nature.wrong_chain and self.calls[method] > NAMED_FIRST and self._rng.random() < 0.2:
                 raise _Refused(NO_METHOD)
             return hex(CHAIN_ID + self.nature.wrong_chain)
         if method == "eth_blockNumber":
