@@ -27,6 +27,10 @@ CacheRule = Literal["never", "static", "hash", "block", "head"]
 HeadResult = Literal["none", "number", "block"]
 # The thing that the first param of a read names, if one upstream may know of it before the others do.
 WriteSubject = Literal["none", "transaction", "sender"]
+# How the params name the contracts that a call reaches. The first param is an object with `to`, an address, a signed
+# transaction, a filter of logs, or a user operation; or the params are those of a subscription. `none`: the call reaches none.
+# `any`: nothing says which.
+ContractPlace = Literal["any", "none", "to", "address", "transaction", "filter", "subscription", "operation"]
 # A method and its params, for calls that the proxy makes itself.
 UpstreamCall = tuple[str, bytes]
 # The number, the hash and the parent hash of a block. The parent hash is empty if it is not known.
@@ -63,6 +67,7 @@ class Method:
     `same_as`: the read that returns the same as this poll of a filter, given the filter's own params.
     `identified`: the params of a write identify it, so that sending it twice is the same as once: see `Family.sent_id`.
     `about`: the first param names a transaction or its sender. The upstream that has received a write knows of both first.
+    `contract`: how the params name contracts, for keys that are limited to some. Such a key may not call a method with `any`.
     `answer`: the result as JSON, the same for all callers. Such a call is never sent to an upstream.
     `sample`: params of a call to try, as JSON. The dashboard suggests methods that have them.
     """
@@ -87,6 +92,7 @@ class Method:
     identified: bool = False
     private: bool = False
     about: WriteSubject = "none"
+    contract: ContractPlace = "any"
     answer: str = ""
     sample: str = ""
 
@@ -266,6 +272,10 @@ def _no_subject(method: Method, params: bytes) -> str:
     return ""
 
 
+def _any_contract(method: Method, params: bytes) -> None:
+    return None
+
+
 def _chain_id(network: str, chain_id: int | None) -> int | None:
     return chain_id
 
@@ -282,6 +292,7 @@ class Family:
     `sent_id(params)`: derives the result of a repeated write that is `identified`; None if it cannot.
     `sent_subjects(params)`: the names under which reads may ask for a write: those of the transaction and of its sender.
     `subject(method, params)`: the name of that kind in a read with an `about`; empty if it is none, or the block is fixed.
+    `contracts(method, params)`: the contracts that a call reaches, folded; None if it may reach any.
     `last_block(params, head)`: the last block of a method that `splits`.
     `within_head(params, head)`: params of such a method, or of a new filter, that end near the head.
     `latest`: the tag of the head block; empty if the family has none.
@@ -305,6 +316,7 @@ class Family:
     sent_id: Callable[[bytes], bytes | None] = _no_id
     sent_subjects: Callable[[bytes], tuple[str, ...]] = _no_subjects
     subject: Callable[[Method, bytes], str] = _no_subject
+    contracts: Callable[[Method, bytes], Sequence[str] | None] = _any_contract
     last_block: Callable[[bytes, int], int] | None = None
     within_head: Callable[[bytes, int], bytes] | None = None
     latest: str = ""

@@ -9,7 +9,8 @@ from proxy.commands import context, output
 from proxy.commands.accounts import add_limits, own_limits
 from proxy.core.access import MODES, SCOPES
 from proxy.core.directives import BY_NAME
-from proxy.store.postgres.keys import USUAL_DIRECTIVES, KeyRestrictionChange, KeyStore
+from proxy.store.postgres.keys import NEVER, USUAL_DIRECTIVES, KeyDetailChange, KeyRestrictionChange, KeyStore
+from proxy.web.timestamps import moment_of
 
 COLUMNS = ("id", "account_id", "name", "hint", "mode", "status", "scopes", "expires_at", "created_at")
 STATUS_OF = {"revoke": "revoked", "disable": "disabled", "enable": "active"}
@@ -67,6 +68,9 @@ def _register_set(actions: Any) -> None:
         "--from-anywhere", action="store_true", help="remove the lists of allowed addresses and origins"
     )
     change.add_argument(
+        "--for-anything", action="store_true", help="remove the lists of allowed networks, methods and contracts"
+    )
+    change.add_argument(
         "--fault", metavar="PLAN", help="spoil replies to a test key, as in latency=800ms,p=0.2; empty: no more"
     )
     change.add_argument("--usual-directives", action="store_true", help="allow all directives but upstream")
@@ -77,7 +81,7 @@ def _with_id(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_restrictions(parser: argparse.ArgumentParser) -> None:
-    """Add options that restrict where the key may be used from."""
+    """Add options that restrict where the key may be used from and for what, and those that describe it."""
     parser.add_argument(
         "--allow-ip", action="append", metavar="CIDR", help="accept the key only from these addresses; repeatable"
     )
@@ -87,6 +91,17 @@ def _add_restrictions(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="accept the key only from web pages of these origins; repeatable",
     )
+    for option, noun, example in (
+        ("--allow-network", "networks", "CHAIN/NETWORK"),
+        ("--allow-method", "methods", "METHOD"),
+        ("--allow-contract", "contracts", "ADDRESS"),
+    ):
+        parser.add_argument(
+            option, action="append", metavar=example, help=f"accept the key only for these {noun}; repeatable"
+        )
+    parser.add_argument("--expires-at", metavar="TIME", help="end the key then, as in 2027-01-31T00:00:00Z; or never")
+    parser.add_argument("--owner", metavar="TEXT", help="who answers for the key, such as a team")
+    parser.add_argument("--note", metavar="TEXT", help="what the key is for")
     parser.add_argument(
         "--directive",
         action="append",
@@ -102,7 +117,8 @@ async def _create(store: KeyStore, args: argparse.Namespace) -> None:
         mode=args.mode,
         scopes=args.scope,
         own=own_limits(args),
-        restrictions=KeyRestrictionChange(ips=args.allow_ip, origins=args.allow_origin),
+        restrictions=_restrictions(args),
+        details=_details(args),
         allowed_directives=args.directive,
     )
     await context.record("create_key", account=args.account, subject=row["id"], after=row)
@@ -135,21 +151,34 @@ async def _set_status(store: KeyStore, args: argparse.Namespace) -> None:
 
 async def _set(store: KeyStore, args: argparse.Namespace) -> None:
     scopes = [] if args.all_scopes else args.scope
-    restrictions = KeyRestrictionChange(ips=args.allow_ip, origins=args.allow_origin)
-    if args.from_anywhere:
-        restrictions = KeyRestrictionChange(ips=(), origins=())
     before = await store.read_key(args.id)
     row = await store.update_key(
         args.id,
         name=args.name,
         scopes=scopes,
         own=own_limits(args),
-        restrictions=restrictions,
+        restrictions=_restrictions(args, anywhere=args.from_anywhere, anything=args.for_anything),
+        details=_details(args),
         allowed_directives=USUAL_DIRECTIVES if args.usual_directives else args.directive,
         fault=args.fault,
     )
     await context.record("update_key", account=row["account_id"], subject=args.id, before=before, after=row)
     output.row(row, as_json=args.json)
+
+
+def _restrictions(args: argparse.Namespace, *, anywhere: bool = False, anything: bool = False) -> KeyRestrictionChange:
+    return KeyRestrictionChange(
+        ips=() if anywhere else args.allow_ip,
+        origins=() if anywhere else args.allow_origin,
+        networks=() if anything else args.allow_network,
+        methods=() if anything else args.allow_method,
+        contracts=() if anything else args.allow_contract,
+    )
+
+
+def _details(args: argparse.Namespace) -> KeyDetailChange:
+    expires_at = NEVER if args.expires_at == "never" else args.expires_at and moment_of(args.expires_at, "--expires-at")
+    return KeyDetailChange(owner=args.owner, note=args.note, expires_at=expires_at)
 
 
 def _remind(args: argparse.Namespace) -> None:

@@ -114,6 +114,7 @@ def scope_names(bits: int) -> list[str]:
 
 _NETWORK = re.compile(r"[a-z0-9-]{1,40}/[a-z0-9-]{1,40}", re.ASCII)
 _METHOD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}", re.ASCII)
+_CONTRACT = re.compile(r"0x[0-9a-fA-F]{40}", re.ASCII)
 _ORIGIN = re.compile(r"https?://(?:\*\.)?[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?(?::[0-9]{1,5})?", re.ASCII)
 
 
@@ -158,6 +159,13 @@ def method_name(text: str) -> str:
     return text
 
 
+def contract_address(text: str) -> str:
+    """A contract of an EVM chain, as it is written. Raises ValueError with the reason."""
+    if not _CONTRACT.fullmatch(text):
+        raise ValueError(f"{text[:100]!r} is not a contract's address: write 0x and 40 hex digits")
+    return text
+
+
 def origin_of(text: str) -> str:
     """An origin of browsers in its usual form, `https://*.example.com` for all hosts below one."""
     origin = text.strip().lower().rstrip("/")
@@ -166,27 +174,31 @@ def origin_of(text: str) -> str:
     return origin
 
 
-class KeyRestrictions:
-    """IP ranges and origins that a key may be used from, and networks and methods that it may be used for. Each that is not
-    empty must match."""
+@dataclass(frozen=True, slots=True)
+class AllowedUses:
+    """The networks, methods and contracts that a key may be used for. Empty means all. Contracts are in lower case."""
 
-    def __init__(
-        self,
-        blocks: tuple[str, ...],
-        origins: tuple[str, ...],
-        networks: frozenset[str] = frozenset(),
-        methods: frozenset[str] = frozenset(),
-    ) -> None:
+    networks: frozenset[str] = frozenset()
+    methods: frozenset[str] = frozenset()
+    contracts: frozenset[str] = frozenset()
+
+
+_ANY_USE = AllowedUses()
+
+
+class KeyRestrictions:
+    """IP ranges and origins that a key may be used from, and what it may be used for. Each that is not empty must match."""
+
+    def __init__(self, blocks: tuple[str, ...], origins: tuple[str, ...], uses: AllowedUses = _ANY_USE) -> None:
         self.blocks = blocks
         self.origins = origins
-        self.networks = networks
-        self.methods = methods
+        self.uses = uses
         # Parsed at first use: most processes never check requests against them.
         self._ranges: list[ipaddress.IPv4Network | ipaddress.IPv6Network] = []
 
     @property
     def _values(self) -> tuple[object, ...]:
-        return self.blocks, self.origins, self.networks, self.methods
+        return self.blocks, self.origins, self.uses
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, KeyRestrictions) and self._values == other._values
@@ -195,10 +207,11 @@ class KeyRestrictions:
         return hash(self._values)
 
     def __repr__(self) -> str:
-        return f"<KeyRestrictions {', '.join((*self.blocks, *self.origins, *sorted(self.networks), *sorted(self.methods)))}>"
+        uses = sorted(self.uses.networks | self.uses.methods | self.uses.contracts)
+        return f"<KeyRestrictions {', '.join((*self.blocks, *self.origins, *uses))}>"
 
     def has_network(self, network: str) -> bool:
-        return not self.networks or network in self.networks
+        return not self.uses.networks or network in self.uses.networks
 
     def network_refusal(self, network: str) -> Forbidden | None:
         """The error for a request to the network, or None if it is allowed."""
@@ -208,9 +221,30 @@ class KeyRestrictions:
 
     def method_refusal(self, method: str) -> Forbidden | None:
         """The error for a call of the method, or None if it is allowed."""
-        if not self.methods or method in self.methods:
+        if not self.uses.methods or method in self.uses.methods:
             return None
         return Forbidden(f"this API key may not call {method}", reason="scope")
+
+    @property
+    def limits_calls(self) -> bool:
+        """Whether each call must be checked, besides the request that contains it."""
+        return bool(self.uses.methods or self.uses.contracts)
+
+    @property
+    def limits_contracts(self) -> bool:
+        return bool(self.uses.contracts)
+
+    def contract_refusal(self, contracts: Sequence[str] | None) -> Forbidden | None:
+        """The error for a request that reaches these contracts, which are in lower case, or any if None. None if it is
+        allowed."""
+        if not self.uses.contracts:
+            return None
+        if contracts is None:
+            return Forbidden("this API key is limited to some contracts, and this may reach others", reason="contract")
+        for contract in contracts:
+            if contract not in self.uses.contracts:
+                return Forbidden(f"this API key may not be used for the contract {contract}", reason="contract")
+        return None
 
     def refusal(self, address: str, origin: str) -> Forbidden | None:
         """The error for a request from there, or None if it is allowed."""
@@ -254,12 +288,10 @@ def _wrong_origin(origin: str) -> str:
     return f"this API key may not be used from {named}"
 
 
-def restrictions_of(
-    blocks: list[str], origins: list[str], networks: Sequence[str] = (), methods: Sequence[str] = ()
-) -> KeyRestrictions | None:
-    if not (blocks or origins or networks or methods):
-        return None
-    return KeyRestrictions(tuple(blocks), tuple(origins), frozenset(networks), frozenset(methods))
+def restrictions_of(blocks: list[str], origins: list[str], uses: AllowedUses = _ANY_USE) -> KeyRestrictions | None:
+    if blocks or origins or uses.networks or uses.methods or uses.contracts:
+        return KeyRestrictions(tuple(blocks), tuple(origins), uses)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +433,10 @@ class Key:
     def may(self, scopes: int) -> bool:
         """Whether the key has at least one of these scopes."""
         return self.scopes & scopes != 0
+
+    def may_use(self, network: str, *, is_live: bool) -> bool:
+        """Whether the key may be used on the network at all, whatever its scopes."""
+        return (self.live or not is_live) and (self.restrictions is None or self.restrictions.has_network(network))
 
     def __repr__(self) -> str:
         state = "disabled" if self.disabled else "alive" if self.alive else "replaced"

@@ -64,5 +64,6 @@ class NetworkResolver:
 
     def _names(self, key: Key, name: str) -> list[str]:
         """The names of the networks that the key can use, in the form of the given one."""
-        found = [route.network for route in self._networks.routes.values() if key.live or not route.network.is_live]
+        known = (route.network for route in self._networks.routes.values())
+        found = [network for network in known if key.may_use(network.id, is_live=network.is_live)]
         return [network.id if "/" in name else network.word(live=key.live) for network in found]

@@ -27,6 +27,7 @@ IN_WEB = {
 }  # fmt: skip
 # Elsewhere, what is named after a request: where, and why it is bounded.
 IN_CALLS = {
+    "chains/evm/reached_contracts.py json.loads(params, object_pairs_hook=_members)": "1,000 objects and 10,000 values at most",
     "chains/evm/methods.py msgspec.json.decode(params)": "params of a call",
     "chains/svm/polled_params.py msgspec.json.decode(params)": "params of a call",
     "services/rpc/verifier.py msgspec.json.decode(params)": "params of a call",

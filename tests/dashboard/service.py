@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,6 +112,11 @@ class DashboardService:
         client.csrf = reply.data["csrf_token"]
         return client
 
+    async def rest(self, method: str, path: str, body: Any = None, *, key: str, **headers: str) -> Reply:
+        """A request with an API key, on a new connection."""
+        client = Client(self)
+        return await client.request(method, path, body, X_API_Key=key, **headers)
+
     async def admin_token(self, name: str = "operator") -> str:
         token = new_admin_token()
         await self.sessions.add_token(name, token)
@@ -196,9 +201,11 @@ def check_spec(method: str, path: str, reply: Reply) -> None:
         conforms(reply.data, schema["$ref"].rpartition("/")[2])
 
 
-async def call(service: DashboardService, key: str, method: str = "eth_gasPrice", **headers: str) -> Reply:
+async def call(
+    service: DashboardService, key: str, method: str = "eth_gasPrice", params: Sequence[Any] = (), **headers: str
+) -> Reply:
     """Make one JSON-RPC call with a key, on a new connection."""
-    body = orjson.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": []})
+    body = orjson.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": [*params]})
     sent = {"X-API-Key": key, "Content-Type": "application/json", **headers}
     async with (
         aiohttp.ClientSession() as session,

@@ -95,6 +95,24 @@ async def test_key_is_restricted_and_account_disabled_from_the_command_line(serv
     assert "allowed_ips" in wrong.stderr
 
 
+async def test_uses_expiry_owner_and_note_of_a_key_are_set_from_the_command_line(service: DashboardService) -> None:
+    account = await service.account()
+    contract = "0x" + "aB" * 20
+    uses = ("--allow-network", "ethereum/sepolia", "--allow-method", "eth_call", "--allow-contract", contract)
+    about = ("--owner", "payments", "--note", "nightly job", "--expires-at", "2090-01-31T00:00:00Z")
+    made = await run_json(service, "keys", "create", "--account", account["id"], "--mode", "test", *uses, *about)
+    shown = await run_json(service, "keys", "show", made["id"])
+    for row in (made, shown):
+        assert (row["allowed_networks"], row["allowed_methods"]) == (["ethereum/sepolia"], ["eth_call"])
+        assert (row["allowed_contracts"], row["owner"], row["note"]) == ([contract], "payments", "nightly job")
+        assert row["expires_at"].startswith("2090-01-31T00:00:00")
+    changed = await run_json(service, "keys", "set", made["id"], "--for-anything", "--expires-at", "never", "--note", "")
+    assert (changed["allowed_networks"], changed["allowed_methods"], changed["allowed_contracts"]) == ([], [], [])
+    assert (changed["owner"], changed["note"], changed["expires_at"]) == ("payments", "", None)
+    wrong = await run(service, "keys", "set", made["id"], "--expires-at", "tomorrow")
+    assert (wrong.returncode, "2026-01-15T09:30:00Z" in wrong.stderr) == (1, True)
+
+
 async def test_request_is_explained_from_the_command_line(service: DashboardService) -> None:
     holder = await service.holder()
     made = await holder.new_key()

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from proxy.core.directives import USUAL
-from tests.dashboard.service import NETWORK, Client, DashboardService, call
+from tests.dashboard.service import NETWORK, Client, DashboardService, Reply, call
 from tests.http_client import HttpClient, post, rpc
 from tests.service import until
 
@@ -115,6 +115,52 @@ async def test_key_is_limited_to_networks_and_methods(service: DashboardService)
         assert name in (await holder.request("PATCH", path, wrong)).fault(400)
     for written, meant in (("ethereum/mainet", "did you mean ethereum/mainnet?"), ("nowhere/at-all", "GET /v1/chains")):
         assert meant in (await holder.request("PATCH", path, {"allowed_networks": [written]})).fault(400)
+
+
+async def test_key_is_limited_to_contracts(service: DashboardService) -> None:
+    holder = await service.holder()
+    contract, other = "0x" + "aB" * 20, "0x" + "cd" * 20
+    made = await holder.new_key(allowed_contracts=[contract])
+    path = f"/account/keys/{made['id']}"
+    assert (await holder.get(path)).data["allowed_contracts"] == [contract]  # as it was written
+    await wait_until_known(service, made["key"])
+    for to, status in ((contract, 200), (contract.lower(), 200), (other, 403)):
+        assert (await call(service, made["key"], "eth_call", [{"to": to}, "latest"])).status == status
+    rotated = (await holder.post(f"{path}/rotate", {"overlap_s": 60})).data
+    assert rotated["allowed_contracts"] == [contract]
+    for rest in (
+        f"/tokens/ethereum/metadata/{other}",
+        f"/tokens/ethereum/balances/{other}",
+        f"/nfts/ethereum/owned/{other}",
+    ):
+        refused = await service.rest("GET", rest, key=made["key"])
+        assert (refused.status, refused.data["error"]["reason"]) == (403, "contract"), refused
+    hook = {"url": "https://example.com/", "chain": "ethereum", "event_type": "NEW_BLOCK", "config": {}}
+    assert (await service.rest("POST", "/webhooks", hook, key=made["key"])).data["error"]["reason"] == "contract"
+    assert "allowed_contracts" in (await holder.request("PATCH", path, {"allowed_contracts": ["0x12"]})).fault(400)
+    assert (await holder.request("PATCH", path, {"allowed_contracts": []})).data["allowed_contracts"] == []
+
+
+async def test_limited_key_sees_only_its_networks_and_calls_no_other_paymaster_method(
+    service: DashboardService,
+) -> None:
+    holder = await service.holder()
+    made = await holder.new_key(allowed_networks=["ethereum/mainnet"])
+    single = await holder.new_key(allowed_methods=["pm_getPaymasterData"])
+
+    async def seen() -> Reply | None:
+        reply = await service.rest("GET", "/chains", key=made["key"])
+        return reply if reply.status == 200 else None
+
+    assert (await until(seen)).data["networks"] == []
+    assert "did you mean" not in (await service.rest("GET", "/gas/etherium/prices", key=made["key"])).fault(404)
+    body = {"jsonrpc": "2.0", "id": 1, "method": "pm_getPaymasterStubData", "params": []}
+
+    async def refusal() -> dict[str, Any] | None:
+        reply = await service.rest("POST", f"/paymaster/{NETWORK}", body, key=single["key"])
+        return dict(reply.data["error"]) if reply.status == 403 else None
+
+    assert (await until(refusal))["message"] == "this API key may not call pm_getPaymasterStubData"
 
 
 async def test_key_has_an_owner_a_note_and_an_expiry(service: DashboardService) -> None:

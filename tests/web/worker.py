@@ -20,7 +20,7 @@ import uvloop
 from proxy.compose.app import App
 from proxy.compose.fleet import buckets_of
 from proxy.core import access
-from proxy.core.access import Account, Key, Limits
+from proxy.core.access import Account, AllowedUses, Key, Limits
 from proxy.core.directives import USUAL
 from proxy.core.fault_plans import FaultPlan
 from proxy.core.limits import BucketRates
@@ -81,6 +81,7 @@ class Worker:
         directives: frozenset[str] = USUAL,
         records_params: bool = False,
         fault: FaultPlan | None = None,
+        uses: AllowedUses | None = None,
         beside: Key | None = None,
     ) -> Key:
         """Add a key with its own account, or one `beside` another of the same account. `keys[name]` is its text."""
@@ -105,6 +106,7 @@ class Worker:
             expires_at=time.monotonic() + lives_s,
             directives=directives,
             fault=fault,
+            restrictions=None if uses is None else access.KeyRestrictions((), (), uses),
         )
         self.app.keyring.add(key)
         return key

@@ -6,6 +6,7 @@ repeated after it may have been sent. Errors pass unchanged, because their codes
 
 from __future__ import annotations
 
+from proxy.chains.evm import reached_contracts
 from proxy.chains.evm.address import FORMAT
 from proxy.chains.evm.head_reader import HEAD
 from proxy.chains.family import NONE, BlockRef, Family, Method
@@ -44,5 +45,6 @@ BUNDLER = Family(
     is_empty=_is_empty,
     head=HEAD,
     addresses=FORMAT,
+    contracts=reached_contracts.of_call,
     verdicts=VERDICTS,
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.chains.evm import log_range, subscription_params
+from proxy.chains.evm import log_range, reached_contracts, subscription_params
 from proxy.chains.evm.address import FORMAT
 from proxy.chains.evm.head_reader import HEAD
 from proxy.chains.evm.log_range import quantity
@@ -268,6 +268,7 @@ EVM = Family(
     sent_id=hash_of_sent,
     sent_subjects=subjects_of_sent,
     subject=subject,
+    contracts=reached_contracts.of_call,
     last_block=last_block,
     within_head=log_range.within_head,
     latest=LATEST.tag,

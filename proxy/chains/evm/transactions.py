@@ -16,11 +16,15 @@ _SHORT_TEXT, _LONG_TEXT = 0x80, 0xB7
 _SHORT_LIST, _LONG_LIST = 0xC0, 0xF7
 # The longest head of an RLP item: its first byte, and a length of eight.
 _MOST_HEAD = 9
-_SIGNATURE_ITEMS = 3
 # No transaction type has as many fields. Bounds the time: reading 100,000 items would be slow.
 _MOST_FIELDS = 32
 # Types whose last three fields are the signature's parity, r and s (EIP-2930, EIP-1559, EIP-4844, EIP-7702).
 _SIGNED_LAST = (0x01, 0x02, _BLOB, 0x04)
+# The index of the field `to` in a transaction without a type, and by type.
+_LEGACY_TO, _TO = 3, {0x01: 4, 0x02: 5, _BLOB: 5, 0x04: 5}
+# EIP-7702: the type with authorizations, and the indexes of their list and of the address in each.
+_DELEGATING, _AUTHORIZATIONS, _DELEGATE = 0x04, 9, 1
+_ADDRESS = 20
 # EIP-155: a signature that covers the chain id has v = 35 + 2 * chain id + parity; any other has v = 27 + parity.
 _EIP_155, _BEFORE_155 = 35, 27
 # Nodes accept no larger transaction, apart from its blobs (geth: 128 KiB). Hashing a megabyte takes milliseconds.
@@ -48,6 +52,23 @@ def subjects_of_sent(params: bytes) -> tuple[str, ...]:
         return ()
     sender = _sender(raw)
     return (_hash(raw), sender) if sender else (_hash(raw),)
+
+
+def targets_of_sent(params: bytes) -> tuple[str, ...] | None:
+    """The contracts that the transaction in the params names, in lower case: the one that it calls, and the delegates of its
+    authorizations. None if it creates a contract, or if they cannot be determined."""
+    try:
+        given = _any_params(params)[0]
+        raw = _raw(given["tx"] if isinstance(given, dict) else given)
+        is_typed = raw[0] < _SHORT_LIST
+        at = _TO[raw[0]] if is_typed else _LEGACY_TO
+        fields = _items(raw[1:] if is_typed else raw)
+        found = [_text(fields[at])]
+        if raw[0] == _DELEGATING:
+            found += [_text(_items(each)[_DELEGATE]) for each in _items(fields[_AUTHORIZATIONS])]
+    except (msgspec.DecodeError, ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return tuple(f"0x{each.hex()}" for each in found) if all(len(each) == _ADDRESS for each in found) else None
 
 
 def _raw(given: str) -> bytes:
@@ -82,19 +103,33 @@ def _sender(raw: bytes) -> str:
 
 def _signature(rlp: bytes) -> tuple[bytes, int, int, int]:
     """The encoded fields of a transaction without its signature, and the numbers of the signature: the last three items."""
+    *fields, parity, r, s = _items(rlp)
+    return b"".join(fields), _number(parity), _number(r), _number(s)
+
+
+def _items(rlp: bytes) -> list[bytes]:
+    """The encoded items of an RLP list. Raises ValueError if the bytes are not exactly one list, or if it is too long."""
     head, length = _list_sizes(rlp)
-    starts, at = list[int](), head
-    while 0 < head <= at < len(rlp) and len(starts) < _MOST_FIELDS:
-        starts.append(at)
-        item = rlp[at : at + _MOST_HEAD]
-        at += sum(_list_sizes(item) if item[0] >= _SHORT_LIST else _text_sizes(item))
-    if len(starts) < _SIGNATURE_ITEMS or at != len(rlp) or head + length != at:
-        raise ValueError("not a transaction")
-    parity, r, s = (
-        int.from_bytes(rlp[start + _text_sizes(rlp[start : start + _MOST_HEAD])[0] : end], "big")
-        for start, end in zip(starts[-3:], [*starts[-2:], at], strict=True)
-    )
-    return rlp[head : starts[-3]], parity, r, s
+    found, at = list[bytes](), head
+    while 0 < head <= at < len(rlp) and len(found) < _MOST_FIELDS:
+        first = rlp[at : at + _MOST_HEAD]
+        size = sum(_list_sizes(first) if first[0] >= _SHORT_LIST else _text_sizes(first))
+        found.append(rlp[at : at + size])
+        at += size
+    if not head or at != len(rlp) or head + length != at:
+        raise ValueError("not a list")
+    return found
+
+
+def _text(item: bytes) -> bytes:
+    """The content of an encoded RLP string. Raises ValueError for a list."""
+    if item[0] >= _SHORT_LIST:
+        raise ValueError("not a string")
+    return item[_text_sizes(item)[0] :]
+
+
+def _number(item: bytes) -> int:
+    return int.from_bytes(_text(item), "big")
 
 
 def _of_legacy(fields: bytes, v: int) -> tuple[bytes, int]:

@@ -264,4 +264,5 @@ def restrictions_in(body: Mapping[str, Any]) -> KeyRestrictionChange:
         origins=body.get("allowed_origins"),
         networks=body.get("allowed_networks"),
         methods=body.get("allowed_methods"),
+        contracts=body.get("allowed_contracts"),
     )

@@ -19,7 +19,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from proxy.core import directives
-from proxy.core.access import ALL_SCOPES, Account, Key, Limits, digest, is_well_formed, restrictions_of, scope_bits
+from proxy.core.access import (
+    ALL_SCOPES,
+    Account,
+    AllowedUses,
+    Key,
+    Limits,
+    digest,
+    is_well_formed,
+    restrictions_of,
+    scope_bits,
+)
 from proxy.core.bounded import make_room
 from proxy.core.fault_plans import FaultPlan, plan_of
 from proxy.core.limits import BucketRates
@@ -299,13 +309,7 @@ class Keyring:
             own_rate=_own_rate(row, rate),
             disabled=row["status"] == "disabled",
             expires_at=math.inf if expires_in_s is None else now + expires_in_s,
-            restrictions=restrictions_of(
-                row["allowed_ips"],
-                row["allowed_origins"],
-                # A local copy of the previous version does not have these.
-                row.get("allowed_networks") or (),
-                row.get("allowed_methods") or (),
-            ),
+            restrictions=restrictions_of(row["allowed_ips"], row["allowed_origins"], _uses(row)),
             directives=directives.allowed_to(row["directives"]),
             fault=_fault(row),
         )
@@ -341,6 +345,15 @@ _COMPARED = (
     "fault",
     "records_params",
 )
+
+
+def _uses(row: KeyRecord) -> AllowedUses:
+    """A local copy of a previous version does not have these columns."""
+    return AllowedUses(
+        networks=frozenset(row.get("allowed_networks") or ()),
+        methods=frozenset(row.get("allowed_methods") or ()),
+        contracts=frozenset(each.lower() for each in row.get("allowed_contracts") or ()),
+    )
 
 
 def _fault(row: KeyRecord) -> FaultPlan | None:

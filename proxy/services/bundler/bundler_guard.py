@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import orjson
 
-from proxy.chains.evm import abi, user_operation
+from proxy.chains.evm import abi, reached_contracts, user_operation
 from proxy.chains.evm.bundler_methods import SEND
 from proxy.chains.evm.user_operation import BadOperation, UserOperation
 from proxy.chains.registry import Network
@@ -96,6 +96,11 @@ class BundlerGuard:
         except BadOperation as exc:
             return jsonrpc.error(jsonrpc.INVALID_PARAMS, str(exc))
         return None
+
+    def contracts_of(self, policy: MethodPolicy, params: bytes) -> Sequence[str] | None:
+        """The contracts that the operation reaches; None if it may reach any. Raises BadOperation like `read`."""
+        given = self.read(policy, params)
+        return reached_contracts.of_operation(given.operation, given.overrides)
 
     def flight(
         self, caller: Caller, key: Key, policy: MethodPolicy, params: bytes, now: float, directives: Directives | None

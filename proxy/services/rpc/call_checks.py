@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from proxy.chains.families import family_of
@@ -37,9 +38,18 @@ def check_call(
         return refusal
     if policy.method.kind == "subscription" and subscriber is None:
         return jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {call[0]} needs a WebSocket")
-    if policy.is_checked and route.guard is not None:
-        return route.guard.fault_of(policy, call[1]) or policy
+    if policy.is_checked and route.guard is not None and (error := route.guard.fault_of(policy, call[1])) is not None:
+        return error
+    if key.restrictions is not None and key.restrictions.limits_contracts:
+        return key.restrictions.contract_refusal(_contracts(route, policy, call[1])) or policy
     return policy
+
+
+def _contracts(route: Route, policy: MethodPolicy, params: bytes) -> Sequence[str] | None:
+    """The contracts that the call reaches; None if it may reach any."""
+    if policy.is_checked and route.guard is not None:
+        return route.guard.contracts_of(policy, params)
+    return policy.family.contracts(policy.method, params)
 
 
 def _no_method(route: Route, name: str) -> bytes:

@@ -116,8 +116,11 @@ class FilterIds:
         return None
 
     def _tag(self, upstream: Upstream, key: Key, text: str) -> str:
-        """The upstream's id is a digest of its network and address, so it does not change with the upstream's index."""
-        signed = f"{upstream.health.upstream_id} {key.lineage} {text}".encode()
+        """The upstream's id is a digest of its network and address, so it does not change with the upstream's index. A key
+        whose contracts have changed cannot poll the filters that it has created for others."""
+        limits = key.restrictions
+        contracts = "" if limits is None else "".join(sorted(limits.uses.contracts))
+        signed = f"{upstream.health.upstream_id} {key.lineage}{contracts} {text}".encode()
         return hmac.digest(self._pepper, signed, "sha256").hex()[:_TAG]
 
 

@@ -30,6 +30,9 @@ class CallGuard(Protocol):
     def fault_of(self, policy: MethodPolicy, params: bytes) -> bytes | None:
         """An error if the params are not valid for the method."""
 
+    def contracts_of(self, policy: MethodPolicy, params: bytes) -> Sequence[str] | None:
+        """The contracts that the call reaches, whose params are valid; None if it may reach any."""
+
     def flight(
         self, caller: Caller, key: Key, policy: MethodPolicy, params: bytes, now: float, directives: Directives | None
     ) -> Flight | None:

@@ -175,7 +175,7 @@ class RpcService:
         upstream = route.only
         if upstream is None or not upstream.health.free:
             return [], 0
-        if key.restrictions is not None and key.restrictions.methods:
+        if key.restrictions is not None and key.restrictions.limits_calls:
             return [], 0
         if not 1 < len(calls) <= upstream.batches.of(key.account.id):
             return [], 0

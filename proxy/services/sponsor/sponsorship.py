@@ -18,13 +18,13 @@ from typing import Any, assert_never
 from weakref import WeakValueDictionary
 
 from proxy import telemetry
-from proxy.chains.evm import abi, paymaster, policy, user_operation
+from proxy.chains.evm import abi, paymaster, policy, reached_contracts, user_operation
 from proxy.chains.evm.paymaster import PaymasterTerms
 from proxy.chains.evm.policy import PolicyOperation, Refusal
 from proxy.chains.evm.user_operation import BadOperation, UserOperation
 from proxy.chains.families import family_of
 from proxy.chains.registry import Network
-from proxy.core.access import Key
+from proxy.core.access import Key, KeyRestrictions
 from proxy.errors import Fault, Forbidden, InternalError, InvalidRequest, Unavailable
 from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
@@ -149,6 +149,8 @@ class SponsorService:
             operation = paymaster.funded(operation, payer.address)
         if completes and not operation.init_code:
             operation = replace(operation, init_code=await self._versions.init_code(key, network, operation.sender))
+        if key.restrictions is not None and key.restrictions.limits_contracts:
+            _require_contracts(key.restrictions, operation)
         return SponsorRequest(key, network, payer, operation, policy_id)
 
     # Sponsoring
@@ -425,3 +427,9 @@ def _forbidden(refusal: Refusal, **more: Any) -> Forbidden:
     return Forbidden(
         f"refused by the policy's rule {refusal.rule}: {refusal.message}", details=details, reason="policy"
     )
+
+
+def _require_contracts(limits: KeyRestrictions, operation: UserOperation) -> None:
+    """Raise if the key may not be used for a contract that the operation reaches."""
+    if (refusal := limits.contract_refusal(reached_contracts.of_operation(operation))) is not None:
+        raise refusal

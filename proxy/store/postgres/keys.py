@@ -57,14 +57,16 @@ class KeyRestrictionChange:
     origins: Sequence[str] | None = None
     networks: Sequence[str] | None = None
     methods: Sequence[str] | None = None
+    contracts: Sequence[str] | None = None
 
     def places(self) -> tuple[list[str] | None, list[str] | None]:
         return _each(self.ips, "allowed_ips", access.block_of), _each(self.origins, "allowed_origins", access.origin_of)
 
-    def uses(self) -> tuple[list[str] | None, list[str] | None]:
+    def uses(self) -> tuple[list[str] | None, list[str] | None, list[str] | None]:
         return (
             _each(self.networks, "allowed_networks", access.network_name),
             _each(self.methods, "allowed_methods", access.method_name),
+            _each(self.contracts, "allowed_contracts", access.contract_address),
         )
 
 

@@ -229,6 +229,7 @@ def shown_key(row: Mapping[str, Any]) -> dict[str, Any]:
         "allowed_origins": row["allowed_origins"],
         "allowed_networks": row["allowed_networks"],
         "allowed_methods": row["allowed_methods"],
+        "allowed_contracts": row["allowed_contracts"],
         "owner": row["owner"],
         "note": row["note"],
         "directives": sorted(allowed_to(row["directives"])),

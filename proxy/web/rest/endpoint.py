@@ -18,6 +18,7 @@ from typing import Any
 
 from aiohttp import web
 
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.core import access
 from proxy.core.access import Key
@@ -83,6 +84,20 @@ class RestRequest:
         """The word that means the network for this key. A network that is no longer configured keeps its old name."""
         network = self.resolver.configured(network_id)
         return network_id.replace("/", "-") if network is None else network.word(live=self.key.live)
+
+    def require_contract(self, network: Network, contract: bytes) -> None:
+        """Raise if the key may not be used for the contract."""
+        addresses = family_of(network).addresses
+        self._refuse_contracts([addresses.fold(addresses.show(contract))])
+
+    def require_all_contracts(self) -> None:
+        """Raise if the key is limited to some contracts."""
+        self._refuse_contracts(None)
+
+    def _refuse_contracts(self, contracts: Sequence[str] | None) -> None:
+        limits = self.key.restrictions
+        if limits is not None and (refusal := limits.contract_refusal(contracts)) is not None:
+            raise refusal
 
     @property
     def min_block(self) -> int:

@@ -46,6 +46,7 @@ class NftHandlers:
 
     async def _owned(self, request: RestRequest) -> Any:
         network = _with_nfts(request)
+        request.require_all_contracts()
         holder = await self._addresses.of(request, network)
         found = await self._collections.owned(network, holder, request.page)
         shown = family_of(network).addresses.show(holder)

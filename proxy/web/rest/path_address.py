@@ -44,7 +44,10 @@ class PathAddresses:
         return resolved
 
     async def contract(self, request: RestRequest, network: Network) -> bytes:
-        return await self.of(request, network, "contract")
+        """The contract in the path. Raises if the key may not be used for it."""
+        found = await self.of(request, network, "contract")
+        request.require_contract(network, found)
+        return found
 
 
 def not_an_address(network: Network, parameter: str) -> InvalidRequest:

@@ -33,6 +33,7 @@ class TokenHandlers:
 
     async def _balances(self, request: RestRequest) -> Any:
         network = request.network()
+        request.require_all_contracts()
         reader = self._reader(network)
         holder = await self._addresses.of(request, network)
         found = await reader.balances(network, holder)

@@ -39,8 +39,10 @@ class UsableNetworks:
 
     async def read(self, request: RestRequest) -> dict[str, Any]:
         routes = (self._networks.find(network) for network in self._chains.networks())
-        live = request.key.live
-        usable = [route for route in routes if route is not None and (live or not route.network.is_live)]
+        may_use = request.key.may_use
+        usable = [
+            route for route in routes if route is not None and may_use(route.network.id, is_live=route.network.is_live)
+        ]
         return {"networks": [self._shown(route) for route in usable]}
 
     def _shown(self, route: Route) -> dict[str, Any]:

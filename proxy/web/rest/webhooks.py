@@ -58,6 +58,7 @@ class WebhookHandlers:
     async def create(self, request: RestRequest) -> RestReply:
         body = request.body
         network = request.network(body["chain"])
+        request.require_all_contracts()
         config = body.get("config", {})
         await self._pay(network.id, _count(config, "addresses"), _count(config, "tx_hashes"))
         made = await self._webhooks.create(
@@ -124,6 +125,7 @@ class WebhookHandlers:
     async def backtest(self, request: RestRequest) -> dict[str, Any]:
         body = request.body
         network = request.network(body["chain"])
+        request.require_all_contracts()
         found = await self._backtest.run(
             network, body["event_type"], body.get("config", {}), first=body.get("from_block"), last=body.get("to_block")
         )
@@ -154,9 +156,10 @@ class WebhookHandlers:
             units -= PAID_AT_ONCE
 
     async def own(self, request: RestRequest) -> Webhook:
-        """The account's webhook that the path names, on a network that the key may use."""
+        """The account's webhook that the path names, on a network that the key may use. Its events may be of any contract."""
         found = await self._webhooks.read(request.key, request.path["id"])
         request.require_network(found.network)
+        request.require_all_contracts()
         return found
 
     async def _config(self, found: Webhook) -> dict[str, Any]:

@@ -112,7 +112,9 @@ class PaymasterHandler:
         if units is None:
             error = jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, f"the method {method} does not exist or is not available")
             return await self._mistake(request, key, id_, error, alone=alone)
-        if refusal := await self._admission.admit(key, 1, units, began):
+        limits = key.restrictions
+        refused = None if limits is None else limits.method_refusal(method)
+        if refusal := refused or await self._admission.admit(key, 1, units, began):
             accounting.of_operation(key, network.id, method).count(outcome_of(refusal), "", 0, 0.0)
             if alone:
                 raise refusal

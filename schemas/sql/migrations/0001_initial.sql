@@ -50,9 +50,10 @@ create table keys (
     -- CIDR blocks and browser origins from which the key can be used. Empty means anywhere.
     allowed_ips text[] not null default '{}',
     allowed_origins text[] not null default '{}',
-    -- Networks, and methods of JSON-RPC, that the key can be used for. Empty means all.
+    -- Networks, methods of JSON-RPC and contracts that the key can be used for. Empty means all.
     allowed_networks text[] not null default '{}',
     allowed_methods text[] not null default '{}',
+    allowed_contracts text[] not null default '{}',
     -- For people: who answers for the key, and what it is for.
     owner text not null default '',
     note text not null default '',

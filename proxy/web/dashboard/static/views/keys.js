@@ -73,6 +73,7 @@ function limitsOf(key) {
     key.units_per_second && `${format.number(key.units_per_second)} units/s`,
     key.allowed_networks.length > 0 && key.allowed_networks.join(", "),
     key.allowed_methods.length > 0 && `only ${key.allowed_methods.join(", ")}`,
+    key.allowed_contracts.length > 0 && `contracts ${key.allowed_contracts.join(", ")}`,
     key.allowed_ips.length > 0 && `IPs ${key.allowed_ips.join(", ")}`,
     key.allowed_origins.length > 0 && `origins ${key.allowed_origins.join(", ")}`,
   ].filter(Boolean);
@@ -116,6 +117,8 @@ function edit(key, reload) {
       hint: "One per line. Leave empty to allow all." });
     const allowedMethods = forms.lines("Methods", { rows: 2, value: key?.allowed_methods.join("\n"), placeholder: "eth_call",
       hint: "JSON-RPC methods, one per line. Leave empty to allow all that the scopes allow." });
+    const allowedContracts = forms.lines("Contracts", { rows: 2, value: key?.allowed_contracts.join("\n"), placeholder: "0x…",
+      hint: "Addresses on EVM chains, one per line. Calls that may reach others are refused. Leave empty to allow all." });
     const owner = forms.text("Owner", { maxlength: "200", value: key?.owner, placeholder: "Payments team" });
     const expires = forms.text("Expires", { type: "datetime-local", value: key?.expires_at ? localTime(key.expires_at) : "", hint: "Leave empty for never." });
     const remark = forms.text("Note", { maxlength: "500", value: key?.note, placeholder: "What the key is for" });
@@ -124,10 +127,11 @@ function edit(key, reload) {
     const fault = forms.text("Faults", { value: key?.fault, maxlength: "200", placeholder: "latency=800ms, status=503, p=0.2",
       hint: "Spoils the replies to this test key, the events of its sockets and the deliveries of webhooks it creates. Leave empty for none." });
     const advanced = el("details.more", { open: Boolean(key) }, el("summary", null, "Limits and restrictions"),
-      forms.row(requests.node, units.node), forms.row(allowedNetworks.node, allowedMethods.node), forms.row(ips.node, origins.node), directives.node, key?.mode === "test" && fault.node);
+      forms.row(requests.node, units.node), forms.row(allowedNetworks.node, allowedMethods.node), allowedContracts.node, forms.row(ips.node, origins.node), directives.node, key?.mode === "test" && fault.node);
     const send = async () => {
       const values = { name: name.read(), scopes: scopes.read(), allowed_ips: format.splitList(ips.read()), allowed_origins: format.splitList(origins.read()), directives: directivesOf(directives.read()),
-        allowed_networks: format.splitList(allowedNetworks.read()), allowed_methods: format.splitList(allowedMethods.read()), owner: owner.read(), note: remark.read() };
+        allowed_networks: format.splitList(allowedNetworks.read()), allowed_methods: format.splitList(allowedMethods.read()),
+        allowed_contracts: format.splitList(allowedContracts.read()), owner: owner.read(), note: remark.read() };
       // The field has no seconds: an expiry that was not edited stays as it is.
       if (expires.read() !== (key?.expires_at ? localTime(key.expires_at) : "")) values.expires_at = expires.read() ? new Date(expires.read()).toISOString() : null;
       if (!values.scopes.length) throw new Error("Select at least one scope.");
