@@ -63,6 +63,7 @@ TOGETHER = (
         "tests/dashboard/test_rates.py",
         "tests/dashboard/test_code_limits.py",
         "tests/dashboard/test_account_isolation.py",
+        "tests/dashboard/test_account_keys.py",
         "tests/dashboard/test_alert_settings.py",
         "tests/dashboard/test_announcements.py",
         "tests/dashboard/test_contradictions.py",

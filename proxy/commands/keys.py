@@ -7,7 +7,7 @@ from typing import Any
 
 from proxy.commands import context, output
 from proxy.commands.accounts import add_limits, own_limits
-from proxy.core.access import MODES, SCOPES
+from proxy.core.access import ACCOUNT_SCOPES, MODES, USUAL_SCOPES
 from proxy.core.directives import BY_NAME
 from proxy.store.postgres.keys import NEVER, USUAL_DIRECTIVES, KeyDetailChange, KeyRestrictionChange, KeyStore
 from proxy.web.timestamps import moment_of
@@ -48,7 +48,8 @@ def _register_create(actions: Any) -> None:
     create.add_argument(
         "--mode", choices=MODES, default="live", help="test keys work on test networks only (default: live)"
     )
-    scopes = f"allow this scope; repeatable; default: all ({', '.join(SCOPES)})"
+    account = ", ".join(ACCOUNT_SCOPES)
+    scopes = f"allow this scope; repeatable; default: {', '.join(USUAL_SCOPES)}; for the account itself: {account}"
     create.add_argument("--scope", action="append", default=[], metavar="SCOPE", help=scopes)
     add_limits(create, day=False)
     _add_restrictions(create)
@@ -61,7 +62,7 @@ def _register_set(actions: Any) -> None:
     change.add_argument(
         "--scope", action="append", metavar="SCOPE", help="allow this scope; repeatable; replaces the old scopes"
     )
-    change.add_argument("--all-scopes", action="store_true", help="allow all scopes")
+    change.add_argument("--all-scopes", action="store_true", help="allow all scopes but those for the account itself")
     add_limits(change, day=False)
     _add_restrictions(change)
     change.add_argument(

@@ -271,18 +271,19 @@ class App:
             self.requests, shows_upstream=self.settings.rpc.show_upstream, price_of=self._tables.price_of
         )
         rest = {**records.handlers(), **self._rest_handlers()}
+        endpoints = RestEndpoints(
+            api,
+            self.admission,
+            self.plane.meters,
+            self.api_spec,
+            self._tables.prices.rest,
+            resolver,
+            actions=self.dashboard.actions,
+            large_body=self.settings.webhooks.max_body_bytes,
+        )
         return {
             **self._rpc_handlers(api, resolver),
-            **RestEndpoints(
-                api,
-                self.admission,
-                self.plane.meters,
-                self.api_spec,
-                self._tables.prices.rest,
-                resolver,
-                actions=self.dashboard.actions,
-                large_body=self.settings.webhooks.max_body_bytes,
-            ).wrapped(rest),
+            **endpoints.wrapped(rest),
             **self.dashboard.handlers(
                 api,
                 self.admission,
@@ -291,6 +292,7 @@ class App:
                 rest,
                 operator={**records.admin_handlers(), **ContradictionHandlers(self.contradictions).handlers()},
                 meters=self.plane.meters,
+                with_key=endpoints,
             ),
         }
 

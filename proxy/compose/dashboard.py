@@ -55,7 +55,7 @@ from proxy.web.dashboard.session_endpoint import SessionEndpoints, SessionHandle
 from proxy.web.dashboard.sign_in import SignInHandlers
 from proxy.web.dashboard.upstream_charts import UpstreamChartHandlers
 from proxy.web.network_resolver import NetworkResolver
-from proxy.web.rest.endpoint import RestHandler
+from proxy.web.rest.endpoint import RestEndpoints, RestHandler
 from proxy.web.sandbox import Sandbox
 from proxy.wire.mailer import Mailer
 
@@ -120,11 +120,12 @@ class DashboardFeature:
         *,
         operator: Mapping[str, SessionHandler],
         meters: Meters,
+        with_key: RestEndpoints,
     ) -> dict[str, Handler]:
         """The handlers, by operation id. `rest`: the handlers for keys, some of which are mirrored under /account. `operator`:
-        further handlers of operators. `meters`: charge accounts for upstream calls."""
+        further handlers of operators. `meters`: charge accounts for upstream calls. `with_key`: serves requests with a key."""
         dashboard = self._settings.dashboard
-        endpoints = SessionEndpoints(api, admission, spec, self.sign_in, self.actions, dashboard, self.rates)
+        endpoints = SessionEndpoints(api, admission, spec, self.sign_in, self.actions, dashboard, self.rates, with_key)
         plans = self._tables.plans
         networks = network_list(self._networks, self._tables.methods, self._settings.follower.follows)
         session_s = self._settings.dashboard.session_s

@@ -34,13 +34,18 @@ _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _CHANCE, _CHECK = 30, 6
 _FORM = re.compile(r"svc_(?:live|test)_[0-9A-Za-z]{36}", re.ASCII)
 
-SCOPES = (
+# The scopes of a key for which none are named.
+USUAL_SCOPES = (
     *("rpc:read", "rpc:write", "data:read", "wallets:manage", "webhooks:manage", "gas:manage", "bundler:send"),
     # Records of all requests of the account. Every key may read those of its own.
     "requests:read",
 )
+# Scopes of the account's own operations, which a key has only if they are named.
+ACCOUNT_SCOPES = ("usage:read", "activity:read", "keys:manage", "members:manage", "account:manage")
+SCOPES = (*USUAL_SCOPES, *ACCOUNT_SCOPES)
 SCOPE_BIT = {name: 1 << index for index, name in enumerate(SCOPES)}
 ALL_SCOPES = (1 << len(SCOPES)) - 1
+_USUAL_BITS = (1 << len(USUAL_SCOPES)) - 1
 # One in this many good requests of an account is recorded, unless its plan says otherwise.
 USUAL_SAMPLE = 100
 # The number of requests until the next one is sampled, for accounts without a sample.
@@ -101,11 +106,11 @@ def digest(pepper: bytes, key: str) -> bytes:
 
 
 def scope_bits(names: list[str] | tuple[str, ...]) -> int:
-    """No scopes given means all of them."""
+    """No scopes given means the usual ones."""
     bits = 0
     for name in names:
         bits |= SCOPE_BIT[name]
-    return bits or ALL_SCOPES
+    return bits or _USUAL_BITS
 
 
 def scope_names(bits: int) -> list[str]:

@@ -27,6 +27,8 @@ from proxy.web.validation_messages import ValidationMessages, member_of, unknown
 METHODS = ("get", "post", "patch", "delete", "put")
 # Paths that also exist under /account, for signed-in account holders.
 MIRRORED = ("/webhooks", "/gas/policies", "/requests", "/errors", "/alerts", "/chains")
+# The security of an operation under /account that a key with its scope can use too.
+_WITH_KEY: tuple[dict[str, list[str]], ...] = ({"ApiKeyHeader": []}, {"BearerKey": []})
 # The languages of the sample receivers, by the suffix of their file.
 RECEIVERS = {".mjs": "Node", ".py": "Python", ".go": "Go"}
 SCHEMAS_AT = "#/components/schemas/"
@@ -69,7 +71,7 @@ class ApiOperation:
     id: str
     method: str
     path: str
-    # The scope that the key needs; empty if every key may use it. Operations for signed-in people have a session instead.
+    # The scope that the key needs. Empty if every key may use it, or none, in the case of operations for signed-in people.
     scope: str
     session: SessionKind | None
     # The permission that the role of a person in the account needs.
@@ -242,7 +244,7 @@ def _merged(*directories: Path) -> dict[str, Any]:
 
 
 def _mirrored(paths: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy operations that account holders share with keys to /account, with a session instead of a scope."""
+    """Copy operations that account holders share with keys to /account, with a session. Keys with the scope may use either."""
     found: dict[str, Any] = {}
     for path, item in paths.items():
         if not path.startswith(MIRRORED):
@@ -250,12 +252,12 @@ def _mirrored(paths: Mapping[str, Any]) -> dict[str, Any]:
         below = found[f"/account{path}"] = dict(item)
         for method in METHODS:
             if method in item:
-                spec = {name: value for name, value in item[method].items() if name != "x-scope"}
+                spec = dict(item[method])
                 spec["operationId"] = f"account_{spec['operationId']}"
                 spec["tags"] = ["Account"]
                 spec["x-session"] = "account"
                 spec["x-permission"] = "view" if method == "get" else "manage"
-                spec["security"] = [{"AccountSession": []}]
+                spec["security"] = [{"AccountSession": []}, *(_WITH_KEY if "x-scope" in spec else ())]
                 below[method] = spec
     return found
 

@@ -105,3 +105,11 @@ def _presented(request: web.Request, in_query: Sequence[str] = ()) -> str | None
 
 def _is_sandbox_token(presented: str | None) -> TypeGuard[str]:
     return presented is not None and presented.startswith(SANDBOX_PREFIX)
+
+
+def presents_key(request: web.Request) -> bool:
+    """Whether the request has an API key, valid or not, where a session would do too."""
+    presented = _presented(request)
+    if presented is None or _is_sandbox_token(presented):
+        return False
+    return "X-API-Key" in request.headers or has_key(presented)

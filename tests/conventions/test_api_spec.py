@@ -14,7 +14,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from proxy import settings
 from proxy.chains.evm.bundler_methods import BUNDLER
 from proxy.compose.app import App
-from proxy.core.access import SCOPES
+from proxy.core.access import ACCOUNT_SCOPES, SCOPES
 from proxy.settings import SCHEMAS
 from proxy.store.shared_memory import rate_buckets
 from proxy.store.shared_memory.rate_buckets import SharedBuckets
@@ -29,8 +29,12 @@ PRICES = TABLES.prices
 BASE = "/v1"
 # Members of the root file; everything else is assembled from the directories beside it.
 ROOT_MEMBERS = ("openapi", "info", "servers", "tags", "security")
-# Operations that take an API key; the others take a session.
+# Operations that take only an API key; the others take a session, and a key too if they have a scope.
 KEY_OPERATIONS = {name: op for name, op in OPERATIONS.items() if op.session is None}
+# Operations of the account that keys can use, without copies of other operations.
+ACCOUNT_OPERATIONS = {
+    name: op for name, op in OPERATIONS.items() if op.session == "account" and op.scope in ACCOUNT_SCOPES
+}
 # JSON-RPC is priced by method, not by operation.
 BY_METHOD = {"rpc_call", "bundler_call", "paymaster_call"}
 
@@ -127,12 +131,14 @@ def test_endpoints_and_scopes_match_the_specification() -> None:
     assert {(op.method, op.path): op.scope for op in KEY_OPERATIONS.values()} == {**ENDPOINTS, **ADDED}
 
 
-def test_session_operations_are_under_account_and_admin_and_have_no_scope() -> None:
+def test_session_operations_are_under_account_and_admin_and_only_those_of_accounts_have_a_scope() -> None:
     for op in OPERATIONS.values():
         stem = op.path.split("/")[1]
         assert (op.session is not None) == (stem in ("account", "admin")), op.path
         assert op.session in (None, "none", stem), op.path
-        assert op.session is None or not op.scope, op.path
+        assert op.session in (None, "account") or not op.scope, op.path
+        schemes = {each for way in DOCUMENT["paths"][op.path][op.method.lower()].get("security", ()) for each in way}
+        assert op.session is None or ("ApiKeyHeader" in schemes) == bool(op.scope), op.path
 
 
 def test_only_signing_in_and_mailed_links_work_without_a_session() -> None:
@@ -153,13 +159,13 @@ def test_document_is_valid_openapi() -> None:
 
 
 def test_operations_use_every_scope_except_rpc_write() -> None:
-    used = {op.scope for op in KEY_OPERATIONS.values() if op.scope}
+    used = {op.scope for op in OPERATIONS.values() if op.scope}
     assert used <= set(SCOPES)
     assert set(SCOPES) - used == {"rpc:write"}  # the method decides, on the path of rpc:read
 
 
 def test_priced_operations_are_exactly_those_with_a_key() -> None:
-    assert set(PRICES.rest) == set(KEY_OPERATIONS) - BY_METHOD
+    assert set(PRICES.rest) == set(KEY_OPERATIONS | ACCOUNT_OPERATIONS) - BY_METHOD
 
 
 def test_every_bundler_method_is_described() -> None:

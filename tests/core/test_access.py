@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.core import access
-from proxy.core.access import ALL_SCOPES, SCOPE_BIT, SCOPES, Account
+from proxy.core.access import ALL_SCOPES, SCOPE_BIT, SCOPES, USUAL_SCOPES, Account
 from proxy.core.limits import BucketRates
 from tests.keys import key_of
 
@@ -111,12 +111,12 @@ def test_scopes_are_those_of_the_contract() -> None:
         *("webhooks:manage", "gas:manage", "bundler:send"),
         # Beyond the specification.
         "requests:read",
-    ) == SCOPES
+    ) == USUAL_SCOPES
     assert len(set(SCOPE_BIT.values())) == len(SCOPES)
 
 
-def test_no_scopes_mean_all_and_one_means_one() -> None:
-    assert access.scope_bits([]) == ALL_SCOPES
+def test_no_scopes_mean_the_usual_ones_and_one_means_one() -> None:
+    assert access.scope_names(access.scope_bits([])) == list(USUAL_SCOPES)
     assert access.scope_names(ALL_SCOPES) == list(SCOPES)
     for name in SCOPES:
         assert access.scope_names(access.scope_bits([name])) == [name]

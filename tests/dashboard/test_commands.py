@@ -106,7 +106,9 @@ async def test_uses_expiry_owner_and_note_of_a_key_are_set_from_the_command_line
         assert (row["allowed_networks"], row["allowed_methods"]) == (["ethereum/sepolia"], ["eth_call"])
         assert (row["allowed_contracts"], row["owner"], row["note"]) == ([contract], "payments", "nightly job")
         assert row["expires_at"].startswith("2090-01-31T00:00:00")
-    changed = await run_json(service, "keys", "set", made["id"], "--for-anything", "--expires-at", "never", "--note", "")
+    changed = await run_json(
+        service, "keys", "set", made["id"], "--for-anything", "--expires-at", "never", "--note", ""
+    )
     assert (changed["allowed_networks"], changed["allowed_methods"], changed["allowed_contracts"]) == ([], [], [])
     assert (changed["owner"], changed["note"], changed["expires_at"]) == ("payments", "", None)
     wrong = await run(service, "keys", "set", made["id"], "--expires-at", "tomorrow")

@@ -20,6 +20,7 @@ from proxy.store.postgres.keys import (
     NEVER,
     NO_DETAILS,
     USUAL_DIRECTIVES,
+    Grantor,
     KeyDetailChange,
     KeyRestrictionChange,
     KeyRow,
@@ -27,7 +28,7 @@ from proxy.store.postgres.keys import (
     LimitChange,
 )
 
-__all__ = ("NEVER", "AccountService", "KeyDetailChange")
+__all__ = ("NEVER", "AccountService", "Grantor", "KeyDetailChange")
 
 INHERIT = -1
 
@@ -117,7 +118,9 @@ class AccountService:
         restrictions: KeyRestrictionChange,
         details: KeyDetailChange = NO_DETAILS,
         directives: Sequence[str] | None = None,
+        by: Grantor | None = None,
     ) -> tuple[KeyRow, str]:
+        """Create a key that has at most the powers of its grantor."""
         await self._check(account, own)
         self._check_networks(restrictions.networks or ())
         _check_grant(directives, ())
@@ -130,6 +133,7 @@ class AccountService:
             restrictions=restrictions,
             details=details,
             allowed_directives=directives,
+            by=by,
         )
 
     async def update_key(
@@ -145,8 +149,9 @@ class AccountService:
         details: KeyDetailChange = NO_DETAILS,
         directives: Sequence[str] | None = None,
         fault: str | None = None,
+        by: Grantor | None = None,
     ) -> KeyRow:
-        row = await self._own(account, key_id)
+        row = await self._own(account, key_id, by)
         await self._check(account, own)
         self._check_networks(restrictions.networks or ())
         _check_grant(directives, row["directives"] or ())
@@ -159,24 +164,31 @@ class AccountService:
             details=details,
             allowed_directives=directives,
             fault=fault,
+            status=status,
+            by=by,
         )
-        if status is not None:
-            await self._keys.set_key_status(key_id, status)
         return await self.key(account, key_id)
 
-    async def rotate_key(self, account: str, key_id: str, *, overlap_s: float) -> tuple[KeyRow, str]:
-        await self._own(account, key_id)
-        return await self._keys.rotate_key(key_id, overlap_s=overlap_s)
+    async def rotate_key(
+        self, account: str, key_id: str, *, overlap_s: float, by: Grantor | None = None
+    ) -> tuple[KeyRow, str]:
+        await self._own(account, key_id, by)
+        return await self._keys.rotate_key(key_id, overlap_s=overlap_s, by=by)
 
-    async def revoke_key(self, account: str, key_id: str) -> None:
-        row = await self._own(account, key_id)
+    async def revoke_key(self, account: str, key_id: str, *, by: Grantor | None = None) -> None:
+        row = await self._own(account, key_id, by)
         if row["status"] != "revoked":
             await self._keys.set_key_status(key_id, "revoked")
 
-    async def _own(self, account: str, key_id: str) -> KeyRow:
+    async def _own(self, account: str, key_id: str, by: Grantor | None = None) -> KeyRow:
+        """A key of the account, for a grantor who may change it."""
         row = await self._keys.read_key(key_id)
         if row["account_id"] != account:
             raise NotFound(f"there is no key {key_id}")
+        if by is None or not by.key_id or row["mode"] == "test":
+            return row
+        if (await self._keys.read_key(by.key_id))["mode"] == "test":
+            raise Forbidden("test keys cannot change live keys: use a live key", reason="mode")
         return row
 
     async def _check(self, account: str, own: LimitChange) -> None:

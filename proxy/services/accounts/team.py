@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from proxy.core import sessions
 from proxy.core.dashboard_links import token_link
+from proxy.core.roles import Role
 from proxy.errors import Unauthorized
 from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.sign_in import SignedIn, SignIn, SignInPlace, new_token
@@ -61,7 +62,7 @@ class Team:
         """The people of the account, and its open invitations."""
         return await self._store.members(account), await self._store.invitations(account)
 
-    async def invite(self, by: SignedIn, *, email: str, role: str) -> SentInvitation:
+    async def invite(self, by: SignedIn, *, email: str, role: Role) -> SentInvitation:
         account = by.session.id
         await self._count(account, email.strip())
         token = new_token()
@@ -101,7 +102,7 @@ class Team:
     async def revoke(self, by: SignedIn, invitation: str) -> str:
         return await self._store.revoke_invitation(by.session.id, by.session.person, invitation)
 
-    async def change_role(self, by: SignedIn, member: str, role: str) -> tuple[str, str]:
+    async def change_role(self, by: SignedIn, member: str, role: Role) -> tuple[str, str]:
         """Return the member's address and former role."""
         return await self._store.change_role(by.session.id, by.session.person, member, role)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import datetime
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import asyncpg
 
-from proxy.core import access, directives
+from proxy.core import access, directives, key_powers
 from proxy.core.fault_plans import plan_of
+from proxy.core.key_powers import KeyPowers
 from proxy.core.paging import Page
+from proxy.core.roles import Role
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.store.postgres import sql
 from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
@@ -25,6 +27,11 @@ _INT32, _INT64 = 2**31 - 1, 2**63 - 1
 
 def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def is_key_id(text: str) -> bool:
+    """Whether the id is that of a key, where it may also be a person's."""
+    return text.startswith("key_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +97,14 @@ class KeyDetailChange:
 
 
 NO_DETAILS = KeyDetailChange()
+
+
+@dataclass(frozen=True, slots=True)
+class Grantor:
+    """The person, by the role in the account, or the key, by its id, that gives powers to keys. Operators need none."""
+
+    role: Role = "visitor"
+    key_id: str = ""
 
 
 NO_RESTRICTIONS = KeyRestrictionChange()
@@ -207,10 +222,12 @@ class KeyStore:
         restrictions: KeyRestrictionChange = NO_RESTRICTIONS,
         details: KeyDetailChange = NO_DETAILS,
         allowed_directives: Sequence[str] | None = None,
+        by: Grantor | None = None,
     ) -> tuple[KeyRow, str]:
         """Create a key. Returns its row and the key itself, which cannot be read again.
 
-        Raises Forbidden if the account already has as many keys as its plan allows.
+        Raises Forbidden if the account already has as many keys as its plan allows, or if the grantor does not have these
+        powers.
         """
         _check_scopes(scopes)
         chosen = _directives(allowed_directives)
@@ -237,7 +254,8 @@ class KeyStore:
             if lasting >= most:
                 raise Forbidden(f"the account's plan allows {most} API keys: revoke one first", reason="plan")
             row = await connection.fetchrow(sql.keys.create_key, *values)
-        assert row is not None
+            assert row is not None
+            await _check_powers(connection, by, dict(row))
         return dict(row), key
 
     async def _count_keys(self, connection: DatabaseConnection, account_id: str) -> tuple[int, int, int]:
@@ -253,7 +271,7 @@ class KeyStore:
         assert found is not None
         return self._plans[plan if plan in self._plans else "free"], found["lasting"], found["ending"]
 
-    async def rotate_key(self, key_id: str, *, overlap_s: float) -> tuple[KeyRow, str]:
+    async def rotate_key(self, key_id: str, *, overlap_s: float, by: Grantor | None = None) -> tuple[KeyRow, str]:
         """Create a successor with the same lineage, scopes and rate limits; the old key works until the overlap ends.
 
         The rotated keys of an account that have not expired yet may be as many as its plan allows keys, or as many as it has
@@ -281,6 +299,8 @@ class KeyStore:
             if row is None:
                 state = "expired" if old["status"] == "active" else old["status"]
                 raise InvalidRequest(f"key {key_id} is {state}: only an active key can be rotated", reason="state")
+            # Before the old key expires, which may be the grantor.
+            await _check_powers(connection, by, dict(row))
             await connection.execute(sql.keys.expire_key, key_id, float(overlap_s))
         return dict(row), key
 
@@ -301,6 +321,8 @@ class KeyStore:
         details: KeyDetailChange = NO_DETAILS,
         allowed_directives: Sequence[str] | None = None,
         fault: str | None = None,
+        status: str | None = None,
+        by: Grantor | None = None,
     ) -> KeyRow:
         """None leaves a setting unchanged; `USUAL_DIRECTIVES` restores the usual directives, and an empty fault ends it."""
         _check_scopes(scopes or ())
@@ -308,9 +330,7 @@ class KeyStore:
         row = await self.read_key(key_id)
         _check_fault(fault, row["mode"])
         chosen = None if scopes is None else list(scopes)
-        return await self._row(
-            sql.keys.update_key,
-            key_id,
+        values = (
             None if name is None else _text(name, "name"),
             chosen,
             own.requests_per_second,
@@ -320,8 +340,16 @@ class KeyStore:
             fault,
             *restrictions.uses(),
             *details.columns(),
-            absent=f"key {key_id} is revoked and cannot be changed",
         )
+        async with self._pool.connection() as connection, connection.transaction():
+            before = await connection.fetchrow(sql.keys.lock_key, key_id)
+            after = await connection.fetchrow(sql.keys.update_key, key_id, *values)
+            if after is not None and status is not None:
+                after = await connection.fetchrow(sql.keys.set_key_status, key_id, status)
+            if before is None or after is None:
+                raise NotFound(f"key {key_id} is revoked and cannot be changed")
+            await _check_powers(connection, by, dict(after), dict(before))
+        return dict(after)
 
     async def read_key(self, key_id: str) -> KeyRow:
         return await self._row(sql.keys.read_key, key_id, absent=f"there is no key {key_id}")
@@ -373,6 +401,35 @@ class KeyStore:
         if not rows:
             raise NotFound(absent)
         return rows[0]
+
+
+async def _check_powers(
+    connection: DatabaseConnection, by: Grantor | None, after: KeyRow, before: KeyRow | None = None
+) -> None:
+    """Raise, so that the transaction is rolled back, if the key has more powers than its grantor, unless it had them before.
+    A key that was disabled had none."""
+    if by is None:
+        return
+    powers, had = key_powers.of_key(after), None if before is None else key_powers.of_key(before)
+    was_in_force = before is not None and (before["status"] == "active" or after["status"] != "active")
+    if had is not None and was_in_force and not key_powers.excess(had, powers):
+        return
+    # A key that changes itself gives what it had before: the transaction sees its new powers.
+    holder = had if had is not None and after["id"] == by.key_id else await _powers_of(connection, by)
+    if field := key_powers.excess(holder, powers):
+        owner = "this API key" if by.key_id else "your role in the account"
+        raise Forbidden(f"{field}: {owner} cannot give more than it has", param=field, reason="scope")
+
+
+async def _powers_of(connection: DatabaseConnection, by: Grantor) -> KeyPowers:
+    if not by.key_id:
+        # Operators grant the other directives (`AccountService`); a person keeps those that a key has.
+        return replace(key_powers.of_role(by.role), directives=frozenset(directives.BY_NAME))
+    # Without a lock: two keys that change each other would wait for each other.
+    row = await connection.fetchrow(sql.keys.read_key, by.key_id)
+    if row is None or row["status"] != "active":
+        raise Forbidden("this API key is disabled", reason="disabled")
+    return key_powers.of_key(dict(row))
 
 
 async def claim_email(connection: DatabaseConnection, email: str, person: str | None = None) -> None:

@@ -1,7 +1,8 @@
 """Members of accounts, invitations and visits of operators in Postgres.
 
 Changes of one account's members run one after the other, and each checks that its author is still an owner: one who is being
-removed cannot invite a successor at the same moment.
+removed cannot invite a successor at the same moment. The author may also be a key with the scope `members:manage`: it gives
+only roles that may do no more than the key, and leaves owners alone.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.core.key_powers import excess, of_key, of_role
+from proxy.core.roles import Role
 from proxy.errors import Forbidden, InvalidRequest, NotFound
 from proxy.store.postgres import sql
-from proxy.store.postgres.keys import claim_email, email_address, new_id
+from proxy.store.postgres.keys import claim_email, email_address, is_key_id, new_id
 from proxy.store.postgres.pool import PATIENT_S, DatabaseConnection, Pool
 
 MemberRow = dict[str, Any]
@@ -44,11 +47,12 @@ class MemberStore:
         return await self._rows(sql.members.list_invitations, account)
 
     async def invite(
-        self, account: str, by: str, *, email: str, role: str, digest: bytes, lasts_s: float, most: int
+        self, account: str, by: str, *, email: str, role: Role, digest: bytes, lasts_s: float, most: int
     ) -> MemberRow:
         """Add an invitation, instead of an earlier one to the address. `most`: the limit of members and invitations."""
         address = email_address(email)
         async with self._team(account, by) as connection:
+            await _check_role(connection, by, role)
             if await connection.fetchval(sql.members.is_in_account, account, address):
                 raise InvalidRequest(f"email: {address} is already a member of this account", param="email")
             if await connection.fetchval(sql.members.count_team, account, address) >= most:
@@ -84,10 +88,11 @@ class MemberStore:
             await connection.execute(sql.sessions.set_password, joined.id, password_hash)
         return joined
 
-    async def change_role(self, account: str, by: str, member: str, role: str) -> tuple[str, str]:
+    async def change_role(self, account: str, by: str, member: str, role: Role) -> tuple[str, str]:
         """Return the member's address and former role. Invitations by the member end: the new role may not allow them."""
         async with self._team(account, by) as connection:
-            found = await self._member(connection, account, member)
+            found = await self._member(connection, account, by, member)
+            await _check_role(connection, by, role)
             await connection.execute(sql.members.change_role, account, member, role)
             await connection.execute(sql.members.end_invitations_by, member)
         return found["email"], found["role"]
@@ -95,7 +100,7 @@ class MemberStore:
     async def remove(self, account: str, by: str, member: str) -> str:
         """Remove a member and end their sessions. Returns the address."""
         async with self._team(account, by) as connection:
-            found = await self._member(connection, account, member)
+            found = await self._member(connection, account, by, member)
             await connection.execute(sql.members.remove_members, [member])
         return str(found["email"])
 
@@ -114,15 +119,15 @@ class MemberStore:
 
     @asynccontextmanager
     async def _team(self, account: str, by: str) -> AsyncIterator[DatabaseConnection]:
-        """A transaction in which only this owner changes the account's members."""
+        """A transaction in which only this owner or key changes the account's members."""
         async with self._pool.connection() as connection, connection.transaction():
             await connection.execute(sql.members.lock_team, account)
             # A second statement, because it sees what was committed while the first one waited.
-            if not await connection.fetchval(sql.members.is_owner, by, account):
+            if not await connection.fetchval(sql.members.may_manage_members, by, account):
                 raise Forbidden("only an owner of the account can change its members")
             yield connection
 
-    async def _member(self, connection: DatabaseConnection, account: str, member: str) -> MemberRow:
+    async def _member(self, connection: DatabaseConnection, account: str, by: str, member: str) -> MemberRow:
         if member == account:
             raise InvalidRequest(
                 "the first owner cannot be changed or removed: change the account's email address, or delete the account"
@@ -130,8 +135,20 @@ class MemberStore:
         row = await connection.fetchrow(sql.members.read_member, account, member)
         if row is None:
             raise NotFound(f"there is no member {member}")
+        if is_key_id(by) and row["role"] == "owner":
+            raise Forbidden("API keys cannot change owners: an owner can in the dashboard", reason="role")
         return dict(row)
 
     async def _rows(self, query: str, *values: Any) -> list[MemberRow]:
         async with self._pool.connection() as connection:
             return [dict(row) for row in await connection.fetch(query, *values)]
+
+
+async def _check_role(connection: DatabaseConnection, by: str, role: Role) -> None:
+    """Raise if a key would give a role that may do more than the key."""
+    if not is_key_id(by):
+        return
+    row = await connection.fetchrow(sql.keys.read_key, by)
+    field = "scopes" if row is None or role == "owner" else excess(of_key(dict(row)), of_role(role))
+    if field:
+        raise Forbidden(f"role: {role} may do more than this API key, by its {field}", param="role", reason="role")

@@ -1,4 +1,4 @@
-"""/account: the account, its keys, its usage and its remaining daily quota, for the signed-in account holder."""
+"""/account: the account, its keys, its usage and its remaining daily quota, for the account holder, signed in or with a key."""
 
 from __future__ import annotations
 
@@ -132,6 +132,7 @@ class AccountHandlers:
             restrictions=restrictions_in(body),
             details=_details_in(body),
             directives=directives_in(body),
+            by=request.grantor,
         )
         return RestReply({**shown_key(row), "key": key}, status=201)
 
@@ -151,17 +152,19 @@ class AccountHandlers:
             directives=directives_in(body),
             status=body.get("status"),
             fault=body.get("fault"),
+            by=request.grantor,
         )
         return shown_key(row)
 
     async def rotate_key(self, request: SessionRequest) -> RestReply:
+        overlap_s = request.body.get("overlap_s", 86_400)
         row, key = await self._accounts.rotate_key(
-            request.who.id, request.path["id"], overlap_s=request.body.get("overlap_s", 86_400)
+            request.who.id, request.path["id"], overlap_s=overlap_s, by=request.grantor
         )
         return RestReply({**shown_key(row), "key": key}, status=201)
 
     async def revoke_key(self, request: SessionRequest) -> dict[str, Any]:
-        await self._accounts.revoke_key(request.who.id, request.path["id"])
+        await self._accounts.revoke_key(request.who.id, request.path["id"], by=request.grantor)
         return {"id": request.path["id"], "revoked": True}
 
     # Usage

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from proxy.errors import InvalidRequest
@@ -40,7 +41,11 @@ class PeopleHandlers:
 
     async def invite(self, request: SessionRequest) -> RestReply:
         body = request.body
-        sent = await self._team.invite(request.signed_in, email=body["email"], role=body["role"])
+        by = request.signed_in
+        if request.key_id:
+            account = await self._accounts.read(request.who.id)
+            by = replace(by, session=replace(by.session, name=account["name"]))
+        sent = await self._team.invite(by, email=body["email"], role=body["role"])
         shown = {**_shown(sent.row), "invited_by": request.who.email, "url": sent.url or None}
         return RestReply(shown, status=201, subject=sent.row["email"])
 

@@ -1,5 +1,9 @@
 """The common part of every operation for signed-in people: like `rest/endpoint.py`, with a session instead of a key.
 
+An operation with a scope (`x-scope`) also accepts a key, which then acts for its account. Such a request passes through
+`rest/endpoint.py` like all requests with a key, and needs neither a session nor its CSRF token: browsers send no keys by
+themselves. If it has a cookie too, that has no effect.
+
 A request passes, in this order: the check for a foreign origin, the rate of the client's address, the session, the CSRF token,
 the role of the person, validation of the path and the query against the API spec, the rates of the person and the account, then
 validation of the body. Replies are never cached by browsers or intermediaries. They cost no units, except for the upstream
@@ -8,6 +12,7 @@ calls that some make, such as back-tests: the account pays for these as with a k
 
 from __future__ import annotations
 
+import datetime
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,6 +27,7 @@ from proxy.core.access import ALL_SCOPES
 from proxy.core.display_text import cleaned
 from proxy.core.paging import Page
 from proxy.errors import Fault, Forbidden, Unauthorized
+from proxy.services.accounts.accounts import Grantor
 from proxy.services.accounts.action_log import Action, ActionLog, Actor, is_change
 from proxy.services.accounts.admission import Admission
 from proxy.services.accounts.keyring import Keyring
@@ -31,10 +37,19 @@ from proxy.services.accounts.sign_in import Session, SignedIn, SignIn, SignInPla
 from proxy.settings import DashboardSettings
 from proxy.web.api_middleware import ApiMiddleware, Handler
 from proxy.web.api_spec import ApiOperation, ApiSpec
+from proxy.web.authentication import presents_key
 from proxy.web.changed_objects import NO_CHANGES, ChangedObject, ChangedObjects, Changes
 from proxy.web.network_resolver import NetworkResolver
 from proxy.web.reply import encoded_reply
-from proxy.web.rest.endpoint import RestHandler, RestReply, RestRequest, changes_of, data_of
+from proxy.web.rest.endpoint import (
+    RestEndpoints,
+    RestHandler,
+    RestReply,
+    RestRequest,
+    changes_of,
+    data_of,
+    subject_of,
+)
 from proxy.web.session_cookies import cookie_name
 
 CSRF = "X-CSRF-Token"
@@ -58,6 +73,13 @@ class SessionRequest:
     path: Mapping[str, str]
     query: Mapping[str, Any]
     body: Any
+    # The key that acts for the account instead of a person.
+    key_id: str = ""
+
+    @property
+    def grantor(self) -> Grantor:
+        """Limits the powers of keys that this request creates or changes."""
+        return Grantor(self.who.role, self.key_id)
 
     @property
     def who(self) -> Session:
@@ -109,7 +131,10 @@ class SessionEndpoints:
         actions: ActionLog,
         settings: DashboardSettings,
         rates: SessionRates,
+        with_key: RestEndpoints,
     ) -> None:
+        """`with_key`: serves requests with a key."""
+        self._with_key = with_key
         self._api = api
         self._rates = rates
         self._admission = admission
@@ -122,16 +147,23 @@ class SessionEndpoints:
         # The handlers of reads with JSON replies, by operation id: a page may request several of them at once.
         self.readers: dict[str, SessionHandler] = {}
 
-    def wrapped(self, handlers: Mapping[str, SessionHandler]) -> dict[str, Handler]:
-        """The aiohttp handlers, by operation id."""
-        self.readers |= {name: each for name, each in handlers.items() if self._spec.operations[name].is_read}
-        return {name: self._wrap(self._spec.operations[name], handler) for name, handler in handlers.items()}
+    def wrapped(
+        self, handlers: Mapping[str, SessionHandler], keyed: Mapping[str, Handler] | None = None
+    ) -> dict[str, Handler]:
+        """The aiohttp handlers, by operation id. `keyed`: those for requests with a key, if they differ."""
+        operations = self._spec.operations
+        self.readers |= {name: each for name, each in handlers.items() if operations[name].is_read}
+        if keyed is None:
+            acting = {name: _acting(each) for name, each in handlers.items() if operations[name].scope}
+            keyed = self._with_key.wrapped(acting)
+        return {name: self._wrap(operations[name], each, keyed.get(name)) for name, each in handlers.items()}
 
     def mirrored(
         self, handlers: Mapping[str, RestHandler], resolver: NetworkResolver, *, keyring: Keyring, meters: Meters
     ) -> dict[str, Handler]:
         """Key operations that also exist under /account: called with a key of the account that has all scopes. A request costs
-        no units, but the upstream calls that it makes do, as with any key."""
+        no units, but the upstream calls that it makes do, as with any key. With a key, a mirrored operation is the original
+        one."""
         found: dict[str, SessionHandler] = {}
         for name, handler in handlers.items():
             if (mirror := f"account_{name}") in self._spec.operations:
@@ -153,13 +185,25 @@ class SessionEndpoints:
                             self._api.accounting.of_operation(key, "", name).add_units(units)
 
                 found[mirror] = call
-        return self.wrapped(found)
+        shared = {name: each for name, each in handlers.items() if self._is_mirrored_for_keys(name)}
+        originals = self._with_key.wrapped(shared)
+        return self.wrapped(found, {f"account_{name}": each for name, each in originals.items()})
 
-    def _wrap(self, operation: ApiOperation, handler: SessionHandler) -> Handler:
+    def _is_mirrored_for_keys(self, name: str) -> bool:
+        mirror = self._spec.operations.get(f"account_{name}")
+        return mirror is not None and mirror.scope != ""
+
+    def _wrap(self, operation: ApiOperation, handler: SessionHandler, keyed: Handler | None) -> Handler:
         is_logged = operation.session != "none" and is_change(operation.id, operation.method)
         changed = self._changed.of(operation) if is_logged else None
 
         async def handle(request: web.Request) -> web.StreamResponse:
+            if presents_key(request) and operation.session == "account":
+                if keyed is None:
+                    raise Forbidden("API keys cannot do this: sign in to the dashboard", reason="scope")
+                reply = await keyed(request)
+                reply.headers.update(_PRIVATE)
+                return reply
             try:
                 given = await self._read(request, operation)
                 before = await self._before(changed, given)
@@ -167,7 +211,7 @@ class SessionEndpoints:
                 if is_logged:
                     await self._record(operation, given, found, changes_of(changed, before, found))
             except Fault as fault:
-                reply: web.StreamResponse = self._api.refuse(fault)
+                reply = self._api.refuse(fault)
             else:
                 reply = found if isinstance(found, web.StreamResponse) else await _reply(found)
             reply.headers.update(_PRIVATE)
@@ -197,9 +241,9 @@ class SessionEndpoints:
             if operation.path.startswith("/admin/accounts/{id}"):
                 account = named.pop("id")
             elif operation.id == "admin_create_account":
-                account = _created_in(found)
+                account = str(data_of(found)["id"])
         address = request.address
-        subject = _subject_of(found) or next(iter(named.values()), "") or _created_in(found)
+        subject = subject_of(found, named)
         if operation.id in _ERASES:
             # An account that has just been deleted has no log any more, and no name: that it was deleted is all that stays.
             subject, account, changes = account or "", None, NO_CHANGES
@@ -249,6 +293,28 @@ class SessionEndpoints:
         return await self._sign_in.who(token, is_operator=operation.session == "admin", refuse=refuse)
 
 
+def _acting(handler: SessionHandler) -> RestHandler:
+    """The handler for a key that acts for its account."""
+
+    async def call(request: RestRequest) -> Any:
+        key = request.key
+        never = datetime.datetime.max.replace(tzinfo=datetime.UTC)
+        session = Session(
+            id=key.account.id,
+            name="",
+            is_operator=False,
+            created_at=never,
+            expires_at=never,
+            person=key.id,
+            email=f"API key {key.id}",
+        )
+        return await handler(
+            SessionRequest(session, "", "", "", "", True, request.path, request.query, request.body, key.id)
+        )
+
+    return call
+
+
 def check_role(session: Session, operation: ApiOperation) -> None:
     if operation.permission and (words := roles.refusal(session.role, operation.permission)):
         raise Forbidden(words)
@@ -269,13 +335,3 @@ def _bearer(request: web.Request) -> str:
 async def _reply(found: Any) -> web.Response:
     reply = found if isinstance(found, RestReply) else RestReply(found)
     return await encoded_reply(reply.data, status=reply.status, headers=reply.headers)
-
-
-def _subject_of(found: Any) -> str:
-    return found.subject if isinstance(found, RestReply) else ""
-
-
-def _created_in(found: Any) -> str:
-    """The id of a created object, for the log: the path does not contain it."""
-    data = found.data if isinstance(found, RestReply) else None
-    return str(data.get("id", "")) if isinstance(data, Mapping) else ""

@@ -177,7 +177,8 @@ class RestEndpoints:
         units = self._prices[operation.id]
         # An operation without a scope is open to every key.
         scopes = access.SCOPE_BIT.get(operation.scope, access.ALL_SCOPES)
-        is_logged = is_change(operation.id, operation.method) and f"account_{operation.id}" in self._spec.operations
+        is_of_account = operation.session is not None or f"account_{operation.id}" in self._spec.operations
+        is_logged = is_of_account and is_change(operation.id, operation.method)
         changed = self._changed.of(operation) if is_logged else None
 
         async def handle(request: web.Request) -> web.Response:
@@ -202,8 +203,7 @@ class RestEndpoints:
                     with _ending_with_client(request, operation):
                         found = await _in_time(operation, handler, asked)
                     if is_logged:
-                        changes = changes_of(changed, before, found)
-                        await self._record(request, operation, asked, changes)
+                        await self._record(request, operation, asked, found, changes_of(changed, before, found))
                 except Fault as fault:
                     outcome = outcome_of(fault)
                     self._api.accounting.refund_unused(meter, fault)
@@ -212,6 +212,8 @@ class RestEndpoints:
                     outcome = "errors"  # The client has left.
                     raise
                 outcome = "results"
+                if isinstance(found, web.Response):
+                    return found
                 reply = await _reply(request, found if isinstance(found, RestReply) else RestReply(found))
                 if plan is None:
                     return reply
@@ -240,9 +242,9 @@ class RestEndpoints:
         return before
 
     async def _record(
-        self, request: web.Request, operation: ApiOperation, asked: RestRequest, changes: Changes
+        self, request: web.Request, operation: ApiOperation, asked: RestRequest, found: Any, changes: Changes
     ) -> None:
-        subject, address = next(iter(asked.path.values()), ""), self._api.authentication.address_of(request)
+        subject, address = subject_of(found, asked.path), self._api.authentication.address_of(request)
         done = Action(operation.id, subject, address, *changes)
         await self._actions.record(asked.key.account.id, Actor("key", asked.key.id), done)
 
@@ -315,3 +317,11 @@ def _block_of(found: Any) -> int:
 async def _reply(request: web.Request, reply: RestReply) -> web.Response:
     request[STATE].block, request[STATE].cache = _block_of(reply), reply.cache
     return await encoded_reply(reply.data, status=reply.status, headers=reply.headers)
+
+
+def subject_of(found: Any, path: Mapping[str, str]) -> str:
+    """The subject of a change in the account's log: named by the handler or the path, or the id of a created object."""
+    if not isinstance(found, RestReply):
+        return next(iter(path.values()), "")
+    data = found.data if isinstance(found.data, Mapping) else {}
+    return found.subject or next(iter(path.values()), "") or str(data.get("id", ""))

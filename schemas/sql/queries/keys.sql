@@ -51,11 +51,20 @@ returning id, account_id, lineage_id, slot, name, mode, hint, scopes, status, ex
     created_at, changed_at, directives, fault;
 
 -- set_key_status
--- A revoked key stays revoked.
+-- A revoked key stays revoked, and its invitations end.
+with invitations_end as (
+    delete from invitations where invited_by = $1 and $2 = 'revoked'
+)
 update keys set status = $2 where id = $1 and status <> 'revoked'
 returning id, account_id, lineage_id, slot, name, mode, hint, scopes, status, expires_at, requests_per_second,
     units_per_second, allowed_ips, allowed_origins, allowed_networks, allowed_methods, allowed_contracts, owner, note,
     created_at, changed_at, directives, fault;
+
+-- lock_key
+-- A key as it is stored, until the end of the transaction.
+select id, account_id, mode, scopes, status, expires_at, requests_per_second, units_per_second, allowed_ips, allowed_origins,
+    allowed_networks, allowed_methods, allowed_contracts, directives
+from keys where id = $1 for update;
 
 -- update_key
 -- Null keeps a value; a limit of -1 restores the account's, and the directive `default` the usual ones.

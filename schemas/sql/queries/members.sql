@@ -2,8 +2,13 @@
 -- Serialise changes of an account's members until the end of the transaction.
 select id from accounts where id = $1 and not disabled for no key update;
 
--- is_owner
-select exists (select from people where id = $1 and account_id = $2 and role = 'owner');
+-- may_manage_members
+-- An owner, or a key with the scope.
+select exists (select from people where id = $1 and account_id = $2 and role = 'owner')
+    or exists (
+        select from keys where id = $1 and account_id = $2 and 'members:manage' = any (scopes) and status = 'active'
+            and (expires_at is null or expires_at > now())
+    );
 
 -- list_members
 -- The first owner comes first.
@@ -13,8 +18,8 @@ from people p left join account_second_factors f on f.account_id = p.id
 where p.account_id = $1 and p.role <> 'visitor' order by p.id <> p.account_id, p.since, p.id;
 
 -- list_invitations
-select i.id, i.email, i.role, i.created_at, i.expires_at, coalesce(p.email, '') as invited_by
-from invitations i left join people p on p.id = i.invited_by
+select i.id, i.email, i.role, i.created_at, i.expires_at, coalesce(p.email, 'API key ' || k.name, '') as invited_by
+from invitations i left join people p on p.id = i.invited_by left join keys k on k.id = i.invited_by
 where i.account_id = $1 and i.expires_at > now() order by i.created_at, i.id;
 
 -- is_in_account

@@ -64,7 +64,7 @@ function pathLine({ method, path }) {
 function accessLine({ operation, id }) {
   const units = spec.doc["x-units"]?.operations[id];
   const { headers, cookie } = credentialsOf(operation);
-  const needed = cookie ? "Session of a signed-in account" : headers?.Authorization ? "Operator token"
+  const needed = cookie ? ["Session of a signed-in account", operation["x-scope"] && [", or scope ", code(operation["x-scope"])]] : headers?.Authorization ? "Operator token"
     : headers ? [operation["x-scope"] ? ["Scope ", code(operation["x-scope"])] : "Any API key"] : "No authentication";
   return el("p.scope", null, needed, units !== undefined && ` · ${units} compute unit${units === 1 ? "" : "s"}`);
 }

@@ -13,6 +13,11 @@ const SCOPES = {
   "wallets:manage": "Smart wallets", "webhooks:manage": "Webhooks", "gas:manage": "Gas policies and sponsorship",
   "bundler:send": "Bundler", "requests:read": "Requests of the whole account",
 };
+/* What a key may do in the account itself, with the permission that a person needs to allow it. */
+const ACCOUNT_SCOPES = {
+  "usage:read": ["Plan and usage", "view"], "activity:read": ["Activity", "view"], "keys:manage": ["API keys, with at most its own rights", "manage"],
+  "members:manage": ["Members, except owners", "administer"], "account:manage": ["Settings of the account", "administer"],
+};
 /* What requests with the key may ask for. An operator grants X-Upstream. */
 const DIRECTIVES = { timeout_ms: "Deadline (X-Timeout-Ms)", max_stale: "Older replies (X-Max-Stale)", retry: "Fewer retries (X-Retry)",
   min_block: "Least block (X-Min-Block)", min_block_wait: "Wait for the block (X-Min-Block-Wait)", explain: "Record the request (X-Explain)", meta: "Details in socket replies (X-Meta)",
@@ -63,8 +68,9 @@ const columns = (reload) => [
 ];
 
 function scopesOf(key) {
-  if (key.scopes.length === Object.keys(SCOPES).length) return "All";
-  return el("div.tags", null, key.scopes.map((scope) => el("code", null, scope)));
+  const hasAll = Object.keys(SCOPES).every((scope) => key.scopes.includes(scope));
+  const named = hasAll ? key.scopes.filter((scope) => scope in ACCOUNT_SCOPES) : key.scopes;
+  return [hasAll && (named.length ? "All, and " : "All"), named.length > 0 && el("div.tags", null, named.map((scope) => el("code", null, scope)))];
 }
 
 function limitsOf(key) {
@@ -107,6 +113,8 @@ function edit(key, reload) {
     const name = forms.text("Name", { required: true, maxlength: "100", value: key?.name, placeholder: "Production backend" });
     const mode = forms.select("Mode", { live: "Live: mainnets (svc_live_…)", test: "Test: testnets (svc_test_…)" });
     const scopes = forms.checks("Scopes", SCOPES, key?.scopes ?? Object.keys(SCOPES));
+    const grantable = Object.entries(ACCOUNT_SCOPES).filter(([scope, [, permission]]) => account.can(permission) || key?.scopes.includes(scope));
+    const accountScopes = forms.checks("Account", Object.fromEntries(grantable.map(([scope, [label]]) => [scope, label])), key?.scopes ?? []);
     const requests = forms.count("Requests per second", { value: key?.requests_per_second ?? "", min: "1", placeholder: "Account limit" });
     const units = forms.count("Units per second", { value: key?.units_per_second ?? "", min: "1", placeholder: "Account limit" });
     const ips = forms.lines("Allowed IP addresses", { rows: 2, value: key?.allowed_ips.join("\n"),
@@ -127,9 +135,9 @@ function edit(key, reload) {
     const fault = forms.text("Faults", { value: key?.fault, maxlength: "200", placeholder: "latency=800ms, status=503, p=0.2",
       hint: "Spoils the replies to this test key, the events of its sockets and the deliveries of webhooks it creates. Leave empty for none." });
     const advanced = el("details.more", { open: Boolean(key) }, el("summary", null, "Limits and restrictions"),
-      forms.row(requests.node, units.node), forms.row(allowedNetworks.node, allowedMethods.node), allowedContracts.node, forms.row(ips.node, origins.node), directives.node, key?.mode === "test" && fault.node);
+      forms.row(requests.node, units.node), forms.row(allowedNetworks.node, allowedMethods.node), allowedContracts.node, forms.row(ips.node, origins.node), accountScopes.node, directives.node, key?.mode === "test" && fault.node);
     const send = async () => {
-      const values = { name: name.read(), scopes: scopes.read(), allowed_ips: format.splitList(ips.read()), allowed_origins: format.splitList(origins.read()), directives: directivesOf(directives.read()),
+      const values = { name: name.read(), scopes: [...scopes.read(), ...accountScopes.read()], allowed_ips: format.splitList(ips.read()), allowed_origins: format.splitList(origins.read()), directives: directivesOf(directives.read()),
         allowed_networks: format.splitList(allowedNetworks.read()), allowed_methods: format.splitList(allowedMethods.read()),
         allowed_contracts: format.splitList(allowedContracts.read()), owner: owner.read(), note: remark.read() };
       // The field has no seconds: an expiry that was not edited stays as it is.
