@@ -34,7 +34,7 @@ RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace pens
 ROUTE := --set gatewayApi.enabled=true,gatewayApi.host=rpc.example.com,gatewayApi.gateways[0].name=public
 IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
-.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth compile compiled bench fleet simulate wheel wheel-test release image image-test compose-test chart k8s-test lock clean
+.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth compile compiled bench fleet simulate clients wheel wheel-test release image image-test compose-test chart k8s-test lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -46,6 +46,7 @@ help:
 	@echo "make compile  compile the hot path to machine code (needs a C compiler; test and bench do it too)"
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
 	@echo "make docs     build the guide, which the service then serves at /docs/guide/"
+	@echo "make clients  write the Python and the TypeScript client of the API to dist/clients"
 	@echo "make wheel    build the package for all platforms, and compiled for this one; make wheel-test installs and runs that"
 	@echo "make release VERSION=1.1.0  build a whole release below dist/release; ARGS=--tag also commits and tags it"
 	@echo "make image    build the container image without a registry (needs mmdebstrap and buildah); make image-test runs it"
@@ -173,6 +174,10 @@ docs: .venv/.docs
 geth:
 	@command -v go >/dev/null || { echo "geth is built with Go, which was not found on PATH"; exit 1; }
 	GOBIN="$(GETH_DIR)" go install github.com/ethereum/go-ethereum/cmd/geth@$(GETH_VERSION)
+
+# From the OpenAPI document: proxy/web/docs/client_code.py.
+clients: .venv/.run
+	@$(PY) -m proxy clients --directory dist/clients
 
 # The wheel for every platform, and one for this platform and Python that contains the compiled hot path.
 wheel: .venv/.run .venv/.docs

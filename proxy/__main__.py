@@ -41,6 +41,7 @@ COMMANDS = {
     "contradictions": "contradictions",
     "fleet": "fleet",
     "top": "top",
+    "clients": "clients",
     "completion": "completion",
     "webhooks": "webhooks",
     "reseal": "reseal",
@@ -59,6 +60,7 @@ Penstock, a self-hosted blockchain access API.
 Try it
   dev            run everything for development: an embedded database, a development chain and the service
   webhooks       receive, verify and forward deliveries on this machine
+  clients        write clients in Python and TypeScript for the API
 Set it up
   init           write a settings file with fresh secrets
   check          check the configuration and the database, and print the effective settings

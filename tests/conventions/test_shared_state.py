@@ -101,6 +101,7 @@ OF_ONE_CLIENT = {
 
 # One account cannot fill it, or others do not notice if it does.
 REASONS = {
+    "web/docs/client_code:ClientCode": "the types of the API spec, in a command that writes clients",
     # Keyed by networks, upstreams, methods or other names from the configuration.
     "core/exemplars:Exemplars": "one entry for each operation and status",
     "core/fleet:UpstreamView": "one histogram for each upstream",

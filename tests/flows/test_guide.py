@@ -214,6 +214,10 @@ async def test_page_runs(bundled: Service, server: Server, tmp_path: Path, page:
         "9000": str(free_port()),
         "9001": str(free_port()),
     }
+    if "ACCOUNT_KEY" in page.read_text("utf-8"):
+        account = await bundled.new_account("growth")
+        scopes = [word for each in ("keys:manage", "usage:read", "rpc:read") for word in ("--scope", each)]
+        environ["ACCOUNT_KEY"] = (await bundled.new_key(account["id"], "--mode", "live", *scopes))["key"]
     try:
         output = await asyncio.to_thread(
             run_page, page, tmp_path / "room", environ=environ, replace=replace, within_s=WITHIN_S
