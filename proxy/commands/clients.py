@@ -13,13 +13,6 @@ from proxy.web.docs.client_code import LANGUAGES, client_module
 
 def register(commands: Any) -> None:
     parser = commands.add_parser("clients", help="write clients in Python and TypeScript for the API")
-    parser.add_argument(
-        "language",
-        nargs="*",
-        choices=[[], *LANGUAGES],
-        metavar="LANGUAGE",
-        help=f"{' or '.join(LANGUAGES)}; default: both",
-    )
     parser.add_argument("--directory", type=Path, default=Path(), metavar="DIR", help="write to here (default: .)")
     parser.set_defaults(run=run)
 
@@ -27,8 +20,8 @@ def register(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     document = api_spec.load(SCHEMAS).document
     args.directory.mkdir(parents=True, exist_ok=True)
-    for name in args.language or LANGUAGES:
-        path = args.directory / LANGUAGES[name].file
-        path.write_text(client_module(document, LANGUAGES[name], SCHEMAS), "utf-8")
+    for kind in LANGUAGES.values():
+        path = args.directory / kind.file
+        path.write_text(client_module(document, kind, SCHEMAS), "utf-8")
         print(path)
     return 0

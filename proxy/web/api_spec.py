@@ -29,8 +29,6 @@ METHODS = ("get", "post", "patch", "delete", "put")
 MIRRORED = ("/webhooks", "/gas/policies", "/requests", "/errors", "/alerts", "/chains")
 # The security of an operation under /account that a key with its scope can use too.
 _WITH_KEY: tuple[dict[str, list[str]], ...] = ({"ApiKeyHeader": []}, {"BearerKey": []})
-# The languages of the sample receivers, by the suffix of their file.
-RECEIVERS = {".mjs": "Node", ".py": "Python", ".go": "Go"}
 SCHEMAS_AT = "#/components/schemas/"
 # An integer in a query. The limit on digits bounds the time that int() takes.
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
@@ -225,10 +223,6 @@ def load(schemas: Path) -> ApiSpec:
     document["webhooks"] = _merged(schemas / "webhooks")
     document["paths"] = _merged(schemas / "paths")
     document["paths"].update(_mirrored(document["paths"]))
-    document["x-receivers"] = [
-        {"lang": language, "source": (schemas / "receivers" / f"receiver{suffix}").read_text("utf-8")}
-        for suffix, language in RECEIVERS.items()
-    ]
     return ApiSpec(document)
 
 

@@ -253,7 +253,6 @@ def test_small_body_gets_all_its_errors_and_a_large_one_the_first() -> None:
 
 def test_document_is_merged_from_all_files() -> None:
     assert len(SPEC.document["components"]["schemas"]) > 40
-    assert [each["lang"] for each in SPEC.document["x-receivers"]] == ["Node", "Python", "Go"]
     assert repr(SPEC) == f"<ApiSpec {len(SPEC.operations)} operations>"
 
 

@@ -13,6 +13,7 @@ from aiohttp import web
 from proxy.data_files import GUIDE
 from proxy.errors import Unavailable
 from proxy.services.readiness import Readiness
+from proxy.settings import SCHEMAS
 from proxy.web.dashboard.request_forms import request_forms
 from proxy.web.dashboard.static_files import ROOT as DASHBOARD_FILES
 from proxy.web.dashboard.static_files import shipped_files
@@ -24,6 +25,8 @@ from proxy.web.reply import json_reply
 
 PAGES = Path(__file__).parent / "static"
 PAGE = "docs.html"
+# The languages of the sample receivers, by the suffix of their file.
+RECEIVERS = {"Node": ".mjs", "Python": ".py", "Go": ".go"}
 _POLICY = (
     "default-src 'none'; style-src 'self' {styles}; script-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
@@ -45,8 +48,18 @@ def page_files() -> ReferenceFiles:
     read = {path.name: path.read_bytes() for path in PAGES.iterdir()}
     page = InlinedPage.of(read[PAGE], {f"/docs/{name}": data for name, data in read.items()})
     read |= {PAGE: page.html, "logo.svg": (DASHBOARD_FILES / "icon.svg").read_bytes()}
+    # The reference loads these only where it shows them.
+    read["receivers.json"] = orjson.dumps(_receivers())
     headers = {"Content-Security-Policy": _POLICY.format(styles=page.styles), **_HEADERS}
     return ReferenceFiles({name: PackedFile.of(name, data) for name, data in read.items()}, headers)
+
+
+def _receivers() -> dict[str, str]:
+    """Programs that receive and verify webhooks, by language."""
+    return {
+        language: (SCHEMAS / "receivers" / f"receiver{suffix}").read_text("utf-8")
+        for language, suffix in RECEIVERS.items()
+    }
 
 
 class Pages:

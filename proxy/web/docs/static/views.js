@@ -154,8 +154,12 @@ function unitTables() {
 
 const networkTable = () => table(["Network", "JSON-RPC"], (spec.doc["x-networks"] ?? []).map((id) =>
   [code(id), code(`${server()}/rpc/${id}`)]), "Networks of this service");
-const receivers = () => [el("h2", null, "A receiver"), panel("Receiver",
-  [{ texts: Object.fromEntries(spec.doc["x-receivers"].map(({ lang, source }) => [lang, source])) }])];
+/* The sample receivers are loaded where they are shown: the page is smaller without them. */
+function receivers() {
+  const place = el("div");
+  fetch("/docs/receivers.json").then((reply) => reply.json()).then((texts) => place.replaceChildren(panel("Receiver", [{ texts }])));
+  return [el("h2", null, "A receiver"), place];
+}
 /* The first call, for a reader who has just got a key. */
 function firstCall() {
   const entry = operations().find(({ id }) => id === "rpc_call");
