@@ -424,6 +424,23 @@ async def test_buttons_of_the_sidebar_are_in_one_row_and_in_sight(visitor: Visit
         await visitor.page.get_by_role("button", name="theme").click()
 
 
+async def test_dialog_closes_with_its_page_unless_it_shows_a_secret(holder: Visitor) -> None:
+    page = holder.page
+    await holder.open("keys")
+    await holder.button("Create key").first.click()
+    await page.go_back()
+    await holder.heading("Overview").wait_for()
+    await expect(holder.dialog).to_have_count(0)
+    await page.go_forward()
+    await holder.button("Create key").first.click()
+    await holder.dialog.get_by_label("Name").fill("kept in sight")
+    await holder.button("Create key", holder.dialog).click()
+    await holder.dialog.get_by_label("API key", exact=True).wait_for()
+    await page.go_back()
+    await holder.heading("Overview").wait_for()
+    await expect(holder.dialog.get_by_label("API key", exact=True)).to_be_visible()
+
+
 async def test_link_of_the_page_is_in_sight_in_a_long_sidebar(visitor: Visitor) -> None:
     await visitor.page.set_viewport_size({"width": 1280, "height": 600})
     for view in ("operator/announcements", "overview"):

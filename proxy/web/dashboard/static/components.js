@@ -203,13 +203,17 @@ export function toast(text, tone = "good") {
 /* --- dialogs --- */
 
 /* A modal dialog. The browser traps the focus, restores it afterwards, and closes the dialog on Escape. The first field is focused. */
-export function dialog(title, build) {
+export function dialog(title, build, { staysOnOtherPages = false } = {}) {
   const node = el("dialog", { "aria-labelledby": "dialog-title" });
   const close = () => node.close();
   setChildren(node, el("div.inside", null,
     el("header", null, el("h2", { id: "dialog-title" }, title), button("×", close, { kind: "quiet", "aria-label": "Close" })),
     build(close)));
-  node.addEventListener("close", () => node.remove());
+  if (!staysOnOtherPages) addEventListener("hashchange", close);
+  node.addEventListener("close", () => {
+    removeEventListener("hashchange", close);
+    node.remove();
+  });
   document.body.append(node);
   if (!document.querySelector("dialog:modal")) {
     document.documentElement.style.setProperty("--scrollbar", `${innerWidth - document.body.offsetWidth}px`);
@@ -219,9 +223,9 @@ export function dialog(title, build) {
   return node;
 }
 
-/* A dialog with a secret that is shown once: Escape does not close it. */
+/* A dialog with a secret that is shown once: neither Escape nor the browser's Back button closes it. */
 export function secretDialog(title, build) {
-  const node = dialog(title, build);
+  const node = dialog(title, build, { staysOnOtherPages: true });
   node.addEventListener("cancel", (event) => event.preventDefault());
   // A second Escape cannot be cancelled, so the key must not get that far.
   node.addEventListener("keydown", (event) => event.key === "Escape" && event.preventDefault());
