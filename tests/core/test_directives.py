@@ -83,8 +83,9 @@ def test_api_spec_documents_the_table() -> None:
         assert f"| `{each.header}` | `{each.name}` | {each.values} | {each.about} |" in text
         assert described[each.header] == each.about
     keys = json.loads((SCHEMAS / "http/dashboard.json").read_bytes())
+    assert keys["KeyDirective"]["enum"] == [*BY_NAME]
     for name in ("ApiKey", "NewApiKey", "NewApiKeyShown", "ApiKeyChange"):
-        assert keys[name]["properties"]["directives"]["items"]["enum"] == [*BY_NAME]
+        assert keys[name]["properties"]["directives"]["items"]["$ref"].endswith("/KeyDirective")
     assert {header.lower() for header in described} >= BY_HEADER.keys()
 
 
