@@ -27,7 +27,7 @@ from proxy.data_files import CONFIG
 from tests.guide_pages import PAGES, blocks_of
 from tests.service import ROOT, end_with_the_tests, finished, until
 
-SHIPPED = {"config": {".toml", ".json", ".mjs", ".cjs"}, "schemas": {".json", ".sql", ".mjs", ".py", ".go"}}
+SHIPPED = {"config": {".toml", ".json", ".mjs", ".cjs"}, "schemas": {".json", ".sql", ".mjs", ".py", ".go", ".ts"}}
 # Sources of the contracts, whose artifacts are shipped, and a schema that only the tests compare with.
 NOT_SHIPPED = ("config/devnet/contracts/", "schemas/sql/schema.sql")
 # A wheel that was built before, for this platform.
