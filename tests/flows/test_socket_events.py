@@ -15,6 +15,7 @@ import pytest
 from proxy.chains.evm.log_filter import parse
 from proxy.core.access import Key, Limits
 from proxy.core.limits import BucketRates
+from proxy.core.pricing import size_units
 from proxy.errors import Unavailable
 from proxy.services.feed.topics import FeedEvent, Topic, refusal
 from proxy.web.websocket import frames
@@ -475,8 +476,9 @@ async def test_large_filter_costs_units_by_its_size() -> None:
         assert feed.count == 1
         assert (await client.result("eth_subscribe", "logs", {"topics": [topics[0][:20]]})).startswith("0x")
         running.app.usage.gather()
-        size = len(orjson.dumps(["logs", {"topics": topics}]))
-        assert running.app.tallies.of(LIVE, "eth_subscribe").units == 3 + size // BYTES_PER_UNIT
+        size, refused = (len(orjson.dumps(["logs", {"topics": topics[:count]}])) for count in (3, 2))
+        units = 3 + size // BYTES_PER_UNIT + size_units(refused)
+        assert running.app.tallies.of(LIVE, "eth_subscribe").units == units
 
 
 @on_uvloop

@@ -19,6 +19,7 @@ from hashlib import blake2b
 import msgspec
 
 from proxy.core import jsonrpc
+from proxy.core.pricing import size_units
 from proxy.core.usage import Tally
 from proxy.errors import Fault, InternalError, LeasePending, RateLimited, Unavailable
 from proxy.memory_budget import BudgetLine
@@ -291,13 +292,14 @@ class Subscriptions:
                 self._start(caller, read_request(policy.family, policy.method.name, params))
 
     async def _start_large(self, caller: Caller, policy: MethodPolicy, params: bytes) -> None:
-        """Start a subscription with a filter of thousands of values, which is parsed in a thread and costs more."""
+        """Start a subscription with a filter of thousands of values, which is parsed in a thread and costs more than other
+        params of its size."""
         self._take_turns()
         read = partial(read_request, policy.family, policy.method.name, params)
         allowance = self.allowance
         # At most the units of a second, which is all that a bucket holds.
         limit = (allowance.key.own_rate or allowance.key.rate).units_per_second
-        units = min(len(params) // BYTES_PER_UNIT, limit or len(params))
+        units = min(len(params) // BYTES_PER_UNIT, limit or len(params)) - size_units(len(params))
         with _failing(caller):
             if not allowance.spend(units):
                 assert allowance.refusal is not None
