@@ -45,7 +45,7 @@ class Reply:
         body = self.json
         assert list(body) == ["error"]
         error: dict[str, Any] = body["error"]
-        assert set(error) <= {"code", "message", "status", "param", "reason", "docs", "details"}
+        assert set(error) <= {"code", "message", "status", "param", "reason", "docs", "details", "errors"}
         assert error["reason"] in REASONS
         assert error["docs"].endswith(f"{ERRORS_PAGE}#{error['reason']}")
         assert error["status"] == status

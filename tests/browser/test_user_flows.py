@@ -363,6 +363,7 @@ async def test_explorer_sends_as_a_key_of_the_session(holder: Visitor) -> None:
 
 async def test_cordoned_upstream_gets_no_calls(operator: Visitor) -> None:
     page, (one, other) = operator.page, operator.site.upstreams
+    await page.goto(f"{operator.site.url}#/operator/upstreams")
     card = page.locator('[data-network="ethereum/sepolia"]')
     await expect(card.get_by_role("row")).to_have_count(3)
 
@@ -401,6 +402,7 @@ async def test_cordoned_upstream_gets_no_calls(operator: Visitor) -> None:
 
 async def test_cordon_of_the_last_upstream_asks_first(operator: Visitor) -> None:
     page = operator.page
+    await page.goto(f"{operator.site.url}#/operator/upstreams")
     row = page.locator('[data-network="dev/testnet"] tbody tr').first
     await expect(row).to_contain_text("127.0.0.1")
     await row.get_by_role("button", name="Cordon").click()
@@ -453,6 +455,7 @@ async def test_operator_finds_failed_requests_by_account_key_and_upstream(operat
 
 async def test_history_of_an_upstream_is_drawn(operator: Visitor) -> None:
     page = operator.page
+    await page.goto(f"{operator.site.url}#/operator/upstreams")
     await page.locator('[data-network="ethereum/sepolia"] tbody tr').first.get_by_role("link").click()
     await page.locator("main h1").filter(has_text="ethereum/sepolia").wait_for()
     for chart in ("Latency: p50", "Error rate: failed", "Lag: behind", "Circuit breaker: not closed"):

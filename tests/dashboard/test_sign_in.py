@@ -292,7 +292,7 @@ async def test_account_and_admin_sessions_are_not_interchangeable(service: Dashb
 async def test_api_key_is_rejected_where_a_session_is_required(service: DashboardService) -> None:
     holder = await service.holder()
     key = (await holder.new_key())["key"]
-    for path in ("/account", "/account/keys", "/admin/accounts"):
+    for path in ("/account/session", "/account/sessions", "/admin/accounts"):
         (await Client(service).get(path, X_API_Key=key)).fault(401)
         (await Client(service).get(path, Authorization=f"Bearer {key}")).fault(401)
 

@@ -186,7 +186,7 @@ async def test_upstream_is_listed_cordoned_and_used_again(service: Service) -> N
         return (await states()).get(label) == state
 
     await until(lambda: is_in("up"))
-    await service.cli_json("upstreams", "cordon", label, "--reason", "maintenance")
+    await service.cli_json("upstreams", "cordon", label, "--last", "--reason", "maintenance")
     try:
         await until(lambda: is_in("cordoned"))
         (row,) = [row for row in await service.cli_json("upstreams", "list") if row["label"] == label]
