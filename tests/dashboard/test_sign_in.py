@@ -289,12 +289,13 @@ async def test_account_and_admin_sessions_are_not_interchangeable(service: Dashb
     (await operator.get("/account/keys")).fault(401)
 
 
-async def test_api_key_is_rejected_where_a_session_is_required(service: DashboardService) -> None:
+async def test_key_without_a_scope_for_it_is_rejected_where_people_sign_in(service: DashboardService) -> None:
     holder = await service.holder()
     key = (await holder.new_key())["key"]
-    for path in ("/account/session", "/account/sessions", "/admin/accounts"):
-        (await Client(service).get(path, X_API_Key=key)).fault(401)
-        (await Client(service).get(path, Authorization=f"Bearer {key}")).fault(401)
+    statuses = {"/account": 403, "/account/keys": 403, "/account/sessions": 403, "/admin/accounts": 401}
+    for path, status in statuses.items():
+        (await Client(service).get(path, X_API_Key=key)).fault(status)
+        (await Client(service).get(path, Authorization=f"Bearer {key}")).fault(status)
 
 
 async def test_database_and_log_contain_no_token_or_password(service: DashboardService) -> None:
