@@ -12,8 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from proxy.core.action_changes import ChangedMembers, changed_members
 from proxy.web.api_spec import SCHEMAS_AT, ApiOperation, ApiSpec
+
+# Longer lists would take the loop's time, and the log keeps only a few of their values.
+MOST_DECODED = 16_384
 
 Changes = tuple[ChangedMembers | None, ChangedMembers | None]
 NO_CHANGES: Changes = (None, None)
@@ -35,11 +40,25 @@ class ChangedObject:
         after = None if self.is_deleted or not isinstance(reply, Mapping) else self._visible(reply)
         if after is None and not self.is_deleted:
             return NO_CHANGES
-        old, new = changed_members(before, after)
+        old, new = changed_members(_decoded(before), _decoded(after))
         return old or None, new or None
 
     def _visible(self, reply: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in reply.items() if name in self.members}
+
+
+def _decoded(found: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The object, with lists that a read has encoded ahead: short ones as they were, long ones by the number of values."""
+    if found is None:
+        return None
+    return {name: _decoded(value) if isinstance(value, Mapping) else _value(value) for name, value in found.items()}
+
+
+def _value(value: Any) -> Any:
+    if not isinstance(value, orjson.Fragment):
+        return value
+    raw = orjson.dumps(value)
+    return orjson.loads(raw) if len(raw) <= MOST_DECODED else f"{raw.count(b',') + 1} values"
 
 
 class ChangedObjects:

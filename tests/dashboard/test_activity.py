@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
+import pytest
 
 from tests.dashboard.service import PASSWORD, Client, DashboardService
 from tests.dashboard.test_account_isolation import POLICY, WEBHOOK
@@ -49,6 +50,18 @@ async def test_holder_signs_out_everywhere_else(service: DashboardService) -> No
         (await other.get("/account/session")).fault(401)
     assert (await holder.get("/account/session")).status == 200
     assert (await stranger.get("/account/session")).status == 200
+
+
+@pytest.mark.parametrize(("count", "shown"), [(1, [f"0x{1:040x}"]), (1000, "1000 values")])
+async def test_log_shows_the_addresses_of_a_webhook(service: DashboardService, count: int, shown: Any) -> None:
+    """They are encoded ahead, and a long list is not read again for the log."""
+    holder = await service.holder()
+    config = {"addresses": [f"0x{number:040x}" for number in range(1, count + 1)]}
+    body = {**WEBHOOK, "event_type": "address_activity", "config": config}
+    webhook = (await holder.post("/account/webhooks", body)).data["id"]
+    assert (await holder.request("DELETE", f"/account/webhooks/{webhook}")).status == 200
+    deleted, created, *_ = await actions_of(holder)
+    assert deleted["before"]["config.addresses"] == created["after"]["config.addresses"] == shown
 
 
 async def test_log_has_changes_of_the_holder_keys_and_operators(service: DashboardService) -> None:
