@@ -296,6 +296,7 @@ async def test_key_without_a_scope_for_it_is_rejected_where_people_sign_in(servi
     for path, status in statuses.items():
         (await Client(service).get(path, X_API_Key=key)).fault(status)
         (await Client(service).get(path, Authorization=f"Bearer {key}")).fault(status)
+        (await Client(service).get(path, X_API_Key=key[:-1])).fault(401)
 
 
 async def test_database_and_log_contain_no_token_or_password(service: DashboardService) -> None:

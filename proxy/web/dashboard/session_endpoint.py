@@ -200,6 +200,7 @@ class SessionEndpoints:
         async def handle(request: web.Request) -> web.StreamResponse:
             if presents_key(request) and operation.session == "account":
                 if keyed is None:
+                    self._api.authentication.authenticate(request, operation.id)
                     raise Forbidden("API keys cannot do this: sign in to the dashboard", reason="scope")
                 reply = await keyed(request)
                 reply.headers.update(_PRIVATE)
