@@ -193,8 +193,9 @@ class Admission:
     def _refusal(self, key: Key, requests: int, units: int, wait: float) -> Fault:
         limit = key.own_rate or key.rate
         if not limits.fits_ever(requests * limit.request_s, units * limit.unit_s):
+            what = f"{requests} requests of {units} compute units" if requests else f"a size of {units} compute units"
             return InvalidRequest(
-                f"{requests} requests of {units} compute units can never fit the limit of "
+                f"{what} can never fit the limit of "
                 f"{limit.requests_per_second} requests and {limit.units_per_second} units a second"
             )
         message = f"rate limit exceeded: {_rates_of(key)}"
