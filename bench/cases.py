@@ -111,6 +111,7 @@ class Case:
     headers: Mapping[str, str] | None = None
     cache: str = ""  # required value of Penstock's X-Cache header, if the case depends on it
     has_peers: bool = False  # other gateways take part, with --peers
+    has_path_key: bool = False  # the key is the last segment of the path, not in a header
     stem: str = RPC  # the Penstock path that is measured; the RPC path can then be a candidate too
 
     @property
@@ -121,14 +122,15 @@ class Case:
     def template(self, target: Target) -> bytes:
         """Return the request bytes for one candidate, with its host, path and key."""
         body = self.body() if self.stem == RPC or f"/{self.stem}/" in target.path else bodies.small()
+        path = f"{target.path}/{target.key}" if self.has_path_key else target.path
         headers = {
             "Host": f"{target.host}:{target.port}",
             "Content-Type": "application/json",
-            "X-API-Key": target.key,
+            **({} if self.has_path_key else {"X-API-Key": target.key}),
             **(self.headers or {}),
             "Content-Length": str(len(body)),
         }
-        lines = [f"POST {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+        lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
         return ("\r\n".join(lines) + "\r\n\r\n" + body).encode()
 
 
@@ -145,6 +147,13 @@ CASES = (
         generators=("load", "wrk"),
         has_peers=True,
         aims=(Aim(1.15, without_pgo=1.0), Aim(1.7, over="nginx+lua")),
+    ),
+    Case(
+        "path-key",
+        "small call with the key in the path, as wallets send it",
+        candidates=FEW,
+        has_path_key=True,
+        aims=(Aim(1.15, without_pgo=1.0),),
     ),
     Case(
         "heads",

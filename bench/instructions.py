@@ -29,9 +29,9 @@ from bench.warm_leases import lease_all
 from proxy.store.shared_memory.leased_buckets import LeasedBuckets
 from tests.web.worker import LIVE, NO_CACHE, running_worker
 
-COUNTS = {"small": 2000, "shared-limits": 2000, "hit": 2000, "batch": 400}
+COUNTS = {"small": 2000, "path-key": 2000, "shared-limits": 2000, "hit": 2000, "batch": 400}
 # Cases that are compared with another one.
-BASES = {"shared-limits": "small"}
+BASES = {"path-key": "small", "shared-limits": "small"}
 # Settings of a case.
 SETTINGS: dict[str, dict[str, Any]] = {
     "hit": {},
@@ -112,7 +112,8 @@ async def _serve(name: str, workdir: Path) -> None:
             await worker.app.plane.trackers[LIVE].look()
             if isinstance(worker.app.admission.buckets, LeasedBuckets):
                 lease_all(worker.app.admission.buckets)
-            target = Target("127.0.0.1", worker.port, f"/v1/rpc/{LIVE}", worker.keys["main"])
+            worker.add_key("open", allow_in_url=True)
+            target = Target("127.0.0.1", worker.port, f"/v1/rpc/{LIVE}", worker.keys["open"])
             (workdir / "request").write_bytes(case.template(target))
             await _load(worker.port, workdir / "request", COUNTS[name] // 4, first=10**6)
             await _run("callgrind_control", "--dump=before", str(os.getpid()))

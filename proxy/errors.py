@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, Literal, get_args
 Reason = Literal[
     "request", "parameter", "body", "state", "http_method", "media_type", "size", "timeout",
     "key", "session",
-    "scope", "mode", "ip", "origin", "contract", "disabled", "directive", "policy", "plan", "role",
+    "scope", "mode", "ip", "origin", "url", "contract", "disabled", "directive", "policy", "plan", "role",
     "path", "network", "resource",
     "rate", "quota", "concurrency",
     "internal", "unavailable", "upstream", "block", "verification", "deadline",

@@ -295,7 +295,8 @@ def _merged(family: CounterMetricFamily) -> CounterMetricFamily:
 
 # Keys can appear in paths, queries and messages. Only their prefix is logged.
 _PREFIXES = "svc_(?:live|test)_|whsec_|adm_"
-_KEY = re.compile(rf"({_PREFIXES})[0-9A-Za-z+/=_-]+")
+# In a path, the underscores and letters of a key may be percent-encoded, more than once.
+_KEY = re.compile(rf"({_PREFIXES.replace('_', '(?:_|%(?:25)*5[Ff])')})[0-9A-Za-z+/=_%-]+")
 # Request ids of clients that are echoed and logged. An id that contains a key, or looks like one of ours or of a webhook event,
 # is replaced by a generated one.
 REQUEST_ID = f"(?!req_|evt_)(?!.*(?:{_PREFIXES}))[A-Za-z0-9_-]{{1,64}}"

@@ -16,6 +16,7 @@ from bench.warm_leases import lease_all
 from proxy import settings as settings_room
 from proxy.core import access
 from proxy.core.access import Key
+from proxy.core.presented_key import PresentedKey
 from proxy.services.accounts.admission import Admission, AuthFailures
 from proxy.services.accounts.keyring import Keyring, utc_day
 from proxy.services.accounts.quotas import Quotas
@@ -63,7 +64,7 @@ def _admit(admission: Admission, texts: list[str]) -> float:
     began = time.process_time()
     for text in texts:
         now = time.monotonic()
-        key = admission.authenticate(text, "127.0.0.1", now)
+        key = admission.authenticate(PresentedKey(text), "127.0.0.1", now)
         admission.authorize(key, scope)
         admission.charge(key, 1, 2, now)
         admission.headers(key, now)
@@ -82,7 +83,7 @@ def _compare(
     plain: Admission, leased: Admission, buckets: LeasedBuckets, texts: list[str], count: int
 ) -> dict[str, dict[str, list[float]]]:
     """The costs of each round, by figure and kind of limit. Both kinds take turns."""
-    keys = [plain.authenticate(text, "127.0.0.1", time.monotonic()) for text in texts]
+    keys = [plain.authenticate(PresentedKey(text), "127.0.0.1", time.monotonic()) for text in texts]
     for key in keys:
         key.account.left = key.account.day_limit
         buckets.reserve_rates(key.rate, None)

@@ -100,6 +100,11 @@ def _add_restrictions(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             option, action="append", metavar=example, help=f"accept the key only for these {noun}; repeatable"
         )
+    parser.add_argument(
+        "--allow-in-url",
+        action=argparse.BooleanOptionalAction,
+        help="accept the key in the URL of a request, where it is easily logged or copied (default: no)",
+    )
     parser.add_argument("--expires-at", metavar="TIME", help="end the key then, as in 2027-01-31T00:00:00Z; or never")
     parser.add_argument("--owner", metavar="TEXT", help="who answers for the key, such as a team")
     parser.add_argument("--note", metavar="TEXT", help="what the key is for")
@@ -174,6 +179,7 @@ def _restrictions(args: argparse.Namespace, *, anywhere: bool = False, anything:
         networks=() if anything else args.allow_network,
         methods=() if anything else args.allow_method,
         contracts=() if anything else args.allow_contract,
+        in_url=args.allow_in_url,
     )
 
 

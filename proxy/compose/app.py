@@ -51,7 +51,7 @@ from proxy.telemetry import AccessLines, Tallies
 from proxy.tracing import tracer_of
 from proxy.turn_queue import TurnQueue
 from proxy.web import api_spec, routes
-from proxy.web.aiohttp_internals import forget_handlers
+from proxy.web.aiohttp_internals import forget_handlers, take_keys_from_targets
 from proxy.web.api_middleware import ApiMiddleware, Handler
 from proxy.web.call_accounting import CallAccounting
 from proxy.web.cross_origin import CrossOrigin
@@ -411,6 +411,7 @@ class App:
         self.dashboard.listens_on(self.settings.server.tls.scheme, *listener.getsockname()[:2])
         await self._runner.setup()
         assert self._runner.server is not None
+        take_keys_from_targets(self._runner.server)
         self.limiter.open(
             self._runner.server,
             lambda: FrontConnection(self.limiter, self.front),

@@ -89,8 +89,6 @@ def wrong_key_words(text: str) -> str:
         return f"{BAD_KEY}: send it without the quotes around it"
     if text[:7].lower() == "bearer ":
         return f"{BAD_KEY}: send it without Bearer in X-API-Key"
-    if not text:
-        return f"{BAD_KEY}: the request has two different ones, send one"
     if not text.startswith(KEY_PREFIXES):
         return f"{BAD_KEY}: {_KEYS}"
     return BAD_KEY if is_well_formed(text) else f"{BAD_KEY}: it is mistyped or incomplete"
@@ -372,6 +370,7 @@ class Key:
     __slots__ = (
         "account",
         "alive",
+        "allow_in_url",
         "counts_day",
         "digest",
         "directives",
@@ -406,6 +405,7 @@ class Key:
         restrictions: KeyRestrictions | None = None,
         directives: frozenset[str] = frozenset(),
         fault: FaultPlan | None = None,
+        allow_in_url: bool = False,
     ) -> None:
         self.id = id
         self.lineage = lineage
@@ -425,6 +425,8 @@ class Key:
         self.directives = directives
         # The faults to inject into replies to this test key, if any.
         self.fault = fault
+        # Whether requests may have the key in their URL.
+        self.allow_in_url = allow_in_url
         # Whether the short path must not serve the key, because it needs more checks than the account's buckets.
         self.needs_full_checks = disabled or restrictions is not None or own_rate is not None
         self.expires_at, self.alive = expires_at, True

@@ -73,6 +73,7 @@ Penstock is ready.
 
   API        {ready.base_url}
   WebSocket  {ready.ws_url}/v1/ws/dev/mainnet?apiKey=KEY
+  wallets    {ready.base_url}/rpc/dev/mainnet/KEY
   dashboard  {ready.dashboard_url}
   API docs   {root}/docs
   guide      {root}/docs/guide/

@@ -15,7 +15,7 @@ import orjson
 
 from proxy.core import access
 from proxy.services.accounts.sign_in import hash_password, new_admin_token, verify_password
-from proxy.store.postgres.keys import KeyStore
+from proxy.store.postgres.keys import KeyRestrictionChange, KeyStore
 from proxy.store.postgres.sessions import SessionStore
 
 PLANS = ("free", "growth", "enterprise")
@@ -75,7 +75,9 @@ async def _new_account(store: KeyStore, plan: str) -> dict[str, str]:
     )
     made: dict[str, str] = {}
     for mode in access.MODES:
-        _, made[mode] = await store.create_key(account["id"], name=f"dev {mode}", mode=mode)
+        # Wallets and tools that take only a URL can then be tried.
+        in_url = KeyRestrictionChange(in_url=True)
+        _, made[mode] = await store.create_key(account["id"], name=f"dev {mode}", mode=mode, restrictions=in_url)
     return made
 
 

@@ -7,10 +7,14 @@ version fails there first.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from aiohttp import HttpVersion, StreamReader, http_parser, web, web_app, web_protocol
 from aiohttp._websocket.helpers import websocket_mask
+from aiohttp.http_parser import RawRequestMessage
+from yarl import URL
+
+from proxy.web.request_targets import TARGET, read_target
 
 __all__ = [
     "AiohttpConnection",
@@ -18,6 +22,7 @@ __all__ = [
     "forget_handlers",
     "has_c_parser",
     "reply_in_version",
+    "take_keys_from_targets",
     "version_of",
     "websocket_mask",
 ]
@@ -47,6 +52,29 @@ def forget_handlers() -> None:
     """Empty aiohttp's cache of handlers, which is the same for all applications of a process. It would keep a stopped one, and
     the memory that it maps, until a thousand other handlers have been used."""
     web_app._cached_build_middleware.cache_clear()
+
+
+def take_keys_from_targets(server: web.Server) -> None:
+    """Make requests without the keys that are in their targets. aiohttp routes a request when it has been made."""
+    make_request = server.request_factory
+
+    def make(message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
+        target = read_target(message.url.raw_path_qs)
+        # A fragment is refused by `check_strictly`, which looks for it in the path.
+        if not target.has_keys or "#" in message.path:
+            return make_request(message, *rest)
+        url = URL.build(
+            scheme=message.url.scheme,
+            authority=message.url.raw_authority,
+            path=target.path,
+            query_string=target.query,
+            encoded=True,
+        )
+        request = make_request(message._replace(path=target.text, url=url), *rest)
+        request[TARGET] = target
+        return request
+
+    server.request_factory = make
 
 
 class AiohttpConnection(web.RequestHandler):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import TypeGuard
 
 from aiohttp import web
+from multidict import CIMultiDictProxy
 
 from proxy.core.access import Key, client_prefix_of, has_key
+from proxy.core.presented_key import PresentedKey, presented_key
 from proxy.core.sandbox_tokens import PREFIX as SANDBOX_PREFIX
 from proxy.services.accounts.admission import Admission
 from proxy.tasks import client_of_task
@@ -16,12 +17,13 @@ from proxy.turn_queue import turns_of_task
 from proxy.web.front.connection_limiter import ConnectionLimiter
 from proxy.web.front.handler_connection import HandlerConnection
 from proxy.web.request_state import STATE
+from proxy.web.request_targets import NO_TARGET, QUERY_NAME, TARGET, RequestTarget
 from proxy.web.sandbox import NOT_VOUCHED, Sandbox, VouchedKey
 
 # The key of a sandbox token that was checked.
 _VOUCHED = web.RequestKey("vouched", VouchedKey)
 _NO_SANDBOX = "sandbox tokens cannot open sockets: use the API key"
-KEY_IN_URL = "send it in the header X-API-Key, not in the URL, which ends up in logs"
+KEY_IN_URL = f"send the API key in the header X-API-Key, or as {QUERY_NAME} in the query if it is allowed in URLs"
 
 
 class Authentication:
@@ -31,22 +33,23 @@ class Authentication:
         self._sandbox = sandbox
 
     def authenticate(self, request: web.Request, operation: str) -> Key:
-        """The key of the request, from either header."""
+        """The key of the request, from a header or its URL."""
         address = self.enter(request, operation)
         presented = _presented(request)
         if self._sandbox is not None and _is_sandbox_token(presented):
             return self._admitted(request, self._sandbox.key(request, request.get(_VOUCHED, NOT_VOUCHED), address))
         return self._admitted(request, self._who(request, presented, address))
 
-    def authenticate_socket(self, request: web.Request, operation: str, in_query: Sequence[str]) -> Key:
-        """The key of a handshake, from the query or either header. A socket would outlive a sandbox token and its session."""
+    def authenticate_socket(self, request: web.Request, operation: str) -> Key:
+        """The key of a handshake. Every key may be in its query, because browsers cannot send headers with it. A socket would
+        outlive a sandbox token and its session."""
         address = self.enter(request, operation)
-        presented = _presented(request, in_query)
+        presented = key_of_socket(request.headers, request.get(TARGET, NO_TARGET))
         if _is_sandbox_token(presented):
             raise self._admission.unknown(address, time.monotonic(), _NO_SANDBOX)
         return self._admitted(request, self._who(request, presented, address))
 
-    def _who(self, request: web.Request, presented: str | None, address: str) -> Key:
+    def _who(self, request: web.Request, presented: PresentedKey | None, address: str) -> Key:
         if presented is None and has_key(request.path_qs):
             raise self._admission.unknown(address, time.monotonic(), f"an API key is required: {KEY_IN_URL}")
         origin = request.headers.get("Origin", "")
@@ -85,7 +88,7 @@ class Authentication:
         presented = _presented(request)
         if self._sandbox is not None and _is_sandbox_token(presented):
             client_of_task.set(client_prefix_of(self.address_of(request)))
-            request[_VOUCHED] = await self._sandbox.vouch(request, presented)
+            request[_VOUCHED] = await self._sandbox.vouch(request, presented.text)
 
     def recognise(self, request: web.Request) -> None:
         """Find the key for the rate headers of a reply: on a path that needs no key, or if the key was refused for the client's
@@ -93,18 +96,22 @@ class Authentication:
         request[STATE].key = self._admission.known(_presented(request), time.monotonic())
 
 
-def _presented(request: web.Request, in_query: Sequence[str] = ()) -> str | None:
-    """The key that the request presents, or None. Two different keys are refused like an unknown one."""
-    words = [line.partition(" ") for line in request.headers.getall("Authorization", ())]
-    bearer = [token for scheme, _, token in words if scheme.lower() == "bearer"]
-    for given in (in_query, request.headers.getall("X-API-Key", ()), bearer):
-        if keys := {key.strip() for key in given} - {""}:
-            return keys.pop() if len(keys) == 1 else ""
-    return None
+def _presented(request: web.Request) -> PresentedKey | None:
+    return key_of_request(request.headers, request.get(TARGET, NO_TARGET))
 
 
-def _is_sandbox_token(presented: str | None) -> TypeGuard[str]:
-    return presented is not None and presented.startswith(SANDBOX_PREFIX)
+def key_of_request(headers: CIMultiDictProxy[str], target: RequestTarget) -> PresentedKey | None:
+    return presented_key(headers.getall("X-API-Key", ()), headers.getall("Authorization", ()), target.keys)
+
+
+def key_of_socket(headers: CIMultiDictProxy[str], target: RequestTarget) -> PresentedKey | None:
+    """The query of a handshake counts like a header."""
+    named = (*headers.getall("X-API-Key", ()), *target.query_keys)
+    return presented_key(named, headers.getall("Authorization", ()), (target.path_key,))
+
+
+def _is_sandbox_token(presented: PresentedKey | None) -> TypeGuard[PresentedKey]:
+    return presented is not None and presented.text.startswith(SANDBOX_PREFIX)
 
 
 def presents_key(request: web.Request) -> bool:
@@ -112,4 +119,4 @@ def presents_key(request: web.Request) -> bool:
     presented = _presented(request)
     if presented is None or _is_sandbox_token(presented):
         return False
-    return "X-API-Key" in request.headers or has_key(presented)
+    return presented.is_in_url or "X-API-Key" in request.headers or has_key(presented.text)

@@ -117,6 +117,18 @@ async def test_key_is_limited_to_networks_and_methods(service: DashboardService)
         assert meant in (await holder.request("PATCH", path, {"allowed_networks": [written]})).fault(400)
 
 
+async def test_key_is_allowed_in_urls_only_if_its_holder_says_so(service: DashboardService) -> None:
+    holder = await service.holder()
+    plain, made = await holder.new_key(), await holder.new_key(allow_in_url=True)
+    assert (plain["allow_in_url"], made["allow_in_url"]) == (False, True)
+    path = f"/account/keys/{made['id']}"
+    rotated = (await holder.post(f"{path}/rotate", {"overlap_s": 60})).data
+    assert rotated["allow_in_url"] is True
+    assert (await holder.request("PATCH", path, {"name": "other"})).data["allow_in_url"] is True
+    assert (await holder.request("PATCH", path, {"allow_in_url": False})).data["allow_in_url"] is False
+    assert "allow_in_url" in (await holder.request("PATCH", path, {"allow_in_url": "yes"})).fault(400)
+
+
 async def test_key_is_limited_to_contracts(service: DashboardService) -> None:
     holder = await service.holder()
     contract, other = "0x" + "aB" * 20, "0x" + "cd" * 20

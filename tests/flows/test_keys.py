@@ -198,11 +198,20 @@ async def test_every_invalid_key_gets_the_same_unauthorized_reply(service: Servi
 NO_KEY = "an API key is required: send it in the header X-API-Key or as Authorization: Bearer <API_KEY>"
 
 
-async def test_key_in_the_query_is_not_accepted_over_http(service: Service) -> None:
-    """URLs are often logged. Only WebSockets accept a key there, because browsers cannot set their headers."""
-    key = service.keys["enterprise"]
-    reply = await send_once(service, request("POST", f"/v1/rpc/dev/mainnet?apiKey={key}", READ))
-    reply.fault(401)
+async def test_key_is_accepted_in_urls_only_if_that_is_allowed(service: Service, held: Held, account: str) -> None:
+    """URLs are often logged. Sockets accept every key there, because browsers cannot set their headers."""
+    made = await service.new_key(account)
+    targets = [f"/v1/rpc/dev/mainnet{end}{made['key']}" for end in ("/", "?apiKey=")]
+    for target in targets:
+        error = (await send_once(service, request("POST", target, READ))).fault(403)
+        assert error["reason"] == "url"
+        assert f"penstock keys set {made['id']} --allow-in-url" in error["message"]
+    await service.cli_json("keys", "set", made["id"], "--allow-in-url")
+    for target in targets:
+        await in_every_worker(held, request("POST", target, READ), has_status(200))
+    await service.cli_json("keys", "set", made["id"], "--no-allow-in-url")
+    for target in targets:
+        await in_every_worker(held, request("POST", target, READ), has_status(403))
 
 
 async def test_concurrent_changes_of_many_keys_reach_every_worker(service: Service, held: Held, account: str) -> None:

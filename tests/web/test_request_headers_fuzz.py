@@ -6,6 +6,7 @@ Thousands of heads are made by random changes to good ones. PENSTOCK_SEED select
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,7 @@ from proxy.core import directives
 from proxy.core.access import Key
 from proxy.core.directives import BY_HEADER
 from proxy.web.api_middleware import _WELL_FORMED
-from proxy.web.authentication import _presented
+from proxy.web.authentication import key_of_request
 from proxy.web.front.handler_connection import MAX_HEADERS, MAX_LINE_BYTES, MAX_TARGET_BYTES
 from proxy.web.front.request_headers import (
     LONGEST_REMEMBERED,
@@ -31,6 +32,7 @@ from proxy.web.front.request_headers import (
     RequestHeaders,
 )
 from proxy.web.request_bodies import _is_json
+from proxy.web.request_targets import read_target
 from tests.http_client import rpc
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import Scripted
@@ -75,11 +77,16 @@ class Chance:
             yield head
 
     def _good(self) -> list[bytes]:
-        key = self._random.choice((b"X-API-Key: ", b"Authorization: Bearer ")) + self._random.choice(self._keys)
+        text, place = self._random.choice(self._keys), self._random.randrange(6)
+        key = (b"X-API-Key: ", b"Authorization: Bearer ", b"Authorization: Basic ", b"X-API-Key: ", b"X: ", b"X: ")[
+            place
+        ]
+        key += base64.b64encode(b"x:" + text) if place == 2 else text
+        in_url = (b"", b"", b"", b"/" + text, b"/" + text, b"?apiKey=" + text)[place]
         length = b"Content-Length: %d" % self._random.choice((1, 40, 130, 9999, 0))
         lines = [b"Host: x", b"Content-Type: application/json", length, key, b"User-Agent: f", b"Accept: */*"]
         self._random.shuffle(lines)
-        return [b"POST %b HTTP/1.1" % PATH.encode(), *lines]
+        return [b"POST %b%b HTTP/1.1" % (PATH.encode(), in_url), *lines]
 
     def _change_line(self, lines: list[bytes]) -> None:
         at = self._random.randrange(len(lines))
@@ -193,7 +200,8 @@ class Theirs:
         assert not tail
         assert payload.is_eof()
         assert payload.total_bytes == ours.length
-        assert (message.method, message.path, message.version) == ("POST", PATH, HttpVersion11)
+        target = read_target(message.url.raw_path_qs)
+        assert (message.method, target.text, message.version) == ("POST", PATH, HttpVersion11)
         assert (message.upgrade, message.chunked, message.compression) == (False, False, None)
         assert message.should_close == ours.closes
         headers = message.headers
@@ -204,7 +212,10 @@ class Theirs:
         asked: Any = _Request(headers)
         assert _is_json(asked)
         assert headers.get("Content-Encoding", "identity").lower() == "identity"
-        assert ours.key is self._find(_presented(asked) or "")
+        presented = key_of_request(headers, target)
+        assert presented is not None
+        assert ours.key is self._find(presented.text)
+        assert ours.key.allow_in_url or not presented.is_in_url
         fresh = "no-cache" in headers.get("Cache-Control", "").lower()
         given = [(BY_HEADER[name.lower()], text) for name, text in headers.items() if name.lower() in BY_HEADER]
         assert ours.directives == directives.read(given, fresh=fresh)
@@ -218,7 +229,7 @@ class Theirs:
 async def test_accepted_heads_mean_the_same_to_aiohttp() -> None:
     seed = int(os.environ.get("PENSTOCK_SEED", "1"))
     async with Scripted() as upstream, running_worker(upstream.url) as worker:
-        worker.add_key("other")
+        worker.add_key("other", allow_in_url=True)
         reader, theirs = reader_of(worker), Theirs(lambda text: worker.app.keyring.find(text, 0.0))
         accepted = 0
         for index, made in enumerate(Chance(seed, worker.keys.values()).heads(HEADS)):

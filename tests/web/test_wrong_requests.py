@@ -23,7 +23,7 @@ ABSENT = mint("live", bytes(32))
 MISTYPED = f"{ABSENT[:-1]}{'a' if ABSENT[-1] != 'a' else 'b'}"
 OBJECT = 'invalid request: a call must be an object such as {"jsonrpc": "2.0", "id": 1, "method": "…", "params": []}'
 NO_KEY = "an API key is required: send it in the header X-API-Key or as Authorization: Bearer <API_KEY>"
-IN_URL = "send it in the header X-API-Key, not in the URL, which ends up in logs"
+IN_URL = "send the API key in the header X-API-Key, or as apiKey in the query if it is allowed in URLs"
 KEYS = "API keys start with svc_live_ or svc_test_"
 WALLET = "owner, chain, salt, version"
 
@@ -109,11 +109,20 @@ CASES = {
     ),
     "another service's key": Wrong(401, f"the API key is not valid: {KEYS}", "key", body=CALL, key="abc"),
     "unknown key": Wrong(401, "the API key is not valid", "key", body=CALL, key=ABSENT),
-    "key in the query": Wrong(
-        401, f"an API key is required: {IN_URL}", "key", "", f"{CALLS}?apiKey={ABSENT}", CALL, key=""
+    "unknown key in the query": Wrong(
+        401, "the API key is not valid", "key", "", f"{CALLS}?apiKey={ABSENT}", CALL, key=""
     ),
-    "key in the path": Wrong(
-        *(404, f"there is no such path: {IN_URL}; /docs lists all paths", "path", "", f"{CALLS}/{ABSENT}", CALL), key=""
+    "unknown key in the path": Wrong(401, "the API key is not valid", "key", "", f"{CALLS}/{ABSENT}", CALL, key=""),
+    "two keys": Wrong(
+        *(400, "the request has two different API keys: send one", "key", "", f"{CALLS}?apiKey={ABSENT}", CALL),
+        key=MISTYPED,
+    ),
+    "key in another parameter": Wrong(
+        401, f"an API key is required: {IN_URL}", "key", "", f"{CALLS}?api_key={ABSENT}", CALL, key=""
+    ),
+    "key in a wrong place of the path": Wrong(
+        *(404, f"there is no such path: {IN_URL}; /docs lists all paths", "path", "", f"{CALLS}/x/{ABSENT}", CALL),
+        key="",
     ),
     "slash at the end": Wrong(
         *(404, "there is no such path: paths have no slash at their end; /docs lists all paths", "path"),

@@ -83,6 +83,7 @@ class Worker:
         fault: FaultPlan | None = None,
         uses: AllowedUses | None = None,
         beside: Key | None = None,
+        allow_in_url: bool = False,
     ) -> Key:
         """Add a key with its own account, or one `beside` another of the same account. `keys[name]` is its text."""
         number = len(self.keys) + 1
@@ -106,6 +107,7 @@ class Worker:
             expires_at=time.monotonic() + lives_s,
             directives=directives,
             fault=fault,
+            allow_in_url=allow_in_url,
             restrictions=None if uses is None else access.KeyRestrictions((), (), uses),
         )
         self.app.keyring.add(key)

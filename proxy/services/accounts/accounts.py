@@ -277,4 +277,5 @@ def restrictions_in(body: Mapping[str, Any]) -> KeyRestrictionChange:
         networks=body.get("allowed_networks"),
         methods=body.get("allowed_methods"),
         contracts=body.get("allowed_contracts"),
+        in_url=body.get("allow_in_url"),
     )

@@ -16,6 +16,7 @@ from functools import partial
 from proxy.chains.registry import Network
 from proxy.core import access, limits
 from proxy.core.access import Key
+from proxy.core.presented_key import PresentedKey
 from proxy.errors import Fault, Forbidden, InvalidRequest, LeasePending, RateLimited, Reason, Unauthorized
 from proxy.services.accounts.keyring import Keyring
 from proxy.services.accounts.quotas import Quotas
@@ -30,6 +31,10 @@ _DAY_S = 86_400
 LEASE_PAUSE_S = 0.005
 
 NO_KEY = "an API key is required: send it in the header X-API-Key or as Authorization: Bearer <API_KEY>"
+_NOT_IN_URL = (
+    "this API key may not be used in URLs: send it in the header X-API-Key, or allow it in URLs, "
+    "in the dashboard under API keys or with: penstock keys set {key} --allow-in-url"
+)
 _TEST_KEY = "test keys (svc_test_) cannot be used on {network}, a live network: use a live key"
 
 
@@ -80,17 +85,23 @@ class Admission:
     def __repr__(self) -> str:
         return f"<Admission {self._keyring!r} {self.buckets!r}>"
 
-    def known(self, text: str | None, now: float) -> Key | None:
+    def known(self, presented: PresentedKey | None, now: float) -> Key | None:
         """The key's record, or None. Does not count a failure."""
-        return self._keyring.find(text, now) if text else None
+        return self._keyring.find(presented.text, now) if presented is not None else None
 
-    def authenticate(self, text: str | None, address: str, now: float, *, origin: str = "") -> Key:
-        """Authenticate a request. Raises if the key is unknown or restricted to other addresses or origins."""
-        if text:
-            key = self._keyring.find(text, now)
-            if key is not None:
-                return _allowed_from(key, address, origin)
-        raise self.unknown(address, now, NO_KEY if text is None else access.wrong_key_words(text))
+    def authenticate(self, presented: PresentedKey | None, address: str, now: float, *, origin: str = "") -> Key:
+        """Authenticate a request. Raises if the key is unknown, not allowed in URLs, or restricted to other addresses or
+        origins."""
+        if presented is None:
+            raise self.unknown(address, now, NO_KEY)
+        if not presented.text:
+            raise InvalidRequest("the request has two different API keys: send one", reason="key")
+        key = self._keyring.find(presented.text, now)
+        if key is None:
+            raise self.unknown(address, now, access.wrong_key_words(presented.text))
+        if presented.is_in_url and not key.allow_in_url:
+            raise Forbidden(_NOT_IN_URL.format(key=key.id), reason="url")
+        return _allowed_from(key, address, origin)
 
     def authenticate_by_id(
         self, key_id: str, account: str, address: str, now: float, *, origin: str, words: str

@@ -312,6 +312,7 @@ class Keyring:
             restrictions=restrictions_of(row["allowed_ips"], row["allowed_origins"], _uses(row)),
             directives=directives.allowed_to(row["directives"]),
             fault=_fault(row),
+            allow_in_url=row["allow_in_url"],
         )
 
     def _account(self, row: KeyRecord, plan: Limits) -> Account:
@@ -344,6 +345,7 @@ _COMPARED = (
     "directives",
     "fault",
     "records_params",
+    "allow_in_url",
 )
 
 

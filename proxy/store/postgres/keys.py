@@ -65,6 +65,8 @@ class KeyRestrictionChange:
     networks: Sequence[str] | None = None
     methods: Sequence[str] | None = None
     contracts: Sequence[str] | None = None
+    # Whether the key may be in the URL of a request.
+    in_url: bool | None = None
 
     def places(self) -> tuple[list[str] | None, list[str] | None]:
         return _each(self.ips, "allowed_ips", access.block_of), _each(self.origins, "allowed_origins", access.origin_of)
@@ -248,6 +250,7 @@ class KeyStore:
             self._check_value,
             None if chosen == [*USUAL_DIRECTIVES] else chosen,
             *details.columns(),
+            restrictions.in_url,
         )
         async with self._pool.connection() as connection, connection.transaction():
             most, lasting, _ = await self._count_keys(connection, account_id)
@@ -340,6 +343,7 @@ class KeyStore:
             fault,
             *restrictions.uses(),
             *details.columns(),
+            restrictions.in_url,
         )
         async with self._pool.connection() as connection, connection.transaction():
             before = await connection.fetchrow(sql.keys.lock_key, key_id)

@@ -18,9 +18,11 @@ from proxy.core import directives, encodings
 from proxy.core.access import Key
 from proxy.core.bounded import make_room
 from proxy.core.directives import DIRECTIVES, Directives
+from proxy.core.presented_key import presented_key
 from proxy.errors import InvalidRequest
 from proxy.services.rpc.networks import Route
 from proxy.telemetry import REQUEST_ID
+from proxy.web.request_targets import read_target
 
 MOST_REMEMBERED = 8192
 # Longer header blocks are parsed each time. With MOST_REMEMBERED this limits the cache to 16 MB.
@@ -39,17 +41,21 @@ _DIGITS = re.compile(rb"[0-9]{1,7}")
 # Defaults for requests without these headers.
 _JSON_TYPE, _KEPT = b"application/json", b"keep-alive"
 _CLOSED = b"close"
+_POST, _VERSION = b"POST ", b" HTTP/1.1"
+# Targets with keys have no other bytes than these.
+_TARGET = re.compile(rb"[A-Za-z0-9/_?=&%.~-]+")
+_NO_KEYS: tuple[str, ...] = ()
 _JSON = re.compile(rb"application/json(?:[ \t]*;[ \t]*charset=(?:utf-8|UTF-8))?", re.IGNORECASE)
 
 # The roles of headers. PASS: ignored. LEAVE: hand over to aiohttp. ONCE: ignored, but aiohttp refuses duplicates. Directives
 # have the roles from FIRST_DIRECTIVE on, in the order of their table.
-PASS, LEAVE, LENGTH, KEY, BEARER, HOST, TYPE, CACHE, ID, CONNECTION, ONCE, ENCODINGS, FIRST_DIRECTIVE = range(13)
+PASS, LEAVE, LENGTH, KEY, AUTHORIZATION, HOST, TYPE, CACHE, ID, CONNECTION, ONCE, ENCODINGS, FIRST_DIRECTIVE = range(13)
 # The header of traces. The lowest bit of its last digit means "sampled" (W3C Trace Context, 3.2.2.5).
 _TRACEPARENT, _SAMPLED = b"traceparent", b"13579bdf"
 _ROLES = {
     b"content-length": LENGTH,
     b"x-api-key": KEY,
-    b"authorization": BEARER,
+    b"authorization": AUTHORIZATION,
     b"host": HOST,
     b"content-type": TYPE,
     b"cache-control": CACHE,
@@ -154,7 +160,7 @@ class RequestHeaderReader:
         is_tracing: bool = False,
     ) -> None:
         """`routes` are keyed by path; `find` looks up a key by its text. `is_tracing`: sampled requests are handed over."""
-        self._lines = {f"POST {path} HTTP/1.1".encode("ascii"): route for path, route in routes.items()}
+        self._lines = {_POST + path.encode("ascii") + _VERSION: route for path, route in routes.items()}
         self._find = find
         self._max_header_bytes = min(max_header_bytes, MAX_HOT_HEADER_BYTES)
         self._max_body = max_body
@@ -218,21 +224,32 @@ class RequestHeaderReader:
         # With all allowed bytes removed only the line ends may remain: no control bytes, no bare CR or LF.
         if count > MAX_HEADERS or len(raw.translate(None, _PLAIN)) != 2 * count + 2:
             return None
-        route = self._lines.get(lines.pop(0))
+        line = lines.pop(0)
+        route, keys = self._lines.get(line), _NO_KEYS
+        if route is None:
+            route, keys = self._locate(line)
         if route is None:
             return None
         # Blocks with equal significant lines parse to the same result, whatever their other lines are.
         roles = self._line_roles
         significant = [line for line in lines if (roles.get(line) or self._role_of(line))]
-        skeleton = (route, len(raw), *significant)
+        skeleton = (route, keys, len(raw), *significant)
         headers = self._skeletons.get(skeleton)
         if headers is None or not headers.key.alive:
-            headers = self._parse_lines(raw, route, significant)
+            headers = self._parse_lines(raw, route, keys, significant)
             # Directives may have another value in each request.
             if headers is not None and headers.directives is None and len(raw) <= LONGEST_REMEMBERED:
                 make_room(self._skeletons, MOST_REMEMBERED)
                 self._skeletons[skeleton] = headers
         return headers
+
+    def _locate(self, line: bytes) -> tuple[Route | None, tuple[str, ...]]:
+        """The route of a request line with keys in its target, and the keys."""
+        text = line[len(_POST) : -len(_VERSION)]
+        if not (line.startswith(_POST) and line.endswith(_VERSION) and _TARGET.fullmatch(text)):
+            return None, _NO_KEYS
+        target = read_target(text.decode("ascii"))
+        return self._lines.get(_POST + target.text.encode("ascii") + _VERSION), target.keys
 
     def _role_of(self, line: bytes) -> int:
         """The role of a line, cached for significant ones. PASS is 0."""
@@ -250,16 +267,18 @@ class RequestHeaderReader:
             self._line_roles[line] = role
         return role
 
-    def _parse_lines(self, raw: bytes, route: Route, lines: list[bytes]) -> RequestHeaders | None:
+    def _parse_lines(
+        self, raw: bytes, route: Route, keys: tuple[str, ...], lines: list[bytes]
+    ) -> RequestHeaders | None:
         found: dict[int, bytes] = {}
         for line in lines:
             role = self._role_of(line)
             if role == LEAVE or role in found:
                 return None
             found[role] = line.partition(b":")[2].strip(b" \t")
-        return self._build(raw, route, found)
+        return self._build(raw, route, keys, found)
 
-    def _build(self, raw: bytes, route: Route, found: dict[int, bytes]) -> RequestHeaders | None:
+    def _build(self, raw: bytes, route: Route, keys: tuple[str, ...], found: dict[int, bytes]) -> RequestHeaders | None:
         length = found.get(LENGTH, b"")
         if not _HOST.fullmatch(found.get(HOST, b"/")) or not _DIGITS.fullmatch(length):
             return None
@@ -268,7 +287,7 @@ class RequestHeaderReader:
         connection = found.get(CONNECTION, _KEPT).lower()
         if not _JSON.fullmatch(found.get(TYPE, _JSON_TYPE)) or connection not in (_KEPT, _CLOSED):
             return None
-        key = self._key(found)
+        key = self._key(keys, found)
         if key is None:
             return None
         try:
@@ -301,17 +320,16 @@ class RequestHeaderReader:
             raise InvalidRequest("faults are made by aiohttp's handlers")
         return read
 
-    def _key(self, found: dict[int, bytes]) -> Key | None:
-        text = found.get(KEY, b"")
-        if not text:
-            scheme, _, text = found.get(BEARER, b"").partition(b" ")
-            if scheme.lower() != b"bearer":
-                return None
-        if not text.isascii():
+    def _key(self, in_url: tuple[str, ...], found: dict[int, bytes]) -> Key | None:
+        named, authorization = found.get(KEY, b""), found.get(AUTHORIZATION, b"")
+        if not (named.isascii() and authorization.isascii()):
             return None
-        key = self._find(text.strip().decode("ascii"))
+        presented = presented_key((named.decode("ascii"),), (authorization.decode("ascii"),), in_url)
+        key = None if presented is None else self._find(presented.text)
+        if presented is None or key is None or (presented.is_in_url and not key.allow_in_url):
+            return None
         # Keys with restrictions go to aiohttp, where the client's address and origin are checked, and so do those with faults.
-        return None if key is None or key.restrictions is not None or key.fault is not None else key
+        return None if key.restrictions is not None or key.fault is not None else key
 
 
 def _is_sampled(name: bytes, line: bytes) -> bool:

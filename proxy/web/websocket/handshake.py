@@ -55,7 +55,7 @@ class Handshake:
         self._sockets = sockets
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        key = self._api.authentication.authenticate_socket(request, "open_socket", request.query.getall("apiKey", ()))
+        key = self._api.authentication.authenticate_socket(request, "open_socket")
         route = self._resolver.route(key, ANY_SCOPE, request.match_info["chain"], request.match_info["network"])
         directives = directives_of(request, key, route.labels)
         token = _token(request)

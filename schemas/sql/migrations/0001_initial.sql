@@ -54,6 +54,8 @@ create table keys (
     allowed_networks text[] not null default '{}',
     allowed_methods text[] not null default '{}',
     allowed_contracts text[] not null default '{}',
+    -- Whether requests may have the key in their URL, which is easily logged or copied.
+    allow_in_url boolean not null default false,
     -- For people: who answers for the key, and what it is for.
     owner text not null default '',
     note text not null default '',

@@ -68,16 +68,17 @@ export function suggest(label, values, { hint, ...attributes } = {}) {
   return { ...base, setSuggestions: (next) => setChildren(list, next.map((value) => el("option", { value }))) };
 }
 
-/* A group of checkboxes. */
-export function checks(label, options, chosen) {
+/* A group of checkboxes, with a hint below. */
+export function checks(label, options, chosen, { hint } = {}) {
   const boxes = Object.entries(options).map(([value, shown]) => {
     const box = el("input", { type: "checkbox", value, id: `field-${++serial}` });
     box.checked = chosen.includes(value);
     return { box, node: el("div.check", null, box, el("label", { for: box.id }, shown)) };
   });
   return {
-    node: el("fieldset", null, el("legend", null, label), el("div.checks", null, boxes.map(({ node }) => node))),
+    node: el("fieldset", null, el("legend", null, label), el("div.checks", null, boxes.map(({ node }) => node)), hint && el("p.hint", null, hint)),
     read: () => boxes.filter(({ box }) => box.checked).map(({ box }) => box.value),
+    write: (values) => { for (const { box } of boxes) box.checked = values.includes(box.value); },
   };
 }
 

@@ -117,9 +117,9 @@ function guideParts() {
   return parts;
 }
 
-function schemeHeader({ type, name, in: place }) {
-  if (type !== "apiKey") return "Authorization: Bearer …";
-  return place === "cookie" ? `Cookie: ${name}=…` : `${name}: …`;
+function schemeHeader({ type, scheme, name, in: place }) {
+  if (type !== "apiKey") return scheme === "basic" ? "Authorization: Basic …" : "Authorization: Bearer …";
+  return { cookie: `Cookie: ${name}=…`, query: `?${name}=…` }[place] ?? `${name}: …`;
 }
 
 const schemeTable = () => table(["Header", "Meaning"], Object.values(spec.doc.components.securitySchemes).map((scheme) =>

@@ -22,6 +22,12 @@ const ACCOUNT_SCOPES = {
 const DIRECTIVES = { timeout_ms: "Deadline (X-Timeout-Ms)", max_stale: "Older replies (X-Max-Stale)", retry: "Fewer retries (X-Retry)",
   min_block: "Least block (X-Min-Block)", min_block_wait: "Wait for the block (X-Min-Block-Wait)", explain: "Record the request (X-Explain)", meta: "Details in socket replies (X-Meta)",
   verify: "Verified replies (X-Verify)", fault: "Faults, for test keys (X-Fault)" };
+/* What a web page needs to show balances and contracts, and to send transactions that its visitor has signed. */
+const PUBLIC_PAGE = {
+  scopes: ["rpc:read", "rpc:write"],
+  methods: ["eth_chainId", "net_version", "eth_blockNumber", "eth_getBlockByNumber", "eth_call", "eth_estimateGas", "eth_gasPrice", "eth_maxPriorityFeePerGas", "eth_feeHistory",
+    "eth_getBalance", "eth_getCode", "eth_getTransactionCount", "eth_getTransactionByHash", "eth_getTransactionReceipt", "eth_sendRawTransaction"],
+};
 const OVERLAPS = { 0: "Now", 3600: "In 1 hour", 86400: "In 24 hours", 604800: "In 7 days" };
 
 const LIMIT = 25;
@@ -82,6 +88,7 @@ function limitsOf(key) {
     key.allowed_contracts.length > 0 && `contracts ${key.allowed_contracts.join(", ")}`,
     key.allowed_ips.length > 0 && `IPs ${key.allowed_ips.join(", ")}`,
     key.allowed_origins.length > 0 && `origins ${key.allowed_origins.join(", ")}`,
+    key.allow_in_url && "allowed in URLs",
   ].filter(Boolean);
   return limits.length ? el("span", null, limits.join("; ")) : "Account limits";
 }
@@ -127,6 +134,16 @@ function edit(key, reload) {
       hint: "JSON-RPC methods, one per line. Leave empty to allow all that the scopes allow." });
     const allowedContracts = forms.lines("Contracts", { rows: 2, value: key?.allowed_contracts.join("\n"), placeholder: "0x…",
       hint: "Addresses on EVM chains, one per line. Calls that may reach others are refused. Leave empty to allow all." });
+    const inUrl = forms.checks("URLs", { allow_in_url: "Accept this key in URLs" }, key?.allow_in_url ? ["allow_in_url"] : [], {
+      hint: "For wallets and tools that take only a URL. URLs end up in histories, logs and screenshots, and everyone who sees one can use the key: restrict it to origins, addresses, contracts or methods." });
+    const publicPage = button("Fill in for a public page", () => {
+      scopes.write(PUBLIC_PAGE.scopes);
+      accountScopes.write([]);
+      allowedMethods.write(PUBLIC_PAGE.methods.join("\n"));
+      inUrl.write(["allow_in_url"]);
+      origins.control.required = true;
+      origins.control.focus();
+    }, { kind: "small" });
     const owner = forms.text("Owner", { maxlength: "200", value: key?.owner, placeholder: "Payments team" });
     const expires = forms.text("Expires", { type: "datetime-local", value: key?.expires_at ? localTime(key.expires_at) : "", hint: "Leave empty for never." });
     const remark = forms.text("Note", { maxlength: "500", value: key?.note, placeholder: "What the key is for" });
@@ -135,11 +152,11 @@ function edit(key, reload) {
     const fault = forms.text("Faults", { value: key?.fault, maxlength: "200", placeholder: "latency=800ms, status=503, p=0.2",
       hint: "Spoils the replies to this test key, the events of its sockets and the deliveries of webhooks it creates. Leave empty for none." });
     const advanced = el("details.more", { open: Boolean(key) }, el("summary", null, "Limits and restrictions"),
-      forms.row(requests.node, units.node), forms.row(allowedNetworks.node, allowedMethods.node), allowedContracts.node, forms.row(ips.node, origins.node), accountScopes.node, directives.node, key?.mode === "test" && fault.node);
+      el("p", null, publicPage), inUrl.node, forms.row(ips.node, origins.node), forms.row(requests.node, units.node), forms.row(allowedNetworks.node, allowedMethods.node), allowedContracts.node, accountScopes.node, directives.node, key?.mode === "test" && fault.node);
     const send = async () => {
       const values = { name: name.read(), scopes: [...scopes.read(), ...accountScopes.read()], allowed_ips: format.splitList(ips.read()), allowed_origins: format.splitList(origins.read()), directives: directivesOf(directives.read()),
         allowed_networks: format.splitList(allowedNetworks.read()), allowed_methods: format.splitList(allowedMethods.read()),
-        allowed_contracts: format.splitList(allowedContracts.read()), owner: owner.read(), note: remark.read() };
+        allowed_contracts: format.splitList(allowedContracts.read()), allow_in_url: inUrl.read().length > 0, owner: owner.read(), note: remark.read() };
       // The field has no seconds: an expiry that was not edited stays as it is.
       if (expires.read() !== (key?.expires_at ? localTime(key.expires_at) : "")) values.expires_at = expires.read() ? new Date(expires.read()).toISOString() : null;
       if (!values.scopes.length) throw new Error("Select at least one scope.");
@@ -200,7 +217,8 @@ async function reveal(created, title) {
   const match = (await networks()).find((each) => each.class === created.mode);
   secretDialog(title, (close) => [
     el("p", null, "Copy this key now. You cannot see it again."),
-    secretField(created.key, "API key"), match && codeBlock("Try it", tryIt(created.key, match)).node,
+    secretField(created.key, "API key"), match && created.allow_in_url && secretField(`${location.origin}/v1/rpc/${match.network}/${created.key}`, "URL for wallets and tools"),
+    match && codeBlock("Try it", tryIt(created.key, match)).node,
     el("div.actions", null, button("Done", close, { kind: "main" }))]);
 }
 
