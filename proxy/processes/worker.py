@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ from proxy import telemetry
 from proxy.compose.app import App, preload_files
 from proxy.compose.fleet import buckets_of
 from proxy.errors import Unavailable
+from proxy.processes import garbage_collection
 from proxy.processes.control_messages import CERTIFICATES, LEAVING, UNATTENDED, ControlMessages
 from proxy.processes.listening_sockets import ListeningSockets
 from proxy.processes.slow_steps import SlowSteps
@@ -32,7 +32,6 @@ from proxy.tasks import Tasks, unless_stopped
 STDIN, STDOUT = 0, 1
 # How long a thread may run while the event loop waits for the interpreter.
 SWITCH_S = 0.0002
-COLLECT_AFTER = (4_000, 4, 20)
 
 
 class SharedFiles(NamedTuple):
@@ -120,20 +119,12 @@ async def _start(app: App, listener: socket.socket) -> bool:
 
 def report_ready(tasks: Tasks) -> None:
     """Report to the supervisor that this process is ready, and from then on that its event loop runs."""
-    freeze_start()
+    garbage_collection.take_over()
     yield_often()
     os.set_blocking(STDOUT, False)
     os.write(STDOUT, READY)
     tasks.start("heartbeat", _beat)
-
-
-def freeze_start() -> None:
-    """Exclude what the start has created from garbage collections: modules, tables and services live as long as the process. A
-    full collection would visit them all, and stop the event loop for 50 ms. Also collect less often than by default (after 700
-    objects): a batch alone has more, nearly all are freed by reference, and collections took a sixth of its time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT_AFTER)
+    tasks.start("collect garbage", garbage_collection.collect_rarely)
 
 
 def yield_often() -> None:
