@@ -50,7 +50,7 @@ def test_own_chain_is_known_by_its_directory(tmp_path: Path) -> None:
     file, node = tmp_path / "penstock.toml", "mychain/mainnet=https://node.example/"
     done = command_here("init", str(file), "--upstream", node)
     assert (done.returncode, done.stderr) == (
-        2, "penstock: --upstream: there is no network mychain/mainnet; did you mean unichain/mainnet?\n"
+        2, "penstock: --upstream: there is no network mychain/mainnet; did you mean hychain/mainnet?\n"
     )  # fmt: skip
     done = command_here("init", str(file), "--upstream", node, "--directory", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,8 +1,8 @@
 """The chains and networks, by all their names.
 
-Built from `config/chains/*.toml`: adding a chain needs no code. A path names a network in one of three ways:
-`ethereum/sepolia` (chain and network), `ethereum` (the class of the key decides), `ethereum-sepolia` (one network
-outright). Aliases and chain ids are accepted wherever names are.
+Built from `config/chains/*.toml` and the list of other public networks: adding a chain needs no code. A path names a network
+in one of three ways: `ethereum/sepolia` (chain and network), `ethereum` (the class of the key decides), `ethereum-sepolia`
+(one network outright). Aliases and chain ids are accepted wherever names are.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": 
     feeds: dict[str, PriceFeedContract] = {}
     # Addresses of block explorers for people.
     explorers: tuple[str, ...] = ()
+    # Its position in the list of networks without a chain file, if it comes from there.
+    listed_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +160,14 @@ class Registry:
 
     def networks(self) -> Iterator[Network]:
         yield from self._networks
+
+    def positions(self) -> dict[str, int]:
+        """A number for each network by its id, which stays the same if another network of the list is added or removed."""
+        filed = [network for network in self._networks if network.facts.listed_at is None]
+        listed = [(each.id, each.facts.listed_at) for each in self._networks if each.facts.listed_at is not None]
+        return {network.id: place for place, network in enumerate(filed)} | {
+            name: len(filed) + place for name, place in listed
+        }
 
     def faults(self) -> Iterator[str]:
         """Faults that the schema of a single file cannot detect."""

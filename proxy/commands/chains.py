@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from proxy import settings as settings_room
-from proxy.chains.registry import Chain, Registry
+from proxy.chains.registry import Chain, Network, Registry
 from proxy.commands import context, output
 from proxy.errors import InvalidRequest, StartError
 
 COLUMNS = ("network", "title", "id", "family", "class", "coin", "block_time_s")
+PROVIDER_COLUMNS = ("network", "title", "id", "class", "url")
 ASK_S = 10.0
 # The block time is the mean over this many blocks.
 MEASURED_BLOCKS = 100
@@ -25,7 +26,16 @@ DEFAULT_BLOCK_S, LONGEST_BLOCK_S = 12.0, 600.0
 def register(commands: Any) -> None:
     parser = commands.add_parser("chains", help="list the known networks, and add a chain of your own")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listed = actions.add_parser("list", help="list all networks")
+    listed = actions.add_parser("list", help="list the networks with a chain file, or all")
+    listed.add_argument(
+        "name", nargs="?", default="", help="only networks with this in their name or id, from all lists"
+    )
+    listed.add_argument(
+        "--all", action="store_true", help="also the public networks that have no chain file of their own"
+    )
+    listed.add_argument(
+        "--provider", metavar="NAME", help="the networks of a provider, such as alchemy, with their URLs"
+    )
     listed.add_argument("--config", type=Path, metavar="FILE", help=context.CONFIG_HELP)
     listed.add_argument("--json", action="store_true", help="print JSON")
     listed.set_defaults(run=_list)
@@ -51,6 +61,9 @@ def _tables(config: Path | None) -> tuple[str, settings_room.Tables]:
 
 
 def _list(args: argparse.Namespace) -> int:
+    own, tables = _tables(args.config)
+    if args.provider is not None:
+        return _list_provider(args, own, tables)
     rows = [
         {
             "network": network.id,
@@ -61,10 +74,38 @@ def _list(args: argparse.Namespace) -> int:
             "coin": network.chain.native.symbol,
             "block_time_s": network.facts.block_time_s,
         }
-        for network in _tables(args.config)[1].chains.networks()
+        for network in _networks(tables, args)
     ]
     output.rows(rows, COLUMNS, as_json=args.json)
     return 0
+
+
+def _list_provider(args: argparse.Namespace, own: str, tables: settings_room.Tables) -> int:
+    """The upstreams that PROVIDER://KEY stands for. Nothing is asked for over the network."""
+    providers = settings_room.load_providers(own)
+    provider = providers.get(args.provider.partition("://")[0])
+    if provider is None:
+        raise StartError([f"--provider: there is no such provider; there are: {', '.join(providers)}"])
+    known = {each.id: each for each in tables.with_networks(provider.networks).chains.networks()}
+    rows = [
+        {
+            "network": name,
+            "title": known[name].chain.title,
+            "id": known[name].identity,
+            "class": known[name].facts.class_,
+            "url": provider.shown(name),
+        }
+        for name in provider.networks
+        if args.name in name
+    ]
+    output.rows(rows, PROVIDER_COLUMNS, as_json=args.json)
+    return 0
+
+
+def _networks(tables: settings_room.Tables, args: argparse.Namespace) -> Iterable[Network]:
+    wants_all = args.all or args.name
+    found = (tables.with_networks(tables.network_names()) if wants_all else tables).chains.networks()
+    return [each for each in found if args.name in each.id or args.name == each.identity]
 
 
 async def _add(args: argparse.Namespace) -> int:

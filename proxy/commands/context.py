@@ -111,7 +111,7 @@ def _running(data: Path) -> dict[str, Any]:
 
 
 def tables_of(found: Settings) -> settings.Tables:
-    return settings.load_tables(own=found.data_files.directory)
+    return settings.tables_for(found)
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import argparse
 import json
 import secrets
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -20,7 +20,6 @@ from proxy.errors import StartError
 TEMPLATE = CONFIG / "template.toml"
 DATABASE = "postgresql://penstock:password@127.0.0.1/penstock"
 _DIRECTORY = "[data_files]\ndirectory = {directory}\n"
-_UPSTREAM = "[[upstreams]]\nnetwork = {network}\nurl = {url}\n"
 
 
 def register(commands: Any) -> None:
@@ -44,8 +43,11 @@ def run(args: argparse.Namespace) -> int:
     database = args.database or (asks and _database()) or DATABASE
     upstreams = args.upstream or (list(_upstreams()) if asks else [])
     own = str(args.directory.resolve()) if args.directory else ""
-    checked = _checked([upstream_option.parse(each) for each in upstreams], own)
-    blocks = [*_blocks(_DIRECTORY, [{"directory": own}] if own else []), *_blocks(_UPSTREAM, checked)]
+    tables = settings.load_tables(own=own)
+    checked = [upstream_option.parse(each, tables) for each in upstreams]
+    blocks = [*_blocks(_DIRECTORY, [{"directory": own}] if own else []), *_upstream_blocks(checked)]
+    if faults := settings.expanded({"upstreams": checked, "data_files": {"directory": own}})[1]:
+        raise StartError([f"--upstream: {fault.partition(': ')[2]}" for fault in faults])
     text = settings_text(args.program, args.file, database, blocks)
     write_private(args.file, text.encode())
     print(f"wrote {args.file}, readable only by you")
@@ -74,6 +76,11 @@ def _blocks(form: str, found: Iterable[Mapping[str, str]]) -> Iterable[str]:
     return [form.format(**{name: json.dumps(value) for name, value in each.items()}) for each in found]
 
 
+def _upstream_blocks(found: Iterable[Mapping[str, str]]) -> Iterable[str]:
+    for each in found:
+        yield "\n".join(["[[upstreams]]", *(f"{name} = {json.dumps(value)}" for name, value in each.items()), ""])
+
+
 def _database() -> str:
     return input(f"Postgres URL [{DATABASE}]: ").strip()
 
@@ -83,14 +90,3 @@ def _upstreams() -> Iterable[str]:
     print("Upstream nodes, one per line, as CHAIN/NETWORK=URL. An empty line ends the list.")
     while line := input("upstream: ").strip():
         yield line
-
-
-def _checked(upstreams: Sequence[dict[str, str]], own: str) -> Sequence[dict[str, str]]:
-    """The upstreams with the full names of their networks. `own`: the operator's data files."""
-    tables = settings.load_tables(own=own)
-    for upstream in upstreams:
-        network = tables.chains.find(*upstream["network"].split("/", 1))
-        if network is None:
-            raise StartError([f"--upstream: {settings.no_network(upstream['network'], tables)}"])
-        upstream["network"] = network.id
-    return upstreams

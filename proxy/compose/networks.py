@@ -77,13 +77,13 @@ class NetworkBuilder:
         """The networks that have upstreams, by id. `shared`: the cache that workers and hosts share."""
         by_network = self._by_network(self._settings.upstreams)
         share = self._settings.cache.bytes // max(1, len(by_network))
-        # A network's index counts all known networks, so workers with different upstreams agree on it.
-        known = {network.id: (index, network) for index, network in enumerate(self._tables.chains.networks())}
-        numbers = HEAD_NUMBERS * len(known)
+        # Workers with different upstreams agree on a network's position.
+        known, positions = self._known(), self._tables.chains.positions()
+        numbers = HEAD_NUMBERS * (max(positions.values(), default=-1) + 1)
         heads = [0] * numbers if self._heads_memory is None else self._heads_memory.heads(numbers)
         found = {}
         for name, upstreams in by_network.items():
-            index, network = known[name]
+            network = known[name]
             calls, streams = _by_use(network, upstreams)
             takers = self._upstreams(network, calls)
             found[name] = NetworkState(
@@ -92,7 +92,7 @@ class NetworkBuilder:
                 self._heads(network),
                 family_of(network).head,
                 ReplyCache(share),
-                SharedHead(heads, index),
+                SharedHead(heads, positions[name]),
                 caches=self._settings.cache.enabled,
                 archive_minimum=self._tables.prices.archive_minimum,
                 streams=self._upstreams(network, streams),
@@ -101,6 +101,9 @@ class NetworkBuilder:
                 writes=self._writes(network, takers),
             )
         return found
+
+    def _known(self) -> dict[str, Network]:
+        return {network.id: network for network in self._tables.chains.networks()}
 
     def _writes(self, network: Network, upstreams: Sequence[Upstream]) -> RecentWrites | None:
         """Which of several upstreams has received a write matters only to clients."""
@@ -132,7 +135,7 @@ class NetworkBuilder:
 
     def bundlers(self, chains: Networks, takeovers: Takeovers, guard: Callable[[Dispatcher], CallGuard]) -> Networks:
         """The bundlers by network, as routes without a cache. `chains`: the networks that they serve."""
-        known = {network.id: network for network in self._tables.chains.networks()}
+        known = self._known()
         by_network = self._by_network([_as_upstream(each) for each in self._settings.bundlers])
         bundler_routes = []
         for name, bundlers in by_network.items():

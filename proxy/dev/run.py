@@ -165,7 +165,6 @@ class DevService:
 
     def _settings(self, database_url: str, devnet: Devnet) -> Settings:
         """Combine the development defaults with the user's configuration and options."""
-        own = [upstream_option.parse(text) for text in self._options.upstreams]
         options = {"workers": self._options.workers, "port": self._options.port}
         server = {"dev": True, **{name: value for name, value in options.items() if value is not None}}
         # One worker is enough.
@@ -185,16 +184,19 @@ class DevService:
         found = settings_room.load(
             self._options.config, environ=settings_room.environment(), defaults=defaults, overrides=overrides
         )
+        tables = settings_room.tables_for(found)
+        own = [upstream_option.parse(text, tables) for text in self._options.upstreams]
         chains = [{"network": name, "url": devnet.url} for name in DEV_NETWORKS]
         bundlers = [{"network": name, "url": devnet.bundler_url} for name in DEV_NETWORKS if devnet.bundler_url]
         upstreams = [*chains, *own, *found.tree.get("upstreams", ())]
         bundlers += found.tree.get("bundlers", ())
         paymasters = [*self._paymasters(devnet), *found.tree.get("paymasters", ())]
-        found = settings_room.from_tree(
+        tree, faults = settings_room.expanded(
             {**found.tree, "upstreams": upstreams, "bundlers": bundlers, "paymasters": paymasters}
         )
-        tables = settings_room.load_tables(own=found.data_files.directory)
-        faults = [*settings_room.network_faults(found.tree, tables)]
+        found = settings_room.from_tree(tree, faults=faults)
+        tables = settings_room.tables_for(found)
+        faults += settings_room.network_faults(found.tree, tables)
         faults += settings_room.paymaster_faults(found.tree, tables, settings_room.environment())
         if faults:
             raise StartError([fault.replace("upstreams", "--upstream", 1) for fault in faults])

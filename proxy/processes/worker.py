@@ -64,8 +64,7 @@ def run_child(run: Callable[[Settings, Tables], Coroutine[Any, Any, None]]) -> i
         return 0
     telemetry.start_metrics()
     settings = settings_room.from_tree(orjson.loads(line))
-    own = settings.data_files.directory
-    tables = settings_room.load_tables(own=own) if own else settings_room.shipped_tables()
+    tables = settings_room.tables_for(settings)
     listener = telemetry.start_logging(settings.log.level)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

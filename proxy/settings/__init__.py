@@ -12,13 +12,16 @@ from proxy.settings.crosschecks import network_faults, no_network, paymaster_fau
 from proxy.settings.loading import (
     data_directory,
     environment,
+    expanded,
     from_tree,
     load,
     load_with_tables,
     masked,
     own_directory,
     preload,
+    tables_for,
 )
+from proxy.settings.providers import Provider, has_provider, load_providers
 from proxy.settings.sections import (
     MAIN_URL,
     BundlerSettings,
@@ -81,6 +84,7 @@ __all__ = [
     "Plan",
     "PriceFeed",
     "PriceSources",
+    "Provider",
     "QuotaSettings",
     "RpcSettings",
     "ServerSettings",
@@ -98,9 +102,12 @@ __all__ = [
     "client_context",
     "data_directory",
     "environment",
+    "expanded",
     "file_versions",
     "from_tree",
+    "has_provider",
     "load",
+    "load_providers",
     "load_tables",
     "load_with_tables",
     "masked",
@@ -113,4 +120,5 @@ __all__ = [
     "shared_database",
     "shipped_tables",
     "signer_key",
+    "tables_for",
 ]

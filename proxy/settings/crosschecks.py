@@ -42,7 +42,16 @@ _NAMING: dict[
     "prices.feeds": PriceFeed,
     "prices.fixed": FixedPrice,
 }
+_FOLLOWED = ("follower.networks", "follower.start")
 T = TypeVar("T")
+
+
+def named_networks(tree: Mapping[str, Any]) -> set[str]:
+    """The networks that settings name. The schema reports values of the wrong type."""
+    named = [_at(each, "network", str) for name in _NAMING for each in _at(tree, name)]
+    named += [name for each in _at(tree, "databases") for name in _at(each, "networks")]
+    named += [name for setting in _FOLLOWED for name in _at(tree, setting)]
+    return {name for name in named if isinstance(name, str) and name not in ("", "*")}
 
 
 def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
@@ -51,7 +60,7 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
         for place, each in _listed(tree, name, kind):
             if _is_unknown(each.network, tables):
                 yield f"{name}.{place}.network: {no_network(each.network, tables)}"
-    for name in ("follower.networks", "follower.start"):
+    for name in _FOLLOWED:
         for network in _at(tree, name):
             if _is_unknown(network, tables):
                 yield f"{name}: {no_network(network, tables)}"
@@ -151,16 +160,16 @@ def _is_unknown(network: Any, tables: Tables) -> bool:
 
 def no_network(name: str, tables: Tables) -> str:
     """The error for a network that no chain file defines."""
-    near = nearest_network(name, [network.id for network in tables.chains.networks()])
+    near = nearest_network(name, tables.network_names())
     return f"there is no network {name}; " + (f"did you mean {near}?" if near else "`penstock chains list` shows all")
 
 
-def _at(tree: Mapping[str, Any], name: str) -> Any:
-    """Return the value at a dotted name, or nothing if it is not a list or table."""
+def _at(tree: Any, name: str, kind: Any = Mapping | list | tuple) -> Any:
+    """Return the value at a dotted name, or nothing if it is not of this kind."""
     found: Any = tree
     for step in name.split("."):
         found = found.get(step) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping | list | tuple) else ()
+    return found if isinstance(found, kind) else ()
 
 
 def _listed(tree: Mapping[str, Any], name: str, kind: type[T]) -> Iterator[tuple[int, T]]:

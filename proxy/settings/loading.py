@@ -12,16 +12,18 @@ from typing import Any
 import msgspec
 import orjson
 
+from proxy.chains.registry import Network
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
 from proxy.settings.certificates import link_faults, tls_faults
-from proxy.settings.crosschecks import database_faults, network_faults, paymaster_faults, tracing_faults
+from proxy.settings.crosschecks import database_faults, named_networks, network_faults, paymaster_faults, tracing_faults
 from proxy.settings.masking import masked_value
+from proxy.settings.providers import with_providers
 from proxy.settings.proxies import with_proxies
 from proxy.settings.schemas import is_secret, schema_faults
 from proxy.settings.sections import Settings
 from proxy.settings.tables import Tables, load_tables, shipped_tables
-from proxy.settings.toml_files import read
+from proxy.settings.toml_files import line_of, read
 
 PREFIX = "PENSTOCK_"
 # Variables with the prefix that are not settings: the directory of `dev`, the settings file and the tracebacks of commands,
@@ -61,7 +63,7 @@ def load_with_tables(path: Path | None, *, environ: Mapping[str, str]) -> tuple[
     tree, faults = _tree(path, environ, {})
     tables = None
     try:
-        tables = load_tables(own=_own_directory(tree))
+        tables = load_tables(own=_own_directory(tree)).with_networks(named_networks(tree))
         faults += (
             *network_faults(tree, tables),
             *database_faults(tree, tables),
@@ -83,7 +85,30 @@ def _tree(
     if path is not None:
         tree = _merged(tree, read(path))
     tree, faults = _with_environment(tree, environ, known)
-    return with_proxies(tree, environ), faults
+    tree, unusable = expanded(tree, path)
+    return with_proxies(tree, environ), [*faults, *unusable]
+
+
+def expanded(tree: Mapping[str, Any], path: Path | None = None) -> tuple[dict[str, Any], list[str]]:
+    """The settings with the upstreams of their providers, and the faults. `path`: the operator's file."""
+    own = _own_directory(tree)
+
+    def place(list_name: str, index: int, setting: str) -> str:
+        line = None if path is None else line_of(path.read_text("utf-8"), list_name, index, setting)
+        name = f"{list_name}.{index}.{setting}"
+        return name if line is None else f"{path}:{line}: {name}"
+
+    def find(name: str) -> Network | None:
+        return (load_tables(own=own) if own else shipped_tables()).find_network(name)
+
+    return with_providers(tree, own=own, find=find, place=place)
+
+
+def tables_for(settings: Settings) -> Tables:
+    """The data files of a service with these settings: all chain files, and the listed chains that the settings name."""
+    own = settings.data_files.directory
+    found = load_tables(own=own) if own else shipped_tables()
+    return found.with_networks(named_networks(settings.tree))
 
 
 def own_directory(path: Path | None, *, environ: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ They are in config/. An operator's own directory (`data_files.directory`) may ad
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ import orjson
 from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
 from proxy.chains.families import FAMILIES
 from proxy.chains.family import MethodTable
-from proxy.chains.registry import Chain, Registry
+from proxy.chains.registry import Chain, Network, Registry
 from proxy.core.access import USUAL_SAMPLE, Limits
 from proxy.core.pricing import UnitPrices
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
+from proxy.settings.listed_chains import find_network, listed_networks, with_listed
 from proxy.settings.method_files import load_methods
 from proxy.settings.schemas import schema_faults
 from proxy.settings.toml_files import checked
@@ -62,6 +63,20 @@ class Tables:
     prices: UnitPrices
     proxies: Mapping[str, bytes]
     logos: Mapping[tuple[int, str], str]
+
+    def with_networks(self, names: Iterable[str]) -> Tables:
+        """These tables, with the listed chains that have these names."""
+        chains = with_listed(self.chains, CONFIG, names)
+        return self if chains is self.chains else replace(self, chains=chains)
+
+    def network_names(self) -> list[str]:
+        """The ids of all networks, with those of the list."""
+        found = [*(each.id for each in self.chains.networks()), *(each.id for each in listed_networks(CONFIG))]
+        return list(dict.fromkeys(found))
+
+    def find_network(self, name: str) -> Network | None:
+        """The network of a name in any form, such as `base/sepolia`, `base-sepolia` or `84532`."""
+        return find_network(self.chains, CONFIG, name)
 
     def price_of(self, network: str, method: str) -> int | None:
         """The compute units of a JSON-RPC method on a network, or of an operation. None if it has no price."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,21 @@ def read(path: Path) -> dict[str, Any]:
         raise StartError([f"{path}: cannot be read: {exc.strerror}"]) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise StartError([f"{path}: not valid TOML: {exc}"]) from None
+
+
+def line_of(text: str, name: str, index: int, key: str) -> int | None:
+    """The line of a key in the nth table of a list such as [[upstreams]], or of the table itself. None if there is none."""
+    table = None
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.match(rf"\s*\[\[\s*{re.escape(name)}\s*\]\]", line):
+            if table is not None:
+                return table
+            table, index = (number, 0) if index == 0 else (None, index - 1)
+        elif table is not None and re.match(r"\s*\[", line):
+            return table
+        elif table is not None and re.match(rf"\s*{re.escape(key)}\s*=", line):
+            return number
+    return table
 
 
 def checked(schema: str, path: Path, faults: list[str]) -> dict[str, Any]:

@@ -1,0 +1,166 @@
+"""Upstreams of a provider in one line: the networks, the URLs and what is never shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from proxy import settings
+from proxy.errors import StartError
+from proxy.settings.toml_files import line_of
+from tests.service import command_here
+from tests.shipped_tables import TABLES
+
+KEY = "Top5ecretKey_9f"
+REQUIRED = '[database]\nurl = "postgresql://h/d"\n[keys]\npepper = "--------------------------------"\n'
+PROVIDERS = settings.load_providers()
+
+
+def loaded(tmp_path: Path, blocks: str) -> settings.Settings:
+    file = tmp_path / "penstock.toml"
+    file.write_text(REQUIRED + blocks)
+    return settings.load_with_tables(file, environ={})[0]
+
+
+def faults(tmp_path: Path, blocks: str) -> tuple[str, ...]:
+    with pytest.raises(StartError) as caught:
+        loaded(tmp_path, blocks)
+    return caught.value.faults
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_every_network_of_a_provider_is_known(name: str) -> None:
+    networks = PROVIDERS[name].networks
+    known = TABLES.with_networks(networks).chains
+    assert [each for each in networks if known.find(*each.split("/")) is None] == []
+    assert len({PROVIDERS[name].shown(each) for each in networks}) == len(networks)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        (f"alchemy://{KEY}", f"https://base-sepolia.g.alchemy.com/v2/{KEY}"),
+        (f"infura://{KEY}", f"https://base-sepolia.infura.io/v3/{KEY}"),
+        (f"drpc://{KEY}", f"https://lb.drpc.org/ogrpc?network=base-sepolia&dkey={KEY}"),
+        (f"quicknode://calm-forest/{KEY}", f"https://calm-forest.base-sepolia.quiknode.pro/{KEY}"),
+        (f"chainstack://{KEY}", f"https://base-sepolia.core.chainstack.com/{KEY}"),
+    ],
+)
+def test_key_becomes_the_url_of_the_network(tmp_path: Path, url: str, expected: str) -> None:
+    found = loaded(tmp_path, f'[[upstreams]]\nnetwork = "base/sepolia"\nurl = "{url}"\nweight = 2.0\n')
+    assert [(each.network, each.url, each.weight) for each in found.upstreams] == [("base/sepolia", expected, 2.0)]
+    assert found.upstreams[0].name == url.partition(":")[0]
+
+
+def test_first_network_of_a_quicknode_endpoint_has_no_name_in_the_url(tmp_path: Path) -> None:
+    found = loaded(tmp_path, f'[[upstreams]]\nnetwork = "ethereum/mainnet"\nurl = "quicknode://calm/{KEY}"\n')
+    assert found.upstreams[0].url == f"https://calm.quiknode.pro/{KEY}"
+
+
+def test_block_without_a_network_stands_for_all_and_patterns_choose(tmp_path: Path) -> None:
+    every = loaded(tmp_path, f'[[upstreams]]\nurl = "ankr://{KEY}"\n')
+    assert {each.network for each in every.upstreams} == set(PROVIDERS["ankr"].networks)
+    some = loaded(tmp_path, f'[[upstreams]]\nnetwork = ["base/*", "moonbeam/mainnet"]\nurl = "alchemy://{KEY}"\n')
+    assert {each.network for each in some.upstreams} == {"base/mainnet", "base/sepolia", "moonbeam/mainnet"}
+
+
+def test_bundlers_have_providers_too(tmp_path: Path) -> None:
+    found = loaded(tmp_path, f'[[bundlers]]\nnetwork = "base/mainnet"\nurl = "pimlico://{KEY}"\n')
+    assert [each.url for each in found.bundlers] == [f"https://api.pimlico.io/v2/8453/rpc?apikey={KEY}"]
+    assert faults(tmp_path, f'[[upstreams]]\nurl = "pimlico://{KEY}"\n') == (
+        f"{tmp_path}/penstock.toml:6: upstreams.0.url: Pimlico is for [[bundlers]]",
+    )
+
+
+def test_two_keys_of_a_provider_and_plain_urls_go_together(tmp_path: Path) -> None:
+    block = '[[upstreams]]\nnetwork = "base/mainnet"\nurl = "{}"\n'
+    urls = (f"alchemy://{KEY}", "https://own.example/", f"alchemy://{KEY}2")
+    found = loaded(tmp_path, "".join(block.format(url) for url in urls))
+    assert [each.name for each in found.upstreams] == ["", "alchemy", "alchemy-key2"]
+
+
+@pytest.mark.parametrize(
+    ("block", "fault"),
+    [
+        ('[[upstreams]]\nurl = "alchemi://KEY"\n', "9: upstreams.1.url: there is no provider alchemi; did you mean alchemy://?"),
+        ('[[upstreams]]\nnetwork = "base/mainnet"\nurl = "ftp://KEY"\n', "10: upstreams.1.url: there is no provider ftp;"),
+        ('[[upstreams]]\nurl = "quicknode://KEY"\n', "9: upstreams.1.url: write quicknode://NAME/TOKEN"),
+        ('[[upstreams]]\nurl = "alchemy://"\n', "9: upstreams.1.url: write alchemy://KEY"),
+        ('[[upstreams]]\nurl = "chainstack://KEY"\n', "8: upstreams.1.network: is required: Chainstack has a key"),
+        ('[[upstreams]]\nnetwork = "solana/*"\nurl = "alchemy://KEY"\n', "9: upstreams.1.network: alchemy has no network sol"),
+        ('[[upstreams]]\nnetwork = 1\nurl = "alchemy://KEY"\n', "9: upstreams.1.network: must be the name of a network"),
+        ('[[upstreams]]\nurl = "repository://h/p"\n', "9: upstreams.1.url: nothing is fetched at start"),
+        ('[[upstreams]]\nurl = "repository:///none"\n', "9: upstreams.1.url: /none: cannot be read: No such file"),
+    ],
+)  # fmt: skip
+def test_fault_has_file_and_line_and_no_key(tmp_path: Path, block: str, fault: str) -> None:
+    first = '[[upstreams]]\nnetwork = "base/mainnet"\nurl = "https://own.example/"\n'
+    text = (first + block).replace("KEY", KEY)
+    (found,) = [each for each in faults(tmp_path, text) if each.startswith(str(tmp_path))]
+    assert found.startswith(f"{tmp_path}/penstock.toml:{fault}")
+    assert KEY not in found
+
+
+def test_public_upstreams_come_from_a_file(tmp_path: Path) -> None:
+    listed = {
+        "8453": {"endpoints": ["https://a.example/", "wss://b.example", "https://c.example/"]},
+        "999888777": {"endpoints": []},
+    }
+    (tmp_path / "public.json").write_bytes(orjson.dumps(listed))
+    found = loaded(tmp_path, f'[[upstreams]]\nurl = "repository://{tmp_path}/public.json"\ntier = 1\n')
+    assert [(each.network, each.url, each.name, each.tier) for each in found.upstreams] == [
+        ("base/mainnet", "https://a.example/", "repository", 1),
+        ("base/mainnet", "https://c.example/", "repository-2", 1),
+    ]
+    (tmp_path / "public.json").write_text("[]")
+    assert "must be JSON like" in faults(tmp_path, f'[[upstreams]]\nurl = "repository://{tmp_path}/public.json"\n')[0]
+
+
+def test_key_is_masked_wherever_settings_are_printed(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    for url in (f"alchemy://{KEY}", f"drpc://{KEY}", f"quicknode://calm/{KEY}", f"base/mainnet=infura://{KEY}"):
+        file.unlink(missing_ok=True)
+        done = command_here("init", str(file), "--upstream", url)
+        assert (done.returncode, KEY in done.stdout + done.stderr) == (0, False)
+        assert KEY in file.read_text()
+        done = command_here("check", "--offline", "--config", str(file))
+        assert (done.returncode, done.stderr, KEY in done.stdout) == (0, "", False)
+    done = command_here("init", str(tmp_path / "b.toml"), "--upstream", f"alchemi://{KEY}")
+    assert (done.returncode, done.stderr) == (
+        2, "penstock: --upstream: there is no provider alchemi; did you mean alchemy://?\n"
+    )  # fmt: skip
+
+
+def test_networks_of_a_provider_are_listed_without_a_call() -> None:
+    found = orjson.loads(command_here("chains", "list", "base/", "--provider", "alchemy", "--json").stdout)
+    assert found[0] == {
+        "network": "base/mainnet",
+        "title": "Base",
+        "id": "8453",
+        "class": "live",
+        "url": "https://base-mainnet.g.alchemy.com/v2/********",
+    }
+    assert "there are: alchemy, ankr" in command_here("chains", "list", "--provider", "nobody").stderr
+
+
+def test_operators_file_replaces_a_provider(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    (own / "providers").mkdir(parents=True)
+    (own / "providers" / "acme.toml").write_text(
+        'title = "Acme"\nurl = "https://{network}.acme.example/{key}"\n[networks]\n"base/mainnet" = "b"\n'
+    )
+    found = loaded(tmp_path, f'[data_files]\ndirectory = "{own}"\n[[upstreams]]\nurl = "acme://{KEY}"\n')
+    assert [each.url for each in found.upstreams] == [f"https://b.acme.example/{KEY}"]
+    (own / "providers" / "acme.toml").write_text('title = "Acme"\n')
+    assert any(
+        "acme.toml" in each
+        for each in faults(tmp_path, f'[data_files]\ndirectory = "{own}"\n[[upstreams]]\nurl = "acme://K"\n')
+    )
+
+
+def test_line_of_a_setting_is_found() -> None:
+    text = "[[a]]\nx = 1\n[[ a ]] # two\ny = 2\n[b]\nx = 3\n"
+    assert [line_of(text, "a", 0, "x"), line_of(text, "a", 0, "y"), line_of(text, "a", 1, "y")] == [2, 1, 4]
+    assert [line_of(text, "a", 1, "x"), line_of(text, "a", 2, "x"), line_of("", "a", 0, "x")] == [3, None, None]
