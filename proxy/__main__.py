@@ -21,6 +21,7 @@ TRACEBACK = "PENSTOCK_TRACEBACK"
 COMMANDS = {
     "dev": "dev",
     "init": "init",
+    "import": "importing",
     "serve": "serve",
     "check": "check",
     "compile": "compiling",
@@ -63,6 +64,7 @@ Try it
   clients        write clients in Python and TypeScript for the API
 Set it up
   init           write a settings file with fresh secrets
+  import         turn the settings of eRPC, nodecore or proxyd into settings of Penstock
   check          check the configuration and the database, and print the effective settings
   migrate        update the database schema to this version
   serve          run the service in production with your own database and upstreams

@@ -45,6 +45,14 @@ def row(found: OutputRow, *, as_json: bool, **extra: Any) -> None:
         print(f"{name:<{width}}  {_cell(value)}")
 
 
+def toml_value(value: Any) -> str:
+    """The value in TOML, as in a settings file. Strings, numbers and arrays of JSON are TOML's too."""
+    if isinstance(value, Mapping):
+        pairs = [f"{toml_value(str(name))} = {toml_value(each)}" for name, each in value.items()]
+        return f"{{ {', '.join(pairs)} }}"
+    return orjson.dumps(value).decode()
+
+
 def _json(data: Any) -> str:
     return orjson.dumps(data, default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_UTC_Z).decode()
 

@@ -1,0 +1,353 @@
+"""`import` turns settings of other gateways into valid ones, and accounts for every line of theirs."""
+
+from __future__ import annotations
+
+import stat
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from proxy import settings
+from tests.service import command_here
+
+SECRET = "s3cret-Key_0123456789"
+ERPC = f"""\
+logLevel: warn
+server:
+  httpHostV4: 0.0.0.0
+  httpPortV4: 4000
+  maxTimeout: 50s
+  trustedIPForwarders: [10.0.0.0/8]
+metrics: {{enabled: true, hostV4: 0.0.0.0, port: 4001}}
+database:
+  evmJsonRpcCache:
+    connectors:
+      - id: mem
+        driver: memory
+        memory: {{maxItems: 1000, maxTotalSize: 512MB}}
+      - id: shared
+        driver: redis
+        redis: {{addr: "redis://cache.example:6379"}}
+      - id: slow
+        driver: dynamodb
+        dynamodb: {{region: eu}}
+    policies:
+      - {{network: "*", method: "*", finality: finalized, connector: mem, ttl: 0}}
+projects:
+  - id: main
+    auth:
+      strategies:
+        - type: secret
+          secret: {{id: frontend, value: {SECRET}}}
+        - type: jwt
+          jwt: {{allowedIssuers: [me]}}
+    cors: {{allowedOrigins: ["https://app.example"], allowedMethods: [GET]}}
+    rateLimitBudget: clients
+    networks:
+      - architecture: evm
+        evm: {{chainId: 1}}
+        failsafe:
+          - matchMethod: eth_getBalance|eth_getLogs
+            timeout: {{duration: 30s}}
+            retry: {{maxAttempts: 3}}
+            consensus: {{maxParticipants: 3, agreementThreshold: 2, disputeBehavior: returnError}}
+      - architecture: evm
+        evm: {{chainId: 1284}}
+    upstreamDefaults:
+      jsonRpc: {{supportsBatch: true, batchMaxSize: 50}}
+    upstreams:
+      - id: Own Node
+        endpoint: https://node.one.example/{SECRET}
+        rateLimitBudget: own
+        evm: {{chainId: 1, nodeType: full}}
+        allowMethods: [eth_getLogs]
+        ignoreMethods: ["trace_*", eth_getLogs]
+        tags: ["tier:fallback", "region:eu"]
+      - id: own-node
+        endpoint: https://node.two.example/
+        evm: {{chainId: 1}}
+        jsonRpc: {{supportsBatch: false, headers: {{X-Key: "{SECRET}"}}}}
+        shadow: {{enabled: true}}
+      - endpoint: alchemy://{SECRET}
+      - id: glmr
+        endpoint: https://moon.example/
+        evm: {{chainId: 1284}}
+      - id: other
+        endpoint: tenderly://{SECRET}
+      - id: nowhere
+        endpoint: https://detected.example/
+    providers:
+      - id: inf
+        vendor: infura
+        settings: {{apiKey: {SECRET}}}
+        onlyNetworks: [evm:8453]
+rateLimiters:
+  budgets:
+    - id: own
+      rules:
+        - {{method: "*", maxCount: 600, period: minute}}
+        - {{method: eth_call, maxCount: 5, period: 1s}}
+    - id: clients
+      rules: [{{method: "*", maxCount: 100, period: 1s}}]
+    - id: unused
+      rules: [{{method: "*", maxCount: 1, period: 1s}}]
+"""
+NODECORE = f"""\
+server:
+  port: 9090
+  metrics-port: 9093
+  tls: {{enabled: true, certificate: /nowhere/cert.pem, key: /nowhere/key.pem}}
+auth:
+  enabled: true
+  request-strategy: {{type: token, token: {{value: {SECRET}}}}}
+  key-management:
+    - id: first
+      type: local
+      local:
+        key: {SECRET}
+        settings:
+          allowed-ips: [192.0.2.1]
+          methods: {{allowed: [eth_call], forbidden: [eth_syncing]}}
+    - {{id: second, type: drpc, drpc: {{owner: {{id: a, api-token: b}}}}}}
+app-storages:
+  - name: redis-1
+    redis: {{full-url: "redis://localhost:6379/0"}}
+cache:
+  connectors:
+    - {{id: m, driver: memory, memory: {{max-items: 5}}}}
+    - {{id: r, driver: redis, redis: {{storage-name: redis-1}}}}
+  policies:
+    - {{id: p, chain: "*", method: "*", connector-id: m, finalization-type: finalized, ttl: 30s}}
+rate-limit:
+  - budgets:
+      - name: standard
+        config: {{rules: [{{pattern: ".*", requests: 120, period: 1m}}]}}
+upstream-config:
+  failsafe-config: {{retry: {{attempts: 10}}, hedge: {{delay: 500ms}}}}
+  chain-defaults: {{ethereum: {{poll-interval: 2m}}}}
+  upstreams:
+    - id: eth
+      chain: ethereum
+      rate-limit-budget: standard
+      poll-interval: 3m
+      methods: {{disable: [eth_getProof]}}
+      connectors:
+        - {{type: json-rpc, url: "https://a.example/{SECRET}", headers: {{Key: Value}}}}
+        - {{type: websocket, url: "wss://a.example/{SECRET}"}}
+    - id: sepolia-node
+      chain: sepolia
+      rate-limit: {{auto: true, rules: [{{method: eth_call, requests: 5, period: 1s}}]}}
+      connectors:
+        - {{type: json-rpc, url: "https://b.example/"}}
+        - {{type: grpc, url: "https://c.example/"}}
+"""
+PROXYD = f"""\
+ws_method_whitelist = ["eth_subscribe"]
+ws_backend_group = "main"
+
+[server]
+rpc_host = "0.0.0.0"
+rpc_port = 8080
+ws_port = 8085
+max_body_size_bytes = 10485760
+timeout_seconds = 20
+
+[cache]
+enabled = true
+
+[redis]
+url = "redis://localhost:6379"
+
+[rate_limit]
+use_redis = true
+base_rate = 120
+base_interval = "1m"
+[rate_limit.method_overrides.eth_getLogs]
+limit = 1
+interval = "1s"
+
+[backend]
+response_timeout_seconds = 5
+max_retries = 3
+
+[backends]
+[backends.Main]
+rpc_url = "$MAIN_URL"
+ws_url = "wss://main.example/{SECRET}"
+username = "me"
+password = "{SECRET}"
+max_rps = 3
+weight = 4
+[backends.spare]
+rpc_url = "https://spare.example/"
+headers = {{ X-Key = "{SECRET}" }}
+
+[backend_groups]
+[backend_groups.main]
+backends = ["Main"]
+fallbacks = ["spare"]
+weighted_routing = true
+consensus_aware = true
+consensus_max_block_range = 20000
+[backend_groups.logs]
+backends = ["spare"]
+
+[authentication]
+{SECRET} = "wallet"
+
+[rpc_method_mappings]
+eth_call = "main"
+eth_getLogs = "logs"
+
+[sender_rate_limit]
+enabled = true
+"""
+
+
+def imported(tmp_path: Path, name: str, text: str, *words: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The settings that were written, and the rows."""
+    source, target = tmp_path / name, tmp_path / "penstock.toml"
+    source.write_text(text)
+    done = command_here("import", str(source), "--write", str(target), "--json", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert SECRET not in done.stdout
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    return tomllib.loads(target.read_text()), orjson.loads(done.stdout)
+
+
+def states(rows: list[dict[str, Any]]) -> dict[str, str]:
+    return {row["theirs"]: row["state"] for row in rows}
+
+
+def test_every_line_of_erpc_is_accounted_for(tmp_path: Path) -> None:
+    found, rows = imported(tmp_path, "erpc.yaml", ERPC)
+    assert found["server"] == {
+        "host": "0.0.0.0", "port": 4000, "trusted_proxies": ["10.0.0.0/8"], "cors_origins": ["https://app.example"]
+    }  # fmt: skip
+    assert (found["log"]["level"], found["metrics"]["port"], found["rpc"]["call_timeout_s"]) == ("warning", 4001, 50.0)
+    assert (found["cache"]["bytes"], found["valkey"]["cache_url"]) == (512 << 20, "redis://cache.example:6379")
+    own, two, alchemy, moon, infura = found["upstreams"]
+    assert own["network"] == "ethereum/mainnet"
+    assert (own["name"], own["requests_per_second"], own["tier"], own["archive"], own["batch"]) == (
+        "own-node",
+        10.0,
+        1,
+        False,
+        50,
+    )
+    assert own["allow"] == ["eth_getLogs"]
+    assert "trace_block" in own["deny"]
+    assert "eth_getLogs" not in own["deny"]
+    assert (two["name"], two["batch"], two["headers"]) == ("own-node-2", 1, {"X-Key": SECRET})
+    assert (alchemy["url"], alchemy["network"]) == (f"alchemy://{SECRET}", ["ethereum/mainnet", "moonbeam/mainnet"])
+    assert (moon["network"], infura["network"]) == ("moonbeam/mainnet", "base/mainnet")
+    assert found["verify"] == [
+        {"network": "ethereum/mainnet", "methods": ["eth_getBalance", "eth_getLogs"], "by": "quorum 2/3"}
+    ]
+    by_path = states(rows)
+    assert by_path["projects[0].auth.strategies[1]"] == "no equal"
+    assert by_path["database.evmJsonRpcCache.connectors[2]"] == "no equal"
+    assert by_path["projects[0].upstreams[4].endpoint"] == by_path["projects[0].upstreams[5].endpoint"] == "no equal"
+    assert by_path["projects[0].upstreams[1].shadow"] == "no equal"
+    assert by_path["rateLimiters.budgets[0].rules[1]"] == "no equal"
+    assert by_path["projects[0].rateLimitBudget"] == "differs"
+    assert 'keys create --account ACCOUNT --name "frontend"' in (tmp_path / "penstock.toml").read_text()
+    lines = {row["theirs"]: row["line"] for row in rows}
+    text = ERPC.splitlines()
+    assert "maxTimeout" in text[lines["server.maxTimeout"] - 1]
+    assert "tenderly" in text[lines["projects[0].upstreams[4].endpoint"] - 1]
+
+
+def test_every_line_of_nodecore_is_accounted_for(tmp_path: Path) -> None:
+    found, rows = imported(tmp_path, "nodecore.yml", NODECORE)
+    assert found["server"]["port"] == 9090
+    assert found["server"]["tls"] == {"cert": "/nowhere/cert.pem", "key": "/nowhere/key.pem"}
+    assert found["valkey"] == {"cache_url": "redis://localhost:6379/0"}
+    http, socket, sepolia = found["upstreams"]
+    assert (http["network"], http["requests_per_second"], http["deny"]) == ("ethereum/mainnet", 2.0, ["eth_getProof"])
+    assert (socket["url"], socket["name"]) == (f"wss://a.example/{SECRET}", "eth-2")
+    assert sepolia["network"] == "ethereum/sepolia"
+    by_path = states(rows)
+    assert by_path["upstream-config.upstreams[1].connectors[1]"] == "no equal"
+    assert by_path["upstream-config.upstreams[1].rate-limit.rules[0]"] == "no equal"
+    assert by_path["auth.key-management[1]"] == "no equal"
+    assert "--allow-ip 192.0.2.1 --allow-method eth_call" in (tmp_path / "penstock.toml").read_text()
+
+
+def test_every_line_of_proxyd_is_accounted_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAIN_URL", f"https://main.example/{SECRET}")
+    found, rows = imported(tmp_path, "proxyd.toml", PROXYD, "--network", "8453")
+    assert found["server"] == {"host": "0.0.0.0", "port": 8080, "max_body_bytes": 10485760}
+    assert (found["valkey"], found["rpc"]) == (
+        {"limits_url": "redis://localhost:6379"}, {"call_timeout_s": 20.0, "max_logs_blocks": 20000}
+    )  # fmt: skip
+    main, socket, spare = found["upstreams"]
+    assert main == {
+        "network": "base/mainnet",
+        "url": f"https://me:{SECRET}@main.example/{SECRET}",
+        "name": "main",
+        "requests_per_second": 3.0,
+        "weight": 4.0,
+        "allow": ["eth_call"],
+    }
+    assert (socket["name"], spare["tier"], spare["allow"]) == ("main-ws", 1, ["eth_getLogs"])
+    by_path = states(rows)
+    assert by_path["sender_rate_limit"] == "no equal"
+    assert by_path["rate_limit.method_overrides.eth_getLogs"] == "no equal"
+    assert by_path["rate_limit.base_rate"] == "differs"
+    lines = {row["theirs"]: row["line"] for row in rows}
+    assert PROXYD.splitlines()[lines["backends.spare.rpc_url"] - 1] == 'rpc_url = "https://spare.example/"'
+
+
+def test_result_passes_check(tmp_path: Path) -> None:
+    imported(tmp_path, "erpc.yaml", ERPC)
+    done = command_here("check", "--offline", "--config", str(tmp_path / "penstock.toml"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert SECRET not in done.stdout
+    assert settings.load_with_tables(tmp_path / "penstock.toml", environ={})[0].upstreams
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "fault"),
+    [
+        ("a.yaml", "projects: [\n  - x: 1\n", "a.yaml:2: not valid YAML"),
+        ("a.yaml", "", "a.yaml: the file is empty"),
+        ("a.yaml", "servers: []\n", "a.yaml:1: this is not a settings file of eRPC, nodecore or proxyd"),
+        ("a.yaml", "projects:\n  id: main\n", "a.yaml:1: projects: must be a list"),
+        ("a.yaml", "server:\n  maxTimeout: soon\nprojects: []\n", "a.yaml:2: server.maxTimeout: must be a duration"),
+        ("a.yaml", "server:\n  httpPort: high\nprojects: []\n", "a.yaml:2: server.httpPort: must be a number"),
+        ("a.toml", "[backends]\n[backends\n", "a.toml:2: not valid TOML"),
+        ("a.toml", "[backends]\n", "--network NAME is required"),
+        ("a.yaml", "projects: [{id: a, upstreams: []}]\n", "none of its upstreams can be used here"),
+        ("a.yaml", "a: &a\n  - *a\nprojects: []\n", "a.yaml"),
+    ],
+)  # fmt: skip
+def test_wrong_file_is_an_error_with_its_line_and_writes_nothing(
+    tmp_path: Path, name: str, text: str, fault: str
+) -> None:
+    source, target = tmp_path / name, tmp_path / "penstock.toml"
+    source.write_text(text)
+    done = command_here("import", str(source), "--write", str(target))
+    assert done.returncode == 2
+    assert fault in done.stderr
+    assert not target.exists()
+
+
+def test_existing_file_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "erpc.yaml").write_text(ERPC)
+    (tmp_path / "penstock.toml").write_text("mine")
+    done = command_here("import", str(tmp_path / "erpc.yaml"), "--write", str(tmp_path / "penstock.toml"))
+    assert done.returncode == 2
+    assert (tmp_path / "penstock.toml").read_text() == "mine"
+    assert "cannot be read" in command_here("import", str(tmp_path / "none.yaml")).stderr
+
+
+def test_table_is_printed_with_a_summary(tmp_path: Path) -> None:
+    (tmp_path / "erpc.yaml").write_text(ERPC)
+    done = command_here("import", str(tmp_path / "erpc.yaml"))
+    assert done.returncode == 0
+    assert "nothing was written: --write penstock.toml writes the settings" in done.stdout
+    assert "5 upstreams; " in done.stdout
