@@ -23,6 +23,7 @@ COMMANDS = {
     "init": "init",
     "import": "importing",
     "serve": "serve",
+    "doctor": "doctor",
     "check": "check",
     "compile": "compiling",
     "migrate": "migrate",
@@ -65,6 +66,7 @@ Try it
 Set it up
   init           write a settings file with fresh secrets
   import         turn the settings of eRPC, nodecore or proxyd into settings of Penstock
+  doctor         measure an upstream from outside, and write its [[upstreams]] block
   check          check the configuration and the database, and print the effective settings
   migrate        update the database schema to this version
   serve          run the service in production with your own database and upstreams
