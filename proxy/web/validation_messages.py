@@ -15,11 +15,14 @@ import jsonschema_rs
 import orjson
 
 from proxy.core.access import has_key
+from proxy.web.timestamps import MOMENT
 
 # The longest text with a value of the caller in it.
 MAX_WORDS = 250
 MAX_VALUE = 100
 _INVALID = "is not valid"
+# The format of times that people write too: a date alone is one, and UTC is the default time zone.
+ISO_8601 = "iso-8601"
 # Names of the caller that may be repeated: shorter than an API key.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}", re.ASCII)
 _TYPES = {
@@ -51,6 +54,8 @@ class ValidationMessages:
                 return f"must be {form}{_not(error)}"
             case _Kinds.Type():
                 return f"must be {' or '.join(_TYPES[each] for each in error.kind.types)}{_not(error)}"
+            case _Kinds.Format() if error.kind.format in (ISO_8601, "date-time"):
+                return MOMENT
             case _Kinds.Required():
                 return "is required"
             case _Kinds.AdditionalProperties():

@@ -16,13 +16,14 @@ from proxy.core.bounded_json import JsonReader
 from proxy.errors import InvalidRequest
 from proxy.settings import SCHEMAS
 from proxy.web import api_spec
-from proxy.web.api_spec import ApiOperation
+from proxy.web.api_spec import MOST_ERRORS, ApiOperation
 
 SPEC = api_spec.load(SCHEMAS)
 OWNER = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
 LISTS = {"list_token_balances": 50, "list_owned_nfts": 50, "list_wallets": 25, "list_webhooks": 25}
 WALLET = {"owner": OWNER, "chain": "ethereum"}
 WEBHOOK = {"url": "https://hooks.example.com/x", "chain": "ethereum", "event_type": "address_activity"}
+PATH = {"chain": "ethereum", "address": "0x" + "11" * 20, "id": "wh_1", "contract": "0x" + "11" * 20, "token_id": "1"}
 POLICY = {"name": "Free transfers", "chain": "base", "rules": {"max_gas_usd": "0.50", "max_per_user_per_day": 3}}
 
 
@@ -32,8 +33,13 @@ def operation(name: str) -> ApiOperation:
 
 def query_refusal(name: str, *pairs: tuple[str, str]) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        operation(name).check_query(MultiDict(pairs))
+        read_query(name, *pairs)
     return caught.value.message
+
+
+def read_query(name: str, *pairs: tuple[str, str]) -> dict[str, Any]:
+    given = {each: PATH[each] for each in operation(name).path_parameters}
+    return operation(name).check_parameters(given, MultiDict(pairs))[1]
 
 
 def body_refusal(name: str, body: Any) -> str:
@@ -49,14 +55,14 @@ def body_refusal(name: str, body: Any) -> str:
 
 @pytest.mark.parametrize(("name", "limit"), LISTS.items())
 def test_list_without_a_query_uses_the_default_page_and_limit(name: str, limit: int) -> None:
-    found = operation(name).check_query({})
+    found = read_query(name)
     assert (found["page"], found["limit"]) == (1, limit)
 
 
 @pytest.mark.parametrize("name", LISTS)
 @pytest.mark.parametrize(("page", "limit"), [(1, 1), (2, 100), (1_000_000, 50)])
 def test_page_and_limit_in_range_are_parsed(name: str, page: int, limit: int) -> None:
-    found = operation(name).check_query({"page": str(page), "limit": str(limit)})
+    found = read_query(name, ("page", str(page)), ("limit", str(limit)))
     assert (found["page"], found["limit"]) == (page, limit)
 
 
@@ -83,7 +89,7 @@ def test_number_above_the_maximum_is_rejected_by_name(member: str, text: str) ->
 @given(st.text("0123456789-+ ._eE\n\u0661", max_size=25))
 def test_any_page_text_is_parsed_or_rejected(text: str) -> None:
     try:
-        found = operation("list_wallets").check_query({"page": text})
+        found = read_query("list_wallets", ("page", text))
     except InvalidRequest:
         return
     assert 1 <= found["page"] <= 1_000_000
@@ -108,10 +114,29 @@ def test_repeated_parameter_is_rejected() -> None:
     assert query_refusal("list_wallets", ("page", "1"), ("limit", "2"), ("page", "1")) == message
 
 
+def test_all_invalid_parameters_are_listed() -> None:
+    query = (("limit", "0"), ("pgae", "1"), ("limit", "1"))
+    with pytest.raises(InvalidRequest) as caught:
+        operation("list_token_balances").check_parameters({**PATH, "address": "vitalik"}, MultiDict(query))
+    assert [param for param, _ in caught.value.errors] == ["address", "limit", "pgae", "limit"]
+    assert caught.value.body()["error"]["errors"][0]["message"] == caught.value.message
+    with pytest.raises(InvalidRequest) as caught:
+        operation("admin_list_actions").check_parameters({}, {"since": "yesterday", "until": "never", "limit": "0"})
+    assert [param for param, _ in caught.value.errors] == ["since", "until", "limit"]
+    assert caught.value.message == "parameter 'since': must be a time such as 2026-01-15T09:30:00Z"
+    # A single one is not listed, and a long query gets the first ones.
+    with pytest.raises(InvalidRequest) as caught:
+        read_query("list_wallets", ("page", "x"))
+    assert caught.value.errors == ()
+    with pytest.raises(InvalidRequest) as caught:
+        read_query("list_wallets", *((f"x{index}", "1") for index in range(5000)))
+    assert len(caught.value.errors) == MOST_ERRORS
+
+
 @pytest.mark.parametrize("status", ["active", "paused", "disabled"])
 def test_webhook_status_filter_is_accepted(status: str) -> None:
-    assert operation("list_webhooks").check_query({"status": status})["status"] == status
-    assert operation("list_webhooks").check_query({})["status"] is None
+    assert read_query("list_webhooks", ("status", status))["status"] == status
+    assert read_query("list_webhooks")["status"] is None
 
 
 @pytest.mark.parametrize("status", ["", "ACTIVE", "deleted"])
@@ -131,7 +156,7 @@ def test_invalid_address_is_rejected_with_the_form_of_an_address() -> None:
     message = body_refusal("create_wallet", {**WALLET, "owner": "0x12"})
     assert message == 'owner: must be an EVM address: 0x and 40 hex digits, not "0x12"'
     with pytest.raises(InvalidRequest) as caught:
-        operation("list_token_balances").check_path({"chain": "ethereum", "address": "vitalik"})
+        operation("list_token_balances").check_parameters({"chain": "ethereum", "address": "vitalik"}, {})
     assert "parameter 'address': must be an address (0x and 40 hex digits, or" in caught.value.message
 
 

@@ -71,10 +71,8 @@ class PageReads:
         path, _, query = text.partition("?")
         (_, operation, handler), parameters = self._find(path)
         check_role(request.who, operation)
-        given = MultiDict(parse_qsl(query, keep_blank_values=True))
-        found = await handler(
-            replace(request, path=operation.check_path(parameters), query=operation.check_query(given), body=None)
-        )
+        given = operation.check_parameters(parameters, MultiDict(parse_qsl(query, keep_blank_values=True)))
+        found = await handler(replace(request, path=given[0], query=given[1], body=None))
         return found.data if isinstance(found, RestReply) else found
 
     def _find(self, path: str) -> tuple[_PartReader, dict[str, str]]:

@@ -225,7 +225,7 @@ class SessionEndpoints:
         if changed is None or changed.is_created or (read := self.readers.get(changed.read.id)) is None:
             return None
         try:
-            found = await read(replace(request, query=changed.read.check_query({}), body=None))
+            found = await read(replace(request, query=changed.read.default_query(), body=None))
         except Fault:
             return None
         before: Mapping[str, Any] = data_of(found)
@@ -270,8 +270,7 @@ class SessionEndpoints:
             if changes and not bearer and not sessions.is_csrf(token, request.headers.get(CSRF, "")):
                 raise Forbidden(f"the header {CSRF} must be the session's csrf_token", param=CSRF, reason="session")
             check_role(session, operation)
-        path = operation.check_path(request.match_info)
-        query = operation.check_query(request.query)
+        path, query = operation.check_parameters(request.match_info, request.query)
         if session is not None:
             reads = len(query.get("paths") or ("",))
             self._rates.charge_person(session.person or session.id, session.id, time.monotonic(), reads=reads)

@@ -235,7 +235,7 @@ class RestEndpoints:
         if changed is None or changed.is_created or (read := self._handlers.get(changed.read.id)) is None:
             return None
         try:
-            found = await read(replace(asked, query=changed.read.check_query({}), body=None, resolved=[]))
+            found = await read(replace(asked, query=changed.read.default_query(), body=None, resolved=[]))
         except Fault:
             return None
         before: Mapping[str, Any] = data_of(found)
@@ -252,8 +252,7 @@ class RestEndpoints:
         self, request: web.Request, operation: ApiOperation, key: Key, scopes: int, resolved: list[str]
     ) -> RestRequest:
         request[STATE].directives = directives = directives_of(request, key)
-        path = operation.check_path(request.match_info)
-        query = operation.check_query(without_directives(request.query))
+        path, query = operation.check_parameters(request.match_info, without_directives(request.query))
         body = None
         if operation.body is not None:
             larger = self._large_body if operation.large_body else 0
