@@ -137,7 +137,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"penstock: {fault}", file=sys.stderr)
         return 2
     except Fault as exc:
-        print(f"penstock: {exc.message}", file=sys.stderr)
+        for message in exc.messages:
+            print(f"penstock: {message}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, EOFError):
         return 130

@@ -51,6 +51,11 @@ class Fault(Exception):
     def headers(self) -> dict[str, str]:
         return {}
 
+    @property
+    def messages(self) -> list[str]:
+        """Everything that is wrong, for people."""
+        return [self.message]
+
     def keep(self, units: int) -> None:
         """These units of the request stay charged."""
         self._kept_units += units
@@ -77,6 +82,10 @@ class InvalidRequest(Fault):
     usual_reason: ClassVar[Reason] = "request"
     # All parameters at fault with their messages, if there are several. The first is that of the fault itself.
     errors: Sequence[tuple[str, str]] = ()
+
+    @property
+    def messages(self) -> list[str]:
+        return [message for _, message in self.errors] or [self.message]
 
     def body(self, site: str = "") -> dict[str, Any]:
         found = super().body(site)

@@ -7,6 +7,7 @@ from typing import Any
 
 from proxy.commands import context, output
 from proxy.commands.accounts import add_limits, own_limits
+from proxy.compose.accounts import known_uses
 from proxy.core.access import ACCOUNT_SCOPES, MODES, USUAL_SCOPES
 from proxy.core.directives import BY_NAME
 from proxy.store.postgres.keys import NEVER, USUAL_DIRECTIVES, KeyDetailChange, KeyRestrictionChange, KeyStore
@@ -173,7 +174,7 @@ async def _set(store: KeyStore, args: argparse.Namespace) -> None:
 
 
 def _restrictions(args: argparse.Namespace, *, anywhere: bool = False, anything: bool = False) -> KeyRestrictionChange:
-    return KeyRestrictionChange(
+    change = KeyRestrictionChange(
         ips=() if anywhere else args.allow_ip,
         origins=() if anywhere else args.allow_origin,
         networks=() if anything else args.allow_network,
@@ -181,6 +182,9 @@ def _restrictions(args: argparse.Namespace, *, anywhere: bool = False, anything:
         contracts=() if anything else args.allow_contract,
         in_url=args.allow_in_url,
     )
+    if change.networks or change.methods:
+        known_uses(context.tables_of(context.load(args))).check(change)
+    return change
 
 
 def _details(args: argparse.Namespace) -> KeyDetailChange:

@@ -6,6 +6,7 @@ from proxy.compose.fleet import FleetFeature
 from proxy.services.accounts.admission import Admission, AuthFailures
 from proxy.services.accounts.key_copy import KeyCopy
 from proxy.services.accounts.keyring import Keyring, utc_day
+from proxy.services.accounts.known_uses import KnownUses
 from proxy.services.accounts.quotas import Quotas
 from proxy.services.usage import UsageService
 from proxy.settings import Settings, Tables
@@ -20,6 +21,12 @@ from proxy.store.postgres.usage_spool import UsageSpool
 from proxy.store.shared_memory.bucket_table import SharedBucketTable
 from proxy.store.shared_memory.rate_buckets import RateBuckets
 from proxy.tasks import Tasks
+
+
+def known_uses(tables: Tables) -> KnownUses:
+    """Every network and method of the data files."""
+    methods = [name for table in tables.methods.values() for name in table]
+    return KnownUses([network.id for network in tables.chains.networks()], [*methods, *tables.prices.paymaster])
 
 
 class AccountsFeature:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxy.compose.accounts import AccountsFeature
+from proxy.compose.accounts import AccountsFeature, known_uses
 from proxy.core.dashboard_links import site_of
 from proxy.services.accounts.account_mails import AccountMails
 from proxy.services.accounts.accounts import AccountService
@@ -92,7 +92,7 @@ class DashboardFeature:
         self.emails = EmailChange(self.sign_in, sessions, accounts.keys, settings.dashboard, mails)
         self.team = Team(MemberStore(pool), sessions, self.sign_in, mails, settings.dashboard)
         self.rates = SessionRates(settings.dashboard.requests_per_second, addresses)
-        self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans, chains=tables.chains)
+        self.accounts = AccountService(accounts.keys, accounts.usage, plans=tables.plans, uses=known_uses(tables))
         self.removal = AccountRemoval(accounts.keys, WebhookStore(pool))
         self.actions = ActionLog(ActionStore(pool))
         self.announcements = Announcements(AnnouncementStore(pool))

@@ -113,6 +113,12 @@ async def test_uses_expiry_owner_and_note_of_a_key_are_set_from_the_command_line
     assert (changed["owner"], changed["note"], changed["expires_at"]) == ("payments", "", None)
     wrong = await run(service, "keys", "set", made["id"], "--expires-at", "tomorrow")
     assert (wrong.returncode, "2026-01-15T09:30:00Z" in wrong.stderr) == (1, True)
+    wrong = await run(
+        service, "keys", "set", made["id"], "--allow-network", "ethereum/mainet", "--allow-method", "eth_cal"
+    )
+    assert wrong.returncode == 1
+    assert "did you mean ethereum/mainnet?" in wrong.stderr
+    assert "did you mean eth_call?" in wrong.stderr
 
 
 async def test_request_is_explained_from_the_command_line(service: DashboardService) -> None:

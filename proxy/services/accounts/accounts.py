@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from proxy.chains.registry import Registry, nearest_network
 from proxy.core import access
 from proxy.core.access import Limits
 from proxy.core.directives import BY_NAME, USUAL
 from proxy.core.paging import Page
 from proxy.errors import Forbidden, InvalidRequest, NotFound
+from proxy.services.accounts.known_uses import KnownUses
 from proxy.store.postgres.keys import (
     NEVER,
     NO_DETAILS,
@@ -53,11 +53,11 @@ class DayUsage:
 
 
 class AccountService:
-    def __init__(self, keys: KeyStore, usage: LastUsed, *, plans: Mapping[str, AccountPlan], chains: Registry) -> None:
+    def __init__(self, keys: KeyStore, usage: LastUsed, *, plans: Mapping[str, AccountPlan], uses: KnownUses) -> None:
         self._keys = keys
         self._usage = usage
         self._plans = plans
-        self._chains = chains
+        self._uses = uses
 
     def __repr__(self) -> str:
         return f"<AccountService {self._keys!r}>"
@@ -122,7 +122,7 @@ class AccountService:
     ) -> tuple[KeyRow, str]:
         """Create a key that has at most the powers of its grantor."""
         await self._check(account, own)
-        self._check_networks(restrictions.networks or ())
+        self._uses.check(restrictions)
         _check_grant(directives, ())
         return await self._keys.create_key(
             account,
@@ -153,7 +153,7 @@ class AccountService:
     ) -> KeyRow:
         row = await self._own(account, key_id, by)
         await self._check(account, own)
-        self._check_networks(restrictions.networks or ())
+        self._uses.check(restrictions)
         _check_grant(directives, row["directives"] or ())
         await self._keys.update_key(
             key_id,
@@ -197,17 +197,6 @@ class AccountService:
             wanted, allowed = getattr(own, name), getattr(most, name)
             if wanted is not None and wanted > allowed:
                 raise InvalidRequest(f"{name}: must be at most {allowed}, the account's own limit", param=name)
-
-    def _check_networks(self, names: Sequence[str]) -> None:
-        """A key that is limited to a mistyped network would never work."""
-        known = [network.id for network in self._chains.networks()]
-        for name in names:
-            if name.count("/") == 1 and name not in known:
-                nearest = nearest_network(name, known)
-                advice = f"did you mean {nearest}?" if nearest else "GET /v1/chains lists those with an upstream"
-                raise InvalidRequest(
-                    f"allowed_networks: there is no network {name}; {advice}", param="allowed_networks"
-                )
 
     # For operators
 
