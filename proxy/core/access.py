@@ -220,13 +220,13 @@ class KeyRestrictions:
         """The error for a request to the network, or None if it is allowed."""
         if self.has_network(network):
             return None
-        return Forbidden(f"this API key may not be used on {network}", reason="network")
+        return Forbidden(f"this API key may not be used on {network}: {remedy('allowed_networks')}", reason="network")
 
     def method_refusal(self, method: str) -> Forbidden | None:
         """The error for a call of the method, or None if it is allowed."""
         if not self.uses.methods or method in self.uses.methods:
             return None
-        return Forbidden(f"this API key may not call {method}", reason="scope")
+        return Forbidden(f"this API key may not call {method}: {remedy('allowed_methods')}", reason="scope")
 
     @property
     def limits_calls(self) -> bool:
@@ -243,18 +243,20 @@ class KeyRestrictions:
         if not self.uses.contracts:
             return None
         if contracts is None:
-            return Forbidden("this API key is limited to some contracts, and this may reach others", reason="contract")
+            message = "this API key is limited to some contracts, and this may reach others"
+            return Forbidden(f"{message}: {remedy('allowed_contracts')}", reason="contract")
         for contract in contracts:
             if contract not in self.uses.contracts:
-                return Forbidden(f"this API key may not be used for the contract {contract}", reason="contract")
+                message = f"this API key may not be used for the contract {contract}"
+                return Forbidden(f"{message}: {remedy('allowed_contracts')}", reason="contract")
         return None
 
     def refusal(self, address: str, origin: str) -> Forbidden | None:
         """The error for a request from there, or None if it is allowed."""
         if self.blocks and not self._has_address(address):
-            return Forbidden(_wrong_address(address), reason="ip")
+            return Forbidden(f"{_wrong_address(address)}: {remedy('allowed_ips')}", reason="ip")
         if self.origins and not self.has_origin(origin):
-            return Forbidden(_wrong_origin(origin), reason="origin")
+            return Forbidden(f"{_wrong_origin(origin)}: {remedy('allowed_origins')}", reason="origin")
         return None
 
     def _has_address(self, address: str) -> bool:
@@ -273,6 +275,11 @@ class KeyRestrictions:
             if origin == allowed or (star and origin.startswith(scheme) and origin.endswith(host)):
                 return True
         return False
+
+
+def remedy(member: str) -> str:
+    """What the holder of the account can do about a refusal because of this member of the key."""
+    return f"change its {member} on the dashboard's page Keys, or with PATCH /v1/account/keys/{{id}}"
 
 
 def _wrong_address(address: str) -> str:
@@ -444,6 +451,13 @@ class Key:
     def may_use(self, network: str, *, is_live: bool) -> bool:
         """Whether the key may be used on the network at all, whatever its scopes."""
         return (self.live or not is_live) and (self.restrictions is None or self.restrictions.has_network(network))
+
+    @property
+    def only_networks(self) -> list[str] | None:
+        """The networks that the key is limited to, or None."""
+        if self.restrictions is None or not self.restrictions.uses.networks:
+            return None
+        return sorted(self.restrictions.uses.networks)
 
     def __repr__(self) -> str:
         state = "disabled" if self.disabled else "alive" if self.alive else "replaced"

@@ -109,7 +109,8 @@ class WalletService:
         return known[version]
 
     async def page(self, key: Key, page: Page, network: Network | None) -> tuple[list[WalletState], int]:
-        found, total = await self._store.page(key.lineage, page, network=None if network is None else network.id)
+        networks = key.only_networks if network is None else [network.id]
+        found, total = await self._store.page(key.lineage, page, networks=networks)
         return await self._states(found), total
 
     async def find(self, key: Key, at: bytes) -> list[Wallet]:

@@ -91,7 +91,9 @@ async def test_key_is_limited_to_networks_and_methods(service: DashboardService)
     key, path = made["key"], f"/account/keys/{made['id']}"
     assert (await call(service, key)).status == 200
     refused = await call(service, key, "eth_blockNumber")
-    assert (refused.status, refused.data["error"]["message"]) == (403, "this API key may not call eth_blockNumber")
+    remedy = "on the dashboard's page Keys, or with PATCH /v1/account/keys/{id}"
+    words = f"this API key may not call eth_blockNumber: change its allowed_methods {remedy}"
+    assert (refused.status, refused.data["error"]["message"]) == (403, words)
     async with await HttpClient.open(service.running.port) as client:
         batch = f"[{rpc('eth_gasPrice').decode()},{rpc('eth_blockNumber').decode()}]".encode()
         replies = (await client.send(post(batch, key=key, network=NETWORK))).json
@@ -103,7 +105,8 @@ async def test_key_is_limited_to_networks_and_methods(service: DashboardService)
 
     await until(is_elsewhere)
     fault = (await call(service, key)).data["error"]
-    assert (fault["message"], fault["reason"]) == (f"this API key may not be used on {NETWORK}", "network")
+    words = f"this API key may not be used on {NETWORK}: change its allowed_networks {remedy}"
+    assert (fault["message"], fault["reason"]) == (words, "network")
     assert (await holder.request("PATCH", path, {"allowed_networks": [], "allowed_methods": []})).status == 200
 
     async def is_free() -> bool:
@@ -127,6 +130,21 @@ async def test_key_is_allowed_in_urls_only_if_its_holder_says_so(service: Dashbo
     assert (await holder.request("PATCH", path, {"name": "other"})).data["allow_in_url"] is True
     assert (await holder.request("PATCH", path, {"allow_in_url": False})).data["allow_in_url"] is False
     assert "allow_in_url" in (await holder.request("PATCH", path, {"allow_in_url": "yes"})).fault(400)
+
+
+async def test_key_cannot_be_limited_to_methods_that_do_not_exist(service: DashboardService) -> None:
+    holder = await service.holder()
+    known = ["eth_call", "getSlot", "eth_sendUserOperation", "pm_getPaymasterData", "bor_getAuthor"]
+    path = f"/account/keys/{(await holder.new_key(allowed_methods=known))['id']}"
+    for written, meant in (("eth_cal", "eth_call"), ("eth_getlogs", "eth_getLogs"), ("getslot", "getSlot")):
+        words = (await holder.request("PATCH", path, {"allowed_methods": [written]})).fault(400)
+        assert words == f"allowed_methods: there is no method {written}; did you mean {meant}?"
+    wrong = {"allowed_methods": ["eth_cal", "nothing", "eth_everything"], "allowed_networks": ["ethereum/mainet"]}
+    reply = await holder.post("/account/keys", {"name": "x", "mode": "test", **wrong})
+    found = reply.data["error"]["errors"]
+    assert [each["param"] for each in found] == ["allowed_networks", *["allowed_methods"] * 3]
+    assert "written in full" in found[2]["message"]
+    assert (await holder.get(path)).data["allowed_methods"] == known
 
 
 async def test_key_is_limited_to_contracts(service: DashboardService) -> None:
@@ -172,7 +190,25 @@ async def test_limited_key_sees_only_its_networks_and_calls_no_other_paymaster_m
         reply = await service.rest("POST", f"/paymaster/{NETWORK}", body, key=single["key"])
         return dict(reply.data["error"]) if reply.status == 403 else None
 
-    assert (await until(refusal))["message"] == "this API key may not call pm_getPaymasterStubData"
+    assert (await until(refusal))["message"].startswith("this API key may not call pm_getPaymasterStubData: ")
+
+
+async def test_lists_of_a_limited_key_have_only_its_networks(service: DashboardService) -> None:
+    holder = await service.holder()
+    hook = {"url": "https://example.com/", "chain": "ethereum-sepolia", "event_type": "NEW_BLOCK", "config": {}}
+    assert (await holder.post("/account/webhooks", hook)).status == 201
+    policy = {"name": "Free", "chain": "ethereum-sepolia", "rules": {"max_gas_usd": "0.50"}}
+    assert (await holder.post("/account/gas/policies", policy)).status == 201
+    for networks, total in ((["ethereum/mainnet"], 0), ([NETWORK, "ethereum/mainnet"], 1), ([], 1)):
+        made = await holder.new_key(mode="live", allowed_networks=networks)
+        for path, name in (("/webhooks", "webhooks"), ("/gas/policies", "policies")):
+
+            async def listed(path: str = path, key: str = made["key"]) -> dict[str, Any] | None:
+                reply = await service.rest("GET", path, key=key)
+                return dict(reply.data) if reply.status == 200 else None
+
+            found = await until(listed)
+            assert (len(found[name]), found["total"]) == (total, total), (networks, path)
 
 
 async def test_key_has_an_owner_a_note_and_an_expiry(service: DashboardService) -> None:
@@ -347,7 +383,7 @@ async def test_key_works_only_from_allowed_ip_addresses(service: DashboardServic
         await wait_until_known(service, made["key"], **{"X-Forwarded-For": address})
     for address in ("203.0.114.1", "2001:db9::1", "203.0.113.1, 198.51.100.1"):
         reply = await call(service, made["key"], **{"X-Forwarded-For": address})
-        assert reply.fault(403).endswith(f"from the address {address.split()[-1]}")
+        assert f"from the address {address.split()[-1]}: change its allowed_ips" in reply.fault(403)
     reply = await call(service, made["key"], **{"X-Forwarded-For": "unknown"})
     assert "is not known" in reply.fault(403)
 

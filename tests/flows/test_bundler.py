@@ -281,11 +281,11 @@ async def test_each_method_needs_its_scope(database: str) -> None:
             for method, params in READS:
                 assert (await harness.call(method, *params, key=scope)).status == 200
         refused = (await harness.send(key="rpc:read")).fault(403)
-        assert refused["message"] == "this API key lacks the scope bundler:send"
+        assert refused["message"].startswith("this API key lacks the scope bundler:send: ")
         assert (await harness.send(key="bundler:send")).json["result"] == HASH
         for scope in ("rpc:write", "data:read"):
             fault = (await harness.call(ENTRY_POINTS_METHOD, key=scope)).fault(403)
-            assert fault["message"] == "this API key lacks the scope rpc:read or bundler:send"
+            assert fault["message"].startswith("this API key lacks the scope rpc:read or bundler:send: ")
         assert harness.sends() == 1
 
 
@@ -332,7 +332,7 @@ async def test_items_of_a_batch_are_checked_each_on_its_own(database: str) -> No
         # The last one is searched on the chain: the head and the logs.
         assert reply.headers["x-compute-units"] == str(50 + 1 + 1 + 1 + 2 + 1 + 8)
         reader = (await harness.batch(*calls, key="reader")).json
-        assert reader[0]["error"]["message"] == "this API key lacks the scope bundler:send"
+        assert "lacks the scope bundler:send: " in reader[0]["error"]["message"]
         assert reader[3]["result"] == [*ENTRY_POINTS.values()]
         assert harness.sends() == 1
 

@@ -103,7 +103,7 @@ async def test_pages_are_ordered_and_have_the_total(store: WalletStore) -> None:
         await create(store, number, network=NETWORK if number % 2 else "dev/testnet")
     whole = [w.address[-1] for page in (1, 2, 3) for w in (await store.page(LINEAGE, Page(page, 3)))[0]]
     assert whole == [6, 5, 4, 3, 2, 1, 0]
-    some, total = await store.page(LINEAGE, Page(1, 2), network=NETWORK)
+    some, total = await store.page(LINEAGE, Page(1, 2), networks=[NETWORK])
     assert ([w.address[-1] for w in some], total) == ([5, 3], 3)
     assert await store.page(LINEAGE, Page(9, 25)) == ([], 7)
 

@@ -35,6 +35,10 @@ _NOT_IN_URL = (
     "this API key may not be used in URLs: send it in the header X-API-Key, or allow it in URLs, "
     "in the dashboard under API keys or with: penstock keys set {key} --allow-in-url"
 )
+_DISABLED = (
+    "this API key is disabled: enable it on the dashboard's page Keys; "
+    "if it is enabled there, the operator has disabled the account"
+)
 _TEST_KEY = "test keys (svc_test_) cannot be used on {network}, a live network: use a live key"
 
 
@@ -123,7 +127,7 @@ class Admission:
     def authorize(self, key: Key, scopes: int, network: Network | None = None) -> Fault | None:
         """The error if the key lacks all of these scopes or may not use the network, otherwise None."""
         if key.disabled:
-            return Forbidden("this API key is disabled", reason="disabled")
+            return Forbidden(_DISABLED, reason="disabled")
         if not key.may(scopes):
             return missing_scope(scopes)
         if network is not None and network.is_live and not key.live:
@@ -223,7 +227,8 @@ class Admission:
 
 
 def missing_scope(scopes: int) -> Forbidden:
-    return Forbidden(f"this API key lacks the scope {' or '.join(access.scope_names(scopes))}", reason="scope")
+    names = " or ".join(access.scope_names(scopes))
+    return Forbidden(f"this API key lacks the scope {names}: {access.remedy('scopes')}", reason="scope")
 
 
 def _wake(future: asyncio.Future[None]) -> None:

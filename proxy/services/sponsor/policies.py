@@ -100,7 +100,9 @@ class PolicyService:
         return await self._store.read(policy_id, account=key.account.id)
 
     async def page(self, key: Key, page: Page, *, status: str | None) -> tuple[list[Policy], int]:
-        return await self._store.list_of(key.account.id, live=key.live, status=status, page=page)
+        return await self._store.list_of(
+            key.account.id, live=key.live, status=status, page=page, networks=key.only_networks
+        )
 
     async def update(
         self, before: Policy, *, name: str | None, status: str | None, changes: Mapping[str, Any] | None

@@ -201,7 +201,9 @@ class WebhookService:
             await next_turn()
 
     async def page(self, key: Key, page: Page, *, status: str | None) -> tuple[list[Webhook], int]:
-        found, total = await self._store.list_of(key.account.id, live=key.live, status=status, page=page)
+        found, total = await self._store.list_of(
+            key.account.id, live=key.live, status=status, page=page, networks=key.only_networks
+        )
         return await self._seen(found), total
 
     async def update(self, key: Key, before: Webhook, change: WebhookChange) -> Webhook:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,14 +74,15 @@ class PolicyStore:
             raise absent(policy_id)
         return _policy(row)
 
-    async def list_of(self, account: str, *, live: bool, status: str | None, page: Page) -> tuple[list[Policy], int]:
-        """Return a page of policies, newest first, and their total number. Without `live`, only those on test networks. Long
-        lists in the rules are cut."""
+    async def list_of(
+        self, account: str, *, live: bool, status: str | None, page: Page, networks: Sequence[str] | None = None
+    ) -> tuple[list[Policy], int]:
+        """Return a page of policies, newest first, and their total number. Without `live`, only those on test networks.
+        `networks`: only those on one of these. Long lists in the rules are cut."""
         async with self._pool.connection() as connection:
-            rows = await connection.fetch(
-                sql.policies.list_policies, account, live, status, page.limit, page.offset, LISTED_ENTRIES
-            )
-            total = await connection.fetchval(sql.policies.count_policies, account, live, status)
+            wanted = (account, live, status, networks)
+            rows = await connection.fetch(sql.policies.list_policies, *wanted, page.limit, page.offset, LISTED_ENTRIES)
+            total = await connection.fetchval(sql.policies.count_policies, *wanted)
         return [_policy(row) for row in rows], total
 
     async def update(

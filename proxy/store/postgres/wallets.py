@@ -84,13 +84,15 @@ class WalletStore:
             found: str | None = await connection.fetchval(sql.wallets.wallet_version, network, address)
         return found
 
-    async def page(self, lineage: str, page: Page, *, network: str | None = None) -> tuple[list[Wallet], int]:
-        """Return a page of wallets, newest first, and their total number."""
+    async def page(
+        self, lineage: str, page: Page, *, networks: Sequence[str] | None = None
+    ) -> tuple[list[Wallet], int]:
+        """Return a page of wallets, newest first, and their total number. `networks`: only those on one of these."""
         async with self._pool.connection() as connection:
-            total = await connection.fetchval(sql.wallets.count_wallets, lineage, network)
+            total = await connection.fetchval(sql.wallets.count_wallets, lineage, networks)
             rows = []
             if page.offset < total:
-                rows = await connection.fetch(sql.wallets.list_wallets, lineage, network, page.limit, page.offset)
+                rows = await connection.fetch(sql.wallets.list_wallets, lineage, networks, page.limit, page.offset)
         return [_wallet(row) for row in rows], int(total)
 
     async def mark_deployed(self, network: str, deployment: Deployment) -> None:

@@ -167,11 +167,15 @@ class WebhookStore:
                 listed += [row["address"] for row in rows]
         return listed
 
-    async def list_of(self, account: str, *, live: bool, status: str | None, page: Page) -> tuple[list[Webhook], int]:
-        """Return a page of webhooks, newest first, and their total number. Without `live`, only those on test networks."""
+    async def list_of(
+        self, account: str, *, live: bool, status: str | None, page: Page, networks: Sequence[str] | None = None
+    ) -> tuple[list[Webhook], int]:
+        """Return a page of webhooks, newest first, and their total number. Without `live`, only those on test networks.
+        `networks`: only those on one of these."""
         async with self._pool.connection() as connection:
-            rows = await connection.fetch(sql.webhooks.list_webhooks, account, live, status, page.limit, page.offset)
-            total = await connection.fetchval(sql.webhooks.count_webhooks, account, live, status)
+            wanted = (account, live, status, networks)
+            rows = await connection.fetch(sql.webhooks.list_webhooks, *wanted, page.limit, page.offset)
+            total = await connection.fetchval(sql.webhooks.count_webhooks, *wanted)
         return [_webhook(row) for row in rows], total
 
     async def update(

@@ -32,6 +32,7 @@ class WalletHandlers:
         chain = request.query["chain"]
         wanted = request.network(chain) if chain is not None else None
         known = [wallet for wallet in await self._wallets.find(request.key, at) if _is_served(request, wallet)]
+        known = [wallet for wallet in known if _may_use(request, wallet)] or known
         found = [wallet for wallet in known if wanted is None or wallet.network == wanted.id]
         if not found:
             raise NotFound("there is no such wallet")
@@ -60,6 +61,12 @@ def _is_served(request: RestRequest, wallet: Wallet) -> bool:
     """Whether the wallet's network, and its version there, are still configured."""
     network = request.resolver.configured(wallet.network)
     return network is not None and wallet.version in network.chain.entry_points
+
+
+def _may_use(request: RestRequest, wallet: Wallet) -> bool:
+    """Whether the key may be used on the wallet's network. It may have been limited after it created the wallet."""
+    limits = request.key.restrictions
+    return limits is None or limits.has_network(wallet.network)
 
 
 def _summary(request: RestRequest, state: WalletState) -> dict[str, Any]:

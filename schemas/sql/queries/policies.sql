@@ -18,12 +18,12 @@ select id, account_id, network, name, rules, status, revision, created_at, updat
 where id = $1 and ($2::text is null or account_id = $2) and status <> 'deleted';
 
 -- list_policies
--- Of long lists in the rules only the first $6 entries: a page of whole ones could have hundreds of megabytes.
+-- Of long lists in the rules only the first $7 entries: a page of whole ones could have hundreds of megabytes.
 select id, account_id, network, name, status, revision, created_at, updated_at, (
     select coalesce(json_object_agg(
         name, case
             when json_typeof(rule) = 'array'
-            then jsonb_path_query_array(rule::jsonb, '$[0 to $last]', jsonb_build_object('last', $6::int - 1))::json
+            then jsonb_path_query_array(rule::jsonb, '$[0 to $last]', jsonb_build_object('last', $7::int - 1))::json
             else rule
         end order by place
     ), '{}')
@@ -31,11 +31,13 @@ select id, account_id, network, name, status, revision, created_at, updated_at, 
 ) as rules
 from gas_policies
 where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted'
-order by created_at desc, id limit $4 offset $5;
+    and ($4::text[] is null or network = any($4))
+order by created_at desc, id limit $5 offset $6;
 
 -- count_policies
 select count(*) from gas_policies
-where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted';
+where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted'
+    and ($4::text[] is null or network = any($4));
 
 -- update_policy
 -- Null keeps a value. Rules and the limits derived from them change together.

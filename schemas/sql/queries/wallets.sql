@@ -18,12 +18,13 @@ select version from wallets where network = $1 and address = $2 limit 1;
 -- list_wallets
 select network, address, owner, salt, version, factory, created_at, deployed_at, deploy_tx, deploy_block, deploy_block_hash
 from wallets
-where lineage_id = $1 and ($2::text is null or network = $2)
+where lineage_id = $1 and ($2::text[] is null or network = any($2))
 order by created_at desc, address
 limit $3 offset $4;
 
 -- count_wallets
-select coalesce(sum(wallets), 0)::bigint from wallet_counts where lineage_id = $1 and ($2::text is null or network = $2);
+select coalesce(sum(wallets), 0)::bigint from wallet_counts
+where lineage_id = $1 and ($2::text[] is null or network = any($2));
 
 -- mark_deployed
 -- Record the deployment for every lineage that has the wallet.

@@ -49,11 +49,13 @@ select number, id, account_id, network, url, event_type, config, addresses, stat
     version, created_at, updated_at, test_key, fault
 from webhooks
 where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted' and network <> '-'
-order by created_at desc, id limit $4 offset $5;
+    and ($4::text[] is null or network = any($4))
+order by created_at desc, id limit $5 offset $6;
 
 -- count_webhooks
 select count(*) from webhooks
-where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted' and network <> '-';
+where account_id = $1 and (not live or $2) and ($3::text is null or status = $3) and status <> 'deleted' and network <> '-'
+    and ($4::text[] is null or network = any($4));
 
 -- update_webhook
 -- Null keeps a value. A config is set together with its number of addresses, which may be null. An empty fault ends it.
