@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from proxy.core.access import KEY_PREFIXES
+from proxy.core.usage import Outcome
 
 # An attempt: the upstream, when it began after the request, how long it took, both in seconds, and how it ended.
 RecordedAttempt = tuple[str, float, float, str]
@@ -36,7 +37,8 @@ MOST_NAME = 64
 # Error codes by status. Other statuses below 500 have `invalid_request`, and the rest `internal_error`.
 CODES = {401: "unauthorized", 403: "forbidden", 404: "not_found", 429: "rate_limited"}
 _RPC_CODE = re.compile(r'"code":\s*(-?\d{1,12})\b')
-_SECRET = re.compile(rf"(?:{'|'.join(KEY_PREFIXES)})[0-9A-Za-z]*")
+# The hint of a key, whose middle is replaced by an ellipsis, is not secret.
+_SECRET = re.compile(rf"(?:{'|'.join(KEY_PREFIXES)})(?!…)[0-9A-Za-z]*")
 
 
 class RequestRecord(msgspec.Struct, kw_only=True):
@@ -114,15 +116,17 @@ class ErrorGroup:
     upstreams: Sequence[str] = ()
 
 
-def blame_of(status: int, *, was_sent: bool) -> Blame:
-    """The cause of a fault with this status. `was_sent`: whether an upstream received the call."""
-    if status < 400:
-        return "chain"
-    if status == 429:
-        return "limit"
-    if status < 500:
-        return "client"
-    return "upstream" if was_sent or status == 504 else "service"
+def blame_of(outcome: Outcome, status: int) -> Blame:
+    """The cause of a failure, which usage has counted with this outcome. Only usage decides between upstreams and ourselves."""
+    match outcome:
+        case "upstream_faults":
+            return "upstream"
+        case "faults":
+            return "service"
+        case _ if status < 400:
+            return "chain"
+        case _:
+            return "limit" if status == 429 else "client"
 
 
 def code_of(status: int, error: str) -> str:

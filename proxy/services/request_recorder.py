@@ -30,6 +30,7 @@ from proxy.core.request_records import (
     code_of,
     shown_text,
 )
+from proxy.core.usage import outcome_of
 from proxy.memory_budget import BudgetLine
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.finished_call import FinishedCall
@@ -168,7 +169,7 @@ class RequestRecorder:
                 bytes=call.size,
                 block=call.block if call.status < 400 else 0,  # A refusal says nothing about the state.
                 error=error,
-                blame=blame_of(call.status, was_sent=bool(attempts)) if error else "",
+                blame=blame_of(call.outcome, call.status) if error else "",
                 code=code_of(call.status, error) if error else "",
                 attempts=attempts,
                 params=shown,
@@ -249,6 +250,7 @@ def _item_of(whole: FinishedCall, batch: CallBatch, index: int) -> FinishedCall:
         method=method_of(item.policy),
         invented_name=invented_name_of(item.policy),
         status=item.fault.status if item.fault is not None else 200,
+        outcome=outcome_of(item.fault) if item.fault is not None else "errors",
         took_s=item.took_s,
         units=item.units,
         cache=item.cache,

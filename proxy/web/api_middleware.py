@@ -131,7 +131,7 @@ class ApiMiddleware:
             await self.authentication.check_sandbox(request)
             return self._cross_origin.preflight(request) or await handler(request)
         except Fault as fault:
-            request[STATE].failure = fault.message
+            request[STATE].refused(fault)
             return self.refuse(fault)
         except web.HTTPException as exc:
             return self.refuse(_of_http(exc, request))

@@ -9,6 +9,8 @@ from aiohttp import web
 
 from proxy.core.access import Key
 from proxy.core.directives import Directives
+from proxy.core.usage import Outcome, outcome_of
+from proxy.errors import Fault
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.finished_call import FinishedCall
@@ -38,10 +40,16 @@ class RequestState:
     # A block that the state behind the reply has reached.
     block: int = 0
     failure: str = ""
+    # How usage counts a failure; None for the usual outcome of the status.
+    outcome: Outcome | None = None
     # The flight of a call, a batch, or the calls that a REST operation made.
     flight: Flight | None = None
     batch: CallBatch | None = None
     calls: Sequence[PendingReply] = ()
+
+    def refused(self, fault: Fault) -> None:
+        """The request, or an operation in it, ended with this fault."""
+        self.failure, self.outcome = fault.message, outcome_of(fault)
 
     def finished(self, key: Key, reply: web.StreamResponse, took_s: float) -> FinishedCall:
         return FinishedCall(
@@ -53,6 +61,7 @@ class RequestState:
             method=self.method or self.operation,
             invented_name=self.invented_name,
             status=reply.status,
+            outcome=self.outcome or ("faults" if reply.status >= 500 else "errors"),
             units=self.units or 0,
             cache=self.cache,
             size=reply.content_length or 0,

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from proxy.core.access import hint_of
 from proxy.core.action_changes import MOST_ITEMS, MOST_MEMBERS, MOST_TEXT, changed_members
 
 
@@ -30,7 +31,8 @@ def test_urls_are_cut_after_the_host_and_keys_are_masked() -> None:
     before, after = changed_members({"url": urls[0]}, {"url": urls[1]})
     assert before == after == {"url": "https://hooks.example.com/…"}
     key = "svc_live_" + "a" * 36
-    assert key not in str(changed_members(None, {"note": f"uses {key}"}))
+    assert changed_members(None, {"note": f"uses {key}"}) == (None, {"note": "uses svc_…"})
+    assert changed_members(None, {"hint": hint_of(key)}) == (None, {"hint": "svc_live_…aaaa"})
     assert changed_members(None, {"url": "https://example.com/"}) == (None, {"url": "https://example.com"})
 
 

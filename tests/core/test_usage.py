@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from proxy.core import usage
+from proxy.core.request_records import blame_of
 from proxy.core.usage import (
     BUCKETS,
     LATENCY_S,
@@ -119,6 +120,9 @@ def test_faults_count_for_those_who_caused_them() -> None:
     for fault in faults:
         tally.count(outcome_of(fault), "", 0, 0.1)
     assert (tally.errors, tally.faults, tally.upstream_faults) == (2, 4, 2)
+    causes = [blame_of(outcome_of(fault), fault.status) for fault in faults]
+    assert causes == ["client", "limit", "upstream", "upstream", "service", "service"]
+    assert blame_of("errors", 200) == "chain"
     sums = UsageSums()
     sums.add(tally)
     assert (sums.requests, sums.errors, sums.faults, sums.upstream_faults) == (6, 6, 4, 2)

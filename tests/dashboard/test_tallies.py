@@ -144,6 +144,17 @@ async def test_pages_agree_after_a_scripted_load(own_service: DashboardService) 
     assert sum(int(row["requests"]) for row in table) == EXPECTED["requests"]
     assert (await holder.get("/account")).data["today"]["used"] == EXPECTED["requests"]
 
+    # The records of failed requests blame those whose failures usage counts.
+    async def blamed() -> Counter[str] | None:
+        found = (await holder.get("/account/requests?reason=failed&limit=50")).data
+        failed = EXPECTED["caller_errors"] + EXPECTED["failures"]
+        return Counter(each["blame"] for each in found["requests"]) if found["total"] == failed else None
+
+    causes = await until(blamed)
+    assert causes["upstream"] == EXPECTED["upstream_failures"]
+    assert causes["service"] == EXPECTED["failures"] - EXPECTED["upstream_failures"]
+    assert causes["client"] + causes["chain"] + causes["limit"] == EXPECTED["caller_errors"]
+
     # Methods: all calls on the network, by method as in Usage.
     async def has_hours() -> bool:
         found = (await operator.get("/admin/methods?span=day")).data["networks"]

@@ -9,6 +9,7 @@ import msgspec
 from proxy.core.access import Key
 from proxy.core.directives import Directives
 from proxy.core.request_records import RecordedAttempt, Surface
+from proxy.core.usage import Outcome
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.calls import PendingReply
 from proxy.services.rpc.flights import Flight
@@ -25,6 +26,8 @@ class FinishedCall(msgspec.Struct, kw_only=True, frozen=True):
     # The name that the caller gave to a method that does not exist. It may contain a key.
     invented_name: str = ""
     status: int = 200
+    # How usage counts it, if it has an error.
+    outcome: Outcome = "errors"
     units: int = 0
     cache: str = ""
     # The bytes of the reply.

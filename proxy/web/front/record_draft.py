@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import final
 
 from proxy.core.request_records import RecordedAttempt
+from proxy.core.usage import Outcome
 from proxy.errors import BROKEN_REPLY
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.finished_call import FinishedCall
@@ -20,7 +21,7 @@ from proxy.web.front.request_headers import RequestHeaders
 class RecordDraft:
     """The draft of one client connection. One request is served at a time, so it is reused for all of them."""
 
-    __slots__ = ("_accounting", "_awaits_end", "_batch", "_failure", "_params", "_request_id")
+    __slots__ = ("_accounting", "_awaits_end", "_batch", "_failure", "_outcome", "_params", "_request_id")
 
     def __init__(self, accounting: CallAccounting) -> None:
         self._accounting = accounting
@@ -28,6 +29,7 @@ class RecordDraft:
         self._params = b""
         # The message of the error, if the call failed.
         self._failure = ""
+        self._outcome: Outcome = "errors"
         # The batch that was answered, if it was one.
         self._batch: CallBatch | None = None
         # Whether the outcome is known only at the end of a reply that is sent in parts, and the id of the request.
@@ -41,8 +43,8 @@ class RecordDraft:
         """A request begins. `params`: empty if they are not recorded."""
         self._params = params
 
-    def failed(self, message: str) -> None:
-        self._failure = message
+    def failed(self, message: str, outcome: Outcome) -> None:
+        self._failure, self._outcome = message, outcome
 
     def batch_answered(self, batch: CallBatch) -> None:
         self._batch = batch
@@ -75,6 +77,7 @@ class RecordDraft:
                 method=method_of(caller.policy),
                 invented_name=invented_name_of(caller.policy),
                 status=status,
+                outcome=self._outcome,
                 units=caller.units,
                 cache=caller.cache,
                 size=size,
@@ -94,7 +97,10 @@ class RecordDraft:
         """Record a request whose reply was sent in parts. Without `batch`, the reply broke off."""
         self._awaits_end = False
         self._batch = batch
-        self._failure = "" if batch is not None else BROKEN_REPLY
+        if batch is None:
+            self.failed(BROKEN_REPLY, "upstream_faults")
+        else:
+            self._failure = ""
         if headers is not None:
             self.record(headers, caller, 200, self._request_id, time.monotonic() - began, size=0)
 

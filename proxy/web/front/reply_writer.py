@@ -276,7 +276,7 @@ class ReplyWriter:
         if not self.id:
             self._finish(self._no_content())
             return
-        self.draft.failed(error.decode("utf-8", "replace"))
+        self.draft.failed(error.decode("utf-8", "replace"), "errors")
         self._finish_body(jsonrpc.error_reply(self.id, error))
 
     def _write_encoded(self, encoding: int, result: bytes | msgspec.Raw) -> None:
@@ -322,7 +322,7 @@ class ReplyWriter:
         self._refund(fault)
         self.was_refused = True
         self._reader.forget_known()
-        self.draft.failed(fault.message)
+        self.draft.failed(fault.message, outcome_of(fault))
         self._finish(self._fault(fault))
 
     def on_charged(self, units: int) -> bool:
@@ -409,8 +409,8 @@ class ReplyWriter:
         headers: RequestHeaders = self._reader.known  # type: ignore[assignment]
         self.begin(headers, _monotonic())
         self.expect_last()
-        self.draft.failed(fault.message)
-        self._count("upstream_faults")
+        self.draft.failed(fault.message, outcome_of(fault))
+        self._count(outcome_of(fault))
         self._write(self._fault(fault))
 
     # Large results, in pieces
@@ -442,7 +442,7 @@ class ReplyWriter:
         self._done()
 
     def on_stream_broken(self) -> None:
-        self._refund(InternalError(BROKEN_REPLY))
+        self._refund(InternalError(BROKEN_REPLY, reason="upstream"))
         self.draft.record_end(self.request_headers, self, self.began)
         self.stream.break_off()
 

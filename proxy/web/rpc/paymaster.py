@@ -127,7 +127,7 @@ class PaymasterHandler:
         except Fault as fault:
             outcome = outcome_of(fault)
             accounting.refund_unused(meter, fault)
-            state.failure = fault.message
+            state.refused(fault)
             return jsonrpc.error_reply(id_, _error_of(fault)) if id_ else b""
         finally:
             cost = meter.settle(units)
