@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import cast
 
@@ -242,6 +243,55 @@ async def test_follower_without_progress_is_stuck_until_it_moves(
     messages = [record.message for record in caplog.records if record.name == "penstock.follower"]
     assert messages.count("follower is stuck") == messages.count("follower moves again") == 1
     assert messages.count("cannot read blocks") == 1
+
+
+async def test_stuck_follower_that_steps_down_stays_stuck(
+    database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It steps down to let another process lead. Without one, it leads again, and nothing has changed."""
+    for name, value in (("PAUSE_S", 0.05), ("LONGEST_PAUSE_S", 0.1), ("STEP_DOWN_S", 0.3)):
+        monkeypatch.setattr(network_follower, name, value)
+    caplog.set_level(logging.INFO, "penstock.follower")
+    stuck = telemetry.follower_stuck.labels(NETWORK)._value
+    async with follower_harness(database) as harness:
+        tasks = Tasks()
+        tasks.start("follower", harness.follower().run)
+        harness.chain.mine(*everything())
+        await until(harness.is_complete)
+        harness.upstream.answers["eth_getLogs"] = lambda params: "no list"
+        for _ in range(network_follower.STUCK_BLOCKS + 5):
+            harness.chain.mine([erc20(COIN, A, B, 1)])
+
+        def terms() -> int:
+            return [record.message for record in caplog.records].count("following network")
+
+        await until(lambda: stuck.get() == 1, within_s=20.0)
+        then = terms()
+        await until(lambda: terms() > then + 3, within_s=20.0)
+        assert [*await harness.running.blocks.halted()] == [NETWORK]
+        await until(lambda: stuck.get() == 1)
+        del harness.upstream.answers["eth_getLogs"]
+        await until(harness.is_complete)
+        await until(lambda: stuck.get() == 0)
+        assert await harness.running.blocks.halted() == {}
+        await tasks.close()
+    messages = [record.message for record in caplog.records if record.name == "penstock.follower"]
+    assert messages.count("follower is stuck") == messages.count("follower moves again") == 1
+
+
+def test_follower_that_has_just_started_is_not_stuck() -> None:
+    progress = network_follower.FollowerProgress()
+    progress.reason = "no upstream answers"
+    assert not progress.is_stuck(0, 1e6)
+    progress.began(1e6)
+    assert not progress.is_stuck(5_000_000, 1e6 + network_follower.STUCK_S - 1)
+    assert progress.is_stuck(0, 1e6 + network_follower.STUCK_S)
+    progress.began(1e6 + 500)
+    assert progress.is_stuck(0, 1e6 + 500)
+    progress.reached(7, 9, 1e6 + 600)
+    assert not progress.is_stuck(9, 1e6 + 600)
+    progress.reason = "no logs"
+    assert progress.is_stuck(9 + network_follower.STUCK_BLOCKS, 1e6 + 601)
 
 
 async def test_parent_that_the_upstream_does_not_know_is_read_by_number(database: str) -> None:

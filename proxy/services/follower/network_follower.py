@@ -69,21 +69,27 @@ class FollowerProgress:
     def __init__(self) -> None:
         self._reached = -1
         self._head_then = 0
-        self._since = 0.0
+        self._since: float | None = None
         self.reason = ""
 
     def __repr__(self) -> str:
         return f"<FollowerProgress at {self._reached}{f', held up: {self.reason}' if self.reason else ''}>"
 
+    def began(self, now: float) -> None:
+        """The follower leads. If it did before, without moving, it has been held up since then."""
+        if self._since is None:
+            self._since = now
+
     def reached(self, block: int, head: int, now: float) -> None:
         """The follower is at this block. Going back and forth is no progress, unless it catches up with the head."""
-        if block > self._reached or block >= head or not self._since:
+        if block > self._reached or block >= head:
             self._reached, self._head_then, self._since, self.reason = block, head, now, ""
 
     def is_stuck(self, head: int, now: float) -> bool:
-        if not self.reason:
+        if not self.reason or self._since is None:
             return False
-        return head - self._head_then >= STUCK_BLOCKS or now - self._since >= STUCK_S
+        has_moved = self._reached >= 0 and head - self._head_then >= STUCK_BLOCKS
+        return has_moved or now - self._since >= STUCK_S
 
 
 class NetworkFollower:
@@ -143,7 +149,7 @@ class NetworkFollower:
             except (LeadershipLost, Unavailable) as exc:
                 self._failure.report(network=self.label, reason=str(exc))
             finally:
-                self.network, self._is_stuck = None, False
+                self.network = None
                 telemetry.follower_leads.labels(self.label).set(0)
                 telemetry.follower_stuck.labels(self.label).set(0)
             await asyncio.sleep(LONGEST_PAUSE_S if self._failing_s else PAUSE_S)
@@ -162,6 +168,10 @@ class NetworkFollower:
     async def _lead(self, term: LeaderSession) -> None:
         telemetry.follower_leads.labels(self.label).set(1)
         self.network = None
+        self._progress.began(asyncio.get_running_loop().time())
+        if self._is_stuck:  # It stepped down, and no other process has taken over.
+            telemetry.follower_stuck.labels(self.label).set(1)
+            await term.set_stuck(self._progress.reason)
         pause_s = PAUSE_S
         while self._failing_s < STEP_DOWN_S:
             try:
