@@ -66,7 +66,7 @@ export class Transport {
     const headers: Record<string, string> = { "X-API-Key": this.key, Accept: "application/json" };
     if (body !== undefined) headers["Content-Type"] = "application/json";
     const signal = AbortSignal.timeout(this.timeoutMs);
-    const reply = await fetch(url, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
+    const reply = await fetch(url, { method, headers, signal, body: body === undefined ? null : JSON.stringify(body) });
     const isJson = reply.headers.get("Content-Type")?.startsWith("application/json");
     const data = isJson ? await reply.json() : await reply.text();
     if (!reply.ok) throw new PenstockError(reply, isJson ? data : null);

@@ -17,7 +17,7 @@ from proxy.dev.npm_packages import node_binary
 from proxy.settings import SCHEMAS
 from proxy.web import api_spec
 from proxy.web.docs.client_code import LANGUAGES, client_module
-from tests.client_scripts import ENVIRONMENT
+from tests.client_scripts import ENVIRONMENT, SCRIPTS
 from tests.service import ROOT, Service, command
 
 SPEC = api_spec.load(SCHEMAS)
@@ -67,6 +67,37 @@ penstock.update_key("key_1", {"nonsense": 1})  # type: ignore[typeddict-unknown-
     (written / "uses.py").write_text(uses)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(written / "cache"), "uses.py"],
+        cwd=written,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_typescript_client_passes_the_strict_type_checker(written: Path) -> None:
+    uses = """
+import { Penstock, PenstockError, type ApiKey } from "./penstock.ts";
+
+const penstock = new Penstock("http://127.0.0.1", "key");
+export const key: ApiKey | undefined = (await penstock.listKeys()).keys[0];
+export const made = await penstock.createKey({ name: "x", mode: "live", scopes: ["rpc:read"] });
+export const secret: string = made.key;
+export const reason = (error: unknown) => (error instanceof PenstockError ? error.reason : "");
+await penstock.listWebhooks({ page: 2, limit: 10 });
+// @ts-expect-error: the mode is required
+await penstock.createKey({ name: "x" });
+// @ts-expect-error: there is no such member
+await penstock.updateKey("key_1", { nonsense: 1 });
+// @ts-expect-error: there is no such mode
+await penstock.createKey({ name: "x", mode: "maybe" });
+"""
+    (written / "uses.mts").write_text(uses)
+    words = "--noEmit --strict --noUncheckedIndexedAccess --exactOptionalPropertyTypes --allowImportingTsExtensions"
+    target = "--module nodenext --target es2022 --lib es2022,dom"
+    compiler = SCRIPTS / "node_modules" / "typescript" / "bin" / "tsc"
+    done = subprocess.run(
+        [str(node_binary()), str(compiler), *words.split(), *target.split(), "uses.mts"],
         cwd=written,
         capture_output=True,
         text=True,
