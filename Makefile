@@ -109,6 +109,7 @@ simulate: .venv/.test
 
 .venv/.made:
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or newer with venv, and none was found on PATH (on Debian: apt-get install python3-venv)"; exit 1; }
+	@echo "creating a Python environment in .venv ..."
 	@"$(PYTHON)" -m venv .venv
 	@touch $@
 
@@ -117,23 +118,23 @@ simulate: .venv/.test
 	@chmod +x $@
 
 .venv/.run: requirements/run.txt | .venv/.made
-	@echo "installing Python packages (run) ..."
+	@echo "installing $$(grep -c == $<) Python packages (run), which takes about a minute the first time ..."
 	@$(PY) -m pip install -q --disable-pip-version-check --require-hashes -r requirements/run.txt
 	@touch $@
 
 .venv/.test: requirements/test.txt | .venv/.made
-	@echo "installing Python packages (test) ..."
+	@echo "installing $$(grep -c == $<) Python packages (test), which takes a few minutes the first time ..."
 	@$(PY) -m pip install -q --disable-pip-version-check --require-hashes -r requirements/test.txt
 	@touch $@ .venv/.run .venv/.docs
 
 .venv/.docs: requirements/docs.txt | .venv/.made
-	@echo "installing Python packages (guide) ..."
+	@echo "installing $$(grep -c == $<) Python packages (guide) ..."
 	@$(PY) -m pip install -q --disable-pip-version-check --require-hashes -r requirements/docs.txt
 	@touch $@
 
 # The service finds it when it starts.
 $(GUIDE): mkdocs.yml CHANGELOG.md bench/figures.md $(shell find docs schemas/receivers -type f) | .venv/.made
-	@$(MAKE) --no-print-directory .venv/.docs && NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet \
+	@$(MAKE) --no-print-directory .venv/.docs && echo "building the guide ..." && NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet \
 		|| echo "could not build the guide; the service runs without it"
 
 $(CHAIN): $(DEVNET)/package.json $(DEVNET)/package-lock.json

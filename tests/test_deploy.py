@@ -32,6 +32,16 @@ def parsed(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def test_long_steps_of_make_say_what_they_do() -> None:
+    """Silent commands that install or build something for minutes come after a line that says so."""
+    recipes = re.findall(r"^[^\s#].*:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    long = re.compile(r"-m venv|pip install -q|npm ci|mkdocs build --quiet")
+    found = [each for each in recipes if each.startswith("\t@") and long.search(each)]
+    assert len(found) >= 7
+    for recipe in found:
+        assert re.search(r'echo "(?:creating|installing|building) ', long.split(recipe)[0]), recipe
+
+
 def seconds(text: str) -> float:
     assert text.endswith("s")
     return float(text[:-1])

@@ -160,6 +160,27 @@ async def test_help_and_version_are_printed() -> None:
     assert versioned.stdout.startswith("penstock ")
 
 
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["kyes"]])
+def test_overview_loads_none_of_the_service(words: list[str]) -> None:
+    """Anything else would make the first command that people try feel slow: aiohttp alone takes 100 ms."""
+    program = (
+        "import sys; before = {*sys.modules}; from proxy.__main__ import main\n"
+        f"try: main({words})\nexcept SystemExit: pass\n"
+        "print('\\n' + ' '.join({*sys.modules} - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert "proxy.errors" in loaded
+    assert {name for name in loaded if name.startswith("proxy.")} <= {
+        "proxy.__main__",
+        "proxy.compiled",
+        "proxy.errors",
+    }
+    roots = {name.partition(".")[0] for name in loaded if not name.startswith("_sysconfigdata")}
+    assert roots <= {*sys.stdlib_module_names, "proxy"}
+    assert not {"asyncio", "ssl", "http", "email", "logging", "subprocess", "inspect"} & {*loaded}
+
+
 async def test_command_without_a_running_service_says_what_to_start(tmp_path_factory: pytest.TempPathFactory) -> None:
     done = await asyncio.to_thread(command_here, "keys", "list", "--data", str(tmp_path_factory.mktemp("nothing")))
     assert done.returncode == 2
