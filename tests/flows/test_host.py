@@ -92,7 +92,11 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WalkedHost]:
     with booted_host.booted(directory, files) as host:
         prepare(host, authority)
         done = host.run(
-            f"set -euo pipefail\nset -x\n{page_script()}", UPSTREAM_URL="http://127.0.0.1:8545", within_s=240
+            f"set -euo pipefail\nset -x\n{page_script()}",
+            HOST_NAME=NAME,
+            EMAIL="ops@example.com",
+            UPSTREAM_URL="http://127.0.0.1:8545",
+            within_s=240,
         )
         logs = "" if done.returncode == 0 else host.run("journalctl --no-pager --unit 'penstock@*' | tail -n 60").stdout
         assert done.returncode == 0, done.stdout[-8000:] + logs
