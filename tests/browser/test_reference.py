@@ -313,6 +313,22 @@ async def test_request_is_tried_with_a_key_of_the_session(visitor: Visitor) -> N
     assert (await sent[-1].header_value("x-api-key") or "").startswith("sbx_")
 
 
+async def test_reference_says_what_a_limited_key_may_not_do(visitor: Visitor) -> None:
+    page = visitor.page
+    await visitor.create_key("only prices", methods="eth_gasPrice", networks="ethereum/sepolia")
+    await page.goto(root(visitor.site) + "/docs#rpc_call")
+    await visitor.button("Try it").click()
+    form = page.get_by_role("form", name="Try it")
+    await form.get_by_label("Key").select_option(label="only prices (test)")
+    await form.get_by_label("POST path").fill("/v1/rpc/dev/mainnet")
+    await expect(form.get_by_role("status")).to_contain_text("only prices may not be used on dev/mainnet")
+    await form.get_by_label("POST path").fill("/v1/rpc/ethereum/sepolia")
+    await form.get_by_label("Body").fill('{"jsonrpc": "2.0", "id": 1, "method": "eth_call", "params": []}')
+    await expect(form.get_by_role("status")).to_contain_text("only prices may not call eth_call")
+    await form.get_by_label("Body").fill('{"jsonrpc": "2.0", "id": 1, "method": "eth_gasPrice", "params": []}')
+    await expect(form.get_by_role("status")).to_be_empty()
+
+
 async def test_reference_asks_strangers_to_sign_in(page: Page, site: Site) -> None:
     await page.goto(root(site) + "/docs#list_chains")
     await page.get_by_role("button", name="Try it").click()

@@ -361,6 +361,25 @@ async def test_explorer_sends_as_a_key_of_the_session(holder: Visitor) -> None:
     assert not (await (await sent.value).all_headers())["x-api-key"].startswith("svc_")
 
 
+async def test_explorer_offers_what_the_key_may_do(holder: Visitor) -> None:
+    page = holder.page
+    await holder.create_key("only prices", methods="eth_gasPrice\neth_feeHistory", networks="ethereum/sepolia")
+    await holder.open("explorer")
+    networks = page.get_by_label("Network").locator("option")
+    await page.get_by_label("Send as").select_option("Another key…")
+    assert await networks.count() > 1
+    await page.get_by_label("Send as").select_option("only prices (test)")
+    await expect(page.get_by_text("This key is limited: only on ethereum/sepolia; only eth_gasPrice")).to_be_visible()
+    await expect(networks).to_have_text([re.compile("ethereum/sepolia")])
+    offered = page.locator("datalist option")
+    assert sorted(await offered.evaluate_all("all => all.map((each) => each.value)")) == [
+        "eth_feeHistory",
+        "eth_gasPrice",
+    ]
+    await holder.button("Send").click()
+    await expect(page.get_by_role("region", name="Body")).to_contain_text('"result"')
+
+
 async def test_cordoned_upstream_gets_no_calls(operator: Visitor) -> None:
     page, (one, other) = operator.page, operator.site.upstreams
     await page.goto(f"{operator.site.url}#/operator/upstreams")

@@ -117,12 +117,16 @@ class Visitor:
     def dialog(self) -> Locator:
         return self.page.get_by_role("dialog")
 
-    async def create_key(self, name: str, *, mode: str = "test") -> str:
+    async def create_key(self, name: str, *, mode: str = "test", methods: str = "", networks: str = "") -> str:
         """Creates a key through the form and returns it."""
         await self.open("keys")
         await self.button("Create key").first.click()
         await self.dialog.get_by_label("Name").fill(name)
         await self.dialog.get_by_label("Mode").select_option(mode)
+        if methods or networks:
+            await self.dialog.get_by_text("Limits and restrictions").click()
+            await self.dialog.get_by_label("Methods").fill(methods)
+            await self.dialog.get_by_label("Networks").fill(networks)
         await self.button("Create key", self.dialog).click()
         shown = self.dialog.get_by_label("API key", exact=True)
         await shown.wait_for()

@@ -23,6 +23,7 @@ def request_forms(document: Mapping[str, Any]) -> list[dict[str, Any]]:
             "method": method.upper(),
             "path": path,
             "summary": spec["summary"],
+            "scope": spec.get("x-scope", ""),
             "fields": [*_fields(document, [*item.get("parameters", ()), *spec.get("parameters", ())])],
             "body": _body(document, spec),
         }

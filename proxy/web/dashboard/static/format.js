@@ -59,10 +59,13 @@ export function ago(iso, now = Date.now()) {
   return relative().format(Math.trunc(seconds / size), unit);
 }
 
+/* A text that begins with a capital letter. */
+export const sentence = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
 /* An API value as a label: address_activity -> Address activity. */
 export function label(value) {
   const text = String(value).replaceAll("_", " ").toLowerCase().replace(/\b(usd|url|id)\b/g, (word) => word.toUpperCase());
-  return text.charAt(0).toUpperCase() + text.slice(1);
+  return sentence(text);
 }
 
 const LIMITS = { keys: "API keys", sample_every: "Successful requests recorded: one in", policies: "Gas policies", sockets: "WebSockets", subscriptions: "Subscriptions per WebSocket" };

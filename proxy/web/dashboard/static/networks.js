@@ -27,5 +27,10 @@ export function networkField(label, choices, { valueOf, hint, placeholder }) {
   return forms.select(label, options);
 }
 
+/* The network that `chain` means in a reply to a signed-in person: `ethereum` is ethereum/mainnet. One that is no longer configured
+   keeps its name. */
+export const networkOf = (chain, all) => all.find((each) => chainNameOf(each.network) === chain
+  || (each.class === "live" && each.network.split("/")[0] === chain))?.network ?? chain;
+
 /* The name of a network in the `chain` member of a request body: ethereum-sepolia. */
 export const chainNameOf = (network) => network.replace("/", "-");

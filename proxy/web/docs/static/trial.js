@@ -46,7 +46,17 @@ export async function trial(request) {
   return [form(request, usable)];
 }
 
-function form({ url, method, body }, keys) {
+/* Why a key cannot send a request, if its lists of networks, methods or scopes say so. */
+function refusalOf({ name, scopes, allowed_networks: networks, allowed_methods: methods }, { path, body, scope }) {
+  const network = path.match(/^\/v1\/rpc\/([^/?]+\/[^/?]+)/)?.[1];
+  const called = network && body.match(/"method"\s*:\s*"(\w+)"/)?.[1];
+  if (scope && !scopes.includes(scope)) return `${name} lacks the scope ${scope}`;
+  if (network && networks.length && !networks.includes(network)) return `${name} may not be used on ${network}`;
+  if (called && methods.length && !methods.includes(called)) return `${name} may not call ${called}`;
+  return "";
+}
+
+function form({ url, method, body, scope }, keys) {
   const key = el("select", null, keys.map(({ id, name, mode }) => el("option", { value: id }, `${name} (${mode})`)));
   const { origin, pathname, search } = new URL(url);
   const path = el("input", { type: "text", spellcheck: "false", autocomplete: "off" });
@@ -55,7 +65,16 @@ function form({ url, method, body }, keys) {
   if (text) text.value = JSON.stringify(body, null, 2);
   const output = el("div", { "aria-live": "polite" });
   const submit = el("button.try", { type: "submit" }, "Send");
-  const node = el("form", { "aria-label": "Try it" }, field("Key", key), field(`${method} path`, path), text && field("Body", text), submit, output);
+  const refusal = el("p.hint", { role: "status" });
+  const node = el("form", { "aria-label": "Try it" }, field("Key", key), field(`${method} path`, path), text && field("Body", text), refusal, submit, output);
+  const explain = () => {
+    const reason = refusalOf(keys.find(({ id }) => id === key.value), { path: path.value, body: text?.value ?? "", scope });
+    refusal.replaceChildren(...(reason ? [`${reason}: choose another key, or `, el("a", { href: "/dashboard#/keys" }, "change this one"), "."] : []));
+  };
+  const able = keys.find((each) => !refusalOf(each, { path: path.value, body: text?.value ?? "", scope }));
+  if (able) key.value = able.id;
+  node.addEventListener("input", explain);
+  explain();
   node.addEventListener("submit", async (event) => {
     event.preventDefault();
     submit.disabled = true;

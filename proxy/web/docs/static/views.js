@@ -76,7 +76,7 @@ function tryButton(entry, calls) {
   const region = el("div.trial", null, button);
   button.addEventListener("click", async () => {
     const { trial } = await import("./trial.js");
-    region.replaceChildren(...await trial(requestOf(entry, calls[0])));
+    region.replaceChildren(...await trial({ ...requestOf(entry, calls[0]), scope: entry.operation["x-scope"] }));
     region.querySelector("select, input, textarea, a")?.focus();
   });
   return region;

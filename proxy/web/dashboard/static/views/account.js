@@ -57,7 +57,7 @@ function planCard({ account: holder, limits, today, used, plans }) {
     { name: "Limit", show: format.limitName },
     { name: "Used", kind: "num", show: (name) => (spent[name] === undefined ? format.NONE : format.number(spent[name])) },
     ...columns,
-  ], names), el("p.hint", null, "Daily limits reset at midnight UTC."));
+  ], names), el("p.hint", null, "Daily limits reset at midnight UTC. Test events count as events and deliveries."));
 }
 
 function passwordCard(holder) {

@@ -8,10 +8,10 @@ import * as format from "../format.js";
 import { linkTo } from "../location.js";
 
 const KINDS = {
-  day_usage: "Requests of the day: at 50, 75, 90 and 100 %",
+  day_usage: "Requests of the day: at 50, 75, 90 and 100%",
   error_rate: "Error rate: too many failed requests",
   webhook_paused: "Webhooks that are paused or disabled",
-  policy_budget: "Budgets of gas policies: at 50, 75, 90 and 100 %",
+  policy_budget: "Budgets of gas policies: at 50, 75, 90 and 100%",
 };
 const PAGES = { day_usage: "overview", error_rate: "errors", webhook_paused: "webhooks", policy_budget: "policies" };
 

@@ -8,6 +8,8 @@ import { linkTo, place, setParams } from "../location.js";
 import { rangeControl, rangeIn, rangeParams, spanOf, usualRange } from "../ranges.js";
 
 const LEAD = "Recorded failures by status, error code, method and key, also of requests that were refused and are not part of the usage. Records are kept for a few days.";
+// Names of keys up to this length stay in one line.
+const SHORT = 24;
 const FILTERS = ["account", "network", "method", "key"];
 const filtersIn = (params) => Object.fromEntries(FILTERS.filter((name) => params[name]).map((name) => [name, params[name]]));
 
@@ -42,9 +44,9 @@ function errorsTable(errors, { client, path, more }) {
   const link = ({ status, code, method, key_id: key }) => linkTo(path, { reason: "failed", ...more, status, code, method, key });
   return table("Errors", [
     { name: "Status", show: (each) => outcome(each.status, true) },
-    { name: "Code", show: (each) => [el("code", null, each.code ?? format.NONE), el("span.below", { title: each.example_message }, format.beginning(each.example_message))] },
-    { name: "Method", show: (each) => methodName(each.method) },
-    { name: "Key", show: (each) => each.key_name ?? idText(each.key_id) },
+    { name: "Code", show: (each) => [el("code", null, each.code ?? format.NONE), el("span.below", { title: each.example_message }, format.beginning(each.example_message, 160))] },
+    { name: "Method", show: (each) => el("span.nowrap", null, methodName(each.method)) },
+    { name: "Key", show: (each) => (each.key_name ? el("span", { class: each.key_name.length <= SHORT && "nowrap" }, each.key_name) : idText(each.key_id)) },
     client === admin && { name: "Account", show: (each) => each.account_name ?? idText(each.account_id) },
     client === admin && { name: "Upstream", show: (each) => each.upstreams.join(", ") || format.NONE },
     { name: "Requests", kind: "num", show: (each) => el("div", null, el("a", { href: link(each) }, format.number(each.count)), bar(each.count / most, "bad")) },

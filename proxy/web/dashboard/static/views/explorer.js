@@ -11,7 +11,7 @@ import { card, codeBlock, empty, facts, heading, note, segmentedControl, toast }
 import * as format from "../format.js";
 import { highlighted } from "./json.js";
 import { requestForm } from "./operations.js";
-import { sessionKeys, tokenFor } from "./session-keys.js";
+import { mayCall, mayRequest, mayUse, sessionKeys, tokenFor, usesOf } from "./session-keys.js";
 import { NAMES, SNIPPETS } from "./snippets.js";
 
 // Characters of a reply body. More would slow the page down.
@@ -21,25 +21,32 @@ const PASTED = "";
 const state = { id: null, key: "", kind: "rpc", language: "curl" };
 
 export async function show() {
-  const view = new Explorer(...await Promise.all([networks(), sessionKeys().catch(() => ({}))]));
+  const view = new Explorer(...await Promise.all([networks(), sessionKeys().catch(() => [])]));
   await view.setKind(state.kind);
   return view.node;
 }
 
 /* A choice between the account's keys and a pasted one; only the field to paste it into if there are none. */
-function keyFields(keys) {
+function keyFields(keys, onChange) {
   const pasted = forms.text("API key", { value: state.key, class: "mono masked", placeholder: "svc_live_…", autocomplete: "off",
     hint: "Kept in this tab's memory only. Never stored.", oninput: () => { state.key = pasted.read(); } });
-  const options = { ...keys, [PASTED]: "Another key…" };
-  if (!Object.hasOwn(options, state.id)) state.id = Object.keys(keys)[0] ?? PASTED;
-  const show = () => { pasted.node.hidden = state.id !== PASTED; };
+  const options = { ...Object.fromEntries(keys.map(({ id, name, mode }) => [id, `${name} (${mode})`])), [PASTED]: "Another key…" };
+  if (!Object.hasOwn(options, state.id)) state.id = keys[0]?.id ?? PASTED;
+  const limits = el("p.hint", { role: "status" });
+  const show = () => {
+    pasted.node.hidden = state.id !== PASTED;
+    const key = keys.find(({ id }) => id === state.id);
+    const uses = key ? usesOf(key) : [];
+    setChildren(limits, uses.length > 0 && [`This key is limited: ${uses.join("; ")}. `, el("a", { href: "#/keys" }, "Change its limits")]);
+  };
   const chosen = forms.select("Send as", options, { value: state.id, hint: "Requests are counted and limited as those of this key.",
     onchange: () => {
       state.id = chosen.read();
       show();
+      onChange();
     } });
   show();
-  return [Object.keys(keys).length > 0 && chosen.node, pasted.node];
+  return [keys.length > 0 && chosen.node, limits, pasted.node];
 }
 
 /* The value of X-API-Key, and whether the session's cookie goes with it. */
@@ -49,28 +56,42 @@ async function authorityOf({ id, key }) {
   return { key, credentials: "omit" };
 }
 
+/* A form without fields, for a key that may send nothing. */
+const nothing = (reason) => ({ node: note(reason, "wait"), read: () => { throw new Error(reason); } });
+
 class Explorer {
   #fields = el("div");
   #reply = el("div", { "aria-live": "polite" });
   #snippet = codeBlock("Snippet", "");
   #request = null;
 
-  /* `keys`: names of the keys that the session can send as, by id. */
+  /* `keys`: those that the session can send as. */
   constructor(available, keys) {
     this.networks = available;
-    const form = forms.form([...keyFields(keys), this.#fields], { label: "Send", send: () => this.#send() });
+    this.keys = keys;
+    const form = forms.form([...keyFields(keys, () => this.#reset()), this.#fields], { label: "Send", send: () => this.#send() });
     form.addEventListener("input", () => this.#updateSnippet());
     form.addEventListener("change", () => this.#updateSnippet());
     setChildren(this.#reply, empty("No reply yet", "Send a request to see its body, headers and cost."));
     this.node = el("div", null, heading("Explorer", { lead: "Send requests and copy them as code." }),
       el("div.grid.loose", null,
         el("section.card", { "aria-label": "Request" }, el("div.spread", null, el("h2", null, "Request"),
-          segmentedControl("Request type", { rpc: "JSON-RPC", rest: "REST" }, state.kind, (kind) => this.setKind(kind).catch((failure) => toast(failure.message, "bad")))), form),
+          segmentedControl("Request type", { rpc: "JSON-RPC", rest: "REST" }, state.kind, (kind) => this.#reset(kind))), form),
         el("section.card", { "aria-label": "Reply" }, el("h2", null, "Reply"), this.#reply)),
       card(null, el("div.spread", null, el("h2", null, "Code"), segmentedControl("Language", NAMES, state.language, (language) => {
         state.language = language;
         this.#updateSnippet();
       })), this.#snippet.node));
+  }
+
+  /* The key to send as, or null for a pasted one, whose limits are not known. */
+  get #key() {
+    return this.keys.find(({ id }) => id === state.id) ?? null;
+  }
+
+  /* Offers what the chosen key may do. */
+  #reset(kind = state.kind) {
+    this.setKind(kind).catch((failure) => toast(failure.message, "bad"));
   }
 
   async setKind(kind) {
@@ -83,18 +104,23 @@ class Explorer {
   }
 
   #rpcForm() {
-    const network = networkField("Network", this.networks, { valueOf: (id) => id, hint: "chain/network", placeholder: "ethereum/mainnet" });
-    const samples = () => this.networks.find((each) => each.network === network.read())?.samples ?? [];
-    const names = () => samples().map((each) => each.method);
+    const key = this.#key;
+    const usable = key ? this.networks.filter((each) => mayUse(key, each)) : this.networks;
+    if (this.networks.length && !usable.length) return nothing("This key may not be used on any network of this service.");
+    const network = networkField("Network", usable, { valueOf: (id) => id, hint: "chain/network", placeholder: "ethereum/mainnet" });
+    const samples = () => (usable.find((each) => each.network === network.read())?.samples ?? []).filter((each) => !key || mayCall(key, each.method));
+    // Allowed methods have a sample, or belong to no sample of another family.
+    const others = () => (key?.allowed_methods ?? []).filter((name) => !usable.some((each) => each.samples.some(({ method }) => method === name)));
+    const names = () => [...samples().map((each) => each.method), ...others()];
     const sample = () => samples().find((each) => each.method === method.read());
     const method = forms.suggest("Method", names(), { required: true, value: names()[0], class: "mono" });
     const params = forms.json("Params", { value: sample()?.params ?? [], rows: 5 });
     method.control.addEventListener("change", () => { if (sample()) params.write(sample().params); });
     network.control.addEventListener("change", () => {
       method.setSuggestions(names());
-      if (sample() || !samples().length) return;
+      if (sample() || !names().length) return;
       method.write(names()[0]);
-      params.write(sample().params);
+      params.write(sample()?.params ?? []);
     });
     return {
       node: el("div", null, forms.row(network.node, method.node), params.node),
@@ -104,8 +130,11 @@ class Explorer {
   }
 
   #restForm(all) {
+    const key = this.#key;
+    const allowed = all.filter(({ scope }) => !key || mayRequest(key, scope));
+    if (!allowed.length) return nothing("This key has no scope for any operation.");
     const grouped = {};
-    for (const each of all) (grouped[each.tag] ??= {})[each.id] = `${each.method} ${each.path}`;
+    for (const each of allowed) (grouped[each.tag] ??= {})[each.id] = `${each.method} ${each.path}`;
     const region = el("div");
     let inner = null;
     const show = () => {

@@ -30,7 +30,8 @@ export function statusBadge({ status, health }) {
 export function healthOf({ health: { success_rate: rate, recent } }) {
   if (rate === null) return el("span.hint", null, "No attempts yet");
   const bars = recent.slice(-BARS).map((each) => ({ value: each.duration_ms, tone: each.delivered ? "good" : "bad" }));
-  return el("div.health", null, format.percent(rate), sparkline(bars, `Duration of the last ${bars.length} attempts`));
+  return [el("div.health", null, format.percent(rate), sparkline(bars, `Duration of the last ${format.counted(bars.length, "attempt")}`)),
+    el("span.below", null, recent.length > 1 ? `of the last ${recent.length} attempts, with tests` : "of one attempt, with tests")];
 }
 
 // The API counts the events of a day up to this many.

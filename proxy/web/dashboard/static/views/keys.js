@@ -7,6 +7,7 @@ import { networks } from "../networks.js";
 import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, heading, pager, secretDialog, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { localTime } from "../ranges.js";
+import { usesOf } from "./session-keys.js";
 
 const SCOPES = {
   "rpc:read": "JSON-RPC reads", "rpc:write": "JSON-RPC transactions", "data:read": "Tokens and NFTs",
@@ -64,7 +65,7 @@ function keysTable(keys, reload) {
 }
 
 const columns = (reload) => [
-  { name: "Name", show: (key) => [key.name, el("code.below", null, key.hint), (key.owner || key.note) && el("span.below", null, [key.owner, key.note].filter(Boolean).join(" · "))] },
+  { name: "Name", show: (key) => [key.name, el("code.below.nowrap", null, key.hint), (key.owner || key.note) && el("span.below", null, [key.owner, key.note].filter(Boolean).join(" · "))] },
   { name: "Mode", show: (key) => badge(key.mode, key.mode === "live" ? "live" : "off") },
   { name: "Scopes", show: scopesOf },
   { name: "Limits", show: limitsOf },
@@ -83,14 +84,12 @@ function limitsOf(key) {
   const limits = [
     key.requests_per_second && `${format.number(key.requests_per_second)} requests/s`,
     key.units_per_second && `${format.number(key.units_per_second)} units/s`,
-    key.allowed_networks.length > 0 && key.allowed_networks.join(", "),
-    key.allowed_methods.length > 0 && `only ${key.allowed_methods.join(", ")}`,
-    key.allowed_contracts.length > 0 && `contracts ${key.allowed_contracts.join(", ")}`,
+    ...usesOf(key),
     key.allowed_ips.length > 0 && `IPs ${key.allowed_ips.join(", ")}`,
     key.allowed_origins.length > 0 && `origins ${key.allowed_origins.join(", ")}`,
     key.allow_in_url && "allowed in URLs",
   ].filter(Boolean);
-  return limits.length ? el("span", null, limits.join("; ")) : "Account limits";
+  return limits.length ? el("span", null, format.sentence(limits.join("; "))) : "Account limits";
 }
 
 function statusOf(key) {
@@ -112,7 +111,7 @@ function actionsOf(key, reload) {
   ];
 }
 
-const LABELS = { allowed_ips: "Allowed IP addresses", allowed_networks: "Networks", allowed_methods: "Methods", expires_at: "Expires", fault: "Faults" };
+const LABELS = { allowed_ips: "Allowed IP addresses", allowed_networks: "Networks", allowed_methods: "Methods", allowed_contracts: "Contracts", expires_at: "Expires", fault: "Faults" };
 
 /* Creates a key, or edits the name, scopes, limits and restrictions of an existing one. */
 function edit(key, reload) {

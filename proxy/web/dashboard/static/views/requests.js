@@ -151,8 +151,8 @@ const summaryOf = (found) => [
   ["Cache", found.cache ?? format.NONE],
   ["State at block", format.number(found.block)],
   ["Reply size", `${format.number(found.bytes)} bytes`],
-  ["Key", [found.key_name && el("span", null, found.key_name), idField(found.key_id)]],
-  ["Account", [found.account_name && el("span", null, found.account_name), idField(found.account_id)]],
+  ["Key", [found.key_name && el("div", null, found.key_name), idField(found.key_id)]],
+  ["Account", [found.account_name && el("div", null, found.account_name), idField(found.account_id)]],
   ["Recorded because", format.label(found.recorded)],
 ];
 

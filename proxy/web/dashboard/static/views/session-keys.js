@@ -9,13 +9,26 @@ import { account } from "../api.js";
 const EARLY_MS = 30e3;
 const tokens = new Map();
 
-/* {id: name} of the active keys, live ones first. Empty without an account, and for people who cannot manage its keys. */
+/* The active keys, live ones first. Empty without an account, and for people who cannot manage its keys. */
 export async function sessionKeys() {
-  if (!account.can("manage")) return {};
+  if (!account.can("manage")) return [];
   const { keys } = await account.get("/keys");
-  const active = keys.filter(({ status }) => status === "active").sort((one, other) => one.mode.localeCompare(other.mode));
-  return Object.fromEntries(active.map(({ id, name, mode }) => [id, `${name} (${mode})`]));
+  return keys.filter(({ status }) => status === "active").sort((one, other) => one.mode.localeCompare(other.mode));
 }
+
+const isIn = (list, value) => !list.length || list.includes(value);
+
+/* Whether a key may be used on a network, may call a method, and may use an operation that needs this scope. */
+export const mayUse = (key, network) => (key.mode === "live" || network.class === "test") && isIn(key.allowed_networks, network.network);
+export const mayCall = (key, method) => isIn(key.allowed_methods, method);
+export const mayRequest = (key, scope) => !scope || key.scopes.includes(scope);
+
+/* The limits of a key on what it can be used for, as texts. */
+export const usesOf = (key) => [
+  key.allowed_networks.length > 0 && `only on ${key.allowed_networks.join(", ")}`,
+  key.allowed_methods.length > 0 && `only ${key.allowed_methods.join(", ")}`,
+  key.allowed_contracts.length > 0 && `only contracts ${key.allowed_contracts.join(", ")}`,
+].filter(Boolean);
 
 export async function tokenFor(id) {
   const kept = tokens.get(id);

@@ -3,6 +3,7 @@
 import { account, query } from "../api.js";
 import { el, refreshChildren, setChildren } from "../dom.js";
 import * as forms from "../forms.js";
+import { networkOf, networks } from "../networks.js";
 import { asyncButton, asyncRegion, badge, button, card, codeBlock, confirm, dialog, empty, facts, heading, idField, idText, moment, note, pager, poll, secretDialog, secretField, table, toast } from "../components.js";
 import * as format from "../format.js";
 import { eventOf, EVENTS, filterForm, formatOf, FORMATS, LABELS, watchesNothing } from "./filters.js";
@@ -55,7 +56,7 @@ class WebhookView {
       hook.status === "active" && watchesNothing(hook) && note("This webhook watches nothing, so it will never have an event. Edit it to add a filter."),
       hook.status === "active" && !watchesNothing(hook) && this.#silence(hook),
       hook.status === "active" && hook.health.failing && note("None of the last attempts was delivered. Open a delivery to see the replies of your endpoint."),
-      card(null, facts([["Status", statusBadge(hook)], ["Event", [EVENTS[eventOf(hook.event_type)].name, el("span.below", null, `${FORMATS[formatOf(hook.event_type)][0]}, `, el("code", null, hook.event_type))]], ["Network", hook.chain],
+      card(null, facts([["Status", statusBadge(hook)], ["Event", [EVENTS[eventOf(hook.event_type)].name, el("span.below", null, `${FORMATS[formatOf(hook.event_type)][0]}, `, el("code", null, hook.event_type))]], ["Network", networkOf(hook.chain, await networks())],
         ["Webhook ID", idField(hook.id)], ["Events, 24 h", eventsOf(hook)], ["Delivered", healthOf(hook)], ["Last failure", lastFailureOf(hook)],
         ["Created", moment(hook.created_at)], ["Updated", moment(hook.updated_at)],
         ...(hook.fault ? [["Faults", el("code", null, hook.fault)]] : [])]),

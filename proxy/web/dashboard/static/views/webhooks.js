@@ -3,7 +3,7 @@
 import { account, query } from "../api.js";
 import { el } from "../dom.js";
 import * as forms from "../forms.js";
-import { chainNameOf, networkField, networksWith } from "../networks.js";
+import { chainNameOf, networkField, networkOf, networks, networksWith } from "../networks.js";
 import { asyncRegion, button, card, dialog, empty, heading, pager, secretDialog, secretField, segmentedControl, table } from "../components.js";
 import * as format from "../format.js";
 import { eventOf, EVENTS, filterForm, formatOf, FORMATS, LABELS, missingFormats, typeOf, watchesNothing } from "./filters.js";
@@ -16,8 +16,8 @@ export async function show([id]) {
   if (id) return (await import("./webhook.js")).showWebhook(id);
   const filters = { page: 1, status: "" };
   const list = asyncRegion(async () => {
-    const found = await account.get(`/webhooks${query({ page: filters.page, limit: LIMIT, status: filters.status })}`);
-    return webhooksTable(found, filters, list.reload);
+    const [found, all] = await Promise.all([account.get(`/webhooks${query({ page: filters.page, limit: LIMIT, status: filters.status })}`), networks()]);
+    return webhooksTable(found, all, filters, list.reload);
   });
   await list.ready;
   return [heading("Webhooks", { lead: "Receive a signed POST request when something happens on chain.",
@@ -28,13 +28,13 @@ export async function show([id]) {
     })), list.node)];
 }
 
-function webhooksTable({ webhooks, page, total }, filters, reload) {
+function webhooksTable({ webhooks, page, total }, all, filters, reload) {
   if (!webhooks.length && filters.status) return empty(`No ${filters.status} webhooks`);
   if (!webhooks.length) return empty("No webhooks yet", "Get notified within seconds about addresses, tokens, logs or blocks.",
     account.can("manage") && button("Create webhook", create, { kind: "main" }));
   return [table("Webhooks", [
     { name: "Endpoint URL", show: (hook) => el("a", { href: `#/webhooks/${hook.id}` }, hook.url) },
-    { name: "Event", show: (hook) => [EVENTS[eventOf(hook.event_type)].name, el("span.below", null, `${hook.chain} · ${FORMATS[formatOf(hook.event_type)][0]}`)] },
+    { name: "Event", show: (hook) => [EVENTS[eventOf(hook.event_type)].name, el("span.below", null, `${networkOf(hook.chain, all)} · ${FORMATS[formatOf(hook.event_type)][0]}`)] },
     { name: "Events, 24 h", kind: "num", show: eventsOf },
     { name: "Delivered", show: healthOf },
     { name: "Last failure", show: lastFailureOf },
