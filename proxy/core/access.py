@@ -279,7 +279,7 @@ class KeyRestrictions:
 
 def remedy(member: str) -> str:
     """What the holder of the account can do about a refusal because of this member of the key."""
-    return f"change its {member} on the dashboard's page Keys, or with PATCH /v1/account/keys/{{id}}"
+    return f"change its {member} on the dashboard's page API keys, or with PATCH /v1/account/keys/{{id}}"
 
 
 def _wrong_address(address: str) -> str:

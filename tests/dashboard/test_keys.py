@@ -91,7 +91,7 @@ async def test_key_is_limited_to_networks_and_methods(service: DashboardService)
     key, path = made["key"], f"/account/keys/{made['id']}"
     assert (await call(service, key)).status == 200
     refused = await call(service, key, "eth_blockNumber")
-    remedy = "on the dashboard's page Keys, or with PATCH /v1/account/keys/{id}"
+    remedy = "on the dashboard's page API keys, or with PATCH /v1/account/keys/{id}"
     words = f"this API key may not call eth_blockNumber: change its allowed_methods {remedy}"
     assert (refused.status, refused.data["error"]["message"]) == (403, words)
     async with await HttpClient.open(service.running.port) as client:

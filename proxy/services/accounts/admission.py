@@ -36,7 +36,7 @@ _NOT_IN_URL = (
     "in the dashboard under API keys or with: penstock keys set {key} --allow-in-url"
 )
 _DISABLED = (
-    "this API key is disabled: enable it on the dashboard's page Keys; "
+    "this API key is disabled: enable it on the dashboard's page API keys; "
     "if it is enabled there, the operator has disabled the account"
 )
 _TEST_KEY = "test keys (svc_test_) cannot be used on {network}, a live network: use a live key"
