@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import msgspec
 import orjson
 
 from proxy.chains.registry import Network
+from proxy.core.credits import CreditTable
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
 from proxy.settings.masking import MASK
@@ -32,7 +34,8 @@ _LISTS = ("upstreams", "bundlers")
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """One file. `networks`: the provider's names by ours. `key_per_network`: a key is valid on one network only."""
+    """One file. `networks`: the provider's names by ours. `key_per_network`: a key is valid on one network only. `credits`: its
+    price list, if that is known."""
 
     name: str
     title: str
@@ -40,6 +43,7 @@ class Provider:
     serves: tuple[str, ...]
     networks: Mapping[str, str]
     key_per_network: bool = False
+    credits: CreditTable | None = None
 
     def url(self, network: str, *, key: str, name: str = "") -> str:
         word = self.networks[network]
@@ -68,7 +72,9 @@ def load_providers(own: str = "", config: Path = CONFIG) -> dict[str, Provider]:
 
 def _provider(name: str, data: Mapping[str, Any]) -> Provider:
     serves = tuple(data.get("serves", ("upstreams",)))
-    return Provider(name, data["title"], data["url"], serves, data["networks"], data.get("key_per_network", False))
+    credits_ = msgspec.convert(data["credits"], CreditTable) if "credits" in data else None
+    is_per_network = data.get("key_per_network", False)
+    return Provider(name, data["title"], data["url"], serves, data["networks"], is_per_network, credits_)
 
 
 class _Unusable(Exception):

@@ -1,4 +1,4 @@
-"""Loads the data files: chains, methods, plans, unit prices, wallet proxies and token logos.
+"""Loads the data files: chains, methods, plans, unit prices, providers, wallet proxies and token logos.
 
 They are in config/. An operator's own directory (`data_files.directory`) may add files and replace files of the same name.
 """
@@ -24,6 +24,7 @@ from proxy.data_files import CONFIG
 from proxy.errors import StartError
 from proxy.settings.listed_chains import find_network, listed_networks, with_listed
 from proxy.settings.method_files import load_methods
+from proxy.settings.providers import Provider, load_providers
 from proxy.settings.schemas import schema_faults
 from proxy.settings.toml_files import checked
 
@@ -63,6 +64,7 @@ class Tables:
     prices: UnitPrices
     proxies: Mapping[str, bytes]
     logos: Mapping[tuple[int, str], str]
+    providers: Mapping[str, Provider]
 
     def with_networks(self, names: Iterable[str]) -> Tables:
         """These tables, with the listed chains that have these names."""
@@ -99,6 +101,7 @@ def load_tables(config: Path = CONFIG, *, own: str = "") -> Tables:
     prices = checked("pricing", directories.one("pricing.toml"), faults)
     proxies = _proxies(directories.all("factories", "*.json"), faults)
     logos = _logos(directories.all("tokens", "*.json"), faults)
+    providers = _providers(config, own, faults)
     registry = Registry(chains)
     faults += registry.faults()
     faults += _family_faults(registry)
@@ -112,6 +115,7 @@ def load_tables(config: Path = CONFIG, *, own: str = "") -> Tables:
         msgspec.convert(prices, UnitPrices),
         proxies,
         logos,
+        providers,
     )
 
 
@@ -157,6 +161,14 @@ def _chain(data: Mapping[str, Any]) -> Chain:
         for name, facts in data["networks"].items()
     }
     return msgspec.convert({"title": data["name"].capitalize(), **data, "networks": networks}, Chain)
+
+
+def _providers(config: Path, own: str, faults: list[str]) -> dict[str, Provider]:
+    try:
+        return load_providers(own, config)
+    except StartError as exc:
+        faults += exc.faults
+        return {}
 
 
 def _family_faults(registry: Registry) -> Iterator[str]:
