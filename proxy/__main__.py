@@ -41,6 +41,7 @@ COMMANDS = {
     "chains": "chains",
     "upstreams": "upstreams",
     "contradictions": "contradictions",
+    "cost": "cost",
     "fleet": "fleet",
     "top": "top",
     "clients": "clients",
@@ -82,6 +83,7 @@ Look and repair
   explain        show what happened to a request
   upstreams      list, try, cordon and uncordon upstreams
   contradictions list and export contradicted replies of upstreams
+  cost           show what calls to upstreams cost, or would cost at another provider
   fleet          list the processes of all hosts
   audit          list changes and sign-ins of accounts and operators
   operations     list user operations and their status

@@ -150,6 +150,12 @@ upstream_latency_seconds = _gauge(
 upstream_calls_in_flight = _gauge(
     "livesum", "penstock_upstream_calls_in_flight", "Calls that wait for a reply", "upstream"
 )
+upstream_credits_total = Counter(
+    "penstock_upstream_credits_total", "Credits that the provider of the upstream bills", ["upstream", "method"]
+)
+upstream_cost_total = Counter(
+    "penstock_upstream_cost_usd_total", "The cost of these credits in US dollars", ["upstream"]
+)
 request_records_dropped_total = Counter(
     "penstock_request_records_dropped_total", "Records of requests dropped because the memory for them was full"
 )

@@ -33,6 +33,7 @@ from proxy.services.readiness import Readiness
 from proxy.services.request_log import RequestLog
 from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.networks import Networks
+from proxy.services.spending_log import SpendingLog
 from proxy.settings import SCHEMAS, Certificates, Settings, Tables
 from proxy.store.postgres.contradictions import ContradictionStore
 from proxy.store.postgres.fleet import FleetStore
@@ -42,6 +43,7 @@ from proxy.store.postgres.notices import Notices
 from proxy.store.postgres.pool import Pool
 from proxy.store.postgres.replica import replica_reads
 from proxy.store.postgres.request_store import RequestStore
+from proxy.store.postgres.spending import SpendingStore
 from proxy.store.shared_memory import host_memory
 from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.store.shared_memory.leased_buckets import LeasedBuckets
@@ -132,6 +134,7 @@ class App:
         builder = self._network_builder()
         self._build_data_plane(builder)
         self._build_features(builder)
+        self.spending = SpendingLog(SpendingStore(self.pool), self.networks.meters(), flush_s=settings.usage.flush_s)
         self._build_web()
         self._build_front()
         self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)
@@ -261,6 +264,7 @@ class App:
             turns=self.turns,
             accounting=self.accounting,
             shows_upstream=self.settings.rpc.show_upstream,
+            shows_cost=bool(self.networks.meters()),
             encoded_bytes=self.settings.cache.bytes // ENCODED_PART,
             site=self.limiter.site,
         )
@@ -402,6 +406,7 @@ class App:
         self.tasks.start("requests", self.requests.run)
         self.tasks.start("old requests", self.requests.keep)
         self.tasks.start("contradictions", self.contradictions.run)
+        self.tasks.start("spending", self.spending.run)
         self.dashboard.start(self.notices)
         self.tasks.start("refusals", self.gas.refusals.run)
 
@@ -455,6 +460,7 @@ class App:
         await self.accounts.close()
         await self.requests.close()
         await self.contradictions.close()
+        await self.spending.close()
         await self.plane.close()
         await self.smart_wallets.bundlers.close()
         await self.data.close()

@@ -34,6 +34,7 @@ from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.tracker import Tracker, start_tracking
+from proxy.services.spending_log import SpendingLog
 from proxy.services.wallets import DeploymentSink
 from proxy.settings import Settings, Tables
 from proxy.store.postgres.blocks import BlockStore
@@ -41,6 +42,7 @@ from proxy.store.postgres.fleet import FleetStore
 from proxy.store.postgres.index_databases import INDEX, IndexDatabases
 from proxy.store.postgres.notices import Notices
 from proxy.store.postgres.pool import Pool
+from proxy.store.postgres.spending import SpendingStore
 from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.tasks import Tasks
 from proxy.telemetry import Tallies
@@ -88,6 +90,7 @@ class Background:
         self.networks = builder.networks(states)
         table = None if memory is None else memory.polls
         self._trackers = [Tracker(state, table=table) for state in states.values()]
+        self.spending = SpendingLog(SpendingStore(self.pool), self.networks.meters(), flush_s=settings.usage.flush_s)
         self.holdings = HoldingsSink()
         self.sinks: list[FollowerSink] = [
             self.holdings,
@@ -165,6 +168,7 @@ class Background:
         if self._limits is not None:
             self._limits.start(self.tasks)
         self.tasks.start("sweep", self._sweep)
+        self.tasks.start("spending", self.spending.run)
         await start_tracking(self._trackers, self.tasks)
         self.tasks.start("notifications", self.notices.run)
         cordons = Cordons(FleetStore(self.pool), (self.networks,))
@@ -219,6 +223,7 @@ class Background:
             await self._report.close()
         if self.delivery is not None:
             await self.delivery.close()
+        await self.spending.close()
         await self.networks.close()
         await self.data.close()
         await self.indexes.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from decimal import Decimal
 
 from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
 from proxy.chains.families import family_of
@@ -12,6 +13,7 @@ from proxy.chains.registry import Network
 from proxy.compose.upstream_ids import BUNDLER, upstream_id_of
 from proxy.core import verification
 from proxy.core.caching import ReplyCache
+from proxy.core.credits import CallPrices, CreditMeter, CreditTable
 from proxy.core.heads import NetworkHead
 from proxy.core.limits import CallRate, ProcessRate
 from proxy.core.upstream_health import UpstreamHealth
@@ -220,7 +222,17 @@ class NetworkBuilder:
             operator_name=given.operator,
             host=given.host,
             labels=given.labels,
+            meter=self._meter(network, label, given),
         )
+
+    def _meter(self, network: Network, label: str, given: UpstreamSettings) -> CreditMeter | None:
+        """Counts what the calls cost; None if they cost nothing."""
+        if not given.is_metered:
+            return None
+        provider = self._tables.providers.get(given.cost)
+        table = (provider.credits if provider is not None else None) or CreditTable()
+        price = Decimal(given.credit_price) if given.credit_price else table.usd_per_million
+        return CreditMeter(label, network.id, CallPrices(table, network.chain.name, given.credits), price)
 
     def _rate(self, upstream_id: str, per_second: float) -> CallRate:
         if self._memory is None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Protocol
 
 from proxy.core import verification
 from proxy.core.access import has_key
+from proxy.core.credits import NANOS_PER_USD
 from proxy.core.fault_plans import FaultPlan, plan_of
 from proxy.core.verification import Verification
 from proxy.errors import Fault, Forbidden, InvalidRequest
@@ -32,6 +34,7 @@ HIGHEST_BLOCK = (1 << 63) - 1
 _DIGITS = re.compile(r"[0-9]{1,19}", re.ASCII)
 _HEX = re.compile(r"0x[0-9a-fA-F]{1,16}", re.ASCII)
 _SECONDS = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3})?", re.ASCII)
+_AMOUNT = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,9})?", re.ASCII)
 _LABEL = re.compile(r"[!-~](?:[ -~]{0,62}[!-~])?", re.ASCII)
 
 
@@ -63,6 +66,10 @@ class Directives:
     fault: FaultPlan | None = None
     # Record what happens to the request.
     explain: int = 0
+    # Show what the call cost at the upstreams' providers.
+    cost: int = 0
+    # The most that the call may cost at an upstream's provider, in billionths of a dollar; negative without a limit.
+    max_cost: int = -1
     # Add a member to replies on a WebSocket that has what replies over HTTP have as headers.
     meta: int = 0
     # How many more attempts may follow the first one.
@@ -89,7 +96,8 @@ class Directives:
     @property
     def steers(self) -> bool:
         """Whether the call cannot be sent to its upstream together with others."""
-        return bool(self.upstream or self.timeout_ms or self.min_block or self.retry < MOST_RETRIES or self.verify)
+        limits = self.timeout_ms or self.min_block or self.retry < MOST_RETRIES or self.max_cost >= 0
+        return bool(self.upstream or limits or self.verify)
 
 
 FRESH = Directives(fresh=True)
@@ -128,6 +136,13 @@ def _seconds(most: float) -> Callable[[str], float]:
         return float(text)
 
     return read
+
+
+def _dollars(text: str) -> int:
+    """An amount of US dollars, in billionths."""
+    if not _AMOUNT.fullmatch(text):
+        raise ValueError
+    return int(Decimal(text) * NANOS_PER_USD)
 
 
 def _block(text: str) -> int:
@@ -187,6 +202,19 @@ DIRECTIVES = (
         _whole(0, 1),
         "0 or 1",
         "With 1, record what happens to the request. Read it at /requests/{id} with the id in X-Request-Id.",
+    ),
+    Directive(
+        "cost",
+        _whole(0, 1),
+        "0 or 1",
+        "With 1, the reply has X-Cost: what the call cost the operator at providers. An operator grants it to a key.",
+        is_usual=False,
+    ),
+    Directive(
+        "max_cost",
+        _dollars,
+        "US dollars, such as 0.00001",
+        "Use only upstreams whose provider bills at most this much for the call. Own nodes and the cache cost nothing.",
     ),
     Directive(
         "meta",

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from proxy.core.credits import CreditMeter
 from proxy.core.latency_histogram import LatencyHistogram
 from proxy.core.limits import TOLERANCE_S, CallRate
 
@@ -147,6 +148,7 @@ class UpstreamHealth:
         operator_name: str = "",
         host: str = "",
         labels: tuple[str, ...] = (),
+        meter: CreditMeter | None = None,
     ) -> None:
         self.label = label
         # Shown to operators: the host of its URL, and words from the settings.
@@ -170,8 +172,11 @@ class UpstreamHealth:
         self.latencies = LatencyHistogram()
         # The upstream's own limit, if it has one. All workers of the host share it.
         self.rate = rate
-        # Whether calls may be sent without the checks of `takes_calls`. Cleared by events that add one; `refresh` updates it.
-        self.free = rate is None
+        # Counts what its provider bills; None if its calls cost nothing.
+        self.meter = meter
+        # Whether calls may be sent without the checks of `takes_calls`, and are not counted by a meter. Cleared by events that
+        # add a check; `refresh` updates it.
+        self.free = rate is None and meter is None
 
     def __repr__(self) -> str:
         figures = f"{self.latency_s * 1000:.1f} ms, {self.inflight} in flight, {self.failing_share:.0%} failing"
@@ -354,7 +359,7 @@ class UpstreamHealth:
         if now - self.sampled_at >= SAMPLE_S:
             self._sample(now)
         self.free = now >= self.paused_until and not (
-            self.pause_s or self.pace_s or self.rate is not None or self.withheld
+            self.pause_s or self.pace_s or self.rate is not None or self.meter is not None or self.withheld
         )
 
     def saw_head(self, number: int, now: float, block_hash: str = "", parent_hash: str = "") -> None:

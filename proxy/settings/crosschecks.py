@@ -66,6 +66,7 @@ def network_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
                 yield f"{name}: {no_network(network, tables)}"
     yield from _name_faults(tree, "upstreams", UpstreamSettings)
     yield from _name_faults(tree, "bundlers", BundlerSettings)
+    yield from _cost_faults(tree, tables)
     yield from _call_faults(tree, tables)
     yield from _verify_faults(tree, tables)
 
@@ -77,6 +78,17 @@ def _name_faults(tree: Mapping[str, Any], name: str, kind: type[UpstreamSettings
         if each.name and (each.network, each.name) in seen:
             yield f"{name}.{place}.name: {each.network} has another one named {each.name}"
         seen.add((each.network, each.name))
+
+
+def _cost_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
+    """Report price lists that do not exist, and prices without a list that they belong to."""
+    priced = sorted(name for name, provider in tables.providers.items() if provider.credits is not None)
+    for place, each in _listed(tree, "upstreams", UpstreamSettings):
+        if each.cost and each.cost not in priced:
+            yield f"upstreams.{place}.cost: there is no price list {each.cost!r}; there are: {', '.join(priced)}"
+        given = each.credit_price or each.included_credits or each.billing_day != 1
+        if given and not each.is_metered:
+            yield f"upstreams.{place}: credit_price, included_credits and billing_day need cost or credits"
 
 
 def database_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:

@@ -347,6 +347,16 @@ class UpstreamSettings(LinkSettings):
     batch: int = 20
     connections: int = 72
     depth: int = 0
+    cost: str = ""
+    credits: Mapping[str, int] = field(default_factory=dict)
+    credit_price: str = ""
+    included_credits: int = 0
+    billing_day: int = 1
+
+    @property
+    def is_metered(self) -> bool:
+        """Whether its calls cost anything. Those of an own node do not."""
+        return bool(self.cost or self.credits)
 
     @property
     def operated_by(self) -> str:

@@ -20,8 +20,8 @@ MAX_AGE_S = 7200
 # A wildcard covers every header but Authorization.
 _ALLOWED_HEADERS = "Authorization, *"
 _EXPOSED = (
-    "Retry-After, X-Block-Number, X-Cache, X-Compute-Units, X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset, "
-    "X-Request-Id, X-Verified"
+    "Retry-After, X-Block-Number, X-Cache, X-Compute-Units, X-Cost, X-RateLimit-Limit, X-RateLimit-Remaining, "
+    "X-RateLimit-Reset, X-Request-Id, X-Verified"
 )
 
 

@@ -224,8 +224,9 @@ class CallQueue:
     def all(self) -> list[WaitingCall]:
         return self._waiting.all()
 
-    def leave(self, sink: ReplySink) -> None:
-        self._waiting.remove(sink)
+    def leave(self, sink: ReplySink) -> bool:
+        """Drop the sink's call. Returns whether there was one."""
+        return self._waiting.remove(sink)
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         """Let another sink take over a call that waits."""

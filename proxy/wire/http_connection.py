@@ -14,6 +14,7 @@ from typing import Final
 
 from proxy.core.encodings import GzipReader, TooMuchData, decompress
 from proxy.turn_queue import Step, TurnQueue
+from proxy.wire.call_queue import LONGEST_ABANDONED_S
 from proxy.wire.http1 import CHUNKED, MAX_HEADER_BYTES, UNTIL_CLOSE, BadReply, Chunks, ReplyHeaders, read_headers
 from proxy.wire.sliced_reading import SlicedReading
 from proxy.wire.upstream import (
@@ -224,13 +225,20 @@ class HttpConnection(UpstreamConnection):
 
     def leave(self, sink: ReplySink) -> None:
         """Discard the sink's reply. If no other sink is left, the connection is closed, so that the reply cannot reach a later
-        call."""
+        call. A call that the upstream bills is completed instead: whether a call that is cut off is billed depends on how far
+        it got, which is not known here."""
         if sink in self.sinks:
-            self.sinks[self.sinks.index(sink)] = AbsentSink(sink.client)
-            if all(isinstance(other, AbsentSink) for other in self.sinks):
-                if self._headers is None:
-                    self.upstream.abandoned(sink)
-                self.abort()
+            self.sinks[self.sinks.index(sink)] = AbsentSink(sink, self.upstream.now)
+            if not self.is_abandoned or (self._headers is None and self.upstream.health.meter is not None):
+                return
+            if self._headers is None:
+                self.upstream.abandoned(sink)
+            self.abort()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether all sinks of calls in flight have left."""
+        return all(isinstance(sink, AbsentSink) for sink in self.sinks)
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         self.sinks[self.sinks.index(sink)] = successor
@@ -450,19 +458,34 @@ def _decoded(body: bytes) -> bytes:
 
 
 class AbsentSink:
-    """Takes the place of a sink that left. The call still counts for its client."""
+    """Takes the place of a sink that left. The call still counts for its client. If its connection is kept for the reply alone,
+    it closes the connection when the reply is large or takes too long."""
 
-    def __init__(self, client: str) -> None:
-        self.client = client
+    def __init__(self, left: ReplySink, since: float) -> None:
+        self.client = left.client
+        self._left = left
+        self._since = since
 
-    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None: ...
+    def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
+        if connection.upstream.health.meter is not None:
+            self._left.on_late(connection.upstream, headers, body)
 
     def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:
         return True
 
-    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None: ...
+    def on_piece(self, connection: UpstreamConnection, piece: Piece) -> None:
+        if isinstance(connection, HttpConnection) and connection.is_abandoned:
+            connection.abort()
 
+    def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None: ...
     def on_end(self, connection: UpstreamConnection) -> None: ...
 
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None: ...
-    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
+
+    def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
+        if (
+            isinstance(connection, HttpConnection)
+            and now - self._since > LONGEST_ABANDONED_S
+            and connection.is_abandoned
+        ):
+            connection.abort()

@@ -440,14 +440,12 @@ class HttpUpstream(Upstream):
             self._queue.count_held()
             self._open_another()
 
-    def leave(self, sink: ReplySink) -> None:
+    def leave(self, sink: ReplySink) -> bool:
         for connection in tuple(self._open):
             if sink in connection.sinks:
                 connection.leave(sink)
-                return
-        self._queue.leave(sink)
-        if self._probes is not None:
-            self._probes.leave(sink)
+                return False
+        return self._queue.leave(sink) or (self._probes is not None and self._probes.leave(sink))
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         self._queue.replace(sink, successor)

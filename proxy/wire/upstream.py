@@ -37,7 +37,8 @@ Piece: TypeAlias = bytes | memoryview
 
 
 class ReplySink(Protocol):
-    """Receives the reply to one request. `client`: the account whose call it is; empty for our own calls."""
+    """Receives the reply to one request. `client`: the account whose call it is; empty for our own calls. `on_late`: the reply
+    to a call that was left has arrived, from an upstream that bills calls."""
 
     @property
     def client(self) -> str: ...
@@ -47,6 +48,7 @@ class ReplySink(Protocol):
     def on_end(self, connection: UpstreamConnection) -> None: ...
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None: ...
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None: ...
+    def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None: ...
 
 
 class ReplyMemory(Protocol):
@@ -191,8 +193,8 @@ class Upstream:
         """Whether the upstream has answered any call since then."""
         raise NotImplementedError
 
-    def leave(self, sink: ReplySink) -> None:
-        """Discard the sink's reply, or its call if that was not sent yet."""
+    def leave(self, sink: ReplySink) -> bool:
+        """Discard the sink's reply, or its call if that was not sent yet. Returns whether the call waited to be sent."""
         raise NotImplementedError
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:

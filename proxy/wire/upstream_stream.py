@@ -15,6 +15,7 @@ from contextlib import suppress
 import msgspec
 
 from proxy.core import jsonrpc
+from proxy.core.credits import EVENT, CreditMeter
 from proxy.wire.websocket_client import NOT_CONNECTED, WebSocketClient, WebSocketLink
 
 # A silent connection is pinged after this time, and is lost if no pong arrives within half of it.
@@ -58,9 +59,17 @@ class UpstreamStream:
     """`on_lost` is called once, when an open stream ends without `close`."""
 
     def __init__(
-        self, link: WebSocketLink, label: str, on_lost: Callable[[], None], private_words: tuple[str, ...] = ()
+        self,
+        link: WebSocketLink,
+        label: str,
+        on_lost: Callable[[], None],
+        private_words: tuple[str, ...] = (),
+        *,
+        meter: CreditMeter | None = None,
     ) -> None:
+        """`meter`: counts what the provider bills."""
         self.label = label
+        self._meter = meter
         # See `Upstream.private_words`.
         self.private_words = private_words
         self._client = WebSocketClient(
@@ -111,6 +120,8 @@ class UpstreamStream:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._pending[call_id] = (answer, on_notification)
         body = b"".join((jsonrpc.ENVELOPE_START, call_id, jsonrpc.request_tail(method), params, b"}"))
+        if self._meter is not None:
+            self._meter.began((method, "", ""))
         try:
             async with asyncio.timeout(REPLY_S):
                 self._client.send(call_id, body)
@@ -133,6 +144,8 @@ class UpstreamStream:
         except jsonrpc.NOT_JSON:
             return
         if message.params is not None:
+            if self._meter is not None:
+                self._meter.began((EVENT, "", ""))
             on_notification = self._subscriptions.get(bytes(message.params.subscription))
             if on_notification is not None:
                 on_notification(bytes(message.params.result))

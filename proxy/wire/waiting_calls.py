@@ -138,14 +138,16 @@ class WaitingCalls:
         self._by_client, self._by_sink = {}, {}
         return found
 
-    def remove(self, sink: ReplySink) -> None:
+    def remove(self, sink: ReplySink) -> bool:
+        """Returns whether it had a call here."""
         call = self._by_sink.pop(sink, None)
         if call is None:
-            return
+            return False
         calls = self._by_client[call.client]
         del calls[call]
         if not calls:
             del self._by_client[call.client]
+        return True
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         """Let another sink take over a call that waits. It keeps its place."""

@@ -104,18 +104,21 @@ class WebSocketUpstream(Upstream):
 
     def stream(self, on_lost: Callable[[], None]) -> UpstreamStream:
         """A separate connection for subscriptions, not open yet."""
-        return UpstreamStream(self._link, self.label, on_lost, self.private_words)
+        return UpstreamStream(self._link, self.label, on_lost, self.private_words, meter=self.health.meter)
 
-    def leave(self, sink: ReplySink) -> None:
-        """Discard the sink's reply. A call that was not sent yet is dropped; the upstream works on one that was."""
-        self._queue.leave(sink)
+    def leave(self, sink: ReplySink) -> bool:
+        """A call that was not sent yet is dropped; the upstream works on one that was."""
+        is_unsent = self._queue.leave(sink)
         for call_id in [call_id for call_id, waiting in self._pending.items() if waiting is sink]:
             self._take(call_id)
-            if not self._client.drop(call_id):
+            if self._client.drop(call_id):
+                is_unsent = True
+            else:
                 self._queue.abandoned(sink.client, self.now)
         if self._queue:
             self._queue.count_held()
             self._serve_waiting(time.monotonic())
+        return is_unsent
 
     def replace(self, sink: ReplySink, successor: ReplySink) -> None:
         self._queue.replace(sink, successor)

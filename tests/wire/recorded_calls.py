@@ -65,6 +65,9 @@ class RecordedCall:
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         self.connection = connection
 
+    def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:
+        self.events.append("late")
+
     def _end(self, how: str) -> None:
         assert not self.done.is_set(), f"ended twice: {self.events}, {how}"
         self.events.append(how)

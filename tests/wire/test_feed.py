@@ -15,12 +15,12 @@ from yarl import URL
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.settings import LinkSettings
 from proxy.wire import upstream_stream, websocket_client
-from proxy.wire.http_connection import AbsentSink
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused, UpstreamStream
 from proxy.wire.websocket_client import WebSocketLink
 from proxy.wire.websocket_upstream import WebSocketUpstream
 from tests.service import until
 from tests.web.worker import on_uvloop
+from tests.wire.recorded_calls import RecordedCall
 
 Answer = Callable[[web.WebSocketResponse, dict[str, Any]], Awaitable[None]]
 
@@ -237,7 +237,7 @@ async def test_cancellation_while_closing_an_upstream_is_raised() -> None:
 
     async with serving(ignore) as server:
         upstream = WebSocketUpstream(UpstreamHealth("net#1"), LinkSettings(url=str(server.url)), limit=8, batch=1)
-        upstream.submit(AbsentSink(""), b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}')
+        upstream.submit(RecordedCall(), b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}')
         await until(lambda: server.calls)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0):

@@ -71,6 +71,7 @@ class Meter:
         "_turns",
         "_waiting",
         "_waits_since",
+        "cost",
         "key",
         "paid",
         "pays_for_hits",
@@ -86,6 +87,8 @@ class Meter:
         self.key = key
         self.paid = prepaid
         self.used = 0
+        # What the calls cost at their upstreams' providers, in billionths of a dollar.
+        self.cost = 0
         self.pays_for_hits = False
         # For how long the request has waited for units in all, how many of its payments wait now, and since when.
         self.waited_s = 0.0
@@ -155,6 +158,10 @@ class Meter:
             self.paid += missing
         self.used += units
         return None
+
+    def add_cost(self, nanos: int) -> None:
+        """Count what a call costs at its upstream's provider."""
+        self.cost += nanos
 
     def unused(self, units: int) -> None:
         """A call that was paid for needed no upstream call: its units pay for the next one."""

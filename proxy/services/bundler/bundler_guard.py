@@ -108,7 +108,7 @@ class BundlerGuard:
         """An estimate is an ordinary read. A send waits until it is recorded, and is answered by a task."""
         given = self.read(policy, params)
         if policy.method.name != SEND:
-            call = Call(policy, given.params(), client=key.account.id, directives=directives)
+            call = Call(policy, given.params(), client=key.account.id, payer=key, directives=directives)
             flight = self._dispatcher.new_flight(call, caller, now)
             caller.on_flight(flight)
             return flight

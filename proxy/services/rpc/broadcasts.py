@@ -12,7 +12,7 @@ import msgspec
 from proxy.core.directives import Directives
 from proxy.errors import Fault
 from proxy.services.rpc.dispatcher import Dispatcher
-from proxy.services.rpc.flights import Call, Caller
+from proxy.services.rpc.flights import Call, Caller, Payer
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.waiters import WholeResultWaiter
@@ -34,9 +34,11 @@ class Broadcast(WholeResultWaiter):
     def __repr__(self) -> str:
         return f"<Broadcast {self._open} open>"
 
-    def send(self, route: Route, policy: MethodPolicy, params: bytes, now: float, *, client: str) -> None:
+    def send(
+        self, route: Route, policy: MethodPolicy, params: bytes, now: float, *, client: str, payer: Payer | None
+    ) -> None:
         dispatcher = route.dispatcher
-        call = Call(policy, params, client=client, directives=self._directives)
+        call = Call(policy, params, client=client, payer=payer, directives=self._directives)
         tried, known, chosen = 0, 0, list[Upstream]()
         while len(chosen) < route.broadcast and (upstream := _chosen(dispatcher, call, now, tried, known)) is not None:
             tried |= 1 << upstream.health.index
@@ -49,7 +51,7 @@ class Broadcast(WholeResultWaiter):
             dispatcher.launch(flight, now)  # It fails: no upstream is available.
             return
         # A retry must not go to an upstream that has another of these flights.
-        call = Call(policy, params, client=client, directives=self._directives, excluded=tried)
+        call = Call(policy, params, client=client, payer=payer, directives=self._directives, excluded=tried)
         flights = [dispatcher.new_flight(call, self, now) for _ in chosen]
         self._caller.on_flight(flights[0])
         self._open = len(chosen)

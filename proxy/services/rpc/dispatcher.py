@@ -18,6 +18,7 @@ from typing import Protocol, assert_never
 import msgspec
 
 from proxy.core import jsonrpc, upstream_errors
+from proxy.core.credits import outcome_of_error
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import UpstreamReply
 from proxy.core.retry_budget import RetryBudget
@@ -150,10 +151,10 @@ class Dispatcher(FlightHandler):
             self.refuse(flight)
 
     def refuse(self, flight: Flight) -> None:
-        self.complete_with_fault(
-            flight,
-            Unavailable(f"no upstream of {self.state.network_id} accepts calls at the moment", reason="upstream"),
-        )
+        directives = flight.call.directives
+        at_cost = " at the cost of X-Max-Cost" if directives is not None and directives.max_cost >= 0 else ""
+        reason = f"no upstream of {self.state.network_id} accepts calls{at_cost} at the moment"
+        self.complete_with_fault(flight, Unavailable(reason, reason="upstream"))
 
     def _waits_for_rest(self, flight: Flight, now: float) -> bool:
         """Let the flight wait if no upstream takes it now, and one that could serve it limits our rate."""
@@ -242,7 +243,7 @@ class Dispatcher(FlightHandler):
             return
         if flight.is_carried_by(upstream):
             flight.ended(upstream)
-            upstream.leave(flight)
+            flight.leave_upstream(upstream)
         else:
             flight.leave_older(now)
         self.send(flight, upstream, now, fresh=True)
@@ -265,9 +266,17 @@ class Dispatcher(FlightHandler):
         except ValueError as exc:
             count_invalid_reply(flight, connection, headers, now, is_foreign=isinstance(exc, jsonrpc.ForeignReply))
             flight.note(upstream, began, now, f"invalid reply, HTTP status {headers.status}")
+            if headers.status >= 400:
+                flight.billed_as(upstream, str(headers.status))
             self._after_failure(flight, now, "an upstream sent an invalid reply", sent=True)
             return
         self.receive(flight, reply, upstream, now, now - began)
+
+    def on_late(self, flight: Flight, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:
+        """Of the reply to an attempt that was given up, only the price matters."""
+        outcome = failure_in(headers, body, flight.id)
+        if outcome:
+            flight.billed_as(upstream, outcome)
 
     def receive(
         self, flight: Flight, reply: jsonrpc.UpstreamReply, upstream: Upstream, now: float, took_s: float
@@ -306,6 +315,8 @@ class Dispatcher(FlightHandler):
 
     def on_fail(self, flight: Flight, upstream: Upstream, reason: str, *, sent: bool, blame: bool) -> None:
         """`blame`: whether the failure counts against the upstream. It does not where the same failure was counted already."""
+        if not sent or reason == STALE:
+            flight.not_billed(upstream)
         # A full queue reports its refusal one loop turn later: the attempt may have been given up meanwhile.
         if not flight.is_carried_by(upstream):
             return
@@ -377,6 +388,7 @@ class Dispatcher(FlightHandler):
     def rate_limited(self, flight: Flight, upstream: Upstream, now: float, headers: ReplyHeaders) -> None:
         """The upstream limits our rate. This does not count as a failure."""
         upstream.health.rest(now, headers.retry_after_s or 1.0)
+        flight.billed_as(upstream, str(headers.status))
         flight.note(upstream, flight.last_began, now, f"rate limited, HTTP status {headers.status}")
         # RFC 6585, 4: a 429 refuses the request, so a write was not executed. A private one is still for this upstream alone.
         was_refused = headers.status == 429 and not flight.policy.method.private
@@ -550,7 +562,7 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
     """The best upstream, if there is one. `tried`: those to leave out, as a bit set of their indexes."""
     name = call.policy.method.name
     if call.directives is not None:
-        tried |= _left_out(state, call.directives)
+        tried |= _left_out(state, call, call.directives)
     if (only := state.only) is not None:
         health = only.health
         takes_calls = health.takes_calls(now) or health.allows_fallback(now)
@@ -573,15 +585,18 @@ def _holder_takes(health: UpstreamHealth, method: str, now: float, tried: int) -
     return is_left and not health.lagging and health.takes_calls(now)
 
 
-def _left_out(state: NetworkState, directives: Directives) -> int:
-    """A bit set of the upstreams to exclude: all but the named one, and those that have not reached the block or report a head
-    that cannot be true."""
-    found = 0
+def _left_out(state: NetworkState, call: Call, directives: Directives) -> int:
+    """A bit set of the upstreams to exclude: all but the named one, those that cost too much, and those that have not reached
+    the block or report a head that cannot be true."""
+    found, method = 0, call.policy.method.name
     for upstream in state.upstreams:
         health = upstream.health
         is_other = directives.upstream not in ("", upstream.label)
         has_block = health.head >= directives.min_block and not health.ahead
-        if is_other or (directives.min_block and not has_block):
+        is_dear = health.meter is not None and 0 <= directives.max_cost < health.meter.cost_of(
+            method, archive=call.archive
+        )
+        if is_other or is_dear or (directives.min_block and not has_block):
             found |= 1 << health.index
     return found
 
@@ -630,6 +645,7 @@ def judge_error(flight: Flight, error: bytes, upstream: Upstream, now: float, to
     policy, health = flight.policy, upstream.health
     verdict = upstream_errors.classify(error, policy.family.verdicts)
     flight.note(upstream, flight.last_began, now, f"error: {verdict.kind}")
+    flight.billed_as(upstream, outcome_of_error(verdict.kind))
     if verdict.wants_rest:
         health.rest(now, 1.0)
     elif verdict.blame:
@@ -640,6 +656,17 @@ def judge_error(flight: Flight, error: bytes, upstream: Upstream, now: float, to
         health.succeeded(took_s)
         flight.blame_suspects(now)
     return verdict
+
+
+def failure_in(headers: ReplyHeaders, body: bytes, id_: bytes) -> str:
+    """How the call failed, as price lists name it (`CreditTable.errors`); empty if it did not."""
+    if headers.wants_rest:
+        return str(headers.status)
+    try:
+        error = bytes(jsonrpc.read_reply(body, id_).error)
+    except ValueError:
+        return str(headers.status) if headers.status >= 400 else ""
+    return outcome_of_error(upstream_errors.classify(error).kind) if error else ""
 
 
 def count_invalid_reply(

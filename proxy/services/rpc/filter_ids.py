@@ -59,7 +59,7 @@ class FilterIds:
     ) -> None:
         dispatcher = route.dispatcher
         if policy.method.creates_filter:
-            call = Call(policy, params, client=key.account.id, directives=directives)
+            call = Call(policy, params, client=key.account.id, payer=key, directives=directives)
             flight = dispatcher.new_flight(call, _TagWriter(self, caller, key, params), now)
             caller.on_flight(flight)
             dispatcher.launch(flight, now)
@@ -77,6 +77,7 @@ class FilterIds:
             policy,
             b'["0x%b"]' % own_id.encode(),
             client=key.account.id,
+            payer=key,
             directives=directives,
             # No other upstream has the filter, even if this one cannot be reached.
             excluded=all_but(upstream),

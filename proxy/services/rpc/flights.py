@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from typing import Final, Literal, Protocol, final
+from typing import Final, Literal, Protocol, TypeAlias, final
 
 import msgspec
 
 from proxy.core.access import Key
+from proxy.core.credits import Spender
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import result_start
 from proxy.core.request_records import RecordedAttempt
@@ -40,6 +41,8 @@ log = logging.getLogger("penstock.flights")
 
 # Attempts for one read, including the first.
 MAX_TRIES = 3
+# A key, or the meter of a request.
+Payer: TypeAlias = Key | Meter
 FlightState = Literal["open", "handed_over", "streaming", "done"]
 FlightEvent = Literal["hand_over", "stream", "end"]
 TRANSITIONS: Final[dict[FlightState, dict[FlightEvent, FlightState]]] = {
@@ -78,7 +81,7 @@ class Call:
         params: bytes,
         *,
         client: str = "",
-        payer: Key | Meter | None = None,
+        payer: Payer | None = None,
         directives: Directives | None = None,
         cache_key: bytes | None = None,
         least_head: int = 0,
@@ -92,7 +95,7 @@ class Call:
         self.params: Final = params
         # The account that makes the call; empty for our own calls.
         self.client: Final = client
-        # The key or the request's meter that pays for further upstream calls, if the call needs them; None for our own calls.
+        # The key or the request's meter that pays for the call; None for our own calls.
         self.payer: Final = payer
         # The caller's directives about attempts.
         self.directives: Final = directives
@@ -150,6 +153,9 @@ class FlightHandler:
     def on_tick(self, flight: Flight, connection: UpstreamConnection | None, now: float) -> None:
         raise NotImplementedError
 
+    def on_late(self, flight: Flight, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:
+        raise NotImplementedError
+
     def on_abandoned(self, flight: Flight) -> None:
         raise NotImplementedError
 
@@ -180,6 +186,8 @@ class Flight:
     attempt_log: list[RecordedAttempt] | None = None
     # The number of attempts.
     tries = 0
+    # What its attempts cost, and the calls that it was split into, in billionths of a dollar.
+    cost = 0
 
     def __init__(
         self, handler: FlightHandler, call: Call, waiter: Waiter, now: float, *, moves: int = 0, tip: int = 0
@@ -241,6 +249,8 @@ class Flight:
         if health.head < self.block or health.ahead:
             self.block = 0 if health.ahead else health.head
         health.begin(now)
+        if health.meter is not None:
+            self.add_cost(health.meter.began(self._spender(), archive=self.call.archive))
         directives = self.call.directives
         if directives is None:
             return b""
@@ -272,6 +282,38 @@ class Flight:
             self.second = None
             self.last_began = self.second_at
         return self.last_began
+
+    # Cost
+
+    def _spender(self) -> Spender:
+        """Who pays for its attempts."""
+        payer = self.call.payer
+        key = payer.key if isinstance(payer, Meter) else payer
+        is_own = key is not None and key.account.id == self.client
+        return self.policy.method.name, self.client, key.id if key is not None and is_own else ""
+
+    def add_cost(self, nanos: int) -> None:
+        """Count what an attempt costs, or what it turned out to cost less."""
+        self.cost += nanos
+        if isinstance(self.call.payer, Meter):
+            self.call.payer.add_cost(nanos)
+
+    def not_billed(self, upstream: Upstream) -> None:
+        """An attempt was never sent, so its provider does not bill it."""
+        meter = upstream.health.meter
+        if meter is not None:
+            self.add_cost(meter.not_sent(self._spender(), archive=self.call.archive))
+
+    def billed_as(self, upstream: Upstream, outcome: str) -> None:
+        """An attempt failed in this way, and its provider may bill less for that."""
+        meter = upstream.health.meter
+        if meter is not None:
+            self.add_cost(meter.failed(self._spender(), outcome, archive=self.call.archive))
+
+    def leave_upstream(self, upstream: Upstream) -> None:
+        """Give up an attempt. A call that still waits to be sent is not sent any more."""
+        if upstream.leave(self):
+            self.not_billed(upstream)
 
     def reply_arrived(self, upstream: Upstream) -> None:
         self.answered_by = upstream
@@ -336,7 +378,7 @@ class Flight:
         if self.first is not None and self.second is not None:
             oldest = self.first if self.first_at < self.second_at else self.second
             began = self.ended(oldest)
-            oldest.leave(self)
+            self.leave_upstream(oldest)
             self.note(oldest, began, now, "given up: too slow")
             oldest.count_late(began, now)
 
@@ -345,7 +387,7 @@ class Flight:
         for other in self.under_way():
             if other is not upstream:
                 self.ended(other)
-                other.leave(self)
+                self.leave_upstream(other)
 
     def leave_attempts(self, now: float) -> None:
         """Give up the remaining attempts. Those that began before the answered one count as late."""
@@ -354,7 +396,7 @@ class Flight:
             self.note(self.answered_by, answered_began, now, "answered")
         for upstream in self.under_way():
             began = self.ended(upstream)
-            upstream.leave(self)
+            self.leave_upstream(upstream)
             if self.answered_by is not None:
                 self.note(upstream, began, now, "given up: another upstream was faster")
             if began < answered_began:
@@ -501,6 +543,9 @@ class Flight:
 
     def on_tick(self, connection: UpstreamConnection | None, now: float) -> None:
         self.handler.on_tick(self, connection, now)
+
+    def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:
+        self.handler.on_late(self, upstream, headers, body)
 
 
 class Caller(Waiter, Protocol):

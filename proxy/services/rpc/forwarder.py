@@ -15,7 +15,7 @@ from proxy.errors import InvalidRequest
 from proxy.services.accounts.metering import Meter
 from proxy.services.rpc.broadcasts import Broadcast
 from proxy.services.rpc.filter_ids import FilterIds
-from proxy.services.rpc.flights import Call, Caller, Flight
+from proxy.services.rpc.flights import Call, Caller, Flight, Payer
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.services.rpc.networks import Route
 from proxy.services.rpc.upstream_batch import launch_all
@@ -122,6 +122,7 @@ class Forwarder:
                 caller.on_error(FILTER_TOO_LARGE)
                 return None
             params = policy.within_head(params, route.heads.tip)
+        payer = meter if key is None else key
         holder = _holder(policy, params, route, client, now) if policy.about_write else None
         if holder is not None and policy.may_repeat:
             # Pending state of this upstream is neither cached nor shared: others may get the state of another one.
@@ -138,9 +139,8 @@ class Forwarder:
             assert key is not None  # A filter belongs to a key: services make none here.
             self._filters.forward(caller, route, key, policy, params, now, directives=directives)
             return None
-        elif _needs_no_flight((caller, policy, params), route, now, directives, client):
+        elif _needs_no_flight((caller, policy, params), route, now, directives, client=client, payer=payer):
             return None
-        payer = (meter if key is None else key) if policy.by_range or policy.looks_up_null else None
         made = _call(
             policy, params, route, client=client, payer=payer, directives=directives, cache_key=cache_key, holder=holder
         )
@@ -173,14 +173,22 @@ def _holder(policy: MethodPolicy, params: bytes, route: Route, client: str, now:
     return None if writes is None else writes.holder(policy, params, client, now)
 
 
-def _needs_no_flight(call: AdmittedCall, route: Route, now: float, directives: Directives | None, client: str) -> bool:
+def _needs_no_flight(
+    call: AdmittedCall,
+    route: Route,
+    now: float,
+    directives: Directives | None,
+    *,
+    client: str,
+    payer: Payer | None,
+) -> bool:
     """Answer a call with a fixed result, or send a signed transaction to several upstreams. False if it is neither."""
     caller, policy, params = call
     if policy.answer:
         caller.on_result(policy.answer)
         return True
     if route.broadcast > 1 and policy.may_broadcast and (directives is None or not directives.upstream):
-        Broadcast(caller, directives).send(route, policy, params, now, client=client)
+        Broadcast(caller, directives).send(route, policy, params, now, client=client, payer=payer)
         return True
     return False
 
@@ -238,7 +246,7 @@ def _call(
     route: Route,
     *,
     client: str,
-    payer: Key | Meter | None,
+    payer: Payer | None,
     directives: Directives | None,
     cache_key: bytes | None,
     holder: Upstream | None,
@@ -246,7 +254,9 @@ def _call(
     """The call, with what its block requires of its upstream."""
     if directives is not None and directives.upstream:
         # The result is that of one upstream, whatever the others have: it is not shared.
-        return Call(policy, params, client=client, payer=payer, directives=directives)
+        is_old = route.heads.tip and not policy.is_plain and not policy.names_latest(params)
+        archive = is_old and policy.family.is_archive(policy.family.block_ref(policy.method, params), route.heads.tip)
+        return Call(policy, params, client=client, payer=payer, directives=directives, archive=bool(archive))
     least_head, reports_head, archive = 0, False, False
     tip = route.heads.tip
     if policy.is_plain:

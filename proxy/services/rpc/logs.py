@@ -187,6 +187,7 @@ def _charge(flight: Flight, outcome: bytes | RpcError | Fault, paying: PiecePaym
     if not isinstance(flight.call.payer, Key):
         return
     units = paying.meter.settle(paying.units)
+    flight.add_cost(paying.meter.cost)
     flight.on_waited(paying.meter.waited_s)
     flight.charge(flight.call.payer, units, outcome if isinstance(outcome, Fault) else None)
 
@@ -311,14 +312,17 @@ class SplitLogQuery:
         self._calls += 1
         if self._calls > MAX_CALLS:
             raise self._too_large()
+        policy, params = whole.policy, part.params()
+        tip = self._dispatcher.state.heads.tip
         return call_upstream(
             self._dispatcher,
-            whole.policy,
-            part.params(),
+            policy,
+            params,
             least_head=part.last,
-            archive=whole.call.archive,
+            archive=policy.family.is_archive(policy.family.block_ref(policy.method, params), tip),
             is_piece=True,
             client=whole.client,
+            payer=None if self._paying is None else self._paying.meter,
             trace=None if whole.call.directives is None else whole.call.directives.trace,
         )
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from proxy.chains.registry import Network
 from proxy.core.access import Key
+from proxy.core.credits import CreditMeter
 from proxy.core.directives import Directives
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Caller, Flight
@@ -150,6 +151,11 @@ class Networks:
                 route.dispatcher.budget.earn()
             for upstream in route.every_upstream:
                 upstream.tick(now)
+
+    def meters(self) -> list[CreditMeter]:
+        """The meters of the upstreams whose calls cost something."""
+        upstreams = [upstream for route in self.routes.values() for upstream in route.every_upstream]
+        return [upstream.health.meter for upstream in upstreams if upstream.health.meter is not None]
 
     def counts(self) -> list[tuple[str, str, int, int, int]]:
         """For each upstream: its network, its label, and how many calls succeeded, failed, and were refused as too many."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from proxy.core import jsonrpc, upstream_errors
+from proxy.services.rpc.dispatcher import failure_in
 from proxy.services.rpc.flights import next_id
 from proxy.wire.http1 import ReplyHeaders
-from proxy.wire.upstream import Piece, Upstream, UpstreamConnection
+from proxy.wire.upstream import STALE, Piece, Upstream, UpstreamConnection
 
 # How long an upstream may take to reply.
 REPLY_S = 3.0
@@ -21,21 +22,27 @@ class Probe:
     def __init__(self, upstream: Upstream, method: str, params: bytes = b"[]") -> None:
         self._id = b"%d" % next_id()
         self._upstream = upstream
+        self._meter = upstream.health.meter
+        self._spender = (method, "", "")
         self._body = b"".join((jsonrpc.ENVELOPE_START, self._id, jsonrpc.request_tail(method), params, b"}"))
         self._result: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         # Whether the upstream replied, even with an error. One that limits our rate has said nothing about the call.
         self.is_answered = False
 
     async def send(self, within_s: float = REPLY_S) -> bytes | None:
+        if self._meter is not None:
+            self._meter.began(self._spender)
         self._upstream.probe(self, self._body)
         try:
             async with asyncio.timeout(within_s):
                 return await self._result
         except TimeoutError:
-            self._upstream.leave(self)
+            if self._upstream.leave(self) and self._meter is not None:
+                self._meter.not_sent(self._spender)
             return None
 
     def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
+        self.on_late(connection.upstream, headers, body)
         try:
             reply = jsonrpc.read_reply(body, self._id)
         except ValueError:
@@ -46,7 +53,13 @@ class Probe:
         )
         self._settle(bytes(reply.result) or None)
 
+    def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:
+        if self._meter is not None and (outcome := failure_in(headers, body, self._id)):
+            self._meter.failed(self._spender, outcome)
+
     def on_fail(self, upstream: Upstream, reason: str, *, sent: bool) -> None:
+        if self._meter is not None and (not sent or reason == STALE):
+            self._meter.not_sent(self._spender)
         self._settle(None)
 
     def on_large(self, connection: UpstreamConnection, headers: ReplyHeaders, beginning: Piece) -> bool:

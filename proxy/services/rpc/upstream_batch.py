@@ -18,13 +18,14 @@ from typing import Any, Final
 
 from proxy.core import jsonrpc, upstream_errors
 from proxy.core.batch_envelopes import SHORT_BATCH_ITEMS
+from proxy.core.credits import outcome_of_error
 from proxy.core.jsonrpc import RawCall
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Call, Flight, next_id
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.wire.http1 import ReplyHeaders
-from proxy.wire.upstream import OUT_OF_STEP, TOO_LARGE, Piece, Upstream, UpstreamConnection
+from proxy.wire.upstream import OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
 
 def launch_all(dispatcher: Dispatcher, flights: Sequence[Flight], now: float) -> None:
@@ -247,6 +248,7 @@ class UpstreamBatch:
                 self._upstream = None
                 return
             self._to_flights()
+        self._bill_left(upstream, headers, body)
         if headers.wants_rest:
             for flight in self._still_carried(upstream):
                 flight.ended(upstream)
@@ -254,6 +256,8 @@ class UpstreamBatch:
             return
         if _is_refused(headers, body):
             upstream.batches.refused(self.client, len(self._flights), now)
+            for flight in self._flights:
+                flight.not_billed(upstream)  # None of its calls was executed.
             self._send_one_by_one(upstream, now)
             return
         try:
@@ -264,7 +268,7 @@ class UpstreamBatch:
             # A single reply to a batch may be another call's: what follows cannot be trusted.
             if headers.status < 400 and (not connection.sinks or _is_single(body)):
                 connection.fail(OUT_OF_STEP)
-            self._on_invalid_reply(upstream, is_refused=headers.status >= 400)
+            self._on_invalid_reply(upstream, headers.status)
             return
         took = now - self.began
         for flight in self._still_carried(upstream):
@@ -275,17 +279,39 @@ class UpstreamBatch:
                 flight.ended(upstream)
                 self._dispatcher.receive(flight, reply, upstream, now, took)
 
+    def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:
+        self._bill_left(upstream, headers, body)
+
+    def _bill_left(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None:
+        """Calls that were given up may have failed, and then cost less."""
+        left = [flight for flight in self._flights if not self._carries(flight, upstream)]
+        if not left or upstream.health.meter is None or _is_refused(headers, body):
+            return
+        try:
+            replies = jsonrpc.read_replies(body) if headers.status == 200 and headers.plain else {}
+        except ValueError:
+            return
+        for flight in left:
+            reply = replies.get(flight.id)
+            if headers.status >= 400:
+                flight.billed_as(upstream, str(headers.status))
+            elif reply is not None and reply.error:
+                error = bytes(reply.error)
+                flight.billed_as(upstream, outcome_of_error(upstream_errors.classify(error).kind))
+
     def _send_one_by_one(self, upstream: Upstream, now: float) -> None:
         for flight in self._still_carried(upstream):
             flight.ended(upstream)
             self._dispatcher.send(flight, upstream, now)
 
-    def _on_invalid_reply(self, upstream: Upstream, *, is_refused: bool) -> None:
+    def _on_invalid_reply(self, upstream: Upstream, status: int) -> None:
         """A refusal may be caused by what the request contains: a reply of another upstream to the first call decides that."""
         for index, flight in enumerate(self._still_carried(upstream)):
-            if is_refused and not index:
-                flight.suspect(upstream)
-            blame = not is_refused and not index
+            if status >= 400:
+                flight.billed_as(upstream, str(status))
+                if not index:
+                    flight.suspect(upstream)
+            blame = status < 400 and not index
             self._fail(flight, upstream, "an upstream sent an invalid reply to a batch", blame=blame)
 
     def _fail(self, flight: Flight, upstream: Upstream, reason: str, *, blame: bool) -> None:
@@ -303,6 +329,10 @@ class UpstreamBatch:
         """The failed request counts once against its upstream, however many calls it contained, and not at all if only the
         results together are too large."""
         self._to_flights()
+        if not sent or reason == STALE:
+            for flight in self._flights:
+                if not self._carries(flight, upstream):  # The dispatcher does so for the others.
+                    flight.not_billed(upstream)
         for index, flight in enumerate(self._still_carried(upstream)):
             blame = not index and reason != TOO_LARGE
             self._dispatcher.on_fail(flight, upstream, reason, sent=sent, blame=blame)

@@ -128,6 +128,8 @@ class VerifiedAnswer:
 
     def _further(self) -> int:
         """The units of calls beyond the price that the caller has paid. Calls after the answer are not charged."""
+        if self._caller.flight is not None:
+            self._caller.flight.add_cost(self._meter.cost)
         return self._meter.settle(self._price) - self._price
 
     def _is_first(self, outcome: str) -> bool:

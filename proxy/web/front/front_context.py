@@ -44,6 +44,7 @@ class FrontContext:
         turns: TurnQueue,
         accounting: CallAccounting,
         shows_upstream: bool = False,
+        shows_cost: bool = False,
         encoded_bytes: int = 0,
         site: str = "",
     ) -> None:
@@ -65,8 +66,10 @@ class FrontContext:
         self.draining = False
         # Whether replies name the upstream that produced them.
         self.shows_upstream = shows_upstream
-        # Whether every reply needs extra header lines: X-Upstream, or Connection: close.
-        self.adds_lines = shows_upstream
+        # Whether calls may have a cost, which replies show to clients that ask for it.
+        self.shows_cost = shows_cost
+        # Whether every reply may need extra header lines: X-Upstream, X-Cost, or Connection: close.
+        self.adds_lines = shows_upstream or shows_cost
         self._fixed_lines = header_lines(fixed_headers(server.tls))
         self._served, self._stem = 0, stem()
         self._request_ids = b"%b%06x" % (self._stem, 0)

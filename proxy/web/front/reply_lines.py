@@ -6,6 +6,8 @@ from http import HTTPStatus
 from typing import Final
 
 from proxy.core import jsonrpc
+from proxy.core.credits import in_usd
+from proxy.core.directives import Directives
 from proxy.core.verification import VERIFICATIONS
 from proxy.errors import Fault
 from proxy.services.rpc.flights import Caller
@@ -66,6 +68,15 @@ def upstream_line(route: Route, caller: Caller) -> bytes:
         is_short = caller.policy is not None and caller.policy.short and not caller.cache and route.only is not None
         label = route.upstreams[0].label if is_short else ""
     return b"X-Upstream: %b\r\n" % label.encode() if label else b""
+
+
+def cost_line(directives: Directives | None, caller: Caller) -> bytes:
+    """What the call cost at providers, if the request wants to know. A call that joined another one cost nothing."""
+    if directives is None or not directives.cost:
+        return b""
+    is_payer = caller.flight is not None and caller.cache != "join"
+    nanos = caller.flight.cost if is_payer and caller.flight is not None else 0
+    return b"X-Cost: %b\r\n" % str(in_usd(nanos)).encode()
 
 
 def fault_bytes(fault: Fault, body: bytes, stamp: bytes, common: bytes) -> bytes:

@@ -31,6 +31,7 @@ from proxy.web.front.reply_lines import (
     CACHE,
     CLOSE,
     REPLY_LENGTHS,
+    cost_line,
     fault_bytes,
     found_lines,
     length_line,
@@ -531,6 +532,7 @@ class ReplyWriter:
                 units_line(self.units),
                 found_lines(self.request_headers.route.state, self.cache, block),
                 self._upstream_line() if self._context.shows_upstream else b"",
+                self._cost_line() if self._context.shows_cost else b"",
                 encodings.LINES[encoding],
             )
         )
@@ -560,7 +562,8 @@ class ReplyWriter:
         return b"".join((b"X-Request-Id: ", request_id, rates, self._close_line()))
 
     def _extra_lines(self) -> bytes:
-        return (self._upstream_line() if self._context.shows_upstream else b"") + self._close_line()
+        upstream = self._upstream_line() if self._context.shows_upstream else b""
+        return upstream + (self._cost_line() if self._context.shows_cost else b"") + self._close_line()
 
     def _close_line(self) -> bytes:
         return CLOSE if self.left <= 1 or self._context.draining else b""
@@ -568,6 +571,10 @@ class ReplyWriter:
     def _upstream_line(self) -> bytes:
         assert self.request_headers is not None
         return upstream_line(self.request_headers.route, self)
+
+    def _cost_line(self) -> bytes:
+        assert self.request_headers is not None
+        return cost_line(self.request_headers.directives, self)
 
 
 def _ignore() -> None:

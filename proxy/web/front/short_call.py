@@ -65,6 +65,8 @@ class ShortCall:
 
     # Called by the upstream connection
 
+    def on_late(self, upstream: Upstream, headers: ReplyHeaders, body: bytes) -> None: ...
+
     def on_reply(self, connection: UpstreamConnection, headers: ReplyHeaders, body: bytes) -> None:
         """Pass on a good reply. Kept short, since almost every call ends here."""
         upstream, replies = connection.upstream, self._replies

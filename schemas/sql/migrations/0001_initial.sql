@@ -1466,6 +1466,23 @@ create table usage_batches (
     written_at timestamptz not null default now()
 );
 
+-- What providers of upstreams bill, by UTC day. `account_id` and `key_id` are empty for the service's own calls, such as polls;
+-- `nanos` is the cost in billionths of a US dollar. An upstream's price may change, so it is not computed from the credits.
+create table spending (
+    day date not null,
+    upstream text not null,
+    network text not null,
+    method text not null,
+    account_id text not null,
+    key_id text not null,
+    calls bigint not null,
+    credits bigint not null,
+    nanos bigint not null,
+    primary key (day, upstream, method, account_id, key_id)
+);
+
+create index spending_of_account on spending (account_id, day);
+
 -- Fleet
 
 -- State as seen by each worker: its connections and the health of its upstreams.

@@ -19,9 +19,9 @@ const ACCOUNT_SCOPES = {
   "usage:read": ["Plan and usage", "view"], "activity:read": ["Activity", "view"], "keys:manage": ["API keys, with at most its own rights", "manage"],
   "members:manage": ["Members, except owners", "administer"], "account:manage": ["Settings of the account", "administer"],
 };
-/* What requests with the key may ask for. An operator grants X-Upstream. */
+/* What requests with the key may ask for. An operator grants X-Upstream and X-Cost. */
 const DIRECTIVES = { timeout_ms: "Deadline (X-Timeout-Ms)", max_stale: "Older replies (X-Max-Stale)", retry: "Fewer retries (X-Retry)",
-  min_block: "Least block (X-Min-Block)", min_block_wait: "Wait for the block (X-Min-Block-Wait)", explain: "Record the request (X-Explain)", meta: "Details in socket replies (X-Meta)",
+  min_block: "Least block (X-Min-Block)", min_block_wait: "Wait for the block (X-Min-Block-Wait)", explain: "Record the request (X-Explain)", max_cost: "Cheap upstreams only (X-Max-Cost)", meta: "Details in socket replies (X-Meta)",
   verify: "Verified replies (X-Verify)", fault: "Faults, for test keys (X-Fault)" };
 /* What a web page needs to show balances and contracts, and to send transactions that its visitor has signed. */
 const PUBLIC_PAGE = {

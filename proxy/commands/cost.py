@@ -1,0 +1,147 @@
+"""`cost`: what the calls to upstreams cost, and what they would cost at another provider."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from proxy.commands import context, output
+from proxy.core.credits import NANOS_PER_USD, CallPrices, CreditTable, in_usd
+from proxy.errors import InvalidRequest, NotFound
+from proxy.settings import Tables
+from proxy.store.postgres.spending import COLUMNS, SpendingStore
+from proxy.store.postgres.usage import UsageStore
+
+SHOWN = ("name", "calls", "credits", "usd")
+ELSEWHERE = ("network", "method", "calls", "credits", "usd")
+# Rows of one export, and the most days of a report.
+MOST_ROWS, MOST_DAYS = 1_000_000, 1100
+
+
+@dataclass(frozen=True, slots=True)
+class CostSource:
+    tables: Tables
+    store: SpendingStore
+    usage: UsageStore
+
+
+def register(commands: Any) -> None:
+    about = "show what calls to upstreams cost, or would cost at another provider"
+    parser = context.add_action(commands, "cost", about, _report, _source)
+    parser.add_argument("--days", type=int, default=30, metavar="N", help="the last N days, with today (default: 30)")
+    parser.add_argument("--by", choices=COLUMNS, default="upstream", help="one line for each of these")
+    parser.add_argument("--account", metavar="ID", help="only what this account has spent")
+    parser.add_argument("--csv", action="store_true", help="print every row as CSV, by day")
+    other = parser.add_argument_group("the same calls elsewhere")
+    other.add_argument(
+        "--as", dest="provider", metavar="PROVIDER", help="price the recorded calls by this provider's list"
+    )
+    other.add_argument(
+        "--price", metavar="USD", help="its price for a million credits, if the list has none or another"
+    )
+    other.add_argument(
+        "--own",
+        action="append",
+        default=[],
+        metavar="METHOD",
+        help="a method that an own node answers at no cost; may end in *",
+    )
+    other.add_argument(
+        "--hits",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="the share of the calls that a larger cache answers, 0 to 1",
+    )
+
+
+@asynccontextmanager
+async def _source(args: argparse.Namespace) -> AsyncIterator[CostSource]:
+    async with context.opened(args) as (found, pool):
+        yield CostSource(context.tables_of(found), SpendingStore(pool), UsageStore(pool))
+
+
+async def _report(source: CostSource, args: argparse.Namespace) -> None:
+    if not 1 <= args.days <= MOST_DAYS:
+        raise InvalidRequest(f"--days must be between 1 and {MOST_DAYS}")
+    last = datetime.datetime.now(datetime.UTC).date()
+    first = last - datetime.timedelta(days=args.days - 1)
+    if args.provider:
+        await _elsewhere(source, args, first)
+    elif args.csv:
+        _print_csv(await source.store.rows(first, last, MOST_ROWS))
+    else:
+        found = await source.store.read(first, last, args.by, args.account)
+        output.rows([{**each, "usd": in_usd(each["nanos"])} for each in found], SHOWN, as_json=args.json)
+
+
+def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("day", "upstream", "network", "method", "account", "key", "calls", "credits", "usd"))
+    for row in rows:
+        *values, nanos = row.values()
+        writer.writerow((*values, in_usd(nanos)))
+
+
+async def _elsewhere(source: CostSource, args: argparse.Namespace, first: datetime.date) -> None:
+    """Price recorded calls by another provider's list. Which of them read old blocks is not recorded, so a price for these is
+    not applied."""
+    table = _table_of(source.tables, args.provider)
+    if not 0.0 <= args.hits < 1.0:
+        raise InvalidRequest("--hits must be at least 0 and below 1")
+    price = _price(args.price) if args.price else table.usd_per_million
+    rows: list[dict[str, Any]] = []
+    for (network, method), calls in (await _calls(source, first)).items():
+        left = 0 if _is_own(method, args.own) else round(calls * (1.0 - args.hits))
+        credits_ = left * CallPrices(table, network.partition("/")[0]).credits(method)
+        nanos = int(credits_ * price * NANOS_PER_USD / 1_000_000)
+        rows.append({"network": network, "method": method, "calls": left, "credits": credits_, "usd": in_usd(nanos)})
+    rows.sort(key=lambda row: (-row["credits"], row["network"], row["method"]))
+    sums = {name: sum(row[name] for row in rows) for name in ("calls", "credits", "usd")}
+    output.rows([*rows, {"network": "all", "method": "", **sums}], ELSEWHERE, as_json=args.json)
+
+
+async def _calls(source: CostSource, first: datetime.date) -> dict[tuple[str, str], int]:
+    """The calls of all upstreams, by network and method. Attempts are recorded for upstreams whose calls cost something; for
+    others, usage has the calls that the cache did not answer."""
+    found = {(network, method): calls for network, method, calls in await source.store.calls(first)}
+    since = datetime.datetime.combine(first, datetime.time(), datetime.UTC)
+    for place, used in (await source.usage.methods("day", since)).items():
+        if _is_call(source.tables, *place):
+            found[place] = max(found.get(place, 0), used.requests - used.hits)
+    return found
+
+
+def _is_call(tables: Tables, network: str, method: str) -> bool:
+    """Whether this is a JSON-RPC method. Usage counts REST operations too, and makes its calls under their own names."""
+    found = tables.chains.find(*network.split("/")) if network.count("/") == 1 else None
+    return found is not None and method in tables.methods[found.family]
+
+
+def _table_of(tables: Tables, provider: str) -> CreditTable:
+    found = tables.providers.get(provider)
+    if found is None or found.credits is None:
+        priced = sorted(name for name, each in tables.providers.items() if each.credits is not None)
+        raise NotFound(f"there is no price list {provider!r}; there are: {', '.join(priced)}")
+    return found.credits
+
+
+def _price(text: str) -> Decimal:
+    try:
+        price = Decimal(text)
+    except ArithmeticError:
+        price = Decimal("NaN")
+    if not price.is_finite() or price < 0:
+        raise InvalidRequest(f"--price must be an amount of US dollars, not {text!r}")
+    return price
+
+
+def _is_own(method: str, own: Sequence[str]) -> bool:
+    return any(method == name or (name.endswith("*") and method.startswith(name[:-1])) for name in own)

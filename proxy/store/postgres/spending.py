@@ -1,0 +1,63 @@
+"""The spending on calls to upstreams, by day, in Postgres.
+
+A process that does not learn whether a batch was committed sends it again with the same number, and it is not counted twice."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from proxy.core.credits import Spender, Spent
+from proxy.store.postgres import sql
+from proxy.store.postgres.bad_rows import storable
+from proxy.store.postgres.pool import PATIENT_S, Pool
+
+# The label of an upstream, its network, and who has spent.
+SpendingPlace = tuple[str, str, Spender]
+SpendingBatch = Mapping[SpendingPlace, Spent]
+SpendingColumn = Literal["upstream", "method", "network", "account", "key", "day"]
+COLUMNS: tuple[SpendingColumn, ...] = ("upstream", "method", "network", "account", "key", "day")
+
+
+class SpendingStore:
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def __repr__(self) -> str:
+        return f"<SpendingStore {self._pool!r}>"
+
+    async def write(self, process: str, number: int, day: datetime.date, batch: SpendingBatch) -> None:
+        """Add a process's batch, unless a batch with this number was added before."""
+        places, spent = list(batch), list(batch.values())
+        async with self._pool.connection(within_s=PATIENT_S) as connection, connection.transaction():
+            if await connection.fetchval(sql.usage.begin_batch, process, number) is None:
+                return
+            await connection.execute(
+                sql.spending.add,
+                day,
+                [upstream for upstream, _, _ in places],
+                [network for _, network, _ in places],
+                *[[storable(spender[index]) for _, _, spender in places] for index in range(3)],
+                [each.calls for each in spent],
+                [each.credits for each in spent],
+                [each.nanos for each in spent],
+            )
+
+    async def read(
+        self, first: datetime.date, last: datetime.date, by: SpendingColumn, account: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Sums of these days, the largest first. `account`: only what this one has spent."""
+        async with self._pool.connection() as connection:
+            return [dict(row) for row in await connection.fetch(sql.spending.read, first, last, by, account)]
+
+    async def rows(self, first: datetime.date, last: datetime.date, most: int) -> list[dict[str, Any]]:
+        """Every row of these days, up to `most`."""
+        async with self._pool.connection() as connection:
+            return [dict(row) for row in await connection.fetch(sql.spending.rows, first, last, most)]
+
+    async def calls(self, since: datetime.date) -> list[tuple[str, str, int]]:
+        """The calls to metered upstreams since a day: network, method, and how many."""
+        async with self._pool.connection() as connection:
+            rows = await connection.fetch(sql.spending.calls, since)
+        return [(row["network"], row["method"], row["calls"]) for row in rows]

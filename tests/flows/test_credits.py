@@ -1,0 +1,169 @@
+"""The counted cost of calls equals that which providers bill: every attempt, at the price of its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.http_client import rpc
+from tests.metering_upstream import MeteringUpstream, billing_by
+from tests.rpc_harness import RpcHarness, rpc_harness
+from tests.service import until
+from tests.web.worker import on_uvloop
+
+ADDRESS = "0x" + "22" * 20
+
+
+class MeteredHarness:
+    """A worker whose upstreams are providers that meter their calls."""
+
+    def __init__(self, harness: RpcHarness) -> None:
+        self.rpc = harness
+        self.stubs = [each for each in harness.upstreams if isinstance(each, MeteringUpstream)]
+
+    @property
+    def counted(self) -> list[int]:
+        """The credits that were counted, by upstream."""
+        return [each.total.credits for each in self.rpc.worker.app.networks.meters()]
+
+    @property
+    def billed(self) -> list[int]:
+        """The credits that the providers bill."""
+        return [each.billed for each in self.stubs]
+
+    @property
+    def is_idle(self) -> bool:
+        return not any(each.health.inflight for each in self.rpc.route.upstreams)
+
+    async def agrees(self) -> None:
+        """Replies that came too late may still be under way: then no more is counted, and the sums must be equal."""
+        await until(lambda: self.is_idle, within_s=10)
+        await until(lambda: self.counted == self.billed, within_s=5)
+
+    @property
+    def spent(self) -> dict[tuple[str, str, str], int]:
+        """The credits by method, account and key."""
+        found: dict[tuple[str, str, str], int] = {}
+        for meter in self.rpc.worker.app.networks.meters():
+            for spender, spent in meter.counts.items():
+                found[spender] = found.get(spender, 0) + spent.credits
+        return {spender: credits_ for spender, credits_ in found.items() if credits_}
+
+
+@asynccontextmanager
+async def metered(*providers: str, **sections: Any) -> AsyncIterator[MeteredHarness]:
+    given = [{"cost": name} for name in providers]
+    async with rpc_harness(len(providers), kind=billing_by(*providers), options=given, **sections) as harness:
+        yield MeteredHarness(harness)
+
+
+async def one_of(harness: RpcHarness, draw: random.Random) -> None:
+    """One call of a mixed load."""
+    number = draw.randrange(1 << 40)
+    match draw.randrange(10):
+        case 0:
+            old = hex(harness.chain.head - 500)
+            await harness.call("eth_getBalance", [f"0x{number:040x}", old])
+        case 1:
+            first = harness.chain.head - (90 if number % 3 else 500)
+            await harness.call("eth_getLogs", [{"fromBlock": hex(first), "toBlock": hex(first + number % 90)}])
+        case 2:
+            calls = [("eth_getBalance", [f"0x{number + n:040x}", "latest"]) for n in range(1 + number % 7)]
+            await harness.batch(*calls)
+        case 3:
+            await harness.call("eth_getBalance", [f"0x{number:040x}", "latest"], X_Verify="quorum 2/3")
+        case 4:
+            await harness.call("eth_sendRawTransaction", [f"0x{number:x}".ljust(22, "0")])
+        case 5:
+            await harness.look()
+        case 6:
+            await harness.call("eth_call", [{"to": ADDRESS}, "latest"])  # Often answered by the cache.
+        case 7:
+            await harness.call("debug_traceCall", [{"to": ADDRESS, "data": hex(number)}, "latest", {}])
+        case _:
+            await harness.call("eth_call", [{"to": ADDRESS, "data": hex(number)}, "latest"])
+
+
+@on_uvloop
+async def test_credits_of_mixed_calls_equal_what_the_providers_bill() -> None:
+    """Retries after errors and refusals, hedges of late calls, quorums, batches, split logs, polls."""
+    async with metered("alchemy", "infura", "chainstack", rpc={"logs_chunk_blocks": 20}) as harness:
+        for stub in harness.stubs:
+            stub.refuses, stub.fails, stub.lacks, stub.is_late = 0.002, 0.03, 0.02, 0.03
+        harness.stubs[0].max_range, harness.stubs[1].batch = 30, 3
+        draw = random.Random(38)
+
+        async def load(calls: int) -> None:
+            for _ in range(calls):
+                await one_of(harness.rpc, draw)
+                harness.rpc.chain.head += draw.random() < 0.02
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(16):
+                group.create_task(load(130))
+        await harness.agrees()
+        assert sum(each.billed_calls for each in harness.stubs) > 3000
+        assert all(billed > 1000 for billed in harness.billed), harness.billed
+
+
+@on_uvloop
+async def test_calls_that_were_not_sent_cost_nothing() -> None:
+    async with metered("alchemy") as harness:
+        await harness.rpc.result("eth_call", [{"to": ADDRESS}, "latest"])
+        await harness.agrees()
+        await harness.stubs[0].close()
+        before = harness.counted
+        reply = await harness.rpc.call("eth_call", [{"to": ADDRESS, "data": "0x01"}, "latest"])
+        assert reply.status >= 500
+        await until(lambda: harness.is_idle)
+        assert harness.counted == before
+
+
+@on_uvloop
+async def test_costs_are_those_of_the_key_that_made_the_call() -> None:
+    async with metered("alchemy") as harness:
+        worker = harness.rpc.worker
+        own = worker.app.keyring.find(worker.keys["main"], 0.0)
+        other = worker.add_key("other")
+        await harness.rpc.result("eth_call", [{"to": ADDRESS}, "latest"])
+        await harness.rpc.result("eth_getBalance", [ADDRESS, "latest"], key="other")
+        assert own is not None
+        spent = harness.spent
+        assert spent["eth_call", own.account.id, own.id] == 26
+        assert spent["eth_getBalance", other.account.id, other.id] == 20
+        polls = {method for method, account, _ in spent if not account}
+        assert polls == {"eth_getBlockByNumber"}
+
+
+@on_uvloop
+async def test_joined_and_cached_calls_cost_nothing() -> None:
+    async with metered("alchemy") as harness:
+        params = [ADDRESS, hex(harness.rpc.chain.head - 200)]
+        await harness.rpc.result("eth_getBalance", params)
+        before = harness.counted
+        await harness.rpc.result("eth_getBalance", params)
+        assert harness.counted == before
+        await harness.agrees()
+
+
+@on_uvloop
+async def test_own_nodes_cost_nothing_and_keep_the_short_path() -> None:
+    async with rpc_harness(1) as harness:
+        await harness.result("eth_call", [{"to": ADDRESS}, "latest"])
+        assert harness.worker.app.networks.meters() == []
+        assert harness.route.upstreams[0].health.free
+
+
+@on_uvloop
+async def test_batch_is_priced_call_by_call() -> None:
+    async with metered("infura") as harness:
+        worker = harness.rpc.worker
+        before = harness.counted[0]
+        body = rpc("eth_gasPrice").replace(b'"id":1', b'"id":2')
+        reply = await worker.send(b"[" + rpc("eth_getBalance", [ADDRESS, "latest"]) + b"," + body + b"]")
+        assert reply.status == 200
+        assert harness.counted[0] - before == 160
+        await harness.agrees()
