@@ -291,7 +291,12 @@ def test_follower_that_has_just_started_is_not_stuck() -> None:
     progress.reached(7, 9, 1e6 + 600)
     assert not progress.is_stuck(9, 1e6 + 600)
     progress.reason = "no logs"
-    assert progress.is_stuck(9 + network_follower.STUCK_BLOCKS, 1e6 + 601)
+    head = 9 + network_follower.STUCK_BLOCKS
+    assert progress.is_stuck(head, 1e6 + 601)
+    progress.reached(8, head, 1e6 + 602)  # one block of a batch that contained a bad one
+    assert progress.is_stuck(head, 1e6 + 602)
+    progress.reached(7 + network_follower.STUCK_BLOCKS, head, 1e6 + 603)
+    assert not progress.is_stuck(head, 1e6 + 603)
 
 
 async def test_parent_that_the_upstream_does_not_know_is_read_by_number(database: str) -> None:

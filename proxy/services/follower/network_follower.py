@@ -81,8 +81,10 @@ class FollowerProgress:
             self._since = now
 
     def reached(self, block: int, head: int, now: float) -> None:
-        """The follower is at this block. Going back and forth is no progress, unless it catches up with the head."""
-        if block > self._reached or block >= head:
+        """The follower is at this block. Going back and forth is no progress, unless it catches up with the head. One that is
+        stuck has to catch up too, or to write many blocks: it may get to the block before the one that it cannot write."""
+        least = STUCK_BLOCKS if self.is_stuck(head, now) else 1
+        if self._reached < 0 or block >= self._reached + least or block >= head:
             self._reached, self._head_then, self._since, self.reason = block, head, now, ""
 
     def is_stuck(self, head: int, now: float) -> bool:
@@ -171,7 +173,6 @@ class NetworkFollower:
         self._progress.began(asyncio.get_running_loop().time())
         if self._is_stuck:  # It stepped down, and no other process has taken over.
             telemetry.follower_stuck.labels(self.label).set(1)
-            await term.set_stuck(self._progress.reason)
         pause_s = PAUSE_S
         while self._failing_s < STEP_DOWN_S:
             try:
@@ -199,6 +200,8 @@ class NetworkFollower:
         if self.network is not None:
             self._progress.reached(self.cursor.number, self._head, now)
         is_stuck = self._progress.is_stuck(self._head, now)
+        if is_stuck:  # A block that is written clears it.
+            await term.set_stuck(self._progress.reason)
         if is_stuck == self._is_stuck:
             return
         self._is_stuck = is_stuck
@@ -208,7 +211,7 @@ class NetworkFollower:
             log.error("follower is stuck", extra={**extra, "reason": self._progress.reason})
         else:
             log.warning("follower moves again", extra=extra)
-        await term.set_stuck(self._progress.reason if is_stuck else None)
+            await term.set_stuck(None)
 
     async def step(self, term: LeaderSession) -> None:
         """Read the head and write all blocks up to it."""
