@@ -162,5 +162,5 @@ def test_operators_file_replaces_a_provider(tmp_path: Path) -> None:
 
 def test_line_of_a_setting_is_found() -> None:
     text = "[[a]]\nx = 1\n[[ a ]] # two\ny = 2\n[b]\nx = 3\n"
-    assert [line_of(text, "a", 0, "x"), line_of(text, "a", 0, "y"), line_of(text, "a", 1, "y")] == [2, 1, 4]
-    assert [line_of(text, "a", 1, "x"), line_of(text, "a", 2, "x"), line_of("", "a", 0, "x")] == [3, None, None]
+    assert [line_of(text, name) for name in ("a.0.x", "a.0.y", "a.1.y")] == [2, 1, 4]
+    assert [line_of(text, "a.1.x"), line_of(text, "a.2.x"), line_of("", "a.0.x")] == [3, None, None]

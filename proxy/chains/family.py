@@ -1,9 +1,10 @@
 """The interface between the request flow and a family of chains.
 
 A family describes how calls refer to blocks, its heads, its addresses and the features it supports. The flow queries a call's
-block, the lifetime of a result or the head in a reply through `Family`, never by the name of a method or a chain. Adding a
-family takes one package here and one line in `families.py`; its networks and its methods are data (`config/chains/*.toml`,
-`config/methods/*.toml`). A method that is not in these files does not exist.
+block, the lifetime of a result or the head in a reply through `Family`, never by the name of a method or a chain. A family is a
+file (`config/families/*.toml`), and so are its networks and methods (`config/chains/*.toml`, `config/methods/*.toml`). The file
+names a *reader* (`families.py`): `data` needs nothing but these files, and the others have code for what no table can say. A
+method that is not in the files does not exist.
 
 Two things limit how long a result stays true. A result that depends on the *head* is valid until the head moves. Data at or
 below the *final* height cannot change, so such a result is valid forever. A tag (`latest`, and `finalized` as well) is a
@@ -18,7 +19,10 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from proxy.chains.lookups import NO_LOOKUPS, Lookups
 from proxy.core.caching import Lifetime
+from proxy.core.jsonrpc import STRICT, Dialect
+from proxy.core.upstream_errors import ErrorRule
 
 T = TypeVar("T")
 MethodKind = Literal["read", "write", "filter", "subscription"]
@@ -31,15 +35,31 @@ WriteSubject = Literal["none", "transaction", "sender"]
 # transaction, a filter of logs, or a user operation; or the params are those of a subscription. `none`: the call reaches none.
 # `any`: nothing says which.
 ContractPlace = Literal["any", "none", "to", "address", "transaction", "filter", "subscription", "operation"]
-# A method and its params, for calls that the proxy makes itself.
-UpstreamCall = tuple[str, bytes]
-# The number, the hash and the parent hash of a block. The parent hash is empty if it is not known.
-ReportedBlock = tuple[int, str, str]
 # Services that work on some families only. A family without a feature gets a 404 or 400 there.
 Feature = Literal["follower", "gas_prices", "nfts", "user_operations", "webhooks"]
 # Which feed serves subscriptions (`services/feed/feeds.py`), and which reader serves tokens (`compose/data.py`).
 FeedKind = Literal["evm", "svm"]
 TokenKind = Literal["evm", "svm"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCase:
+    """The cache rule of calls that have one of these values at an index of their params, or under a name. `"null"` stands for a
+    param that is left out."""
+
+    at: int
+    values: tuple[Any, ...]
+    cache: CacheRule
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalResult:
+    """The path of a value in a result, and the values that mean that the result is final. Without any, the value is the number
+    of a block, and the result is final when that block is."""
+
+    path: str
+    values: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +70,16 @@ class Method:
     have the method; without any, all chains of the family.
     `kind`: a read may be repeated; a write is sent once; a filter belongs to the upstream that created it; a subscription
     needs a WebSocket.
-    `block_at`: index of the block parameter in the params, if there is one. `span`: that parameter is an object with a first
-    and a last block.
+    `block_at`: index of the block parameter in the params, if there is one. `block_name`: its name, if params are an object.
+    `span`: that parameter is an object with a first and a last block.
     `history`: the result is a part of the chain's blocks, which upstreams keep when they prune old state: it costs the same at
     every block.
     `cache`: what identifies the result. `static`: the network alone. `hash`: a hash in the params, so the block in the result
     decides the lifetime. `block`: the block parameter. `head`: only the head. `never`: the result is not cached.
+    `cases`: other values of `cache`, by the value of a param.
+    `final_if`: a path into the result (`lookups.py`) of a `hash` method, and the values with which it never changes again. A
+    number there is that of a block. Without it, a result that is found by its hash never changes.
+    `volatile`: members of the result that differ between upstreams or change with every block: comparisons leave them out.
     `fresh`: results at a moving block are not cached, because the caller's own writes must show at once (nonces).
     `empty`: an empty result is doubtful if the upstream that returned it is behind.
     `head`: whether the result contains the head (see `HeadResult`).
@@ -78,9 +102,13 @@ class Method:
     scopes: tuple[str, ...] = ()
     chains: tuple[str, ...] = ()
     block_at: int | None = None
+    block_name: str = ""
     span: bool = False
     history: bool = False
     cache: CacheRule = "never"
+    cases: tuple[CacheCase, ...] = ()
+    final_if: FinalResult | None = None
+    volatile: tuple[str, ...] = ()
     fresh: bool = False
     empty: bool = False
     head: HeadResult = "none"
@@ -129,18 +157,6 @@ def _no_number(result: bytes) -> int | None:
     return None
 
 
-def _no_block(result: bytes) -> ReportedBlock | None:
-    return None
-
-
-def _no_name(result: bytes) -> str:
-    return ""
-
-
-def _whole(result: bytes) -> bytes:
-    return result
-
-
 def _decimal(number: int) -> bytes:
     return b"%d" % number
 
@@ -149,34 +165,15 @@ def _decimal(number: int) -> bytes:
 class HeadReader:
     """How to find out the head of an upstream, and which chain it serves.
 
-    `number_call`: returns the head. `read_number(result)`: the number in its result, and in results of methods with a
-    `Method.head`; None if there is none. `write_number(number)`: the reverse, as JSON.
-    `genesis_call`: returns something that identifies the chain. `read_genesis(result)`: the identifying bytes.
-    `chain_call`: returns the identity that the settings of a network name. `read_chain(result)`: that identity as text.
-    `archive_call`: reads the state of an old block, which only an archive has.
-    `head_block_call`, `final_block_call`, `block_call(number)`: return the head, the newest final block and any block, in
-    families whose blocks can be replaced by others of the same height. `read_block(result)`: the block that they return.
-    `subscribe_call`: subscribes to new heads; `read_block` reads the notifications.
-    `slot_call`: subscribes to the numbers of new blocks. `read_slot(notification)`: the number in a notification.
-    `newest_block(result)`: the newest block that a result of any method names; None if it names none.
+    `lookups`: the questions that the family's file lists. `read_number(result)`: the number in results of methods with a
+    `Method.head`; None if there is none. `write_number(number)`: the reverse, as JSON. `newest_block(result)`: the newest block
+    that a result of any method names; None if it names none.
     """
 
-    number_call: UpstreamCall
     read_number: Callable[[bytes], int | None]
-    genesis_call: UpstreamCall
     write_number: Callable[[int], bytes] = _decimal
-    read_genesis: Callable[[bytes], bytes] = _whole
-    chain_call: UpstreamCall | None = None
-    archive_call: UpstreamCall | None = None
-    read_chain: Callable[[bytes], str] = _no_name
-    head_block_call: UpstreamCall | None = None
-    final_block_call: UpstreamCall | None = None
-    block_call: Callable[[int], UpstreamCall] | None = None
-    read_block: Callable[[bytes], ReportedBlock | None] = _no_block
-    subscribe_call: UpstreamCall | None = None
-    slot_call: UpstreamCall | None = None
-    read_slot: Callable[[bytes], int | None] = _no_number
     newest_block: Callable[[bytes], int | None] = _no_number
+    lookups: Lookups = NO_LOOKUPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +283,14 @@ class Family:
 
     `block_ref(method, params)`: the block that a call is about, from its raw params.
     `lifetime(method, params, result, ref, head, final)`: how long a good result may be cached.
-    `is_archive(ref, head)`: whether the call reads state that an ordinary upstream has pruned.
+    `kept_blocks`: how many blocks' state an ordinary upstream keeps; 0 if it keeps that of all.
+    `lag_blocks`: how many blocks an upstream may be behind; 0 if the settings say so. `facts`: those of networks whose file
+    does not say otherwise.
     `is_empty(method, result)`: whether an upstream that is behind would return the same.
-    `verdicts`: codes of errors that are final, whichever upstream returns them and whatever their text.
+    `error_rules`: what errors of its nodes mean, before the rules that hold for all (`core/upstream_errors.py`).
+    `dialect`: the JSON-RPC that its clients speak. `batches`: its upstreams accept batches.
+    `at_head`: reads that depend on the head go to upstreams that have it. Otherwise a small lag is accepted.
+    `sends_to_all`: a write that is `identified` is sent to every upstream.
     `sent_id(params)`: derives the result of a repeated write that is `identified`; None if it cannot.
     `sent_subjects(params)`: the names under which reads may ask for a write: those of the transaction and of its sender.
     `subject(method, params)`: the name of that kind in a read with an `about`; empty if it is none, or the block is fixed.
@@ -308,11 +310,18 @@ class Family:
     name: str
     block_ref: Callable[[Method, bytes], BlockRef]
     lifetime: Callable[[Method, bytes, bytes, BlockRef, int, int], Lifetime]
-    is_archive: Callable[[BlockRef, int], bool]
     is_empty: Callable[[Method, bytes], bool]
     head: HeadReader
     addresses: AddressFormat
-    verdicts: frozenset[int] = frozenset()
+    title: str = ""
+    kept_blocks: int = 0
+    lag_blocks: int = 0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    error_rules: tuple[ErrorRule, ...] = ()
+    dialect: Dialect = STRICT
+    batches: bool = True
+    at_head: bool = False
+    sends_to_all: bool = False
     sent_id: Callable[[bytes], bytes | None] = _no_id
     sent_subjects: Callable[[bytes], tuple[str, ...]] = _no_subjects
     subject: Callable[[Method, bytes], str] = _no_subject
@@ -329,3 +338,9 @@ class Family:
     at_block: Callable[[Method, bytes, int], bytes] | None = None
     prover: Prover | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+
+    def is_archive(self, ref: BlockRef, head: int) -> bool:
+        """Whether the call reads state that an ordinary upstream has pruned. A hash may be any block: it counts as recent."""
+        if ref.tag == "earliest":
+            return True
+        return self.kept_blocks > 0 and ref.kind == "number" and head - ref.number >= self.kept_blocks

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from proxy.chains.family import Family
+
 NetworkClass = Literal["live", "test"]
 
 
@@ -50,6 +52,8 @@ class NetworkFacts(msgspec.Struct, frozen=True, kw_only=True, rename={"class_": 
     legacy_fees: bool = False
     chain_id: int | None = None
     genesis: str | None = None
+    # The block whose hash is `genesis`, in families that name their chains by it.
+    genesis_at: int = 0
     default: bool = False
     # Blocks are made only for transactions: the age of data on the chain is measured by its newest block, not by the clock.
     on_demand: bool = False
@@ -68,7 +72,7 @@ class Chain:
     name: str
     title: str
     networks: Mapping[str, NetworkFacts]
-    # A name in `families.py`.
+    # The name of a file in `config/families`.
     family: str = "evm"
     native: Native = Native("ETH", 18)
     aliases: tuple[str, ...] = ()
@@ -80,11 +84,12 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One network of one chain, to which requests are routed."""
+    """One network of one chain, to which requests are routed. `rules`: those of its family."""
 
     chain: Chain
     name: str
     facts: NetworkFacts
+    rules: Family = field(repr=False, compare=False)
 
     @property
     def id(self) -> str:
@@ -112,11 +117,15 @@ class Network:
 class Registry:
     """All networks, found by chain and network or by one word."""
 
-    def __init__(self, chains: Iterable[Chain]) -> None:
+    def __init__(self, chains: Iterable[Chain], families: Mapping[str, Family]) -> None:
+        """`families` has the family of each chain."""
         self.chains = {chain.name: chain for chain in chains}
+        self.families = families
         self._chain_of = dict(self._chain_names())
         self._networks = [
-            Network(chain, name, facts) for chain in self.chains.values() for name, facts in chain.networks.items()
+            Network(chain, name, facts, families[chain.family])
+            for chain in self.chains.values()
+            for name, facts in chain.networks.items()
         ]
         self._network_of = dict(self._network_paths())
         self._by_word = dict(self._network_words())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy import settings as settings_room
+from proxy.chains.family import Family
 from proxy.chains.registry import Chain, Network, Registry
 from proxy.commands import context, output
 from proxy.errors import InvalidRequest, StartError
@@ -40,10 +41,11 @@ def register(commands: Any) -> None:
     listed.add_argument("--json", action="store_true", help="print JSON")
     listed.set_defaults(run=_list)
     add = actions.add_parser("add", help="write the file of a new chain; a node of the chain provides the facts")
-    add.add_argument("id", type=int, help="the chain id (EIP-155), such as 100")
+    add.add_argument("id", type=int, nargs="?", help="the chain id (EIP-155), such as 100; only for the family evm")
+    add.add_argument("--family", default="evm", help="the chain's family: a name in config/families (default: evm)")
     add.add_argument("--upstream", required=True, metavar="URL", help="an http or https URL of one of its nodes")
     add.add_argument("--name", required=True, help="the chain's name in paths: lower-case letters, digits and hyphens")
-    add.add_argument("--symbol", default="ETH", help="the coin that pays for gas (default: ETH)")
+    add.add_argument("--symbol", help="the coin that pays for transactions (default: ETH for evm, else the name)")
     add.add_argument(
         "--block-time", type=float, metavar="SECONDS", help="the usual time between blocks (default: measured)"
     )
@@ -114,10 +116,9 @@ async def _add(args: argparse.Namespace) -> int:
     if directory is None:
         raise StartError(["--directory DIR is required: data_files.directory is not set"])
     path = directory / "chains" / f"{args.name}.toml"
-    _check_free(tables.chains, args.id, path)
-    facts = await _facts(args.upstream, args.id, list(tables.chains.chains.values()), block_time_s=args.block_time)
+    text = await _file_text(args, tables.chains, path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(chain_text(args.name, args.symbol, facts))
+    path.write_text(text)
     try:
         settings_room.load_tables(own=str(directory))
     except StartError:
@@ -130,12 +131,63 @@ async def _add(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_free(registry: Registry, chain_id: int, path: Path) -> None:
-    known = registry.find_word(str(chain_id), live=True)
+async def _file_text(args: argparse.Namespace, registry: Registry, path: Path) -> str:
+    """The file of the new chain, from the replies of its node."""
+    if args.family not in registry.families:
+        raise StartError([f"there is no family {args.family!r}: use one of {', '.join(registry.families)}"])
+    if args.family == "evm":
+        if args.id is None:
+            raise StartError(["the chain id is missing: chains of the family evm have one"])
+        _check_free(registry, str(args.id), path)
+        known = list(registry.chains.values())
+        facts = await _facts(args.upstream, args.id, known, block_time_s=args.block_time)
+        return chain_text(args.name, args.symbol or "ETH", facts)
+    identity = await _identity(args.upstream, registry.families[args.family])
+    _check_free(registry, identity, path)
+    return plain_chain_text(args, identity)
+
+
+def _check_free(registry: Registry, identity: str, path: Path) -> None:
+    known = next((each for each in registry.networks() if identity == each.identity), None)
     if known is not None:
-        raise StartError([f"chain id {chain_id} is {known.id}, which is known already: add an upstream for it"])
+        raise StartError([f"chain id {identity} is {known.id}, which is known already: add an upstream for it"])
     if path.exists():
         raise StartError([f"{path} exists already: choose another --name, or edit the file"])
+
+
+async def _identity(url: str, family: Family) -> str:
+    """The name that the node gives to its chain."""
+    import aiohttp
+
+    lookup = family.head.lookups.chain
+    assert lookup is not None  # Every family's file has it.
+    values = lookup.given(0, "at")
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ASK_S)) as session:
+        node = NewNode(session, url)
+        for call in lookup.calls:
+            method, params = call.with_values(values)
+            values |= call.values_in(json.dumps(await node.ask(method, json.loads(params))).encode())
+    if not (found := lookup.identity(values)):
+        raise InvalidRequest("--upstream: the node does not name its chain: check the URL and --family")
+    return found
+
+
+def plain_chain_text(args: argparse.Namespace, identity: str) -> str:
+    """The file of a chain of another family. Its block time and finality are those of the family, unless they are given."""
+    lines = [
+        f"name = {json.dumps(args.name)}",
+        f"family = {json.dumps(args.family)}",
+        f"native = {{ symbol = {json.dumps(args.symbol or _symbol_of(args.name))}, decimals = 8 }}   # check the decimals",
+        "",
+        "[networks.mainnet]",
+        f"genesis = {json.dumps(identity)}   # as the node names its chain",
+        *([f"block_time_s = {args.block_time}"] if args.block_time else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _symbol_of(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).upper()[:10]
 
 
 async def _facts(url: str, chain_id: int, known: Sequence[Chain], *, block_time_s: float | None) -> dict[str, Any]:
@@ -167,12 +219,15 @@ class NewNode:
         self._url = url
 
     async def call(self, method: str, *params: Any) -> Any:
-        reply = await self._reply(method, *params)
+        return await self.ask(method, params)
+
+    async def ask(self, method: str, params: Any) -> Any:
+        reply = await self._reply(method, params)
         if reply.get("result") is None:
             raise InvalidRequest(f"--upstream: the node does not answer {method}: {reply.get('error')}")
         return reply["result"]
 
-    async def _reply(self, method: str, *params: Any) -> dict[str, Any]:
+    async def _reply(self, method: str, params: Any) -> dict[str, Any]:
         import aiohttp
 
         call = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
@@ -195,7 +250,7 @@ class NewNode:
         return min(LONGEST_BLOCK_S, max(0.1, round((at - int(older["timestamp"], 16)) / blocks, 1)))
 
     async def has_tag(self, tag: str) -> bool:
-        return bool((await self._reply("eth_getBlockByNumber", tag, False)).get("result"))
+        return bool((await self._reply("eth_getBlockByNumber", (tag, False))).get("result"))
 
     async def first_deployed(self, addresses: Iterable[str]) -> str | None:
         for address in sorted(addresses):

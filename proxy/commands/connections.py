@@ -156,19 +156,21 @@ async def _route(route: Route) -> list[ConnectionRow]:
 
 
 async def _upstream(route: Route, upstream: Upstream, tip: int) -> ConnectionRow:
-    health, reader = upstream.health, route.dispatcher.state.head_reader
+    health, lookups = upstream.health, route.dispatcher.state.head_reader.lookups
     row = {**_part(health.label, state_of(health, time.monotonic())), "operator": health.operator}
-    first = ReportingProbe(upstream, *(reader.chain_call or reader.number_call))
+    asked = lookups.chain or lookups.number
+    given = asked.given(route.network.facts.genesis_at, "at")
+    first = ReportingProbe(upstream, *asked.calls[0].with_values(given))
     result = await first.send()
-    if reader.chain_call is not None and result:
-        row["chain"] = reader.read_chain(result)
+    if lookups.chain is not None and result:
+        row["chain"] = asked.identity(asked.calls[0].values_in(result))
     row["problem"] = _problem(row, first.failure, route.network)
     if not health.head:
         return row
     row |= {"head": health.head, "behind": tip - health.head}
-    if reader.archive_call is not None:
-        row["archive"] = _yes_or_no(await Probe(upstream, *reader.archive_call).send())
-    row["batches"] = _yes_or_no(await BatchProbe(upstream, *reader.number_call).send())
+    if lookups.archive is not None:
+        row["archive"] = _yes_or_no(await Probe(upstream, *lookups.archive.first).send())
+    row["batches"] = _yes_or_no(await BatchProbe(upstream, *lookups.number.first).send())
     return row
 
 

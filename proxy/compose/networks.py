@@ -131,7 +131,7 @@ class NetworkBuilder:
             policies,
             Dispatcher(state, call_timeout_s=settings.rpc.call_timeout_s, takeovers=takeovers),
             unknown=unknown_of(network, self._tally),
-            broadcast=settings.rpc.broadcast,
+            broadcast=len(state.upstreams) if family_of(network).sends_to_all else settings.rpc.broadcast,
             coalesces=settings.cache.coalesce,
         )
 
@@ -182,7 +182,7 @@ class NetworkBuilder:
         return NetworkHead(
             block_time_s=facts.block_time_s,
             finality_blocks=facts.finality_blocks,
-            behind_blocks=max(2, round(self._settings.rpc.lag_s / facts.block_time_s)),
+            behind_blocks=family_of(network).lag_blocks or max(2, round(self._settings.rpc.lag_s / facts.block_time_s)),
         )
 
     def _by_network(self, given: Sequence[UpstreamSettings]) -> dict[str, list[UpstreamSettings]]:
@@ -201,7 +201,8 @@ class NetworkBuilder:
         ]
 
     def _upstream(self, network: Network, label: str, index: int, given: UpstreamSettings, kind: str) -> Upstream:
-        upstream = self._built(self._health(network, label, index, given, kind), given)
+        batch = given.batch if family_of(network).batches else 1
+        upstream = self._built(self._health(network, label, index, given, kind), given, batch)
         upstream.memory = self._held
         upstream.private_words = private_words(given.url, headers_of(given), given.proxy)
         return upstream
@@ -241,13 +242,13 @@ class NetworkBuilder:
             return self._leases.rate(upstream_id, per_second)
         return SharedRate(self._memory.upstreams, upstream_id, per_second, self._hosts)
 
-    def _built(self, health: UpstreamHealth, given: UpstreamSettings) -> Upstream:
+    def _built(self, health: UpstreamHealth, given: UpstreamSettings, batch: int) -> Upstream:
         if given.url.startswith("ws"):
-            return WebSocketUpstream(health, given, limit=given.connections, batch=given.batch)
+            return WebSocketUpstream(health, given, limit=given.connections, batch=batch)
         address = UpstreamAddress.of(given)
         depth = given.depth or self._settings.rpc.depth
         return HttpUpstream(
-            health, address, self._write_buffer, self._turns, limit=given.connections, depth=depth, batch=given.batch
+            health, address, self._write_buffer, self._turns, limit=given.connections, depth=depth, batch=batch
         )
 
 

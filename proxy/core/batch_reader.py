@@ -11,7 +11,7 @@ import re
 
 from proxy.core import jsonrpc
 from proxy.core.batch_envelopes import parse_short_batch
-from proxy.core.jsonrpc import MAX_DEPTH, PARSE_ERROR, TOO_DEEP, MalformedCall, RawCall
+from proxy.core.jsonrpc import MAX_DEPTH, PARSE_ERROR, STRICT, TOO_DEEP, Dialect, MalformedCall, RawCall
 
 # A step reads at most this many brackets per item, and ends after this many bytes unless an item is longer.
 _BRACKETS_PER_ITEM = 2
@@ -44,12 +44,13 @@ _COMMA, _END = ord(","), ord("]")
 
 
 class BatchReader:
-    __slots__ = ("_at", "_body", "_depth", "_most", "_start", "count", "is_done")
+    __slots__ = ("_at", "_body", "_depth", "_dialect", "_most", "_start", "count", "is_done")
 
-    def __init__(self, body: bytes, most: int) -> None:
+    def __init__(self, body: bytes, most: int, dialect: Dialect = STRICT) -> None:
         """The batch may have up to `most` items. Raises MalformedCall for a body that is not an array."""
         self._body = body
         self._most = most
+        self._dialect = dialect
         self._at = self._start = len(body) - len(body.lstrip(_SPACE)) + 1
         if body[self._at - 1 : self._at] != b"[":
             raise _not_json()
@@ -119,7 +120,7 @@ class BatchReader:
                 jsonrpc.INVALID_REQUEST, f"the batch has more than {self._most} items: send smaller batches"
             )
         try:
-            return jsonrpc.parse(raw)
+            return jsonrpc.parse(raw, None, self._dialect)
         except MalformedCall as exc:
             if exc.code == PARSE_ERROR:
                 raise  # If one item is not JSON, the body is not JSON.

@@ -95,7 +95,8 @@ class NetworkHead:
         impossible head must not attract calls that need a new block."""
         is_known = bool(member.head) and bool(self.agreed)
         member.ahead = is_known and member.head > self._furthest(now)
-        member.lagging = is_known and (member.ahead or member.head < self.agreed - self.behind_blocks)
+        is_behind = is_known and (member.ahead or member.head < self.agreed - self.behind_blocks)
+        member.lagging = is_behind or member.syncing
 
     def _tip_by(self, believed: list[UpstreamHealth], *, is_lost: bool) -> int:
         if is_lost:

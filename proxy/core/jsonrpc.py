@@ -46,6 +46,25 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     id: msgspec.Raw = msgspec.Raw()
 
 
+class Dialect(msgspec.Struct, frozen=True):
+    """What the clients of a chain family send beside JSON-RPC 2.0. `named_params`: params may be an object. `old_versions`:
+    calls may be of JSON-RPC 1.0 or 1.1, whose version is in `jsonrpc`, in `version` or nowhere."""
+
+    named_params: bool = False
+    old_versions: bool = False
+
+
+STRICT: Final = Dialect()
+
+
+class OldEnvelope(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    method: str
+    jsonrpc: Literal["1.0", "1.1", "2.0"] | None = None
+    version: Literal["1.0", "1.1"] | None = None
+    params: msgspec.Raw = msgspec.Raw()
+    id: msgspec.Raw = msgspec.Raw()
+
+
 class _Members(msgspec.Struct, gc=False):
     """The members of a malformed call that its error reply needs. The decoder skips all others."""
 
@@ -65,6 +84,7 @@ class MalformedCall(Exception):
 
 
 _envelope = msgspec.json.Decoder(Envelope).decode
+_old_envelope = msgspec.json.Decoder(OldEnvelope).decode
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _any = msgspec.json.Decoder(msgspec.Raw).decode
 _loose = msgspec.json.Decoder(_Members).decode
@@ -75,6 +95,7 @@ _TRUNCATED = "Input data was truncated"
 _UNKNOWN = re.compile(r"Object contains unknown field `(\w{1,40})`", re.ASCII)
 TOO_DEEP = "parse error: nested too deeply, or too many values"
 _ARRAY = b"["
+_OBJECT = b"{"
 _ID_STARTS = frozenset(b'"-0123456789')
 # For the hot path, which takes the steps of `parse` and `read_reply` itself.
 read_envelope = _envelope
@@ -92,8 +113,10 @@ def is_batch(body: bytes) -> bool:
     return body[:1] == b"[" or body[:MOST_SPACE].lstrip(_SPACES)[:1] == b"["
 
 
-def parse(body: bytes, envelope: Envelope | None = None) -> RawCall:
+def parse(body: bytes, envelope: Envelope | None = None, dialect: Dialect = STRICT) -> RawCall:
     """Parse a single call. Raises MalformedCall. `envelope`: the decoded body, if the caller has decoded it."""
+    if dialect.old_versions and envelope is None and (len(body) <= MOST_SEARCHED or b'"2.0"' not in body):
+        return _parse_old(body, dialect)
     try:
         if not body.isascii():
             body.decode()  # The decoder does not check members that are kept as bytes: they must be UTF-8 too.
@@ -101,7 +124,7 @@ def parse(body: bytes, envelope: Envelope | None = None) -> RawCall:
             if has_too_many_values(body):
                 raise MalformedCall(PARSE_ERROR, TOO_DEEP)
             envelope = _envelope(body)
-        call = checked(envelope)
+        call = checked(envelope, dialect)
     except _BAD as exc:
         raise _malformed(body, exc) from None
     if len(body) - _least_size(envelope) >= LEAST_REPEAT and repeats_members(body, envelope):
@@ -109,16 +132,37 @@ def parse(body: bytes, envelope: Envelope | None = None) -> RawCall:
     return call
 
 
-def checked(envelope: Envelope) -> RawCall:
+def _parse_old(body: bytes, dialect: Dialect) -> RawCall:
+    """Parse a call of any version. It is searched for repeated members unless none of their names occurs twice."""
+    try:
+        if not body.isascii():
+            body.decode()
+        if has_too_many_values(body):
+            raise MalformedCall(PARSE_ERROR, TOO_DEEP)
+        call = checked(_old_envelope(body), dialect)
+    except _BAD as exc:
+        raise _malformed(body, exc, dialect) from None
+    if b"\\" in body or max(map(body.count, _OLD_NAMES)) > 1:
+        if len(body) > MOST_SEARCHED:
+            raise MalformedCall(INVALID_REQUEST, 'a member may be repeated: send large calls with "jsonrpc": "2.0"')
+        pairs = json.loads(body, object_pairs_hook=list, parse_int=str, parse_float=str)
+        if len(dict(pairs)) < len(pairs):
+            raise MalformedCall(INVALID_REQUEST, "a member is repeated")
+    return call
+
+
+def checked(envelope: Envelope | OldEnvelope, dialect: Dialect = STRICT) -> RawCall:
     method, params, id_ = envelope.method, bytes(envelope.params) or NO_PARAMS, bytes(envelope.id)
     if params == NULL:
         params = NO_PARAMS
     good_id = not id_ or (len(id_) <= MAX_ID_BYTES and (id_[0] in _ID_STARTS or id_ == NULL))
     if len(params) > MAX_DEPTH and is_deeper(params, MAX_DEPTH):
         raise MalformedCall(PARSE_ERROR, TOO_DEEP)
-    if good_id and params[:1] == _ARRAY and method.isascii() and 0 < len(method) <= MAX_METHOD:
+    good_params = params[:1] == _ARRAY or (dialect.named_params and params[:1] == _OBJECT)
+    if good_id and good_params and method.isascii() and 0 < len(method) <= MAX_METHOD:
         return method, params, id_
-    raise MalformedCall(INVALID_REQUEST, _fault(envelope, good_id=good_id), id_ if good_id and id_ else NULL)
+    reason = _fault(envelope, dialect, good_id=good_id)
+    raise MalformedCall(INVALID_REQUEST, reason, id_ if good_id and id_ else NULL)
 
 
 # Repeated members. Our decoder keeps the last one and other parsers keep the first, so a call with any is refused. A call with
@@ -127,6 +171,9 @@ AROUND: Final = len(b'{"jsonrpc":"2.0","method":"","params":,"id":}')
 LEAST_REPEAT: Final = len(b',"id":1')
 # A call with all four members and at most this many bytes around their values certainly repeats none of them.
 COMPACT: Final = AROUND + LEAST_REPEAT - 1
+# The names of the members of a call of any version, and the values of its `jsonrpc`.
+_OLD_NAMES = (b'"id"', b'"params"', b'"method"', b'"jsonrpc"', b'"version"')
+_OLD_VERSIONS = (NULL, b'"1.0"', b'"1.1"', b'"2.0"')
 # A larger call is measured instead of searched, which would take tens of milliseconds.
 MOST_SEARCHED: Final = 16_384
 
@@ -169,15 +216,15 @@ def batch_may_repeat(body: bytes, envelopes: Sequence[Envelope]) -> bool:
     return not is_plain or max(map(body.count, (b'"id"', b'"params"', b'"method"', b'"jsonrpc"'))) > count
 
 
-def _fault(envelope: Envelope, *, good_id: bool) -> str:
+def _fault(envelope: Envelope | OldEnvelope, dialect: Dialect, *, good_id: bool) -> str:
     if not envelope.method.isascii() or not 0 < len(envelope.method) <= MAX_METHOD:
         return 'member "method" must be the name of a method'
     if not good_id:
         return 'member "id" must be a string, a number or null'
-    return 'member "params" must be an array'
+    return f'member "params" must be an array{" or an object" if dialect.named_params else ""}'
 
 
-def _malformed(body: bytes, exc: Exception) -> MalformedCall:
+def _malformed(body: bytes, exc: Exception, dialect: Dialect = STRICT) -> MalformedCall:
     """Distinguish invalid JSON from JSON that is not a call, and find the id for the reply."""
     if isinstance(exc, RecursionError):
         return MalformedCall(PARSE_ERROR, TOO_DEEP)
@@ -192,7 +239,9 @@ def _malformed(body: bytes, exc: Exception) -> MalformedCall:
         return MalformedCall(INVALID_REQUEST, f"invalid request: {NOT_AN_OBJECT}")
     raw = bytes(members.id)
     good = len(raw) <= MAX_ID_BYTES and (raw[0] in _ID_STARTS or raw == NULL)
-    return MalformedCall(INVALID_REQUEST, f"invalid request: {_member_fault(members, exc)}", raw if good else NULL)
+    return MalformedCall(
+        INVALID_REQUEST, f"invalid request: {_member_fault(members, exc, dialect)}", raw if good else NULL
+    )
 
 
 def _json_fault(body: bytes, exc: Exception) -> str:
@@ -203,10 +252,10 @@ def _json_fault(body: bytes, exc: Exception) -> str:
     return "the JSON ends too early" if str(exc) == _TRUNCATED else str(exc)
 
 
-def _member_fault(members: _Members, exc: Exception) -> str:
+def _member_fault(members: _Members, exc: Exception, dialect: Dialect) -> str:
     """Why an object is not a call."""
-    if bytes(members.jsonrpc) != b'"2.0"':
-        return 'member "jsonrpc" must be "2.0"'
+    if bytes(members.jsonrpc) not in (_OLD_VERSIONS if dialect.old_versions else (b'"2.0"',)):
+        return f'member "jsonrpc" must be "2.0"{", 1.1 or 1.0" if dialect.old_versions else ""}'
     if not members.method:
         return 'member "method" is missing'
     if bytes(members.method)[:1] != b'"':

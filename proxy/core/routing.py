@@ -105,7 +105,7 @@ class UpstreamGroup:
             and (member.serves_all or member.may_serve(needs.method))
             and (not member.lacking or needs.may_lack or not member.lacks(needs.method, now))
             and (needs.may_lag or not member.lagging)
-            and (not needs.archive or member.archive)
+            and (not needs.archive or (member.archive and (not member.floor or member.floor <= needs.head)))
             and (not needs.head or not member.head or member.head >= needs.head)
         ]
 

@@ -21,12 +21,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import msgspec
 
 ErrorKind = Literal[
-    "revert", "invalid", "missing_data", "range_too_large", "rate_limited", "unauthorized", "unsupported", "already_known",
+    "revert", "invalid", "missing_data", "behind", "range_too_large", "rate_limited", "unauthorized", "unsupported",
+    "already_known",
     "nonce_too_low", "underpriced", "rejected", "timeout", "server", "unknown",
 ]  # fmt: skip
 
@@ -58,6 +60,8 @@ KINDS: dict[ErrorKind, ErrorMeaning] = {
     "range_too_large": ErrorMeaning(code=-32602),
     # Another upstream may have it, or may do it.
     "missing_data": ErrorMeaning(retry_elsewhere=True, weight=ABOUT_THE_CALL),
+    # Another upstream may have it, if this one has not reached the head. One that has is right.
+    "behind": ErrorMeaning(retry_elsewhere=True, weight=ABOUT_THE_CALL),
     "unsupported": ErrorMeaning(retry_elsewhere=True, code=-32601, weight=LACK),
     # The upstream's own problem.
     "rate_limited": ErrorMeaning(retry_elsewhere=True, blame=True, code=-32005, weight=TROUBLE),
@@ -98,33 +102,33 @@ class ErrorRule:
     pattern: re.Pattern[str] | None
 
 
-def _phrases(kind: ErrorKind, *phrases: str, codes: Iterable[int] = ()) -> ErrorRule:
+def matching(kind: ErrorKind, *phrases: str, codes: Iterable[int] = ()) -> ErrorRule:
     """Phrases are lower case; `*` stands for anything between."""
     found = "|".join(re.escape(phrase).replace(r"\*", ".*") for phrase in phrases)
     return ErrorRule(kind, frozenset(codes), re.compile(found, re.DOTALL) if found else None)
 
 
 def _codes(kind: ErrorKind, *codes: int) -> ErrorRule:
-    return _phrases(kind, codes=codes)
+    return matching(kind, codes=codes)
 
 
 RULES: tuple[ErrorRule, ...] = (
     # EIP-1474's revert, by code and by text, before all others: a contract writes its own words into the message.
     _codes("revert", 3),
-    _phrases("revert", "execution reverted", "vm execution error", "vm exception", "transaction reverted",
+    matching("revert", "execution reverted", "vm execution error", "vm exception", "transaction reverted",
              "transaction: revert", "always failing transaction", "transaction simulation failed"),
     # Errors about a transaction that was sent.
-    _phrases("already_known", "already known", "known transaction", "alreadyknown", "already imported",
+    matching("already_known", "already known", "known transaction", "alreadyknown", "already imported",
              "already in mempool", "already in the mempool", "already exists in mempool", "transaction already exists",
              "already have transaction"),
-    _phrases("nonce_too_low", "nonce too low", "nonce is too low", "nonce has already been used", "oldnonce"),
-    _phrases("underpriced", "underpriced", "fee too low", "feetoolow", "gas price too low", "max fee per gas less than",
+    matching("nonce_too_low", "nonce too low", "nonce is too low", "nonce has already been used", "oldnonce"),
+    matching("underpriced", "underpriced", "fee too low", "feetoolow", "gas price too low", "max fee per gas less than",
              "fee cap less than", "tip cap less than"),
-    _phrases("rejected", "insufficient funds", "insufficient balance", "intrinsic gas", "exceeds block gas limit",
+    matching("rejected", "insufficient funds", "insufficient balance", "intrinsic gas", "exceeds block gas limit",
              "nonce too high", "txpool is full", "transaction pool is full", "invalid sender", "invalid signature",
              "invalid chain id", "signature verification failure"),
     # Ranges before rates: "eth_getLogs is limited to" and "query exceeds limit" are not throttling.
-    _phrases("range_too_large", "block range should work", "try with this block range", "retry with the range",
+    matching("range_too_large", "block range should work", "try with this block range", "retry with the range",
              "range is too wide", "range is too large", "range too large", "range too wide", "exceeds the range",
              "exceed maximum block range", "max block range", "maximum block range", "block range limit", "max range",
              "range limit exceeded", "block range exceed", "blocks distance", "logs over more", "returned more than",
@@ -134,28 +138,28 @@ RULES: tuple[ErrorRule, ...] = (
              "specify less number of address", "reduce your block range", "reducing your block range",
              "query timeout exceeded. consider"),
     _codes("range_too_large", -32614),
-    _phrases("range_too_large", "too big", "too large", codes=(-32005, -32008, -32012, -32600, -32602)),
+    matching("range_too_large", "too big", "too large", codes=(-32005, -32008, -32012, -32600, -32602)),
     # Errors about params may quote the caller: such words must not be classified as the upstream's failure.
-    _phrases("missing_data", "pruned", "block not found", "unknown block", "header not found", "beyond current head",
+    matching("missing_data", "pruned", "block not found", "unknown block", "header not found", "beyond current head",
              codes=(-32602,)),
     _codes("invalid", -32602),
-    _phrases("rate_limited", "too many requests", "rate limit", "rate-limit", "ratelimit", "request limit",
+    matching("rate_limited", "too many requests", "rate limit", "rate-limit", "ratelimit", "request limit",
              "requests limited", "requests per second", "calls per second", "compute units per second", "capacity limit",
              "capacity exceeded", "exceeded the quota", "reached the quota", "quota exceeded", "request count exceeded",
              "has exceeded", "free tier", "upgrade your tier", "current plan's limit", "too much load", "throttled"),
-    _phrases("rate_limited", "limit exceeded", "limit reached",
+    matching("rate_limited", "limit exceeded", "limit reached",
              codes=(-32000, -32005, -32007, -32009, -32011, -32012, -32016)),
     # The upstream is behind or unhealthy; another one may answer. By phrase, because Solana's codes mean other things
     # elsewhere.
-    _phrases("server", "node is behind", "node is unhealthy", "still syncing", "is syncing"),
-    _phrases("invalid", "was skipped", "transaction version"),
+    matching("server", "node is behind", "node is unhealthy", "still syncing", "is syncing"),
+    matching("invalid", "was skipped", "transaction version"),
     # Before missing data: "the method trace_block is not available" is about the method, not about a block.
-    _phrases("unsupported", "unsupported method", "not whitelisted", "not included in your", "not implemented",
+    matching("unsupported", "unsupported method", "not whitelisted", "not included in your", "not implemented",
              "method * not found", "method not found", "method * not available", "method not available",
              "method * not supported", "method not supported", "method * not allowed", "method * disabled",
              "method * does not exist", "does not exist/is not available", "module * disabled", "not a supported"),
     _codes("unsupported", -32601),
-    _phrases("missing_data", "missing trie node", "header not found", "header for hash not found", "block not found",
+    matching("missing_data", "missing trie node", "header not found", "header for hash not found", "block not found",
              "unknown block", "could not find block", "cannot find block", "no such block", "missing block",
              "block not available", "block * not available", "state * not available", "state not found", "historical state",
              "state already discarded", "no state available", "pruned", "pruning", "archive", "not yet available",
@@ -164,11 +168,11 @@ RULES: tuple[ErrorRule, ...] = (
              "latest block number is", "height is not available", "height must be less than", "missing in long-term storage",
              "minimum context slot", "data not found"),
     _codes("missing_data", -32014, -32001, 4444),
-    _phrases("timeout", "timeout", "timed out", "deadline exceeded", "took too long"),
-    _phrases("unauthorized", "unauthorized", "unauthenticated", "must be authenticated", "authentication", "forbidden",
+    matching("timeout", "timeout", "timed out", "deadline exceeded", "took too long"),
+    matching("unauthorized", "unauthorized", "unauthenticated", "must be authenticated", "authentication", "forbidden",
              "access denied", "not allowed to access", "api key", "invalid project id", "key is inactive"),
     _codes("unsupported", -32004),
-    _phrases("invalid", "invalid argument", "invalid param", "missing value for required argument", "too many arguments",
+    matching("invalid", "invalid argument", "invalid param", "missing value for required argument", "too many arguments",
              "cannot unmarshal", "invalid request", "parse error", "non-array args", "hex string", "invalid address",
              "out of gas", "gas required exceeds", "invalid opcode", "stack underflow", "invalid jump", "rlp:",
              "transaction type not supported", "typed transaction too short"),
@@ -177,7 +181,7 @@ RULES: tuple[ErrorRule, ...] = (
     _codes("rejected", -32003),
     _codes("rate_limited", 429, -32005, -32097, -33000, -33300, -33400),
     _codes("timeout", -32015, 408, 504),
-    _phrases("server", "internal error", "server error", "unavailable", "bad gateway", "no server available", "overloaded",
+    matching("server", "internal error", "server error", "unavailable", "bad gateway", "no server available", "overloaded",
              "connection refused", "connection reset", "unexpected eof", "try again", "method handler crashed"),
     _codes("server", -32603, -32002, -32098, -32099, 500, 502, 503),
 )  # fmt: skip
@@ -204,6 +208,7 @@ _OUR_WORDS: dict[ErrorKind, str] = {
     "rejected": "the upstream rejected the call",
     "range_too_large": "the range is too large: request fewer blocks",
     "missing_data": "the upstream does not have the data",
+    "behind": "the upstream does not have the block",
     "unsupported": "the upstream does not support the call",
     "rate_limited": "the upstream takes no more calls at the moment",
     "unauthorized": "the upstream refused the call",
@@ -224,18 +229,16 @@ _LARGEST_CODE = 2**53 - 1
 _METHOD_NOT_FOUND = -32601
 
 
-def classify(error: bytes, verdicts: frozenset[int] = frozenset()) -> UpstreamError:
-    """Classify an upstream's error object. `verdicts`: codes that are final, whatever the text."""
+def classify(error: bytes, rules: Sequence[ErrorRule] = ()) -> UpstreamError:
+    """Classify an upstream's error object. `rules`: those of the chain's family, which decide first."""
     try:
         sent = _error(error)
     except _UNREADABLE:
         # Not a JSON-RPC error object: an upstream that returns this is not healthy.
         return _verdict("server", 0, "")
     code, message = _code(sent.code), sent.message or ""
-    if code in verdicts:
-        return _verdict("rejected", code, message)
     text = message[:_READ_CHARACTERS].lower()
-    for rule in RULES:
+    for rule in chain(rules, RULES):
         if (not rule.codes or code in rule.codes) and (rule.pattern is None or rule.pattern.search(text)):
             return _verdict(rule.kind, code, message)
     return _verdict("unknown", code, message)

@@ -117,6 +117,9 @@ class UpstreamHealth:
     # Whether the last poll for its head failed, and when a poll last succeeded after one that failed.
     silent = False
     back_at = 0.0
+    # Whether it is catching up with its chain, and its lowest block.
+    syncing = False
+    floor = 0
     # Takes no reads: too far behind the others, or `ahead` of them by more than is possible.
     lagging = False
     ahead = False
@@ -361,6 +364,13 @@ class UpstreamHealth:
         self.free = now >= self.paused_until and not (
             self.pause_s or self.pace_s or self.rate is not None or self.meter is not None or self.withheld
         )
+
+    def status_reported(self, *, syncing: bool, floor: int, lacked: Iterable[str], now: float) -> None:
+        """It has said whether it is catching up with its chain, which block is its lowest, and which methods it lacks."""
+        self.syncing = syncing
+        self.floor = floor
+        for method in lacked:
+            self.lacking[method] = now + LACKING_S
 
     def saw_head(self, number: int, now: float, block_hash: str = "", parent_hash: str = "") -> None:
         if number < self.head:

@@ -109,7 +109,7 @@ def with_listed(registry: Registry, config: Path, names: Iterable[str]) -> Regis
     if not wanted:
         return registry
     groups = {chain: [each for each in listed if each.chain == chain] for chain in sorted(wanted)}
-    return Registry((registry.chains | _chains(registry.chains, groups)).values())
+    return Registry((registry.chains | _chains(registry.chains, groups)).values(), registry.families)
 
 
 def _chains(known: Mapping[str, Chain], groups: Mapping[str, list[ListedNetwork]]) -> dict[str, Chain]:

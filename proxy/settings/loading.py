@@ -94,7 +94,7 @@ def expanded(tree: Mapping[str, Any], path: Path | None = None) -> tuple[dict[st
     own = _own_directory(tree)
 
     def place(list_name: str, index: int, setting: str) -> str:
-        line = None if path is None else line_of(path.read_text("utf-8"), list_name, index, setting)
+        line = None if path is None else line_of(path.read_text("utf-8"), f"{list_name}.{index}.{setting}")
         name = f"{list_name}.{index}.{setting}"
         return name if line is None else f"{path}:{line}: {name}"
 

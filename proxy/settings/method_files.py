@@ -13,19 +13,21 @@ from typing import Any
 import msgspec
 
 from proxy.chains.evm.bundler_methods import BUNDLER
-from proxy.chains.families import FAMILIES
-from proxy.chains.family import Method, MethodTable
-from proxy.settings.toml_files import checked
+from proxy.chains.family import Family, Method, MethodTable
+from proxy.settings.toml_files import checked, with_line
 
 
-def load_methods(paths: Iterable[Path], faults: list[str]) -> dict[str, MethodTable]:
+def load_methods(paths: Iterable[Path], families: Mapping[str, Family], faults: list[str]) -> dict[str, MethodTable]:
     """The methods by family. Adds the faults of every file to `faults`."""
-    tables: dict[str, dict[str, Method]] = {name: {} for name in (*FAMILIES, BUNDLER.name)}
+    tables: dict[str, dict[str, Method]] = {name: {} for name in (*families, BUNDLER.name)}
     for path in paths:
         data = checked("methods", path, faults)
         if data:
-            faults += [f"{path.name}: {fault}" for fault in _file_faults(data, tables)]
+            faults += [with_line(path, fault) for fault in _file_faults(data, tables)]
             tables.setdefault(data["family"], {}).update((method.name, method) for method in _methods_in(data))
+    for name, family in families.items():
+        both = sorted({*tables[name]} & {*family.refused})
+        faults += [f"{name}.toml: refused.{method}: a file of methods has it too" for method in both]
     faults += [f"config/methods: there are no methods of the family {name}" for name in tables if not tables[name]]
     return dict(tables)
 
@@ -45,8 +47,8 @@ def _file_faults(data: Mapping[str, Any], tables: Mapping[str, MethodTable]) -> 
             yield f"methods.{method.name}: already defined in another file"
         yield from (f"methods.{method.name}: {fault}" for fault in _method_faults(method))
     for name, text in data.get("samples", {}).items():
-        if name not in data["methods"] or not isinstance(_parsed(text), list):
-            yield f"samples.{name}: must be a method of this file with its params as a JSON array"
+        if name not in data["methods"] or not isinstance(_parsed(text), list | dict):
+            yield f"samples.{name}: must be a method of this file with its params as a JSON array or object"
 
 
 def _method_faults(method: Method) -> Iterator[str]:
@@ -65,6 +67,10 @@ def _method_faults(method: Method) -> Iterator[str]:
         yield 'identified needs kind = "write"'
     if method.about != "none" and not is_read:
         yield 'about needs kind = "read"'
+    if method.block_name and not has_block:
+        yield "block_name needs block_at"
+    if method.final_if is not None and method.cache != "hash" and "hash" not in [case.cache for case in method.cases]:
+        yield 'final_if needs cache = "hash"'
     if method.answer and _parsed(method.answer) is msgspec.UNSET:
         yield "answer must be JSON"
 

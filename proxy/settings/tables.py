@@ -1,4 +1,4 @@
-"""Loads the data files: chains, methods, plans, unit prices, providers, wallet proxies and token logos.
+"""Loads the data files: chain families, chains, methods, plans, unit prices, providers, wallet proxies and token logos.
 
 They are in config/. An operator's own directory (`data_files.directory`) may add files and replace files of the same name.
 """
@@ -15,13 +15,13 @@ import msgspec
 import orjson
 
 from proxy.chains.evm.bundler_methods import BUNDLER as BUNDLER_FAMILY
-from proxy.chains.families import FAMILIES
-from proxy.chains.family import MethodTable
+from proxy.chains.family import Family, MethodTable
 from proxy.chains.registry import Chain, Network, Registry
 from proxy.core.access import USUAL_SAMPLE, Limits
 from proxy.core.pricing import UnitPrices
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
+from proxy.settings.family_files import load_families
 from proxy.settings.listed_chains import find_network, listed_networks, with_listed
 from proxy.settings.method_files import load_methods
 from proxy.settings.providers import Provider, load_providers
@@ -95,17 +95,18 @@ def load_tables(config: Path = CONFIG, *, own: str = "") -> Tables:
     faults: list[str] = []
     directories = DataDirectories(config, Path(own) if own else None)
     faults += directories.faults()
+    families = load_families(directories.all("families", "*.toml"), faults)
     files = directories.all("chains", "*.toml")
-    chains = [_chain(data) for path in files if (data := checked("chain", path, faults))]
+    chains = [_chain(data, families) for path in files if (data := checked("chain", path, faults))]
     plans = checked("plans", directories.one("plans.toml"), faults)
     prices = checked("pricing", directories.one("pricing.toml"), faults)
     proxies = _proxies(directories.all("factories", "*.json"), faults)
     logos = _logos(directories.all("tokens", "*.json"), faults)
     providers = _providers(config, own, faults)
-    registry = Registry(chains)
+    faults += _family_faults(chains, families)
+    registry = Registry([chain for chain in chains if chain.family in families], families)
     faults += registry.faults()
-    faults += _family_faults(registry)
-    methods = load_methods(directories.all("methods", "*.toml"), faults)
+    methods = load_methods(directories.all("methods", "*.toml"), families, faults)
     if faults:
         raise StartError(faults)
     return Tables(
@@ -153,11 +154,14 @@ class DataDirectories:
         return [found[name] for name in sorted(found)]
 
 
-def _chain(data: Mapping[str, Any]) -> Chain:
-    """A chain's file with its defaults: `mainnet` is live, and the only test network is the default one."""
+def _chain(data: Mapping[str, Any], families: Mapping[str, Family]) -> Chain:
+    """A chain's file with its defaults: `mainnet` is live, the only test network is the default one, and its family has facts
+    that hold for most of its networks."""
+    family = families.get(data.get("family", "evm"))
+    common = {} if family is None else family.facts
     tests = [name for name in data["networks"] if name != "mainnet"]
     networks = {
-        name: {"class": "test" if name in tests else "live", "default": tests == [name], **facts}
+        name: {"class": "test" if name in tests else "live", "default": tests == [name], **common, **facts}
         for name, facts in data["networks"].items()
     }
     return msgspec.convert({"title": data["name"].capitalize(), **data, "networks": networks}, Chain)
@@ -171,11 +175,11 @@ def _providers(config: Path, own: str, faults: list[str]) -> dict[str, Provider]
         return {}
 
 
-def _family_faults(registry: Registry) -> Iterator[str]:
+def _family_faults(chains: Iterable[Chain], families: Mapping[str, Family]) -> Iterator[str]:
     """Report chains of a family that does not exist."""
-    for chain in registry.chains.values():
-        if chain.family not in FAMILIES:
-            yield f"{chain.name}.toml: family: there is no family {chain.family!r}; use one of {', '.join(FAMILIES)}"
+    for chain in chains:
+        if chain.family not in families:
+            yield f"{chain.name}.toml: family: there is no family {chain.family!r}; use one of {', '.join(families)}"
 
 
 def _proxies(paths: Iterable[Path], faults: list[str]) -> dict[str, bytes]:

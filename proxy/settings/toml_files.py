@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,11 @@ import msgspec
 
 from proxy.errors import StartError
 from proxy.settings.schemas import schema_faults
+
+# The kinds of files that have a name inside, which is that of the file.
+_NAMED = ("chain", "family")
+_HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]")
+_KEY = re.compile(r"""\s*([\w\-."']+)\s*=""")
 
 
 @lru_cache(maxsize=8)
@@ -31,21 +38,6 @@ def read(path: Path) -> dict[str, Any]:
         raise StartError([f"{path}: not valid TOML: {exc}"]) from None
 
 
-def line_of(text: str, name: str, index: int, key: str) -> int | None:
-    """The line of a key in the nth table of a list such as [[upstreams]], or of the table itself. None if there is none."""
-    table = None
-    for number, line in enumerate(text.splitlines(), 1):
-        if re.match(rf"\s*\[\[\s*{re.escape(name)}\s*\]\]", line):
-            if table is not None:
-                return table
-            table, index = (number, 0) if index == 0 else (None, index - 1)
-        elif table is not None and re.match(r"\s*\[", line):
-            return table
-        elif table is not None and re.match(rf"\s*{re.escape(key)}\s*=", line):
-            return number
-    return table
-
-
 def checked(schema: str, path: Path, faults: list[str]) -> dict[str, Any]:
     """Return the file's data; if it has faults, add them to `faults` and return nothing."""
     try:
@@ -53,8 +45,48 @@ def checked(schema: str, path: Path, faults: list[str]) -> dict[str, Any]:
     except StartError as exc:
         faults += exc.faults
         return {}
-    found = [f"{path.name}: {fault}" for fault in schema_faults(schema, data)]
-    if schema == "chain" and data.get("name", path.stem) != path.stem:
+    found = [with_line(path, fault) for fault in schema_faults(schema, data)]
+    if schema in _NAMED and data.get("name", path.stem) != path.stem:
         found.append(f"{path.name}: name: must be {path.stem}, like the file's name")
     faults += found
     return {} if found else data
+
+
+def with_line(path: Path, fault: str) -> str:
+    """A fault with the file and the line that it is about. `fault` begins with the name of a key and a colon."""
+    line = line_of(path.read_text("utf-8", "replace"), fault.partition(": ")[0])
+    return f"{path.name}: {fault}" if line is None else f"{path.name}: {fault} (line {line})"
+
+
+def line_of(text: str, name: str) -> int | None:
+    """The line of a key such as `upstreams.0.url`, or of the innermost table or value around it that has one."""
+    steps, lines = name.split("."), text.splitlines()
+    keys = [(number, key) for number, key in _keys(lines) if steps[: len(key)] == key]
+    if not keys:
+        return None
+    found, key = max(keys, key=lambda each: (len(each[1]), -each[0]))
+    # A member of an inline table has no key of its own: it is on this line or one of the next.
+    for step in (
+        [step for step in steps[len(key) :] if not step.isdecimal()] if lines[found - 1].lstrip()[:1] != "[" else ()
+    ):
+        rest = range(found - 1, len(lines))
+        found = next((index + 1 for index in rest if re.search(rf"\b{re.escape(step)}\b", lines[index])), found)
+    return found
+
+
+def _keys(lines: list[str]) -> Iterator[tuple[int, list[str]]]:
+    """The keys and table headers of a file, in full, with their lines. Tables of a list are counted from 0."""
+    table: list[str] = []
+    counts: Counter[str] = Counter()
+    for number, line in enumerate(lines, 1):
+        if header := _HEADER.match(line):
+            table = _steps(header[2])
+            if header[1] == "[[":
+                table, counts[header[2]] = [*table, str(counts[header[2]])], counts[header[2]] + 1
+            yield number, table
+        elif key := _KEY.match(line):
+            yield number, table + _steps(key[1])
+
+
+def _steps(name: str) -> list[str]:
+    return [step.strip().strip("\"'") for step in name.split(".")]

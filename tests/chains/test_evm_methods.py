@@ -244,7 +244,7 @@ def test_nothing_above_the_final_height_is_kept_for_ever(name: str, at: int) -> 
     ],
 )
 def test_state_older_than_128_blocks_is_an_archive_read(ref: BlockRef, head: int, expected: bool) -> None:
-    assert EVM.is_archive(ref, head) is expected
+    assert TABLES.chains.families["evm"].is_archive(ref, head) is expected
 
 
 def test_only_moving_tags_move() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.chains.families import FAMILIES
 from tests.shipped_tables import TABLES
 
 METHODS = TABLES.methods
+FAMILIES = TABLES.chains.families
 
 
 def kinds(family: str, kind: str) -> set[str]:

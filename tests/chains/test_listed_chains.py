@@ -141,7 +141,7 @@ def test_list_command_searches_all_networks() -> None:
 
 def test_configuration_without_a_list_knows_only_its_files(tmp_path: Path) -> None:
     assert list(listed_networks(tmp_path)) == []
-    registry = Registry(CHAINS.chains.values())
+    registry = Registry(CHAINS.chains.values(), CHAINS.families)
     assert with_listed(registry, tmp_path, ["moonbeam/mainnet"]) is registry
 
 

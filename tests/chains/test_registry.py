@@ -35,7 +35,7 @@ def chain(name: str, *aliases: str, **networks: NetworkFacts) -> Chain:
 
 
 def faults_of(*chains: Chain) -> list[str]:
-    return list(Registry(chains).faults())
+    return list(Registry(chains, CHAINS.families).faults())
 
 
 # The networks that must be there: the specification's own words, and the table of chains behind it.
@@ -114,7 +114,7 @@ def test_shared_id_of_the_dev_chain_means_its_live_network_and_each_by_path() ->
 
 
 def test_chain_without_a_default_testnet_has_none_for_a_test_key() -> None:
-    registry = Registry([chain("one", mainnet=facts("live", 1), other=facts("test", 2))])
+    registry = Registry([chain("one", mainnet=facts("live", 1), other=facts("test", 2))], CHAINS.families)
     assert registry.find_word("one", live=False) is None
     assert registry.find_word("one-other", live=False) is not None
 
@@ -136,7 +136,7 @@ def test_every_chain_has_one_live_network_and_at_most_one_default(name: str) -> 
 
 
 def test_no_chains_no_networks() -> None:
-    empty = Registry([])
+    empty = Registry([], {})
     assert not list(empty.networks())
     assert not list(empty.faults())
     assert empty.find_word("ethereum", live=True) is None
@@ -202,7 +202,8 @@ legacy_fees = false
 def config(tmp_path: Path) -> Path:
     """A configuration with the shipped methods, plans and prices and no chain."""
     (tmp_path / "chains").mkdir()
-    shutil.copytree(settings.CONFIG / "methods", tmp_path / "methods")
+    for name in ("families", "methods"):
+        shutil.copytree(settings.CONFIG / name, tmp_path / name)
     for name in ("plans.toml", "pricing.toml"):
         (tmp_path / name).write_bytes((settings.CONFIG / name).read_bytes())
     return tmp_path

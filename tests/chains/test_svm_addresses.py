@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
-from proxy.chains.families import FAMILIES
+from proxy.chains.families import READERS
 from proxy.chains.svm import address
 
 BYTES = st.binary(min_size=32, max_size=32)
@@ -47,6 +47,6 @@ def test_malformed_address_is_none(text: str) -> None:
 
 @given(st.text(max_size=50))
 def test_no_text_makes_a_parser_raise(text: str) -> None:
-    for family in FAMILIES.values():
+    for family in READERS.values():
         found = family.addresses.parse(text)
         assert found is None or family.addresses.parse(family.addresses.show(found)) == found

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.chains.family import NONE, BlockRef
-from proxy.chains.svm.methods import LEDGER_KEPT_SLOTS, SVM
+from proxy.chains.svm.methods import SVM
 from tests.shipped_tables import TABLES
 
 METHODS = TABLES.methods["svm"]
@@ -90,9 +90,11 @@ def test_no_bytes_make_the_family_raise(name: str, params: bytes, result: bytes)
 
 
 def test_slot_beyond_the_ledger_is_an_archive_read() -> None:
-    assert SVM.is_archive(BlockRef("number", 0, "finalized"), LEDGER_KEPT_SLOTS)
-    assert not SVM.is_archive(BlockRef("number", 1, "finalized"), LEDGER_KEPT_SLOTS)
-    assert not SVM.is_archive(tag("finalized"), LEDGER_KEPT_SLOTS)
+    family = TABLES.chains.families["svm"]
+    kept = family.kept_blocks
+    assert family.is_archive(BlockRef("number", 0, "finalized"), kept)
+    assert not family.is_archive(BlockRef("number", 1, "finalized"), kept)
+    assert not family.is_archive(tag("finalized"), kept)
 
 
 @pytest.mark.parametrize(

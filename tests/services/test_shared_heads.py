@@ -33,7 +33,7 @@ def fd() -> Iterator[int]:
 def tables_of(count: int) -> Tables:
     facts = NetworkFacts(class_="live", default=True)
     chains = [Chain(name=f"c{n}", title=f"C{n}", networks={"mainnet": facts}) for n in range(count)]
-    return replace(TABLES, chains=Registry(chains))
+    return replace(TABLES, chains=Registry(chains, TABLES.chains.families))
 
 
 def states_of(memory: HostMemory | None, tables: Tables) -> dict[str, NetworkState]:

@@ -11,6 +11,7 @@ from proxy.chains.evm.address import FORMAT
 from proxy.chains.evm.head_reader import HEAD
 from proxy.chains.family import NONE, BlockRef, Family, Method
 from proxy.core.caching import Lifetime
+from proxy.core.upstream_errors import matching
 
 SEND = "eth_sendUserOperation"
 ESTIMATE = "eth_estimateUserOperationGas"
@@ -29,10 +30,6 @@ def _not_kept(method: Method, params: bytes, result: bytes, ref: BlockRef, head:
     return "never"
 
 
-def _no_archive(ref: BlockRef, head: int) -> bool:
-    return False
-
-
 def _is_empty(method: Method, result: bytes) -> bool:
     return result == b"null"
 
@@ -41,10 +38,9 @@ BUNDLER = Family(
     name="erc4337",
     block_ref=_no_block,
     lifetime=_not_kept,
-    is_archive=_no_archive,
     is_empty=_is_empty,
     head=HEAD,
     addresses=FORMAT,
     contracts=reached_contracts.of_call,
-    verdicts=VERDICTS,
+    error_rules=(matching("rejected", codes=VERDICTS),),
 )

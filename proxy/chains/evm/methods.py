@@ -24,9 +24,6 @@ from proxy.chains.evm.transactions import hash_of_sent, subjects_of_sent
 from proxy.chains.family import HASH, NONE, BlockRef, Family, Method, SubscriptionRules
 from proxy.core.caching import Lifetime
 
-# geth's default: the states of the last 128 blocks are kept, head included.
-STATE_KEPT_BLOCKS = 128
-
 LATEST = BlockRef("tag", tag="latest")
 PENDING = BlockRef("tag", tag="pending")
 EARLIEST = BlockRef("tag", tag="earliest")
@@ -124,11 +121,6 @@ def _blocks_of(source: bytes) -> dict[str, list[BlockRef]]:
         if (folded := name.casefold()) in _NAMES and (raw := bytes(value)) != b"null":
             found.setdefault(folded, []).append(_ref(raw))
     return found
-
-
-def is_archive(ref: BlockRef, head: int) -> bool:
-    """A block whose state an ordinary upstream no longer has. A hash may be any block: here it counts as recent."""
-    return ref is EARLIEST or (ref.kind == "number" and head - ref.number >= STATE_KEPT_BLOCKS)
 
 
 # Some upstreams pretty-print JSON, with a space in empty values.
@@ -244,26 +236,10 @@ def subject(method: Method, params: bytes) -> str:
     return item[1:-1].decode().lower() if item[:3].lower() == b'"0x' and item.isascii() else ""
 
 
-# Methods by which a node would sign with its own keys, with the error that callers get.
-_NO_SIGNING = "the service holds no private keys: sign {what} in your wallet{then}"
-_SIGN_TRANSACTION = _NO_SIGNING.format(what="the transaction", then=" and send it with eth_sendRawTransaction")
-_SIGN_TEXT = _NO_SIGNING.format(what="the text", then="")
-REFUSED = {
-    "eth_sendTransaction": _SIGN_TRANSACTION,
-    "eth_signTransaction": _SIGN_TRANSACTION,
-    "personal_sendTransaction": _SIGN_TRANSACTION,
-    "eth_sign": _SIGN_TEXT,
-    "personal_sign": _SIGN_TEXT,
-    "eth_signTypedData": _SIGN_TEXT,
-    "eth_signTypedData_v4": _SIGN_TEXT,
-}
-
 EVM = Family(
     name="evm",
-    refused=REFUSED,
     block_ref=block_ref,
     lifetime=lifetime,
-    is_archive=is_archive,
     is_empty=is_empty,
     sent_id=hash_of_sent,
     sent_subjects=subjects_of_sent,
@@ -271,8 +247,6 @@ EVM = Family(
     contracts=reached_contracts.of_call,
     last_block=last_block,
     within_head=log_range.within_head,
-    latest=LATEST.tag,
-    standard_errors=True,
     head=HEAD,
     addresses=FORMAT,
     subscriptions=SubscriptionRules("evm", subscription_params.read),

@@ -18,16 +18,12 @@ from proxy.chains.family import BlockRef, Family, HeadReader, Method, Subscripti
 from proxy.chains.svm.address import FORMAT, LIST_IDS
 from proxy.core.caching import Lifetime
 
-# An epoch, two days: about as much of its ledger as a validator keeps. Older slots come from an archive.
-LEDGER_KEPT_SLOTS = 432_000
-
 _TAGS = {tag: BlockRef("tag", tag=tag) for tag in ("processed", "confirmed", "finalized")}
 _HASHES = {tag: BlockRef("hash", tag=tag) for tag in _TAGS}
 NONE = BlockRef("none")
 
 _items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _slot = msgspec.json.Decoder(int).decode
-_text = msgspec.json.Decoder(str).decode
 _UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 
@@ -74,11 +70,6 @@ def _number(raw: bytes) -> int | None:
     except _UNREADABLE:
         return None
     return number if number >= 0 else None
-
-
-def is_archive(ref: BlockRef, head: int) -> bool:
-    """A slot that a validator has dropped from its ledger. A signature may be of any slot: it counts as recent."""
-    return ref.kind == "number" and head - ref.number >= LEDGER_KEPT_SLOTS
 
 
 # Some upstreams pretty-print JSON, with a space in empty values.
@@ -137,24 +128,11 @@ def read_slot(result: bytes) -> int | None:
     return _number(result)
 
 
-def read_notified_slot(notification: bytes) -> int | None:
-    """The slot in a `slotNotification`."""
-    slot = _slot_of(notification)
-    return None if slot < 0 else slot
-
-
 def read_subscription(method: str, params: list[Any]) -> SubscriptionParams:
     """`accountSubscribe` and the like. The upstream validates the params, and all events have one price."""
     notification = method.removesuffix("Subscribe").encode() + b"Notification"
     detail = msgspec.json.encode(params, order="deterministic")
     return SubscriptionParams(method, detail, None, "svm", notification)
-
-
-def read_genesis(result: bytes) -> str:
-    try:
-        return _text(result)
-    except _UNREADABLE:
-        return ""
 
 
 def list_id(network: str, chain_id: int | None) -> int | None:
@@ -165,20 +143,9 @@ SVM = Family(
     name="svm",
     block_ref=block_ref,
     lifetime=lifetime,
-    is_archive=is_archive,
     is_empty=is_empty,
-    head=HeadReader(
-        number_call=("getSlot", b"[]"),
-        read_number=read_slot,
-        genesis_call=("getGenesisHash", b"[]"),
-        chain_call=("getGenesisHash", b"[]"),
-        read_chain=read_genesis,
-        slot_call=("slotSubscribe", b"[]"),
-        read_slot=read_notified_slot,
-    ),
+    head=HeadReader(read_number=read_slot),
     addresses=FORMAT,
-    # A validator has two ports: its RPC port takes calls, its PubSub port subscriptions.
-    socket_calls=False,
     subscriptions=SubscriptionRules("svm", read_subscription, numeric_ids=True),
     tokens="svm",
     list_id=list_id,

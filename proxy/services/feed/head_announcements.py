@@ -31,8 +31,9 @@ class HeadAnnouncements:
         self._route = route
         self._tracker = tracker
         self._clock = clock
-        self._reader = route.state.head_reader
-        self._method, self._params = self._reader.subscribe_call or ("", b"")
+        lookups = route.state.head_reader.lookups
+        self._head = lookups.head
+        self._method, self._params = ("", b"") if lookups.subscribe is None else lookups.subscribe.first
         self._sources = FeedSources(route, subscribe_method=self._method, poll_method=None)
         # The newest block that the current source has announced.
         self._announced = 0
@@ -82,7 +83,7 @@ class HeadAnnouncements:
         return self._tracker.is_in_use(now) and self._sources.is_best(source, now)
 
     def _on_block(self, notification: bytes, source: FeedSource) -> None:
-        block = self._reader.read_block(notification)
+        block = None if self._head is None else self._head.block_in(notification)
         if block is None:
             return
         self._announced = block[0]

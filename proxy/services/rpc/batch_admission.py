@@ -205,7 +205,7 @@ class BatchAdmission:
     def read(self, body: bytes) -> None:
         """Read a batch in turn with other clients, then admit it item by item."""
         services = self._services
-        self._reader = BatchReader(body, services.most_items)
+        self._reader = BatchReader(body, services.most_items, self._terms.route.dialect)
         self._size += min(services.most_items, self._size // LEAST_IN_BODY + 1) * ITEM_BYTES
         self._batch.begin_admission(self)
         if not self._begin_reading():

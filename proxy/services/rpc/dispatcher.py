@@ -408,7 +408,9 @@ class Dispatcher(FlightHandler):
             self.complete(flight, known)
         elif flight.handed_over:
             return
-        elif verdict.retry_elsewhere:
+        elif verdict.retry_elsewhere and not (
+            verdict.kind == "behind" and upstream.health.head >= self.state.heads.tip
+        ):
             flight.note_error(error_for_caller(flight, reply, verdict, upstream), verdict.weight)
             self._after_own_error(flight, verdict, now)
         elif verdict.kind == "range_too_large" and self._split(flight, error):
@@ -643,7 +645,7 @@ def upstream_that_is_back(state: NetworkState, flight: Flight, now: float) -> Up
 def judge_error(flight: Flight, error: bytes, upstream: Upstream, now: float, took_s: float) -> UpstreamError:
     """Classify the error, and count it for or against the upstream."""
     policy, health = flight.policy, upstream.health
-    verdict = upstream_errors.classify(error, policy.family.verdicts)
+    verdict = upstream_errors.classify(error, policy.family.error_rules)
     flight.note(upstream, flight.last_began, now, f"error: {verdict.kind}")
     flight.billed_as(upstream, outcome_of_error(verdict.kind))
     if verdict.wants_rest:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from proxy.core.heads import STALE_S, most_voted, preferred, second_of_many, voting_heads
 from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.services.rpc.network_state import NetworkState
-from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.probe import look_up
 from proxy.services.rpc.shared_polls import SharedPolls
 
 # Upstreams that report their heads within this time of each other are near each other.
@@ -38,7 +38,7 @@ class ForkSearch:
         """`polls` has the final block that all processes of the host remember."""
         self._state = state
         self._polls = polls
-        self._reader = state.head_reader
+        self._lookups = state.head_reader.lookups
         self._clock = clock
         self._near_blocks = max(FEWEST_NEAR_BLOCKS, round(NEAR_S / state.network.facts.block_time_s))
 
@@ -48,7 +48,7 @@ class ForkSearch:
     async def verdicts(self) -> dict[UpstreamHealth, Standing]:
         """The standing of each upstream that has reported its head lately."""
         heard = self._heard()
-        if len(self._state.upstreams) == 1 or self._reader.block_call is None:
+        if len(self._state.upstreams) == 1 or self._lookups.block is None:
             return dict.fromkeys(heard, "good")
         near, behind = self._parted(heard)
         votes = await self._votes_at(min([each.head for each in near], default=0), near)
@@ -91,10 +91,11 @@ class ForkSearch:
             return health.head_hash
         if number == health.head - 1 and health.parent_hash:
             return health.parent_hash
-        assert self._reader.block_call is not None
-        block = self._reader.read_block(
-            await Probe(self._state.upstreams[health.index], *self._reader.block_call(number)).send(REPLY_S) or b""
-        )
+        lookup = self._lookups.block
+        assert lookup is not None
+        upstream = self._state.upstreams[health.index]
+        found = await look_up(upstream, lookup, lookup.given(number), within_s=REPLY_S)
+        block = lookup.block(found.values or {})
         return block[1] if block is not None and block[0] == number else ""
 
     # The winner
@@ -123,17 +124,17 @@ class ForkSearch:
 
     async def _most_final(self, tied: list[str], votes: list[Vote]) -> list[str]:
         """The branches with the highest final block."""
-        call = self._reader.final_block_call
-        if call is None or not self._state.network.facts.finality_tag:
+        if self._lookups.final is None or not self._state.network.facts.finality_tag:
             return tied
         numbers = await asyncio.gather(*[self._final_of(_first_of(branch, votes)) for branch in tied])
         return [branch for branch, number in zip(tied, numbers, strict=True) if number == max(numbers)]
 
     async def _final_of(self, health: UpstreamHealth) -> int:
-        assert self._reader.final_block_call is not None
-        probe = Probe(self._state.upstreams[health.index], *self._reader.final_block_call)
-        block = self._reader.read_block(await probe.send(REPLY_S) or b"")
-        return -1 if block is None else block[0]
+        lookup = self._lookups.final
+        assert lookup is not None
+        found = await look_up(self._state.upstreams[health.index], lookup, within_s=REPLY_S)
+        number = lookup.number(found.values or {})
+        return -1 if number is None else number
 
     # The others
 

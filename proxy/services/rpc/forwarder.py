@@ -270,7 +270,7 @@ def _call(
             least_head = tip
             reports_head = policy.may_show_head and ref.tag == policy.family.latest
         elif tip:
-            archive = policy.family.is_archive(ref, tip)
+            archive = policy.family.is_archive(ref, tip) or 0 <= ref.number < route.state.floor
             # An upstream without the last block of a range would silently leave that block out.
             least_head = min(tip, policy.last_block(params, tip) if policy.by_range else ref.number)
     return Call(

@@ -116,7 +116,7 @@ class MethodPolicy:
         # upstream is chosen.
         self.any_block = False
         # Whether the params change neither price nor routing nor rights.
-        self.is_plain = method.kind == "read" and method.block_at is None
+        self.is_plain = method.kind == "read" and method.block_at is None and not family.at_head
         self.by_range = method.splits
         # Whether upstream errors are translated to standard codes. Otherwise they are passed on unchanged.
         self.normalises = family.standard_errors

@@ -13,7 +13,8 @@ from typing import Final, Literal, Protocol
 
 import msgspec
 
-from proxy.chains.family import FIRST, BlockRef, HeadReader, ReportedBlock
+from proxy.chains.family import FIRST, BlockRef, HeadReader
+from proxy.chains.lookups import ReportedBlock
 from proxy.chains.registry import Network
 from proxy.core.caching import ReplyCache
 from proxy.core.heads import HIGHEST, STALE_S, Branch, NetworkHead, RecentHashes, heard_of, short_hash_of
@@ -95,6 +96,7 @@ class NetworkState:
         "every_upstream",
         "exchange",
         "flights",
+        "floor",
         "group",
         "hashes",
         "head_reader",
@@ -156,6 +158,8 @@ class NetworkState:
         self.flights: dict[bytes, Flight] = {}
         # How often blocks were replaced: a result that is joined from several replies must not span a replacement.
         self.reorgs = 0
+        # Calls about blocks below it need an upstream that keeps them: the highest floor of all upstreams.
+        self.floor = 0
         # The tip: a copy, because `heads` is not compiled.
         self.tip = 0
         # Header lines of replies whose state has reached the tip, by how they were found. The front prepares them.
@@ -358,6 +362,10 @@ class NetworkState:
         health.saw_head(block[0], now, block[1], block[2])
         if self.only is None:
             self.heads.place(health, now)
+
+    def note_floors(self) -> None:
+        """Upstreams have reported their lowest blocks."""
+        self.floor = max([member.floor for member in self.group.members])
 
     def announce(self, block: ReportedBlock, health: UpstreamHealth, now: float) -> None:
         """An upstream has announced a block without being asked, and clients may have received it."""

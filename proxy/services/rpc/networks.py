@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol
 
+from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.core.access import Key
 from proxy.core.credits import CreditMeter
@@ -48,6 +49,7 @@ class Route:
         "any_scope",
         "broadcast",
         "coalesces",
+        "dialect",
         "dispatcher",
         "every_upstream",
         "guard",
@@ -83,6 +85,8 @@ class Route:
         self.dispatcher = dispatcher
         self.state = state = dispatcher.state
         self.network = state.network
+        # The JSON-RPC that clients of the network speak.
+        self.dialect = family_of(state.network).dialect
         self.upstreams = state.upstreams
         self.labels = frozenset(upstream.label for upstream in state.upstreams)
         self.streams = state.streams

@@ -1,9 +1,11 @@
-"""One call of our own to one upstream, outside admission and routing."""
+"""Calls of our own to one upstream, outside admission and routing."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
+from proxy.chains.lookups import Lookup, Values
 from proxy.core import jsonrpc, upstream_errors
 from proxy.services.rpc.dispatcher import failure_in
 from proxy.services.rpc.flights import next_id
@@ -72,3 +74,36 @@ class Probe:
     def _settle(self, result: bytes | None) -> None:
         if not self._result.done():
             self._result.set_result(result)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupAnswer:
+    """The answer of an upstream to a lookup. `values`: None if a call failed. `lacked`: methods that it does not serve.
+    `is_answered`: whether it replied to all calls, even with an error."""
+
+    values: Values | None
+    is_answered: bool
+    lacked: tuple[str, ...] = ()
+
+
+async def look_up(
+    upstream: Upstream,
+    lookup: Lookup,
+    values: Values | None = None,
+    *,
+    within_s: float = REPLY_S,
+    skips_errors: bool = False,
+) -> LookupAnswer:
+    """Make the calls of a lookup one after the other. `values`: those that are given. `skips_errors`: a call that the upstream
+    refuses does not end the lookup."""
+    found, lacked = dict(values or {}), list[str]()
+    for call in lookup.calls:
+        probe = Probe(upstream, *call.with_values(found))
+        result = await probe.send(within_s)
+        if result is None and skips_errors and probe.is_answered:
+            continue
+        if result is None:
+            return LookupAnswer(None, probe.is_answered)
+        found |= call.values_in(result)
+        lacked += call.lacked_in(result)
+    return LookupAnswer(found, is_answered=True, lacked=tuple(lacked))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from proxy.chains.family import ReportedBlock
+from proxy.chains.lookups import ReportedBlock
 from proxy.chains.registry import Network
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.store.shared_memory.poll_table import HeadPoll, PollRecord, PollTable

@@ -11,9 +11,10 @@ import math
 import time
 from collections.abc import Callable
 
+from proxy.chains.lookups import Lookup
 from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.services.rpc.network_state import NetworkState
-from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.probe import look_up
 from proxy.wire.upstream import Upstream
 from proxy.wire.upstream_stream import StreamLost, SubscriptionRefused
 from proxy.wire.websocket_upstream import WebSocketUpstream
@@ -29,7 +30,7 @@ APART_S = 3600.0
 class StreamChecks:
     def __init__(self, state: NetworkState, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
-        self._reader = state.head_reader
+        self._lookups = state.head_reader.lookups
         self._clock = clock
         self._most_apart = APART_S / state.network.facts.block_time_s
         self._checked_at: dict[UpstreamHealth, float] = {}
@@ -59,22 +60,22 @@ class StreamChecks:
 
     async def _names_our_chain(self, upstream: Upstream) -> bool | None:
         """None: it does not reply."""
-        assert self._reader.chain_call is not None
-        probe = Probe(upstream, *self._reader.chain_call)
-        result = await probe.send()
-        if result is not None:
-            return self._reader.read_chain(result) == self._state.network.identity
-        return await self._is_near(upstream) if probe.is_answered else None
+        assert self._lookups.chain is not None
+        lookup = self._lookups.chain
+        found = await look_up(upstream, lookup, lookup.given(self._state.network.facts.genesis_at, "at"))
+        if found.values is not None:
+            return lookup.identity(found.values) == self._state.network.identity
+        return await self._is_near(upstream) if found.is_answered else None
 
     async def _is_near(self, upstream: Upstream) -> bool | None:
         """Whether its blocks are near those of the upstreams that take calls. A stream of a network without any is trusted."""
         agreed = self._state.heads.agreed
-        if self._reader.slot_call is None or not agreed:
+        if self._lookups.slots is None or not agreed:
             return True
-        slot = await self._newest(upstream, *self._reader.slot_call)
+        slot = await self._newest(upstream, self._lookups.slots)
         return None if slot is None else abs(slot - agreed) <= self._most_apart
 
-    async def _newest(self, upstream: Upstream, method: str, params: bytes) -> int | None:
+    async def _newest(self, upstream: Upstream, lookup: Lookup) -> int | None:
         """The first block that it reports."""
         assert isinstance(upstream, WebSocketUpstream)
         reported: asyncio.Queue[bytes] = asyncio.Queue()
@@ -82,8 +83,8 @@ class StreamChecks:
         try:
             async with asyncio.timeout(REPORT_S):
                 await stream.open()
-                await stream.subscribe(method, params, reported.put_nowait)
-                return self._reader.read_slot(await reported.get())
+                await stream.subscribe(*lookup.first, reported.put_nowait)
+                return lookup.number(lookup.calls[0].values_in(await reported.get()))
         except (StreamLost, SubscriptionRefused, TimeoutError):
             return None
         finally:

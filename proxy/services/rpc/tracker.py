@@ -20,14 +20,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 
-from proxy.chains.family import ReportedBlock
-from proxy.core import jsonrpc
+from proxy.chains.lookups import Lookup, ReportedBlock, Values, number_of
 from proxy.core.heads import HIGHEST, HeadDoubts, heard_of
 from proxy.core.upstream_health import Standing, UpstreamHealth
 from proxy.errors import Unavailable
 from proxy.services.rpc.fork_search import ForkSearch
 from proxy.services.rpc.network_state import NetworkState
-from proxy.services.rpc.probe import Probe
+from proxy.services.rpc.probe import look_up
 from proxy.services.rpc.shared_polls import SHORTEST_S, SharedPolls
 from proxy.services.rpc.stream_checks import StreamChecks
 from proxy.store.shared_memory.poll_table import HeadPoll, PollTable
@@ -52,6 +51,8 @@ TOGETHER_S = 0.1
 FRESH_S = 10.0
 # How often an upstream names its chain, besides each time that it was silent.
 NAMES_CHAIN_S = 60.0
+# How often an upstream is asked for its status, and how soon again if it does not answer.
+STATUS_S, STATUS_AGAIN_S = 60.0, 5.0
 
 _NEWS: dict[Standing, tuple[int, str]] = {
     "good": (logging.INFO, "upstream agrees with the network"),
@@ -84,6 +85,7 @@ class Tracker:
         """`table`: the polls of all processes of the host."""
         self.network_id = state.network.id
         self._state = state
+        self._lookups = state.head_reader.lookups
         self._clock = clock
         self._idle_s = min(max(state.network.facts.block_time_s / 2, SHORTEST_S), LONGEST_S)
         self._polls = SharedPolls(state.network, self._state.group.members, table)
@@ -92,6 +94,8 @@ class Tracker:
         # When each upstream last named its chain, and which of them are being polled.
         self._named_at: dict[int, float] = {}
         self._polled: set[int] = set()
+        # When each upstream was last asked for its status.
+        self._status_at: dict[int, float] = {}
         # When the head that another process found was adopted, for each upstream.
         self._adopted_at: dict[int, float] = {}
         self._uses = 0
@@ -106,7 +110,7 @@ class Tracker:
 
     def withhold(self) -> None:
         """Let no upstream take calls before it has named its chain."""
-        if self._state.network.identity and self._state.head_reader.chain_call is not None:
+        if self._state.network.identity and self._lookups.chain is not None:
             for upstream in self._state.every_upstream:
                 upstream.health.set_standing("unchecked", self._clock())
 
@@ -132,6 +136,8 @@ class Tracker:
                 self.is_ready.set()
                 if self._state.streams:
                     group.create_task(self._check_streams())
+                if self._lookups.status is not None:
+                    group.create_task(self._check_status(self._lookups.status))
                 await self._rest(began)
 
     def adopt(self) -> None:
@@ -144,6 +150,8 @@ class Tracker:
         async with asyncio.TaskGroup() as group:
             await self._look(group, self._state.upstreams)
         self._observe_heads(self._clock())
+        if self._lookups.status is not None:
+            await self._check_status(self._lookups.status)
         await self._check_streams()
 
     async def newest(self) -> int:
@@ -252,15 +260,14 @@ class Tracker:
             self._polled.discard(health.index)
 
     async def _newest_block(self, upstream: Upstream) -> ReportedBlock | None:
-        reader = self._state.head_reader
-        call = reader.head_block_call
-        block, probe = None, None
-        if call is not None and upstream.health.may_serve(call[0]):
-            probe = Probe(upstream, *call)
-            block = reader.read_block(await probe.send() or b"")
-        if block is None and (probe is None or probe.is_answered):
-            number = reader.read_number(await Probe(upstream, *reader.number_call).send() or b"")
-            block = None if number is None else (number, "", "")
+        block, is_answered = None, True
+        lookup = self._lookups.head
+        if lookup is not None and upstream.health.may_serve(lookup.calls[0].method):
+            found = await look_up(upstream, lookup)
+            block, is_answered = lookup.block(found.values or {}), found.is_answered
+        if block is None and is_answered:
+            lookup = self._lookups.number
+            block = lookup.block((await look_up(upstream, lookup)).values or {})
         return block if block is not None and 0 <= block[0] <= HIGHEST else None
 
     def _note(self, health: UpstreamHealth, block: ReportedBlock | None, took_s: float) -> None:
@@ -311,28 +318,51 @@ class Tracker:
 
     async def _is_our_chain(self, upstream: Upstream) -> bool:
         health, now = upstream.health, self._clock()
-        expected, call = self._state.network.identity, self._state.head_reader.chain_call
+        expected, lookup = self._state.network.identity, self._lookups.chain
         is_known = health.standing in ("good", "forked")
         is_due = health.silent or not is_known or now - self._named_at.get(health.index, -math.inf) >= NAMES_CHAIN_S
-        if not expected or call is None or not is_due:
+        if not expected or lookup is None or not is_due:
             return True
-        probe = Probe(upstream, *call)
-        result = await probe.send()
-        if not probe.is_answered:
+        found = await look_up(upstream, lookup, self._identity_block(lookup))
+        if not found.is_answered:
             if not is_known:
                 health.head_poll_failed(self._clock())
             return is_known
         self._named_at[health.index] = now
         # An upstream that refuses this call cannot be checked. A refusal takes back nothing that it said before.
-        if result is None:
+        if found.values is None:
             is_ours = health.standing != "wrong_chain"
         else:
-            is_ours = self._state.head_reader.read_chain(result) == expected
+            is_ours = lookup.identity(found.values) == expected
         if not is_ours:
             self._set_standing(health, "wrong_chain")
         elif health.standing == "wrong_chain":
             self._set_standing(health, "unchecked")
         return is_ours
+
+    def _identity_block(self, lookup: Lookup) -> Values:
+        return lookup.given(self._state.network.facts.genesis_at, "at")
+
+    async def _check_status(self, lookup: Lookup) -> None:
+        """Ask upstreams now and then whether they are syncing, which blocks they keep and which methods they offer."""
+        now = self._clock()
+        due = [
+            each
+            for each in self._state.upstreams
+            if now - self._status_at.get(each.health.index, -math.inf) >= STATUS_S
+        ]
+        self._status_at |= {each.health.index: now for each in due}
+        answers = await asyncio.gather(*[look_up(each, lookup, skips_errors=True) for each in due])
+        for upstream, found in zip(due, answers, strict=True):
+            if found.values is None:
+                self._status_at[upstream.health.index] = now - STATUS_S + STATUS_AGAIN_S
+                continue
+            # A development chain that makes no blocks looks like one that is catching up.
+            syncing = self._state.network.is_live and found.values.get("syncing") == b"true"
+            floor = number_of(found.values.get("floor", b""), lookup.numbers) or 0
+            upstream.health.status_reported(syncing=syncing, floor=floor, lacked=found.lacked, now=self._clock())
+        if due:
+            self._state.note_floors()
 
     async def _check_streams(self) -> None:
         for health, standing in (await self._streams.verdicts()).items():
@@ -360,10 +390,10 @@ class Tracker:
         upstream = next(filter(self._is_at_the_tip, self._state.upstreams), None)
         if cache is None or upstream is None:
             return
-        reader = self._state.head_reader
-        first = await Probe(upstream, *reader.genesis_call).send()
-        if first is not None and first != jsonrpc.NULL:
-            cache.identified(blake2b(reader.read_genesis(first), digest_size=8).hexdigest())
+        lookup = self._lookups.first or self._lookups.chain
+        found = None if lookup is None else await look_up(upstream, lookup, self._identity_block(lookup))
+        if lookup is not None and found is not None and (name := lookup.identity(found.values or {})):
+            cache.identified(blake2b(name.encode(), digest_size=8).hexdigest())
 
     def _is_at_the_tip(self, upstream: Upstream) -> bool:
         health = upstream.health

@@ -385,7 +385,7 @@ class VerifiedCall:
             result = await self._ask(upstream, self._policy, self._params)
         except RpcError as exc:
             # An upstream that is overloaded, or does not have the method, says nothing about the chain.
-            verdict = upstream_errors.classify(exc.error, self._policy.family.verdicts)
+            verdict = upstream_errors.classify(exc.error, self._policy.family.error_rules)
             if verdict.blame or verdict.kind == "unsupported":
                 return None
             return ReplyVote(upstream, digest_of_error(exc.error), error=exc.error)

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from proxy.chains.families import FAMILIES, family_of
+from proxy.chains.families import family_of
 from proxy.chains.family import Family, MethodTable
 from proxy.chains.registry import Network
 
@@ -20,9 +20,12 @@ def network_list(
     networks: Iterable[Network], methods: Mapping[str, MethodTable], follows: Callable[[str], bool]
 ) -> dict[str, Any]:
     """`methods`: the method tables by family. `follows`: whether a network is indexed, which webhooks need."""
-    shown = [_network(each, follows) for each in networks]
-    families = sorted({each["family"] for each in shown})
-    return {"networks": shown, "methods": {name: _samples(FAMILIES[name], methods[name]) for name in families}}
+    listed = [*networks]
+    families = {each.family: family_of(each) for each in listed}
+    return {
+        "networks": [_network(each, follows) for each in listed],
+        "methods": {name: _samples(families[name], methods[name]) for name in sorted(families)},
+    }
 
 
 def _network(network: Network, follows: Callable[[str], bool]) -> dict[str, Any]:
@@ -38,6 +41,6 @@ def _network(network: Network, follows: Callable[[str], bool]) -> dict[str, Any]
 
 def _samples(family: Family, methods: MethodTable) -> list[dict[str, Any]]:
     """Methods with sample params, in the order of their file, after the one that returns the head."""
-    head, params = family.head.number_call
+    head, params = family.head.lookups.number.first
     others = [(name, method.sample) for name, method in methods.items() if method.sample and name != head]
     return [{"method": name, "params": orjson.loads(text)} for name, text in [(head, params.decode()), *others]]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from proxy.chains.families import FAMILIES
 from proxy.chains.registry import Network, Registry
 
 # The parameters of a path that name a chain, alone or together with a network.
@@ -55,7 +54,7 @@ class LocalExamples:
     def _is_foreign(self, name: str, node: Any) -> bool:
         """Whether this is an example of a family without a served network."""
         is_example = isinstance(node, dict) and "value" in node
-        return is_example and name in FAMILIES and name not in self._by_family
+        return is_example and name in self._chains.families and name not in self._by_family
 
     def _move(self, example: dict[str, Any], word: str) -> None:
         meant = self._chains.find_word(word, live=True)

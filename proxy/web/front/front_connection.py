@@ -323,7 +323,7 @@ class FrontConnection(asyncio.Protocol):
             if call is None and envelope is None and jsonrpc.is_batch(body):
                 self._serve_batch(headers, body, now)
             else:
-                call = call or jsonrpc.parse(body, envelope)
+                call = call or jsonrpc.parse(body, envelope, route.dialect)
                 replies.on_parsed(call)
                 self._context.rpc.call(replies, route, key, call, now, directives=headers.directives)
         except MalformedCall as exc:

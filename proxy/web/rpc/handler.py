@@ -149,7 +149,7 @@ class RpcHandler:
         try:
             if jsonrpc.is_batch(body):
                 return await self._batch(request, route, key, body)
-            return await self._single(request, route, key, jsonrpc.parse(body))
+            return await self._single(request, route, key, jsonrpc.parse(body, None, route.dialect))
         except MalformedCall as exc:
             self._rpc.charge_size(key, size_units, time.monotonic())
             raise fault_of(exc) from None

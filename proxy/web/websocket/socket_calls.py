@@ -266,7 +266,8 @@ class SocketCall(CallerState, HeldResultWaiter):
 
     def start(self, message: bytes) -> None:
         owner = self._owner
-        call = (large_envelope.read_call(message) if len(message) >= LARGE_MESSAGE else None) or jsonrpc.parse(message)
+        call = large_envelope.read_call(message) if len(message) >= LARGE_MESSAGE else None
+        call = call or jsonrpc.parse(message, None, owner.route.dialect)
         owner.add(self, len(message))
         self.id = call[2]
         self._params = call[1] if owner.key.records_params else b""

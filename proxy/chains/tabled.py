@@ -1,0 +1,166 @@
+"""The reader of families that are data alone: their file and the rows of their methods say everything.
+
+A method's row says where its params name a block (`block_at` in an array, `block_name` in an object). A number is a block; the
+family's tags and a param that is left out mean a moving head; any other text is the hash of a block or of a transaction. The
+row's cache rule, or that of the first of its `cases` that fits, decides how long a result is valid:
+
+`static` and `hash` results never change, the latter only once `final_if` holds, if the row has it. A `block` result is final
+when its block is, and one at a hash is as final as a `hash` result. Everything else is valid until the head moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from proxy.chains.family import HASH, NONE, AddressFormat, BlockRef, CacheRule, Family, HeadReader, Method
+from proxy.chains.lookups import ABSENT, Lookup, Lookups, NumberForm, number_of, number_text, text_of, value_at
+from proxy.core.caching import Lifetime
+
+# Shorter text of digits alone is a number.
+_SHORTEST_HASH = 20
+# Some upstreams pretty-print JSON, with a space in empty values.
+_EMPTY = frozenset((b"", b"null", b"[]", b"{}", b"[ ]", b"{ }", b'""'))
+_LONGEST_EMPTY = max(map(len, _EMPTY))
+
+
+@dataclass(frozen=True, slots=True)
+class BlockNames:
+    """How params name blocks. `latest`: the word for the head. `tags`: words for other moving heads. `pending`: words for state
+    outside of any block, which is never cached. `members`: those of an object that names a block, `number` and `hash`."""
+
+    numbers: NumberForm = "number"
+    latest: str = "latest"
+    tags: frozenset[str] = frozenset()
+    pending: frozenset[str] = frozenset()
+    members: Mapping[str, str] = field(default_factory=dict)
+
+
+def family_of_tables(name: str, names: BlockNames, lookups: Lookups) -> Family:
+    rules = _Rules(names)
+    reader = HeadReader(
+        read_number=_HeadNumber(lookups.head or lookups.number, names.numbers),
+        write_number=lambda number: number_text(number, names.numbers),
+    )
+    return Family(
+        name=name,
+        block_ref=rules.block_ref,
+        lifetime=rules.lifetime,
+        is_empty=is_empty,
+        head=reader,
+        addresses=AddressFormat(_no_address, bytes.decode, "not read on chains of this family"),
+        latest=names.latest,
+        at_head=True,
+    )
+
+
+def _no_address(text: str) -> bytes | None:
+    return None
+
+
+def is_empty(method: Method, result: bytes) -> bool:
+    return result == b"null" or (method.empty and len(result) <= _LONGEST_EMPTY and result in _EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadNumber:
+    """The number in a result that is the head's number, or the head block."""
+
+    lookup: Lookup
+    form: NumberForm
+
+    def __call__(self, result: bytes) -> int | None:
+        number = number_of(result, self.form)
+        if number is None and result[:1] == b"{":
+            return self.lookup.number(self.lookup.calls[-1].values_in(result))
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    names: BlockNames
+
+    def block_ref(self, method: Method, params: bytes) -> BlockRef:
+        rule = cache_rule(method, params)
+        if method.block_at is None or rule == "head":
+            return self._without_block(rule)
+        return self._named(param(params, method.block_at, method.block_name))
+
+    def _without_block(self, rule: CacheRule) -> BlockRef:
+        """A call that names no block depends on the head, unless its result never changes or is not cached."""
+        if rule == "never" or rule == "static":
+            return NONE
+        return HASH if rule == "hash" else BlockRef("tag", tag=self.names.latest)
+
+    def _named(self, value: bytes) -> BlockRef:
+        names = self.names
+        number = number_of(value, names.numbers)
+        if number is None and names.numbers != "number":
+            number = number_of(value, "number")  # Some families accept both.
+        if number is not None:
+            return BlockRef("number", number)
+        if value[:1] == b"{":
+            return self._in_object(value)
+        text = text_of(value)
+        if not text or text == names.latest or text in names.tags or text in names.pending:
+            return BlockRef("tag", tag=text or names.latest)
+        if text.isdecimal() and len(text) < _SHORTEST_HASH:
+            return BlockRef("number", int(text))
+        return BlockRef("hash", block_hash=text.lower())
+
+    def _in_object(self, value: bytes) -> BlockRef:
+        for kind, member in self.names.members.items():
+            if (found := value_at(value, member)) not in (ABSENT, b"null"):
+                number = number_of(found, self.names.numbers) if kind == "number" else None
+                if number is not None:
+                    return BlockRef("number", number)
+                return BlockRef("hash", block_hash=text_of(found).lower())
+        return BlockRef("tag", tag=self.names.latest)
+
+    def lifetime(self, method: Method, params: bytes, result: bytes, ref: BlockRef, head: int, final: int) -> Lifetime:
+        rule = cache_rule(method, params)
+        if rule == "never" or ref.tag in self.names.pending or is_empty(method, result):
+            return "never"
+        if rule == "static":
+            return "forever"
+        if rule == "hash" or (rule == "block" and ref.kind == "hash"):
+            return self._by_result(method, result, final)
+        if rule == "block" and ref.kind == "number":
+            return "forever" if ref.number <= final else "head" if ref.number <= head else "never"
+        return "never" if method.fresh else "head"
+
+    def _by_result(self, method: Method, result: bytes, final: int) -> Lifetime:
+        if method.final_if is None:
+            return "forever"
+        value = value_at(result, method.final_if.path)
+        if method.final_if.values:
+            return "forever" if _decoded(value) in method.final_if.values else "head"
+        number = number_of(value, self.names.numbers)
+        return "forever" if number is not None and number <= final else "head"
+
+
+def cache_rule(method: Method, params: bytes) -> CacheRule:
+    """The cache rule of a call: that of the first case that fits, or the method's."""
+    for case in method.cases:
+        value = _decoded(param(params, case.at, case.name))
+        # In Python, 0 equals false and 1 equals true; the cases mean one of them. TOML has no null.
+        if any(value == each and type(value) is type(each) for each in case.values):
+            return case.cache
+        if value is None and "null" in case.values:
+            return case.cache
+    return method.cache
+
+
+def param(params: bytes, at: int, name: str) -> bytes:
+    """One of the params as JSON, by its index in an array or its name in an object; empty if it is left out."""
+    return value_at(params, str(at)) if params[:1] == b"[" else value_at(params, name) if name else ABSENT
+
+
+def _decoded(value: bytes) -> Any:
+    try:
+        return msgspec.json.decode(value) if value else None
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,109 @@
+"""Loads the chain families from `config/families/*.toml`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from proxy.chains.families import READERS
+from proxy.chains.family import Family
+from proxy.chains.lookups import Lookup, LookupCall, Lookups
+from proxy.chains.tabled import BlockNames, family_of_tables
+from proxy.chains.write_ids import WRITE_IDS
+from proxy.core.jsonrpc import Dialect
+from proxy.core.upstream_errors import matching
+from proxy.settings.toml_files import checked, with_line
+
+_PLACEHOLDER = re.compile(r"\{([a-z]+)\}")
+# The values that a lookup must read, one of each group.
+_NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
+    "number": (("number",),),
+    "head": (("number",), ("hash",)),
+    "final": (("number",),),
+    "block": (("hash",),),
+    "chain": (("chain", "number"),),
+    "first": (("chain",),),
+    "slots": (("number",),),
+}
+
+# The values that are given: the number of the block, and that of the block whose hash names the chain.
+_GIVEN = {"block": ("number",), "chain": ("at",), "first": ("at",)}
+
+
+def load_families(paths: Iterable[Path], faults: list[str]) -> dict[str, Family]:
+    """The families by name. Adds the faults of every file to `faults`."""
+    found = {}
+    for path in paths:
+        data = checked("family", path, faults)
+        wrong = [with_line(path, fault) for fault in _file_faults(data)] if data else []
+        faults += wrong
+        if data and not wrong:
+            found[data["name"]] = family_in(data)
+    return found
+
+
+def family_in(data: Mapping[str, Any]) -> Family:
+    """The family that a file describes: its reader's code with the file's data."""
+    numbers, blocks = data.get("numbers", "number"), data.get("blocks", {})
+    lookups = Lookups(**{name: _lookup(given, numbers) for name, given in data["lookups"].items()})
+    transport, errors, writes, timing = (data.get(name, {}) for name in ("transport", "errors", "writes", "timing"))
+    reader = READERS.get(data.get("reader", "data"))
+    if reader is None:
+        names = {kind: blocks[f"{kind}_member"] for kind in ("number", "hash") if f"{kind}_member" in blocks}
+        latest, tags, pending = data.get("latest", "latest"), blocks.get("tags", ()), blocks.get("pending", ())
+        words = BlockNames(numbers, latest, frozenset(tags), frozenset(pending), names)
+        reader = family_of_tables(data["name"], words, lookups)
+    changes: dict[str, Any] = {"sent_id": WRITE_IDS[writes["id"]]} if "id" in writes else {}
+    return replace(
+        reader,
+        title=data["title"],
+        latest=data.get("latest", reader.latest),
+        kept_blocks=data.get("kept_blocks", 0),
+        lag_blocks=timing.get("lag_blocks", 0),
+        facts={name: value for name, value in timing.items() if name != "lag_blocks"},
+        head=replace(reader.head, lookups=lookups),
+        dialect=Dialect(
+            named_params=transport.get("params") == "any", old_versions=len(transport.get("envelopes", ())) > 1
+        ),
+        batches=transport.get("batches", True),
+        socket_calls=transport.get("sockets") == "calls",
+        standard_errors=errors.get("standard", False),
+        error_rules=tuple(
+            matching(rule["kind"], *rule.get("phrases", ()), codes=rule.get("codes", ()))
+            for rule in errors.get("rules", ())
+        ),
+        sends_to_all=writes.get("to_all", False),
+        refused=data.get("refused", {}),
+        **changes,
+    )
+
+
+def _lookup(given: Mapping[str, Any], numbers: Any) -> Lookup:
+    calls = tuple(msgspec.convert(call, LookupCall) for call in given["calls"])
+    return Lookup(calls, numbers, given.get("unknown_parent", ""))
+
+
+def _file_faults(data: Mapping[str, Any]) -> Iterator[str]:
+    """Faults that the schema cannot detect."""
+    for name, given in data["lookups"].items():
+        known = {*_GIVEN.get(name, ())}
+        for index, call in enumerate(given["calls"]):
+            used = set(_PLACEHOLDER.findall(str(call.get("params", ""))))
+            if missing := sorted(used - known):
+                yield f"lookups.{name}.calls.{index}.params: {{{missing[0]}}} was not read by a call before"
+            known |= {*call.get("read", {})}
+        read = {value for call in given["calls"] for value in call.get("read", {})}
+        for group in _NEEDED.get(name, ()):
+            if not read & {*group}:
+                yield f"lookups.{name}: reads no {' or '.join(group)}"
+    refused = data.get("refused", {})
+    offered = {
+        method for given in data["lookups"].values() for call in given["calls"] for method in call.get("offers", {})
+    }
+    for method in sorted(offered & {*refused}):
+        yield f"refused.{method}: the status lookup offers this method"
