@@ -1,0 +1,293 @@
+"""Bitcoin-like chains on real nodes: two litecoinds and two btcds, through the product's worker.
+
+Every result is compared with that of the node itself, byte for byte: amounts are JSON numbers with eight decimals, which a
+decoder would change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import orjson
+import pytest
+
+from tests.bitcoin_nodes import BitcoinNode, LitecoinNode, agree, bitcoin_nodes, wait_for
+from tests.faults import fault_proxy
+from tests.http_client import HttpClient
+from tests.rpc_harness import NetworkHarness
+from tests.service import until
+from tests.web.worker import on_uvloop, running_worker
+
+READS_PER_ROUND, ROUNDS = 400, 10
+# Coinbase outputs can be spent after a hundred blocks.
+MATURE = 101
+
+
+class _Reply(msgspec.Struct):
+    result: msgspec.Raw = msgspec.Raw()
+    error: Any = None
+
+
+class BitcoinHarness(NetworkHarness):
+    nodes: Sequence[BitcoinNode] = ()
+    transactions: list[str]
+
+    async def settled(self) -> None:
+        """Wait until all nodes agree and the service has seen their head."""
+        await agree(self.nodes)
+        best = await self.nodes[0].best()
+
+        async def is_seen() -> bool:
+            await self.look()
+            return {each.health.head_hash for each in self.route.upstreams} == {best}
+
+        await until(is_seen)
+
+    async def raw(self, client: HttpClient, method: str, params: Any) -> tuple[bytes, Any]:
+        """The bytes of the result, and the error."""
+        body = orjson.dumps({"jsonrpc": "2.0", "id": 7, "method": method, "params": params})
+        reply = await client.send(self.worker.post(body, network=self.network))
+        assert reply.status == 200, (method, params, reply)
+        found = msgspec.json.decode(reply.body, type=_Reply)
+        return bytes(found.result), found.error
+
+    async def check(self, calls: Sequence[tuple[str, Any]]) -> int:
+        """Compare replies with those of the first node. Returns how many results were compared."""
+        compared = 0
+        async with await self.worker.connect() as client:
+            for method, params in calls:
+                expected, refusal = await self.nodes[0].raw(method, params)
+                result, error = await self.raw(client, method, params)
+                if refusal is None:
+                    assert (result, error) == (expected, None), (method, params)
+                    compared += 1
+                else:
+                    assert error is not None, (method, params, refusal)
+                    assert error["code"] == refusal["code"], (method, params, refusal, error)
+        return compared
+
+    async def reads(self, count: int, rng: random.Random) -> list[tuple[str, Any]]:
+        """Random calls about blocks, transactions and outputs; the newest blocks are the most frequent."""
+        node = self.nodes[0]
+        height = await node.ask("getblockcount")
+        heights = [max(0, height - int(rng.expovariate(0.2))) for _ in range(40)] + [0, height, height + 1]
+        hashes = [str(await node.ask("getblockhash", each)) for each in heights if each <= height]
+        sent = self.transactions + [(await node.ask("getblock", each))["tx"][0] for each in hashes[:10]]
+        named = {"blockhash": hashes[0], "verbosity": 1} if isinstance(node, LitecoinNode) else [hashes[0], 1]
+        unknown = "ab" * 32
+        kinds: list[Any] = [
+            lambda: ("getblockcount", []),
+            lambda: ("getbestblockhash", []),
+            lambda: ("getblockhash", [rng.choice(heights)]),
+            lambda: ("getblock", [rng.choice([*hashes, unknown]), rng.choice([0, 1])]),
+            lambda: ("getblock", named),
+            lambda: ("getblockheader", [rng.choice([*hashes, unknown]), rng.choice([True, False])]),
+            lambda: ("getrawtransaction", [rng.choice([*sent, unknown]), rng.choice([0, 1])]),
+            lambda: ("gettxout", [rng.choice([*sent, unknown]), 0, rng.choice([True, False])]),
+            lambda: ("getdifficulty", []),
+            lambda: ("validateaddress", [rng.choice(["x", unknown])]),
+        ]
+        if isinstance(node, LitecoinNode):
+            kinds.append(lambda: ("getblockstats", [rng.choice([*hashes, *heights])]))
+            kinds.append(lambda: ("getchaintxstats", []))
+        return [rng.choice(kinds)() for _ in range(count)]
+
+
+@pytest.fixture(params=["litecoind", "btcd"])
+def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[BitcoinNode]]:
+    with bitcoin_nodes(request.param, tmp_path, [(), ()]) as found:
+        yield found
+
+
+@pytest.fixture
+def litecoin_nodes(tmp_path: Path) -> Iterator[list[BitcoinNode]]:
+    """The second one has no index of transactions."""
+    with bitcoin_nodes("litecoind", tmp_path, [(), ("-txindex=0",)]) as found:
+        yield found
+
+
+@asynccontextmanager
+async def bitcoin_harness(
+    nodes: Sequence[BitcoinNode], blocks: int = MATURE, **sections: Any
+) -> AsyncIterator[BitcoinHarness]:
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        await wait_for(nodes, session)
+        await nodes[0].make(blocks)
+        await agree(nodes)
+        running = await stack.enter_async_context(
+            running_worker({nodes[0].network: [each.url for each in nodes]}, **sections)
+        )
+        harness = BitcoinHarness(running, nodes[0].network)
+        harness.nodes, harness.transactions = nodes, []
+        await harness.settled()
+        yield harness
+
+
+async def pay(node: BitcoinNode) -> str:
+    """A signed transaction of the node's wallet, which is not sent yet."""
+    assert isinstance(node, LitecoinNode)
+    coin = next(each for each in await node.ask("listunspent") if each["spendable"])
+    amount = round(float(coin["amount"]) - 0.01, 8)
+    raw = await node.ask("createrawtransaction", [{"txid": coin["txid"], "vout": coin["vout"]}], {node.address: amount})
+    return str((await node.ask("signrawtransactionwithwallet", raw))["hex"])
+
+
+@on_uvloop
+async def test_every_result_is_that_of_the_node_while_blocks_are_made_and_replaced(nodes: list[BitcoinNode]) -> None:
+    rng = random.Random(1)
+    async with bitcoin_harness(nodes) as harness:
+        compared = 0
+        for number in range(ROUNDS):
+            if isinstance(nodes[0], LitecoinNode):
+                harness.transactions.append(await nodes[0].ask("sendrawtransaction", await pay(nodes[0])))
+            if number % 3 == 2:
+                await nodes[0].reorganise(1 + number % 4)
+            else:
+                await nodes[0].make(1 + number % 3)
+            await harness.settled()
+            compared += await harness.check(await harness.reads(READS_PER_ROUND, rng))
+        assert compared > READS_PER_ROUND * ROUNDS * 0.6
+
+
+@on_uvloop
+async def test_results_are_of_the_old_or_the_new_head_while_it_moves(nodes: list[BitcoinNode]) -> None:
+    """The service polls by itself. Its head never goes back, because every new branch is longer, and final blocks stay."""
+    async with bitcoin_harness(nodes) as harness:
+        harness.watch()
+        stop = asyncio.Event()
+        known: dict[int, set[bytes]] = {}
+
+        async def move() -> None:
+            for number in range(12):
+                await (nodes[0].reorganise(2) if number % 4 == 3 else nodes[0].make(1))
+                await asyncio.sleep(0.2)
+            stop.set()
+
+        async def read() -> None:
+            highest = 0
+            async with await harness.worker.connect() as client:
+                while not stop.is_set():
+                    height, error = await harness.raw(client, "getblockcount", [])
+                    assert error is None
+                    assert int(height) >= highest
+                    highest = int(height)
+                    for deep in (highest - 20, highest - 70):
+                        result, error = await harness.raw(client, "getblockhash", [max(1, deep)])
+                        assert error is None
+                        known.setdefault(deep, set()).add(result)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(move())
+            group.create_task(read())
+        assert all(len(results) == 1 for results in known.values())
+        await harness.settled()
+        assert await harness.check([("getblockhash", [each]) for each in range(1, MATURE)]) == MATURE - 1
+
+
+@on_uvloop
+async def test_repeated_and_mined_transaction_is_a_success(litecoin_nodes: list[BitcoinNode]) -> None:
+    async with bitcoin_harness(litecoin_nodes) as harness:
+        node = litecoin_nodes[0]
+        raw = await pay(node)
+        expected = (await node.ask("decoderawtransaction", raw))["txid"]
+        assert await harness.result("sendrawtransaction", [raw]) == expected
+        assert await harness.result("sendrawtransaction", [raw]) == expected
+        # Both upstreams have it, whether or not they are peers.
+        for each in litecoin_nodes:
+            assert expected in await each.ask("getrawmempool")
+        await node.make(1)
+        await harness.settled()
+        _, error = await node.raw("sendrawtransaction", [raw])
+        assert error["code"] == -27
+        assert await harness.result("sendrawtransaction", [raw]) == expected
+        broken = await harness.call("sendrawtransaction", ["00" * 50])
+        assert broken.json["error"]["code"] == -22
+
+
+@on_uvloop
+async def test_upstream_without_an_index_gets_no_calls_for_transactions(litecoin_nodes: list[BitcoinNode]) -> None:
+    async with bitcoin_harness(litecoin_nodes) as harness:
+        node = litecoin_nodes[0]
+        txid = (await node.ask("getblock", await node.ask("getblockhash", 5)))["tx"][0]
+        await harness.look()
+        lacking = harness.route.upstreams[1].health.lacking
+        assert "getrawtransaction" in lacking
+        assert "getrawtransaction" not in harness.route.upstreams[0].health.lacking
+        before = harness.route.upstreams[1].health.calls
+        for number in range(30):
+            assert await harness.result("getrawtransaction", [txid, number % 2 == 0])
+        assert harness.route.upstreams[1].health.calls == before
+
+
+@on_uvloop
+async def test_node_of_another_chain_gets_no_calls(tmp_path: Path) -> None:
+    """btcd serves Bitcoin, and the network is Litecoin."""
+    with bitcoin_nodes("litecoind", tmp_path, [()]) as good, bitcoin_nodes("btcd", tmp_path, [()]) as other:
+        async with aiohttp.ClientSession() as session:
+            await wait_for([*good], session)
+            await wait_for([*other], session)
+            await good[0].make(5)
+            await other[0].make(9)
+            urls = [other[0].url, good[0].url]
+            async with running_worker({"litecoin/regtest": urls}) as running:
+                harness = NetworkHarness(running, "litecoin/regtest")
+                harness.tracker.withhold()
+                await harness.shows("wrong_chain", "up")
+                for _ in range(20):
+                    assert await harness.result("getblockcount") == 5
+                assert harness.route.upstreams[0].health.calls == 0
+
+
+@on_uvloop
+async def test_hung_or_late_upstream_does_not_show(litecoin_nodes: list[BitcoinNode]) -> None:
+    """One of two upstreams hangs, and then falls behind: every read is right."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        await wait_for(litecoin_nodes, session)
+        await litecoin_nodes[0].make(MATURE)
+        await agree(litecoin_nodes)
+        proxy = await stack.enter_async_context(fault_proxy(litecoin_nodes[1].port))
+        late = proxy.url.replace("http://", "http://user:secret@")
+        running = await stack.enter_async_context(running_worker({"litecoin/regtest": [litecoin_nodes[0].url, late]}))
+        harness = BitcoinHarness(running, "litecoin/regtest")
+        harness.nodes, harness.transactions = litecoin_nodes, []
+        await harness.settled()
+        rng = random.Random(2)
+        await litecoin_nodes[1].ask("setnetworkactive", False)
+        await litecoin_nodes[0].make(1)
+        await harness.look()
+        for _ in range(3):
+            await litecoin_nodes[0].make(1)
+            await harness.look()
+            assert await harness.check(await harness.reads(150, rng)) > 50
+        harness.watch()
+        await proxy.switch("black_hole")
+        calls = [
+            call for call in await harness.reads(200, rng) if call[0] in ("getblockcount", "getblock", "getblockhash")
+        ]
+        assert await harness.check(calls) > 20
+
+
+@on_uvloop
+async def test_clients_of_bitcoin_work(litecoin_nodes: list[BitcoinNode]) -> None:
+    """The envelopes that python-bitcoinlib, python-bitcoinrpc, bitcoin-core (npm) and btcd's rpcclient send."""
+    async with bitcoin_harness(litecoin_nodes) as harness:
+        height = await litecoin_nodes[0].ask("getblockcount")
+        for envelope in (
+            {"version": "1.1", "method": "getblockcount", "params": [], "id": 1},
+            {"jsonrpc": "1.0", "method": "getblockcount", "params": [], "id": "curltest"},
+            {"method": "getblockcount", "params": [], "id": "1-0"},
+            {"jsonrpc": "2.0", "method": "getblockcount", "params": {}, "id": 1},
+            {"method": "getblockcount", "id": 0},
+        ):
+            reply = await harness.worker.send(orjson.dumps(envelope), network=harness.network)
+            assert reply.json["result"] == height, (envelope, reply)
+            assert reply.json["id"] == envelope["id"]
