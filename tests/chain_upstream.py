@@ -90,12 +90,16 @@ class Block:
     parent: str
     events: tuple[Event, ...]
 
+    @property
+    def time(self) -> int:
+        return 1_700_000_000 + self.number
+
     def header(self) -> dict[str, Any]:
         return {
             "number": hex(self.number),
             "hash": self.hash,
             "parentHash": self.parent,
-            "timestamp": hex(1_700_000_000 + self.number),
+            "timestamp": hex(self.time),
             "logsBloom": "0x" + ("f" if self.events else "0") * 512,
             "transactions": [],
         }
@@ -163,6 +167,15 @@ class LittleChain:
                 held[sender, *rest] -= amount
                 held[recipient, *rest] += amount
         return {key: amount for key, amount in held.items() if amount and key[0] != ZERO}
+
+    def transfers(self, first: int = 0, last: int | None = None) -> list[tuple[Any, ...]]:
+        """Every move: block, hash, time, transaction, log, item, then standard, contract, from, to, token id and amount."""
+        return [
+            (block.number, block.hash, block.time, log["transactionHash"], int(log["logIndex"], 16), item, *move)
+            for block in self.blocks[first : None if last is None else last + 1]
+            for event, log in zip(block.events, block.logs(), strict=True)
+            for item, move in enumerate(event.moves)
+        ]
 
 
 class ChainUpstream(ScriptedUpstream):

@@ -20,13 +20,14 @@ from proxy.compose.fleet import UpstreamLimits, host_id
 from proxy.compose.networks import NetworkBuilder
 from proxy.compose.smart_wallets import operation_cleanup
 from proxy.compose.webhooks import EventFeature
+from proxy.core.transfer_history import CATEGORIES, blocks_per_table
 from proxy.processes.worker import report_ready, run_child, watch_steps, watch_supervisor
 from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.events.notifications import Notifications
 from proxy.services.fleet import Cordons
 from proxy.services.follower.block_reader import BlockDemand, BlockReader
 from proxy.services.follower.network_follower import NetworkFollower
-from proxy.services.follower.sinks import FollowerSink, HoldingsSink, NoHoldingsSink, topics_of
+from proxy.services.follower.sinks import FollowerSink, HoldingsSink, NoHoldingsSink, TransfersSink, topics_of
 from proxy.services.process_reports import ProcessReports
 from proxy.services.readiness import probes
 from proxy.services.rpc.filter_ids import FilterIds
@@ -133,13 +134,23 @@ class Background:
     def follower_specs(self, route: Route, events: FollowerSink) -> list[FollowerSpec]:
         """One follower for everything, or one in the main database and one in that of the network's index."""
         name = route.network.id
+        history = self.transfers(route)
         if not self.indexes.is_split(name):
-            return [FollowerSpec(name, self.blocks, [*self.sinks, events])]
+            return [FollowerSpec(name, self.blocks, [*self.sinks, history, events])]
         others = [NoHoldingsSink() if sink is self.holdings else sink for sink in self.sinks]
         return [
             FollowerSpec(name, self.blocks, [*others, events]),
-            FollowerSpec(f"{name}{INDEX}", self.index_blocks(name), [self.holdings]),
+            FollowerSpec(f"{name}{INDEX}", self.index_blocks(name), [self.holdings, history]),
         ]
+
+    def transfers(self, route: Route) -> TransfersSink:
+        """Keeps the history of transfers of a network."""
+        given, network = self.settings.follower, route.network
+        return TransfersSink(
+            [CATEGORIES[each] for each in given.transfer_categories(network.id)],
+            span=blocks_per_table(network.facts.block_time_s),
+            keep=given.transfer_blocks(network.id),
+        )
 
     def index_blocks(self, network: str) -> BlockStore:
         """The blocks of the database that has the network's index."""

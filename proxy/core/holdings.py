@@ -22,7 +22,8 @@ _TOKEN_KEY, _NFT_KEY = 2 * _ADDRESS, 2 * _ADDRESS + 32
 
 
 class Transfer(msgspec.Struct, gc=False):
-    """`standard`: 20, 721 or 1155. `item`: the place in the log, if one log moves several tokens."""
+    """`standard`: 20, 721 or 1155, or of coins its category in the history. `item`: the place in the log, if one log moves
+    several tokens. `log_index`: for coins the index of the transaction."""
 
     standard: int
     contract: bytes
@@ -33,6 +34,7 @@ class Transfer(msgspec.Struct, gc=False):
     transaction: str
     log_index: int
     item: int = 0
+    block: int = 0
 
 
 class HoldingChanges:

@@ -122,9 +122,19 @@ class FollowerSettings:
     start: Mapping[str, int]
     keep_blocks: int
     renew: bool
+    transfers: Mapping[str, tuple[str, ...]]
+    keep_transfers: Mapping[str, int]
 
     def follows(self, network: str) -> bool:
         return "*" in self.networks or network in self.networks
+
+    def transfer_categories(self, network: str) -> tuple[str, ...]:
+        """The categories whose transfers are kept."""
+        return self.transfers.get(network, self.transfers.get("*", ()))
+
+    def transfer_blocks(self, network: str) -> int:
+        """The number of blocks whose transfers are kept; 0: all."""
+        return self.keep_transfers.get(network, self.keep_transfers.get("*", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +194,7 @@ class RpcSettings:
     batch_wait_s: float
     show_upstream: bool
     max_batch_reply_bytes: int
+    alchemy_methods: bool
 
 
 @dataclass(frozen=True, slots=True)

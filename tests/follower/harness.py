@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from proxy.compose.background import Background
+from proxy.core.transfer_history import index_of, item_of
 from proxy.services.follower.network_follower import NetworkFollower
 from proxy.services.follower.sinks import FollowerSink
 from proxy.services.rpc.networks import Route
@@ -78,10 +79,9 @@ class FollowerHarness:
         self, *more: FollowerSink, keep: int = 16, start: int | None = 0, renews: bool = False
     ) -> NetworkFollower:
         self.running.sinks = [*self.running.sinks, *more]
-        reader = self.running.reader(self.route)
-        follower = NetworkFollower(
-            reader, self.running.blocks, self.running.sinks, start=start, keep=keep, renews=renews
-        )
+        sinks = [*self.running.sinks, self.running.transfers(self.route)]
+        reader = self.running.reader(self.route, sinks)
+        follower = NetworkFollower(reader, self.running.blocks, sinks, start=start, keep=keep, renews=renews)
         follower.keep = keep  # exactly, regardless of the network's finality
         return follower
 
@@ -105,7 +105,11 @@ class FollowerHarness:
     async def is_complete(self, first: int = 0) -> bool:
         """Whether the index matches the chain up to its last block."""
         tip = self.chain.blocks[-1]
-        return await self.cursor() == (tip.number, tip.hash) and await self.indexed() == self.chain.holdings(first)
+        return (
+            await self.cursor() == (tip.number, tip.hash)
+            and await self.indexed() == self.chain.holdings(first)
+            and await indexed_transfers(self.database) == self.chain.transfers(first)
+        )
 
 
 async def indexed(database: str, network: str = NETWORK) -> dict[tuple[bytes, ...], int]:
@@ -122,6 +126,26 @@ async def indexed(database: str, network: str = NETWORK) -> dict[tuple[bytes, ..
         assert row["amount"] != 0, "zero balances must be removed"
         found[row["holder"], row["contract"], int(row["token_id"]).to_bytes(32, "big")] = int(row["amount"])
     return found
+
+
+async def indexed_transfers(database: str, network: str = NETWORK) -> list[tuple[Any, ...]]:
+    """All rows of the history, in the form of `LittleChain.transfers`."""
+    async with connected(database) as connection:
+        rows = await connection.fetch(
+            """select t.*, b.hash, b.time, substr(b.transactions, 32 * t.tx + 1, 32) as transaction
+            from transfers t join followed_networks n on n.number = t.network
+            join transfer_blocks b on b.network = t.network and b.number = t.block
+            where n.network = $1 order by t.block, t.place""",
+            network,
+        )
+    return [
+        (
+            *(row["block"], "0x" + row["hash"].hex(), row["time"], "0x" + row["transaction"].hex()),
+            *(index_of(row["place"]), item_of(row["place"]), row["category"], row["contract"]),
+            *(row["sender"], row["recipient"], int(row["token_id"]), int(row["amount"])),
+        )
+        for row in rows
+    ]
 
 
 @asynccontextmanager

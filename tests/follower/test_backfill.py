@@ -14,6 +14,7 @@ import pytest
 
 from proxy.commands.index import _forget as forget_all
 from proxy.commands.index import line
+from proxy.core.transfer_history import OF_LOGS
 from proxy.errors import InvalidRequest, Unavailable
 from proxy.services.follower.backfill import Backfill, BackfillProgress
 from proxy.services.follower.block_reader import ReadFailed
@@ -51,7 +52,7 @@ def backfill(harness: FollowerHarness, contract: bytes = b"") -> Backfill:
     from proxy.services.follower.block_reader import BlockReader
 
     reader = BlockReader(harness.route, topics=TOPICS, contract="0x" + contract.hex() if contract else "")
-    return Backfill(reader, harness.running.blocks, START, contract)
+    return Backfill(reader, harness.running.blocks, START, contract, OF_LOGS)
 
 
 async def fill(
@@ -212,7 +213,7 @@ async def test_deleting_the_index_has_no_statement_timeout(database: str) -> Non
         harness.running.blocks = BlockStore(harness.running.pool, statement_s=0.3)
         async with harness.running.blocks.backfill(NETWORK) as term:
             with pytest.raises(Unavailable):
-                await forget(term, harness.running.sinks)
+                await forget(term, [*harness.running.sinks, harness.running.transfers(harness.route)])
         assert await harness.cursor() is not None
         await forget_all(harness.running, harness.route)
         assert await harness.cursor() is None

@@ -324,7 +324,7 @@ async def test_stopped_network_is_followed_again_once_its_index_is_deleted(
         tasks = await follow_beyond_the_kept_blocks(harness)
         await until(lambda: telemetry.follower_stopped.labels(NETWORK)._value.get() == 1, within_s=40.0)
         async with harness.running.blocks.backfill(NETWORK) as term:
-            await forget(term, harness.running.sinks)
+            await forget(term, [*harness.running.sinks, harness.running.transfers(harness.route)])
         await until(harness.is_complete, within_s=40.0)
         found = await harness.holdings.as_of(NETWORK)
         assert found is not None
@@ -338,7 +338,7 @@ async def test_index_that_was_deleted_is_noticed_without_a_new_block(database: s
         await follower.step(term)
         for _ in range(2 * network_follower.HEADS_PER_READ):
             await follower.step(term)
-        await forget(term, harness.running.sinks)
+        await forget(term, [*harness.running.sinks, harness.running.transfers(harness.route)])
 
         async def go_on() -> None:
             for _ in range(2 * network_follower.HEADS_PER_READ):

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.services.follower.block_reader import ReadFailed
 from tests.chain_upstream import ZERO, Event, address, deposit, erc20, erc721, erc1155, erc1155_batch, withdrawal
-from tests.follower.harness import FollowerHarness, follower_harness
+from tests.follower.harness import FollowerHarness, follower_harness, indexed_transfers
 
 KEEP = 12
 HOLDERS = [ZERO, *(address(n) for n in range(5))]
@@ -70,4 +70,6 @@ async def _agrees(harness: FollowerHarness) -> bool:
     number, block_hash = found
     if number < 0 or harness.chain.blocks[min(number, harness.chain.head)].hash != block_hash:
         return True
+    if await indexed_transfers(harness.database) != harness.chain.transfers(0, number):
+        return False
     return await harness.indexed() == harness.chain.holdings(0, number)

@@ -25,7 +25,7 @@ from tests.chain_upstream import ZERO, address, erc20
 from tests.database import MIGRATED, Server, connected
 from tests.flows.production import settings_text
 from tests.follower.follower_process import FollowerProcess
-from tests.follower.harness import NETWORK, FollowerHarness, follower_harness, indexed, settings_of
+from tests.follower.harness import NETWORK, FollowerHarness, follower_harness, indexed, indexed_transfers, settings_of
 from tests.follower.test_failover import change, some_events
 from tests.service import command_here, until
 from tests.shipped_tables import TABLES
@@ -72,6 +72,8 @@ class SplitIndex:
     async def is_complete(self) -> bool:
         """Whether both databases have reached the tip, and the holdings match the chain."""
         if not await self.is_followed(self.main) or not await self.is_followed(self.other):
+            return False
+        if await indexed_transfers(self.other) != self.harness.chain.transfers(0):
             return False
         return await indexed(self.other) == self.harness.chain.holdings(0)
 

@@ -46,6 +46,8 @@ class ChainLog(msgspec.Struct, rename="camel", gc=False):
     log_index: str
     data: str = "0x"
     removed: bool = False
+    # Not every upstream has it.
+    block_timestamp: str | None = None
 
 
 class Receipt(msgspec.Struct, rename="camel", gc=False):
@@ -161,6 +163,8 @@ def transfers_of(logs: Iterable[ChainLog]) -> tuple[list[Transfer], int]:
                         0,
                         log.transaction_hash,
                         int(log.log_index, 16),
+                        0,
+                        int(log.block_number, 16),
                     )
                 )
             elif topic == TRANSFER:
@@ -201,6 +205,7 @@ def _moved(
         log.transaction_hash,
         int(log.log_index, 16),
         item,
+        int(log.block_number, 16),
     )
 
 

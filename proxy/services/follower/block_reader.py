@@ -10,7 +10,7 @@ contains the topics of its logs: if it contradicts an empty list, the block's re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -30,6 +30,8 @@ from proxy.services.rpc.networks import Route
 # Empty replies, with a pause between them, after which a block counts as having no logs if no upstream has its receipts:
 # the bloom filter may be wrong as well.
 EMPTY_RETRIES = 3
+# Headers of a range that are read at the same time.
+HEADERS_AT_ONCE = 16
 # Bounds memory: blocks with an empty reply. Usually a few, but dropped blocks stay.
 MAX_DOUBTED = 1000
 
@@ -185,7 +187,23 @@ class BlockReader:
         await self._find_parent(headers[first], first)
         for number, at in ((first, logs[:1]), (last, logs[-1:])):
             await self._check_end(headers[number], number, query, at)
+        await self._find_times(logs, headers)
         return _checked(headers[first], headers[last], logs, alone=False)
+
+    async def _find_times(self, logs: list[ChainLog], headers: Mapping[int, Header]) -> None:
+        """Add the times of their blocks to logs of an upstream that does not return them."""
+        missing = {int(log.block_number, 16) for log in logs if log.block_timestamp is None}
+        found = dict(headers)
+        wanted = sorted(missing - found.keys())
+        for at in range(0, len(wanted), HEADERS_AT_ONCE):
+            part = wanted[at : at + HEADERS_AT_ONCE]
+            found |= zip(part, await asyncio.gather(*map(self._existing_header, part)), strict=True)
+        for log in logs:
+            header = found.get(int(log.block_number, 16)) if log.block_timestamp is None else None
+            if header is not None and header.hash != log.block_hash:
+                raise ReadFailed(f"logs of a block {int(header.number, 16)} that was replaced")
+            if header is not None:
+                log.block_timestamp = header.timestamp
 
     async def _check_end(self, header: Header, number: int, query: _Query, logs: list[ChainLog]) -> None:
         """Check that a range was not truncated: `logs`, its first or last, must be from the block at that end if the block

@@ -7,15 +7,16 @@ never undone. A sink must use nothing but the connection it is given, because th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence, Set
 from typing import Protocol
 
 from proxy import telemetry
 from proxy.chains.evm.facts import TOPICS, BlockFacts
-from proxy.core.holdings import HoldingChanges
-from proxy.store.postgres import blocks, holdings
+from proxy.core.holdings import HoldingChanges, Transfer
+from proxy.store.postgres import blocks, holdings, transfers
 from proxy.store.postgres.blocks import BlockId, Followed
 from proxy.store.postgres.pool import DatabaseConnection
+from proxy.store.postgres.transfers import BlockRow
 
 
 class StaleRead(Exception):
@@ -114,6 +115,87 @@ class NoHoldingsSink:
 
     async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
         await holdings.delete_network(connection, network.number)
+
+
+class TransfersSink:
+    """Keeps the history of one network's transfers, of the given categories."""
+
+    topics: frozenset[str] | None = TOPICS
+    blocks = False
+    transactions = False
+
+    def __init__(self, categories: Collection[int], *, span: int, keep: int = 0) -> None:
+        """`span`: the blocks per table of a network without any. `keep`: the blocks whose transfers are kept; 0: all."""
+        self.categories = frozenset(categories)
+        self._span = span
+        self._keep = keep
+
+    def __repr__(self) -> str:
+        return f"<TransfersSink of {sorted(self.categories)}>"
+
+    async def write(self, connection: DatabaseConnection, network: Followed, found: Sequence[BlockFacts]) -> None:
+        first, last = found[0].first, found[-1].last
+        if self.categories:
+            await transfers.open_tables(connection, network.number, first, last + transfers.AHEAD, span=self._span)
+        await transfers.follow(connection, network.number, self.categories, at=first)
+        history = BlockHistory(network.number, self.categories)
+        for piece in found:
+            history.add(piece)
+        await transfers.write(connection, network.number, history.blocks(), history.rows)
+
+    async def undo(
+        self, connection: DatabaseConnection, network: Followed, stays: BlockId, removed: Sequence[BlockId]
+    ) -> None:
+        await transfers.take_back(connection, network.number, stays.number)
+
+    async def settle(self, connection: DatabaseConnection, network: Followed, below: int) -> None:
+        if self._keep:
+            await transfers.expire_below(connection, network.number, below - self._keep)
+
+    async def forget(self, connection: DatabaseConnection, network: Followed) -> None:
+        await transfers.delete_network(connection, network.number)
+
+
+class BlockHistory:
+    """The rows of blocks and of their transfers."""
+
+    def __init__(self, network: int, categories: Set[int]) -> None:
+        self._network = network
+        self._categories = categories
+        self._places: dict[int, tuple[bytes, int]] = {}
+        self._hashes: dict[int, dict[str, int]] = {}
+        self.rows: list[bytes] = []
+
+    def __repr__(self) -> str:
+        return f"<BlockHistory of {len(self.rows)} transfers>"
+
+    def add(self, piece: BlockFacts, moved: Sequence[Transfer] | None = None) -> None:
+        """Add the transfers of a block or range, by default all of them."""
+        self._places |= _places_of(piece)
+        network, categories, hashes, rows = self._network, self._categories, self._hashes, self.rows
+        for transfer in piece.transfers if moved is None else moved:
+            if transfer.standard not in categories:
+                continue
+            found = hashes.get(transfer.block)
+            if found is None:
+                found = hashes[transfer.block] = {}
+            tx = found.setdefault(transfer.transaction, len(found))
+            rows.append(transfers.packed(network, tx, transfer))
+
+    def blocks(self) -> list[BlockRow]:
+        """The blocks that have transfers."""
+        return [
+            BlockRow(number, *self._places[number], b"".join(bytes.fromhex(each[2:]) for each in hashes))
+            for number, hashes in self._hashes.items()
+        ]
+
+
+def _places_of(piece: BlockFacts) -> dict[int, tuple[bytes, int]]:
+    """The hash and time of each block that has logs."""
+    if piece.header is not None:
+        return {piece.last: (piece.hash, piece.time)}
+    known = {(log.block_number, log.block_hash, log.block_timestamp) for log in piece.logs}
+    return {int(number, 16): (bytes.fromhex(hash_[2:]), int(time or "0x0", 16)) for number, hash_, time in known}
 
 
 def topics_of(sinks: Sequence[FollowerSink]) -> frozenset[str] | None:

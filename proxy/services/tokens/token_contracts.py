@@ -17,7 +17,8 @@ from proxy.core import display_text, units
 from proxy.core.portfolio import TokenInfo
 from proxy.errors import NotFound, Unavailable
 from proxy.services.multicall import Multicall
-from proxy.store.postgres.holdings import HoldingStore, IndexBlock
+from proxy.store.postgres.holdings import HoldingStore
+from proxy.store.postgres.index_reads import IndexBlock
 from proxy.store.valkey.cache import DataCache
 from proxy.tasks import min_block_of_task
 
@@ -62,7 +63,7 @@ class TokenContracts:
         """The newest block that the index and the chain both have. Raises without an index: an empty list would be wrong."""
 
         async def look() -> tuple[int, str]:
-            found = await self._indexed(network)
+            found = await self.indexed(network)
             return found.block, found.hash.hex()
 
         indexed, name = await self._recent.once(network.id, "index", "", make=look, ttl_s=INDEX_S)
@@ -79,15 +80,16 @@ class TokenContracts:
         catching up, or on a chain faster than a large count, it may move every time. Then the block is the one before the last
         read.
         """
-        before, found = await self._indexed(network), await read()
+        before, found = await self.indexed(network), await read()
         for _ in range(TRIES):
-            after = await self._indexed(network)
+            after = await self.indexed(network)
             if after == before:
                 break
             before, found = after, await read()
         return found, before.block
 
-    async def _indexed(self, network: Network) -> IndexBlock:
+    async def indexed(self, network: Network) -> IndexBlock:
+        """The block that the index has reached. Raises without an index."""
         found = await self._holdings.as_of(network.id)
         if found is not None:
             return found

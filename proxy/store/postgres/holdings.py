@@ -7,14 +7,12 @@ show which contracts to query, not the balance.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import asyncpg
-
 from proxy.core.holdings import HoldingChanges
 from proxy.store.postgres import sql
+from proxy.store.postgres.index_reads import IndexBlock, IndexReads
 from proxy.store.postgres.pool import DatabaseConnection, Pool
 from proxy.store.postgres.replica import ReplicaReads
 
@@ -35,7 +33,7 @@ class NftHolding:
 
 @dataclass(frozen=True, slots=True)
 class HolderShare:
-    """The amount of one token that a holder has."""
+    """The amount of a token, or of a contract's NFTs, that a holder has."""
 
     holder: bytes
     amount: int
@@ -52,17 +50,6 @@ class Collection:
     standard: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class IndexBlock:
-    """The block that the index has reached. Blocks before `first_block` are included only where a back-fill covered them."""
-
-    block: int
-    hash: bytes
-    time: datetime.datetime | None
-    first_block: int
-    fault: str | None
-
-
 class HoldingStore:
     """Reads holdings. The data of a network is never older than the block that `as_of` returned last."""
 
@@ -70,10 +57,8 @@ class HoldingStore:
         self, pool: Pool, reads: ReplicaReads | None = None, *, index_pools: Mapping[str, Pool] | None = None
     ) -> None:
         """`index_pools`: the databases of networks whose index is not in the main one."""
-        self._reads = reads or ReplicaReads(pool)
-        self._index_reads = {network: ReplicaReads(other) for network, other in (index_pools or {}).items()}
-        # The position of the last `as_of` of each network.
-        self._positions: dict[str, int] = {}
+        self.index = IndexReads(pool, reads, index_pools=index_pools)
+        self._fetch = self.index.fetch
 
     async def tokens_of(self, network: str, holder: bytes, *, limit: int) -> list[TokenHolding]:
         """Return the tokens that the holder has or had, non-zero amounts first.
@@ -97,29 +82,27 @@ class HoldingStore:
         rows = await self._fetch(sql.holdings.holders_of, network, contract, str(token_id), limit)
         return [HolderShare(holder, int(amount)) for holder, amount in rows]
 
+    async def holder_rows(self, network: str, contract: bytes, *, most: int) -> tuple[int, bool]:
+        """The number of rows that the holders of a contract have, counted up to `most`, and whether it has fungible tokens."""
+        ((tokens, nfts),) = await self._fetch(sql.holdings.count_holders, network, contract, most)
+        return max(tokens, nfts), tokens >= nfts
+
+    async def largest_holders(
+        self, network: str, contract: bytes, *, is_fungible: bool, limit: int
+    ) -> tuple[list[HolderShare], int]:
+        """The largest holders of a contract, and the number of all."""
+        query = sql.holdings.token_holders if is_fungible else sql.holdings.nft_holders
+        rows = await self._fetch(query, network, contract, limit)
+        shares = [HolderShare(row["holder"], int(row["amount"])) for row in rows]
+        return shares, rows[0]["holders"] if rows else 0
+
     async def collection(self, network: str, contract: bytes) -> Collection:
         (row,) = await self._fetch(sql.holdings.read_collection, network, contract)
         return Collection(row["owners"], row["pieces"], int(row["supply"]), row["standard"])
 
     async def as_of(self, network: str) -> IndexBlock | None:
         """Return the block that the index has reached, or None if the network is not followed yet."""
-        row, position = await self._reads_of(network).read(lambda connection: self._as_of(connection, network))
-        self._positions[network] = max(position, self._positions.get(network, 0))
-        if row is None:
-            return None
-        return IndexBlock(row["block"], row["block_hash"], row["block_time"], row["first_block"], row["fault"])
-
-    async def _as_of(self, connection: DatabaseConnection, network: str) -> tuple[asyncpg.Record | None, int]:
-        row = await connection.fetchrow(sql.holdings.as_of, network)
-        return row, await self._reads_of(network).position(connection)
-
-    async def _fetch(self, query: str, network: str, *arguments: object) -> list[asyncpg.Record]:
-        since = self._positions.get(network, 0)
-        reads = self._reads_of(network)
-        return await reads.read(lambda connection: connection.fetch(query, network, *arguments), since=since)
-
-    def _reads_of(self, network: str) -> ReplicaReads:
-        return self._index_reads.get(network, self._reads)
+        return await self.index.as_of(network)
 
 
 # Writes, on the caller's connection and in its transaction. `network` is the network's number.

@@ -145,7 +145,9 @@ create table followed_networks (
     -- False once blocks were written without holdings, because those are in another database.
     indexes_holdings boolean not null default true,
     -- Why the follower makes no progress although it goes on trying. Null while it moves.
-    stuck text
+    stuck text,
+    -- How many blocks one table of transfers has. Null before the first.
+    transfer_span bigint
 );
 
 -- Blocks that a reorganisation can still remove.
@@ -165,6 +167,9 @@ create table token_holdings (
     amount numeric not null,
     primary key (network, holder, contract)
 ) partition by list (network);
+
+-- Holders of a contract. Without the amount: a row whose indexed columns stay the same is updated in place.
+create index token_holders on token_holdings (network, contract);
 
 -- One row per token and holder. Rows at zero are deleted.
 create table nft_holdings (
@@ -226,6 +231,179 @@ create table backfills (
     covered int8multirange not null,
     primary key (network, contract)
 );
+
+-- Transfers
+
+-- One row per transfer, in one table per network and range of blocks. No column is null, which would cost eight bytes a row:
+-- contract is empty for the native coin, recipient for a transaction that creates a contract, token_id is 0 for fungible tokens.
+-- There is no unique index: coverage is changed in the same transaction as the rows, so that none is written twice.
+create table transfers (
+    block bigint not null,
+    -- The order within a block; core/transfer_history defines it.
+    place bigint not null,
+    -- The position of its transaction's hash in transfer_blocks.transactions, counted from 0.
+    tx integer not null,
+    network smallint not null,
+    -- 1: native, 2: internal, 20, 721, 1155.
+    category smallint not null,
+    sender bytea not null,
+    recipient bytea not null,
+    contract bytea not null,
+    amount numeric not null,
+    token_id numeric not null
+) partition by list (network);
+
+-- Seven bytes of an address fill the space that alignment would waste; readers compare the whole address.
+create index transfers_of_sender on transfers (substr(sender, 14, 7), block);
+create index transfers_of_recipient on transfers (substr(recipient, 14, 7), block);
+-- One entry per 32 pages: finds the rows of a block, and the pages that may have rows of a contract.
+create index transfers_by_block on transfers using brin (
+    block, contract bytea_bloom_ops (n_distinct_per_range = 500, false_positive_rate = 0.01)
+) with (pages_per_range = 32, autosummarize = on);
+
+-- The blocks that have transfers.
+create table transfer_blocks (
+    number bigint not null,
+    -- Seconds since 1970.
+    time bigint not null,
+    network smallint not null,
+    hash bytea not null,
+    -- The hashes of the transactions that have transfers, 32 bytes each.
+    transactions bytea not null,
+    primary key (network, number)
+) partition by list (network);
+
+-- Hashes cannot be compressed, and a part of them is read without the rest.
+alter table transfer_blocks alter column transactions set storage external;
+
+-- The blocks whose transfers of a category are all in the table: those from `since` to the follower's block, and those in
+-- `covered`. `since` is null while the follower does not write the category.
+create table transfer_coverage (
+    network smallint not null references followed_networks (number),
+    category smallint not null,
+    since bigint,
+    covered int8multirange not null default '{}',
+    primary key (network, category)
+);
+
+create function transfers_add_network() returns trigger language plpgsql security definer set search_path from current
+set lock_timeout = '2s' as $$
+declare
+    part text;
+begin
+    part := 'transfers_' || new.number;
+    execute format('create table %I (like transfers including all) partition by range (block)', part);
+    execute format('alter table transfers attach partition %I for values in (%s)', part, new.number);
+    part := 'transfer_blocks_' || new.number;
+    execute format('create table %I (like transfer_blocks including all) partition by range (number)', part);
+    execute format('alter table transfer_blocks attach partition %I for values in (%s)', part, new.number);
+    return null;
+end $$;
+
+create trigger transfers_add_network after insert on followed_networks
+for each row execute function transfers_add_network();
+
+-- Add the tables for the transfers of these blocks, unless they exist. `width`: the blocks per table, if the network has none
+-- yet. The tables are attached when they are complete, which blocks no reads. The owner's rights are enough.
+create function transfers_open(of_network smallint, low bigint, high bigint, width bigint) returns void
+language plpgsql security definer set search_path from current set lock_timeout = '2s' as $$
+declare
+    span bigint;
+    parent text;
+    part text;
+begin
+    select transfer_span into span from followed_networks where number = of_network;
+    if span is null then
+        update followed_networks set transfer_span = coalesce(transfer_span, width) where number = of_network
+        returning transfer_span into span;
+    end if;
+    for piece in low / span .. high / span loop
+        foreach parent in array array['transfers_' || of_network, 'transfer_blocks_' || of_network] loop
+            part := parent || '_' || piece;
+            if to_regclass(part) is null then
+                execute format('create table %I (like %I including all)', part, parent);
+                execute format(
+                    'alter table %I attach partition %I for values from (%s) to (%s)', parent, part, piece * span, (piece + 1) * span
+                );
+            end if;
+        end loop;
+    end loop;
+end $$;
+
+-- Remove the tables of blocks that are all below this one, and return how many. Waits a second for readers at most.
+create function transfers_drop(of_network smallint, below bigint) returns integer
+language plpgsql security definer set search_path from current set lock_timeout = '1s' as $$
+declare
+    span bigint;
+    part text;
+    removed integer := 0;
+begin
+    select transfer_span into span from followed_networks where number = of_network;
+    for part in
+        select relname from pg_inherits join pg_class on oid = inhrelid
+        where inhparent in (to_regclass('transfers_' || of_network), to_regclass('transfer_blocks_' || of_network))
+            and (substring(relname from '\d+$')::bigint + 1) * span <= below
+    loop
+        execute format('drop table %I', part);
+        removed := removed + 1;
+    end loop;
+    if removed > 0 then
+        update transfer_coverage set
+            covered = covered * int8multirange(int8range(below / span * span, null)),
+            since = greatest(since, below / span * span)
+        where network = of_network;
+    end if;
+    return removed;
+end $$;
+
+-- The same in a transaction that must not fail: without effect while readers are in the way, to be called again.
+create function transfers_expire(of_network smallint, below bigint) returns integer language plpgsql as $$
+begin
+    return transfers_drop(of_network, below);
+exception when lock_not_available then
+    return 0;
+end $$;
+
+-- Delete the transfers of blocks above this one. Only the newest pages are read, whatever the planner knows about them.
+create function transfers_delete_above(of_network smallint, last bigint) returns void
+language sql set enable_seqscan = off as $$
+    delete from transfers where network = of_network and block > last;
+    delete from transfer_blocks where network = of_network and number > last;
+$$;
+
+-- Transfers of a contract in a range of blocks, in any order. Reads the pages that may have some, and stops at `most` rows.
+create function transfers_of_contract(of_network smallint, of_contract bytea, low bigint, high bigint, most integer)
+returns setof transfers language sql stable set enable_seqscan = off set enable_indexscan = off as $$
+    select * from transfers where network = of_network and contract = of_contract and block between low and high limit most;
+$$;
+
+-- Transfers of one transaction of a block, in any order.
+create function transfers_of_transaction(of_network smallint, of_block bigint, of_tx integer)
+returns setof transfers language sql stable set enable_seqscan = off set enable_indexscan = off as $$
+    select * from transfers where network = of_network and block = of_block and tx = of_tx;
+$$;
+
+-- The first block with transfers at this time or later; null if there is none. Times grow with the blocks, so it halves the
+-- range of blocks until they meet.
+create function transfers_block_at(of_network smallint, at bigint) returns bigint language plpgsql stable as $$
+declare
+    low bigint;
+    high bigint;
+    middle bigint;
+    found record;
+begin
+    select min(number), max(number) + 1 into low, high from transfer_blocks where network = of_network;
+    while low < high loop
+        middle := (low + high) / 2;
+        select number, time into found from transfer_blocks where network = of_network and number >= middle order by number limit 1;
+        if found.number is null or found.time >= at then
+            high := middle;
+        else
+            low := found.number + 1;
+        end if;
+    end loop;
+    return (select number from transfer_blocks where network = of_network and number >= high and time >= at order by number limit 1);
+end $$;
 
 -- Migrations
 

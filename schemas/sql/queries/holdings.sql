@@ -70,5 +70,27 @@ select count(distinct holder) as owners, count(*) as pieces, coalesce(sum(amount
 from nft_holdings
 where network = (select number from followed_networks where network = $1) and contract = $2 and amount > 0;
 
+-- count_holders
+-- The holders of a token, or else of an NFT contract, counted up to a number of rows.
+select
+    (select count(*) from (
+        select from token_holdings
+        where network = (select number from followed_networks where network = $1) and contract = $2 limit $3
+    ) as t) as tokens,
+    (select count(*) from (
+        select from nft_holdings
+        where network = (select number from followed_networks where network = $1) and contract = $2 limit $3
+    ) as n) as nfts;
+
+-- token_holders
+select holder, amount, count(*) over () as holders from token_holdings
+where network = (select number from followed_networks where network = $1) and contract = $2 and amount > 0
+order by amount desc, holder limit $3;
+
+-- nft_holders
+select holder, sum(amount) as amount, count(*) over () as holders from nft_holdings
+where network = (select number from followed_networks where network = $1) and contract = $2 and amount > 0
+group by holder order by 2 desc, holder limit $3;
+
 -- as_of
 select first_block, block, block_hash, block_time, fault from followed_networks where network = $1 and block is not null;

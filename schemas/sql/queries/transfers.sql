@@ -1,0 +1,139 @@
+-- open
+select transfers_open($1::smallint, $2, $3, $4);
+
+-- follow
+-- The follower writes these categories from this block on, and no others. Rows that stay the same are not locked: a back-fill may
+-- wait for the follower while it holds them.
+with ended as (
+    update transfer_coverage set covered = covered + int8multirange(int8range(since, $3)), since = null
+    where network = $1 and since is not null and category <> all($2::smallint[])
+)
+insert into transfer_coverage as c (network, category, since)
+select $1, category, $3 from unnest($2::smallint[]) as wanted (category)
+where not exists (select from transfer_coverage k where k.network = $1 and k.category = wanted.category and k.since is not null)
+on conflict (network, category) do update set since = excluded.since where c.since is null;
+
+-- take_back
+update transfer_coverage set covered = covered * int8multirange(int8range(null, $2 + 1)), since = least(since, $2 + 1)
+where network = $1 and (since > $2 + 1 or upper(covered) > $2 + 1);
+
+-- delete_above
+select transfers_delete_above($1::smallint, $2);
+
+-- drop_below
+select transfers_drop($1::smallint, $2);
+
+-- expire_below
+select transfers_expire($1::smallint, $2);
+
+-- delete_coverage
+delete from transfer_coverage where network = $1;
+
+-- cover
+insert into transfer_coverage as c (network, category, covered) select $1, unnest($2::smallint[]), int8multirange(int8range($3, $4, '[]'))
+on conflict (network, category) do update set covered = c.covered + excluded.covered;
+
+-- uncovered
+-- Parts of a range in which a category is missing, up to the block from which on the follower writes it.
+select wanted.category, lower(part) as first, upper(part) - 1 as last
+from unnest($2::smallint[]) as wanted (category)
+    left join transfer_coverage c on c.network = $1 and c.category = wanted.category,
+    unnest(
+        int8multirange(int8range($3, greatest($3, least($4 + 1, coalesce(c.since, $5))))) - coalesce(c.covered, '{}'::int8multirange)
+    ) as part;
+
+-- coverage
+-- Per category, the first block from which on all blocks up to the index's are covered.
+select category, (
+    select lower(part) from unnest(covered + case when since is null then '{}' else int8multirange(int8range(since, block, '[]')) end) as part
+    where part @> block
+) as complete_from
+from transfer_coverage join followed_networks on number = transfer_coverage.network
+where followed_networks.network = $1 and block is not null and since <= block;
+
+-- number_of
+select number from followed_networks where network = $1;
+
+-- of_contract
+select block, place, tx, category, sender, recipient, contract, amount, token_id
+from transfers_of_contract($1::smallint, $2, $3, $4, $5);
+
+-- of_transaction
+select block, place, tx, category, sender, recipient, contract, amount, token_id
+from transfers_of_transaction($1::smallint, $2, $3) order by place;
+
+-- places
+-- Hash and time of the block, and hash of the transaction, for each pair of a block and a position in it.
+select hash, time, substr(transactions, 32 * tx + 1, 32) as transaction
+from unnest($2::bigint[], $3::integer[]) with ordinality as wanted (block, tx, nth)
+    left join transfer_blocks on network = $1 and number = block
+order by nth;
+
+-- hashes
+select hash, transactions from transfer_blocks where network = $1 and number = $2;
+
+-- block_at
+select transfers_block_at($1::smallint, $2);
+
+-- newest_first
+-- A page of an address's transfers, newest first: before the position ($5, $6) and not below the block $7, as sender ($3), as
+-- recipient ($4), or both. At most $8 rows are scanned; `end_block` and `end_place` are the last of them if there may be more.
+with sides as (
+    (
+        select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
+        where $3 and network = $1 and substr(sender, 14, 7) = substr($2::bytea, 14, 7) and sender = $2
+            and block <= $5 and (block, place) < ($5::bigint, $6::bigint) and block >= $7
+        order by block desc, place desc limit $8
+    )
+    union all
+    (
+        select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
+        where $4 and network = $1 and substr(recipient, 14, 7) = substr($2::bytea, 14, 7) and recipient = $2
+            and block <= $5 and (block, place) < ($5::bigint, $6::bigint) and block >= $7
+        order by block desc, place desc limit $8
+    )
+),
+scanned as materialized (select * from sides order by block desc, place desc limit $8),
+edge as (
+    select block as end_block, place as end_place from scanned
+    where (select count(*) from scanned) = $8 order by block, place limit 1
+),
+matched as (
+    select distinct on (block, place) * from scanned
+    where category = any($10::smallint[]) and ($11::bytea[] is null or contract = any($11))
+        and ($12::bytea is null or sender = $12 or recipient = $12) and ($13::numeric is null or amount >= $13)
+    order by block desc, place desc limit $9
+)
+select m.*, edge.* from (select true) as one left join edge on true left join matched m on true
+order by m.block desc, m.place desc;
+
+-- oldest_first
+-- The same, oldest first: after the position ($5, $6) and not above the block $7.
+with sides as (
+    (
+        select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
+        where $3 and network = $1 and substr(sender, 14, 7) = substr($2::bytea, 14, 7) and sender = $2
+            and block >= $5 and (block, place) > ($5::bigint, $6::bigint) and block <= $7
+        order by block, place limit $8
+    )
+    union all
+    (
+        select block, place, tx, category, sender, recipient, contract, amount, token_id from transfers
+        where $4 and network = $1 and substr(recipient, 14, 7) = substr($2::bytea, 14, 7) and recipient = $2
+            and block >= $5 and (block, place) > ($5::bigint, $6::bigint) and block <= $7
+        order by block, place limit $8
+    )
+),
+scanned as materialized (select * from sides order by block, place limit $8),
+edge as (
+    select block as end_block, place as end_place from scanned
+    where (select count(*) from scanned) = $8 order by block desc, place desc limit 1
+),
+matched as (
+    select distinct on (block, place) * from scanned
+    where category = any($10::smallint[]) and ($11::bytea[] is null or contract = any($11))
+        and ($12::bytea is null or sender = $12 or recipient = $12) and ($13::numeric is null or amount >= $13)
+    order by block, place limit $9
+)
+select m.*, edge.* from (select true) as one left join edge on true left join matched m on true
+order by m.block, m.place;
