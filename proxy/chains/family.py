@@ -93,6 +93,7 @@ class Method:
     `about`: the first param names a transaction or its sender. The upstream that has received a write knows of both first.
     `contract`: how the params name contracts, for keys that are limited to some. Such a key may not call a method with `any`.
     `answer`: the result as JSON, the same for all callers. Such a call is never sent to an upstream.
+    `own`: Penstock answers the call itself, from its index. Such a call is never sent to an upstream as it is.
     `sample`: params of a call to try, as JSON. The dashboard suggests methods that have them.
     """
 
@@ -116,6 +117,7 @@ class Method:
     after_object: bool = False
     splits: bool = False
     creates_filter: bool = False
+    own: bool = False
     same_as: str = ""
     identified: bool = False
     private: bool = False

@@ -210,6 +210,7 @@ class App:
     def _build_features(self, builder: NetworkBuilder) -> None:
         parts = self.settings, self._tables, self.pool
         self.data = DataFeature(*parts, self.internal_calls, reads=self.reads, index_pools=self.indexes.split_pools)
+        self.plane.own_methods.register(self.data.own_methods())
         self.smart_wallets = SmartWalletFeature(
             *parts, self.internal_calls, self.networks, builder, self.tasks, self.plane.meters
         )

@@ -1,4 +1,4 @@
-"""Builds the data feature: tokens, NFTs and prices. A worker has one, and closes it when it stops."""
+"""Builds the data feature: tokens, NFTs, transfers and prices. A worker has one, and closes it when it stops."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ from proxy.services.multicall import Multicall
 from proxy.services.names import EnsNames
 from proxy.services.prices import PriceService, sources_of
 from proxy.services.rpc.internal_calls import InternalCalls
+from proxy.services.rpc.own_methods import OwnMethod
+from proxy.services.tokens.address_history import TransferHistory
+from proxy.services.tokens.alchemy_methods import AlchemyMethods
 from proxy.services.tokens.collections import CollectionService
 from proxy.services.tokens.evm_tokens import EvmTokens
 from proxy.services.tokens.floor_prices import Marketplace
 from proxy.services.tokens.nft_metadata import NftMetadata
 from proxy.services.tokens.svm_tokens import SvmTokens
 from proxy.services.tokens.token_contracts import TokenContracts
+from proxy.services.tokens.token_holders import TokenHolders
 from proxy.services.tokens.token_prices import TokenPrices
 from proxy.settings import EgressSettings, PriceSources, Settings, Tables
 from proxy.store.postgres.holdings import HoldingStore
 from proxy.store.postgres.pool import Pool
 from proxy.store.postgres.replica import ReplicaReads
+from proxy.store.postgres.transfers import TransferStore
 from proxy.store.valkey.cache import DataCache
 from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.nfts import NftHandlers
 from proxy.web.rest.path_address import PathAddresses
 from proxy.web.rest.tokens import TokenHandlers, TokenReader
+from proxy.web.rest.transfers import TransferHandlers
 from proxy.wire.fetcher import Fetcher
 from proxy.wire.outbound_guard import OutboundGuard
 from proxy.wire.price_api import PriceApi
@@ -52,10 +58,14 @@ class DataFeature:
         holdings = HoldingStore(pool, reads, index_pools=index_pools)
         self.contracts = TokenContracts(self.multicall, holdings, self.cache, follows=settings.follower.follows)
         token_prices = TokenPrices(self.prices, tables.logos)
+        evm = EvmTokens(self.contracts, self.multicall, holdings, self.cache, token_prices)
         self.tokens: dict[TokenKind, TokenReader] = {
-            "evm": EvmTokens(self.contracts, self.multicall, holdings, self.cache, token_prices),
+            "evm": evm,
             "svm": SvmTokens(internal_calls, self.cache, token_prices),
         }
+        self.holders = TokenHolders(self.contracts, holdings, self.cache)
+        self.history = TransferHistory(self.contracts, TransferStore(holdings.index), internal_calls)
+        self._alchemy = AlchemyMethods(self.history, evm, self.multicall, internal_calls)
         self.guard = _guard(settings.egress)
         self._fetcher = Fetcher(self.guard, timeout_s=nfts.fetch_timeout_s, max_bytes=nfts.max_metadata_bytes)
         self.nft_metadata = NftMetadata(self.multicall, holdings, self._fetcher, self.cache, settings=nfts)
@@ -76,9 +86,14 @@ class DataFeature:
     def handlers(self) -> dict[str, RestHandler]:
         """The handlers, by operation id."""
         return {
-            **TokenHandlers(self.tokens, self._addresses).handlers(),
+            **TokenHandlers(self.tokens, self.holders, self._addresses).handlers(),
+            **TransferHandlers(self.history, self._addresses).handlers(),
             **NftHandlers(self.nft_metadata, self.collections, self._addresses).handlers(),
         }
+
+    def own_methods(self) -> dict[str, OwnMethod]:
+        """The JSON-RPC methods that are answered here, by name."""
+        return self._alchemy.handlers()
 
     async def close(self) -> None:
         if self._price_api is not None:

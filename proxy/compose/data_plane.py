@@ -15,6 +15,7 @@ from proxy.services.rpc.filter_ids import FilterIds
 from proxy.services.rpc.forwarder import Forwarder
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.logs import LogQueries
+from proxy.services.rpc.own_methods import OwnMethods
 from proxy.services.rpc.rest_waits import RestWaits
 from proxy.services.rpc.rpc_service import RpcService
 from proxy.services.rpc.tracker import Tracker, start_tracking
@@ -55,7 +56,8 @@ class DataPlane:
         }
         self.networks = builder.networks(states, takeovers)
         self.verifier = Verifier(tasks, self.meters, on_contradiction)
-        forwarder = Forwarder(FilterIds(settings.keys.pepper, self.meters), self.verifier)
+        self.own_methods = OwnMethods(tasks, self.meters)
+        forwarder = Forwarder(FilterIds(settings.keys.pepper, self.meters), self.verifier, self.own_methods)
         self.rpc = RpcService(
             admission,
             forwarder,

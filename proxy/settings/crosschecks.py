@@ -42,7 +42,7 @@ _NAMING: dict[
     "prices.feeds": PriceFeed,
     "prices.fixed": FixedPrice,
 }
-_FOLLOWED = ("follower.networks", "follower.start")
+_FOLLOWED = ("follower.networks", "follower.start", "follower.transfers", "follower.keep_transfers")
 T = TypeVar("T")
 
 

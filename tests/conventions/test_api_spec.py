@@ -62,6 +62,10 @@ ENDPOINTS = {
 # libraries (ERC-7677).
 ADDED = {
     ("GET", "/chains"): "",
+    ("GET", "/tokens/{chain}/holders/{contract}"): "data:read",
+    ("GET", "/transfers/{chain}/{address}"): "data:read",
+    ("GET", "/transfers/{chain}/contract/{contract}"): "data:read",
+    ("GET", "/transfers/{chain}/transaction/{hash}"): "data:read",
     ("GET", "/requests"): "requests:read",
     ("GET", "/requests/{id}"): "",
     ("GET", "/errors"): "requests:read",
@@ -89,6 +93,7 @@ ADDED = {
 CALLS_UPSTREAM = {
     *BY_METHOD,
     *("list_token_balances", "read_token_metadata", "read_nft", "read_nft_collection", "list_owned_nfts"),
+    *("list_transfers", "list_contract_transfers", "list_transaction_transfers", "list_token_holders"),
     *("read_wallet", "sponsor_operation", "backtest_webhook"),
 }
 # Pages without authentication, which the API spec does not describe.

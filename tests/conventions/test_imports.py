@@ -59,6 +59,7 @@ TOGETHER: dict[tuple[str, str], str] = {
     ("multicall", "rpc"): "reading contracts is a call, and only its error separates a refusal from an outage",
     ("tokens", "multicall"): "token data comes from contracts, many in one call",
     ("tokens", "rpc"): "where a family finds accounts by owner, the network itself is queried",
+    ("tokens", "accounts"): "long lists of holders and transfers are paid for as they are read",
     ("tokens", "prices"): "balances are sorted by their value",
     ("gas", "rpc"): "gas prices come from the network",
     ("sponsor", "rpc"): "a paymaster's past payments and a call's gas come from the network",

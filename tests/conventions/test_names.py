@@ -107,6 +107,7 @@ SHARED_STEMS: dict[str, str] = {
     "tokens": "tokens: REST resource and Solana's programs",
     "usage": "usage counts: decisions, service and store",
     "wallets": "smart wallets: REST resource, service and store",
+    "transfers": "the history of transfers: REST resource and store",
     "webhooks": "webhooks: REST resource, service, store, command and composition",
     "worker": "the worker process: its command and its code",
 }

@@ -39,6 +39,12 @@ class CallVerifier(Protocol):
     ) -> None: ...
 
 
+class OwnMethodRunner(Protocol):
+    """Answers calls of methods that no upstream has."""
+
+    def start(self, call: AdmittedCall, route: Route, *, key: Key, directives: Directives | None) -> None: ...
+
+
 class Forwarder:
     """Answers calls of clients that were admitted, and of services, which need no admission and have no key.
 
@@ -46,11 +52,14 @@ class Forwarder:
     call if it is split.
     """
 
-    __slots__ = ("_filters", "_verifier")
+    __slots__ = ("_filters", "_own", "_verifier")
 
-    def __init__(self, filters: FilterIds, verifier: CallVerifier | None = None) -> None:
+    def __init__(
+        self, filters: FilterIds, verifier: CallVerifier | None = None, own: OwnMethodRunner | None = None
+    ) -> None:
         self._filters = filters
         self._verifier = verifier
+        self._own = own
 
     def forward(
         self,
@@ -113,6 +122,9 @@ class Forwarder:
         caller.on_source("", route.state.tip)
         if key is not None:
             client = key.account.id
+            if policy.method.own and self._own is not None:
+                self._own.start(call, route, key=key, directives=directives)
+                return None
             how = policy.verify if directives is None or directives.verify is None else directives.verify
             if how is not None and self._verifier is not None:
                 self._verify(call, route, how, key, directives)

@@ -141,7 +141,9 @@ class MethodPolicy:
         """Decide whether replies are shared, and whether calls may take the short path. `shares`: whether the route shares
         replies at all. `is_served`: whether the route has one upstream alone, which serves the method."""
         self.shared = self.cacheable and shares
-        is_simple = self.may_repeat and not (self.by_range or self.is_checked or self.answer or self.verify)
+        is_simple = self.may_repeat and not (
+            self.by_range or self.is_checked or self.answer or self.method.own or self.verify
+        )
         self.short = is_simple and (self.shared or is_served)
         self.any_block = self.shared and self.method.history
 

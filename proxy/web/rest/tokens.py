@@ -1,4 +1,4 @@
-"""/tokens: token balances and token metadata."""
+"""/tokens: token balances, token metadata, and the holders of a token."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import orjson
 from proxy.chains.families import family_of
 from proxy.chains.family import TokenKind
 from proxy.chains.registry import Network
+from proxy.core.paging import Page
 from proxy.core.portfolio import Balances
 from proxy.errors import NotFound
 from proxy.web.rest.endpoint import RestHandler, RestRequest
@@ -23,13 +24,24 @@ class TokenReader(Protocol):
     async def metadata(self, network: Network, contract: bytes) -> dict[str, Any]: ...
 
 
+class HolderReader(Protocol):
+    async def listed(self, network: Network, contract: bytes, page: Page) -> dict[str, Any]: ...
+
+
 class TokenHandlers:
-    def __init__(self, readers: Mapping[TokenKind, TokenReader], addresses: PathAddresses) -> None:
+    def __init__(
+        self, readers: Mapping[TokenKind, TokenReader], holders: HolderReader, addresses: PathAddresses
+    ) -> None:
         self._readers = readers
+        self._holders = holders
         self._addresses = addresses
 
     def handlers(self) -> dict[str, RestHandler]:
-        return {"list_token_balances": self._balances, "read_token_metadata": self._metadata}
+        return {
+            "list_token_balances": self._balances,
+            "read_token_metadata": self._metadata,
+            "list_token_holders": self._list_holders,
+        }
 
     async def _balances(self, request: RestRequest) -> Any:
         network = request.network()
@@ -54,6 +66,14 @@ class TokenHandlers:
         reader = self._reader(network)
         found = await reader.metadata(network, await self._addresses.contract(request, network))
         return {"chain": request.path["chain"], **found}
+
+    async def _list_holders(self, request: RestRequest) -> Any:
+        network = request.network()
+        if "follower" not in family_of(network).features:
+            raise NotFound(f"holders are not supported on {network.id}")
+        contract = await self._addresses.contract(request, network)
+        found = await self._holders.listed(network, contract, request.page)
+        return {"chain": request.path["chain"], "page": request.page.number, **found}
 
     def _reader(self, network: Network) -> TokenReader:
         kind = family_of(network).tokens
