@@ -46,6 +46,7 @@ COMMANDS = {
     "top": "top",
     "clients": "clients",
     "completion": "completion",
+    "mcp": "agents",
     "webhooks": "webhooks",
     "reseal": "reseal",
     "preload": "preload",
@@ -64,6 +65,7 @@ Try it
   dev            run everything for development: an embedded database, a development chain and the service
   webhooks       receive, verify and forward deliveries on this machine
   clients        write clients in Python and TypeScript for the API
+  mcp            serve agents by the Model Context Protocol (MCP)
 Set it up
   init           write a settings file with fresh secrets
   import         turn the settings of eRPC, nodecore or proxyd into settings of Penstock

@@ -36,6 +36,8 @@ TOGETHER = (
         "tests/flows/test_board.py",
         "tests/flows/test_collections.py",
         "tests/flows/test_first_call.py",
+        "tests/flows/test_mcp.py",
+        "tests/test_doctor.py",
         "tests/dev/test_indexing.py",
     ),
     ("tests/fleet/test_fleet_limits.py", "tests/fleet/test_fleet_heads.py", "tests/fleet/test_fleet_caps.py"),
