@@ -90,13 +90,14 @@ class HttpUpstream(Upstream):
         self._write_buffer = write_buffer
         self._turns = turns
         self._loop = asyncio.get_running_loop()
-        self._open: set[UpstreamConnection] = set()
+        # In the order in which they were opened, as the tasks below: a set's order would differ from run to run.
+        self._open: dict[UpstreamConnection, None] = {}
         # Connections without a call that only calls from the queue may take.
         self._reserve: list[UpstreamConnection] = []
         # A pool of one connection, for probes that find all others busy.
         self._probes: HttpUpstream | None = None
         self._connecting = 0
-        self._tasks: set[asyncio.Task[UpstreamConnection]] = set()
+        self._tasks: dict[asyncio.Task[UpstreamConnection], None] = {}
         # With depth > 1: the connection that takes the calls of this loop turn, how many it may carry, and their bytes.
         self._corked: UpstreamConnection | None = None
         self._cork_depth = depth
@@ -321,14 +322,14 @@ class HttpUpstream(Upstream):
         if self._queue.room(self._places()) > 0 and self._connecting < len(self._queue):
             self._connecting += 1
             task = self._loop.create_task(self._address.dial(self._connection))
-            self._tasks.add(task)
+            self._tasks[task] = None
             task.add_done_callback(self._dialled)
 
     def _connection(self) -> HttpConnection:
         return HttpConnection(self, self._turns)
 
     def _dialled(self, task: asyncio.Task[UpstreamConnection]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         self._connecting -= 1
         if task.cancelled():
             return
@@ -342,7 +343,7 @@ class HttpUpstream(Upstream):
         if connection.transport is None or connection.transport.is_closing():
             self._fail_waiting("connection lost")
             return
-        self._open.add(connection)
+        self._open[connection] = None
         self.release(connection, None)
 
     def _log_failure(self, detail: str) -> None:
@@ -428,7 +429,7 @@ class HttpUpstream(Upstream):
             connection.transport.close()
 
     def lost(self, connection: UpstreamConnection) -> None:
-        self._open.discard(connection)
+        self._open.pop(connection, None)
         if connection in self.idle:
             self.idle.remove(connection)
         elif connection in self._reserve:

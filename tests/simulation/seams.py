@@ -44,10 +44,8 @@ ORDERED_IN = (
     "proxy.services.accounts.quotas",
     "proxy.services.feed.head_watcher",
     "proxy.services.rpc.tracker",
-    "proxy.services.rpc.upstream_batch",
     "proxy.web.front.connection_limiter",
     "proxy.web.websocket.client_sockets",
-    "proxy.wire.http_upstream",
     "proxy.wire.websocket_client",
 )
 # Modules that look at the clock when something happens for the first time in a process, such as a metric with a new label. For
@@ -124,10 +122,6 @@ class OrderedSet(MutableSet[T]):
 
     def discard(self, value: T) -> None:
         self._items.pop(value, None)
-
-    def difference(self, *others: Iterable[T]) -> OrderedSet[T]:
-        gone = {each for other in others for each in other}
-        return OrderedSet(each for each in self._items if each not in gone)
 
 
 class SimulatedSocket(Protocol):
