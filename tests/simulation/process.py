@@ -1,4 +1,4 @@
-"""A process for simulations: fixed hashes, the program's sources, and the seams in place before the program is imported."""
+"""A process for simulations: fixed hashes, and the seams in place before the program is imported."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-# Compiled modules use real sets, whose order depends on addresses.
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "PENSTOCK_SOURCE": "1"}
+COMPILED = "--compiled"
 
 
 def prepared(argv: Sequence[str]) -> None:
-    """Start this program again with the environment that a simulation needs, unless it has it."""
-    if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
-        os.environ.update(ENVIRONMENT)
+    """Start this program again with the environment that a simulation needs, unless it has it. Planted bugs are changes of the
+    sources, so the sources run unless the compiled program is asked for."""
+    expected = {"PYTHONHASHSEED": "0", "PENSTOCK_SOURCE": None if COMPILED in argv else "1"}
+    if any(os.environ.get(name) != value for name, value in expected.items()):
+        for name, value in expected.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *argv[1:]])

@@ -14,12 +14,14 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 from tests.simulation import seams
 from tests.simulation.history import Event
 from tests.simulation.mutants import MUTANTS, plant
 from tests.simulation.outcome import Outcome
+from tests.simulation.process import COMPILED
 from tests.simulation.timeline import svg_of, text_of
 
 # A seed takes a second or two of CPU time. One that takes longer than this hangs, which is a failure.
@@ -75,13 +77,16 @@ class Run:
 class Simulator:
     """This process, with the program imported and the seams in place."""
 
-    def __init__(self, mutant: str = "") -> None:
-        """`mutant`: a planted bug."""
+    def __init__(self, mutant: str = "", *, is_compiled: bool = False) -> None:
+        """`mutant`: a planted bug, which needs the sources."""
         self._seams = seams.install()
         if mutant:
             plant(mutant)
         from tests.simulation.world import Gateway  # Imports the program, once for all seeds.
 
+        found = str(import_module("proxy.wire.http_upstream").__file__)
+        if is_compiled == found.endswith(".py"):
+            raise SystemExit(f"{found} was imported: compile the program with `python -m proxy compile`")
         self._seams.imported()
         Gateway.preload()
 
@@ -238,7 +243,7 @@ def main(argv: Sequence[str]) -> int:
     args = _arguments(argv)
     if args.mutants is not None:
         return _find_mutants(args)
-    simulator = Simulator(args.mutant)
+    simulator = Simulator(args.mutant, is_compiled=args.compiled)
     if args.timeline:
         return _show_one(simulator, args)
     if args.digests:
@@ -280,6 +285,7 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--mutants", nargs="*", help="find these planted bugs, or all of them, within --seeds seeds each"
     )
+    parser.add_argument(COMPILED, action="store_true", help="run the compiled program, not its sources")
     parser.add_argument("--timeline", action="store_true", help="run one seed and show what happened")
     parser.add_argument(
         "--digests", action="store_true", help="run one seed twice here and once forked; print the digests"
