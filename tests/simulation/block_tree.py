@@ -10,7 +10,7 @@ import hashlib
 import random
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.simulation.history import History
@@ -22,6 +22,7 @@ DEEPEST_REORG = 3
 CONTRACTS = [f"0x{0xC0 + n:040x}" for n in range(3)]
 TOPICS = [f"0x{0xE0 + n:064x}" for n in range(2)]
 _NUMBER_BITS, _BRANCH_BITS = 32, 32
+STRIDE = 16
 
 
 def digest_of(*parts: object) -> str:
@@ -38,6 +39,11 @@ class Block:
     transactions: tuple[str, ...] = ()
     # The upstream that alone has this block; empty for blocks of the network.
     private_to: str = ""
+    # The nearest ancestor whose number is a multiple of STRIDE: a short way to old blocks.
+    far: Block | None = None
+    # Made when they are first needed: see `json` and `logs`.
+    _json: dict[str, Any] = field(default_factory=dict)
+    _logs: list[dict[str, Any]] = field(default_factory=list)
 
     def __repr__(self) -> str:
         return f"<Block {self.number} {self.hash[:10]}{' of ' + self.private_to if self.private_to else ''}>"
@@ -55,7 +61,8 @@ class Block:
         """This block or its ancestor with this number."""
         found: Block | None = self
         while found is not None and found.number > number:
-            found = found.parent
+            is_far = found.far is not None and found.far.number >= number
+            found = found.far if is_far else found.parent
         return found if found is not None and found.number == number else None
 
     def is_on(self, tip: Block) -> bool:
@@ -63,6 +70,12 @@ class Block:
         return tip.at(self.number) is self
 
     def json(self) -> dict[str, Any]:
+        """Shared by all callers, as are the logs."""
+        if not self._json:
+            self._json.update(self._made_json())
+        return self._json
+
+    def _made_json(self) -> dict[str, Any]:
         return {
             "number": hex(self.number),
             "hash": self.hash,
@@ -79,6 +92,11 @@ class Block:
 
     def logs(self) -> list[dict[str, Any]]:
         """Up to three logs, which follow from the hash."""
+        if not self._logs:
+            self._logs.extend(self._made_logs())
+        return self._logs
+
+    def _made_logs(self) -> list[dict[str, Any]]:
         count = int(self.hash[10:12], 16) % 4
         return [
             {
@@ -130,7 +148,8 @@ class BlockTree:
     ) -> Block:
         number = 0 if parent is None else parent.number + 1
         name = "0x" + digest_of("block", self.name, salt, private_to, "" if parent is None else parent.hash)
-        block = Block(number, name, parent, at_s, transactions, private_to)
+        far = None if parent is None else parent.far if parent.number % STRIDE else parent
+        block = Block(number, name, parent, at_s, transactions, private_to, far)
         self._by_hash[name] = self._by_branch[number, block.branch] = block
         return block
 

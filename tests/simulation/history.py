@@ -13,6 +13,8 @@ from zlib import crc32
 
 from tests.simulation.seams import Clock
 
+HASHED_TOGETHER = 1000
+
 
 class Event(NamedTuple):
     at_s: float
@@ -27,6 +29,8 @@ class History:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._digest = hashlib.blake2b(digest_size=16)
+        # Lines that are not in the digest yet: hashing many together is faster.
+        self._lines: list[str] = []
         self._wire: list[str] | None = None
         self.events: list[Event] = []
         self.count = 0
@@ -51,6 +55,7 @@ class History:
 
     @property
     def digest(self) -> str:
+        self._hash()
         return self._digest.hexdigest()
 
     def wire(self, who: str, what: str, data: bytes = b"") -> None:
@@ -70,6 +75,12 @@ class History:
 
     def _add(self, line: str) -> None:
         self.count += 1
-        self._digest.update(line.encode())
+        self._lines.append(line)
         if self._wire is not None:
             self._wire.append(line)
+        if len(self._lines) >= HASHED_TOGETHER:
+            self._hash()
+
+    def _hash(self) -> None:
+        self._digest.update("".join(self._lines).encode())
+        self._lines.clear()

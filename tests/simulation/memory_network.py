@@ -57,6 +57,18 @@ class Weather:
 CALM = Weather()
 
 
+class Sky:
+    """The weather of one address, which may change: connections look at it for every segment."""
+
+    __slots__ = ("weather",)
+
+    def __init__(self) -> None:
+        self.weather = CALM
+
+    def __repr__(self) -> str:
+        return f"<Sky {self.weather}>"
+
+
 class Listening(asyncio.AbstractServer):
     def __init__(self, network: MemoryNetwork, address: Address) -> None:
         self._network, self._address = network, address
@@ -91,7 +103,7 @@ class MemoryNetwork:
     def __init__(self, history: History, descriptors: Descriptors, rng: random.Random) -> None:
         self.history, self.descriptors, self.rng = history, descriptors, rng
         self._servers: dict[Address, tuple[Callable[[], asyncio.BaseProtocol], Context]] = {}
-        self._weather: dict[Address, Weather] = {}
+        self._skies: dict[Address, Sky] = {}
         self._count = 0
         # When a connection to each address last met a fault.
         self._faults: dict[Address, float] = {}
@@ -119,10 +131,10 @@ class MemoryNetwork:
 
     def set_weather(self, address: Address, weather: Weather) -> None:
         """For connections to this address, in both directions, from now on."""
-        self._weather[address] = weather
+        self.sky(address).weather = weather
 
-    def weather(self, address: Address) -> Weather:
-        return self._weather.get(address, CALM)
+    def sky(self, address: Address) -> Sky:
+        return self._skies.setdefault(address, Sky())
 
     def listen(self, factory: Callable[[], asyncio.BaseProtocol], address: Address) -> Listening:
         self._servers[address] = factory, copy_context()
@@ -166,7 +178,7 @@ class MemoryNetwork:
     async def connect(
         self, factory: Callable[[], asyncio.BaseProtocol], address: Address, local: str
     ) -> MemoryTransport:
-        weather, rng = self.weather(address), self.rng
+        weather, rng = self.sky(address).weather, self.rng
         self._count += 1
         number, name = self._count, f"{local}>{address[0]}#{self._count}"
         await asyncio.sleep(rng.uniform(*weather.latency_s))
@@ -200,7 +212,7 @@ class _Pipe:
     receiver: MemoryTransport
 
     def __init__(self, net: MemoryNetwork, server: Address) -> None:
-        self._net, self._server = net, server
+        self._net, self._server, self._sky = net, server, net.sky(server)
         self._window = net.rng.choice(WINDOWS)
         # Bytes that the window has no room for, segments that travel, and segments that the receiver has not read.
         self._waiting: deque[bytes] = deque()
@@ -220,10 +232,6 @@ class _Pipe:
         pipe.sender, pipe.receiver = sender, receiver
         sender.outgoing = receiver.incoming = pipe
 
-    @property
-    def _weather(self) -> Weather:
-        return self._net.weather(self._server)
-
     def write(self, data: bytes) -> None:
         self._waiting.append(data)
         self.waiting_bytes += len(data)
@@ -241,27 +249,28 @@ class _Pipe:
 
     def send(self) -> None:
         """Put into flight what the window has room for."""
-        rng, split = self._net.rng, self._weather.split
+        rng, split, waiting = self._net.rng, self._sky.weather.split, self._waiting
         # A window that is almost full is left alone: otherwise it would stay so, and the segments would be tiny.
-        while self._waiting and (room := self._window - self.unread) >= min(self._window // 2, self.waiting_bytes):
-            data = self._waiting.popleft()
+        while waiting and (room := self._window - self.unread) >= min(self._window // 2, self.waiting_bytes):
+            data = waiting.popleft()
             size = min(room, len(data))
             if size > 1 and split and rng.random() < split:
                 size = rng.randint(1, size)
             if size < len(data):
-                self._waiting.appendleft(data[size:])
+                waiting.appendleft(data[size:])
                 data = data[:size]
             self.waiting_bytes -= size
             self.unread += size
             self._launch(data)
-        if self._ends and not self._has_ended and not self._waiting:
+        if self._ends and not self._has_ended and not waiting:
             self._has_ended = True
             self._launch(None)
         self.sender.flushed()
 
     def _launch(self, segment: bytes | None) -> None:
-        rng, weather, loop = self._net.rng, self._weather, self._net.loop
-        delay_s = rng.uniform(*weather.latency_s)
+        rng, weather, loop = self._net.rng, self._sky.weather, self._net.loop
+        shortest_s, longest_s = weather.latency_s
+        delay_s = shortest_s + (longest_s - shortest_s) * rng.random()
         if weather.stall and rng.random() < weather.stall:
             self._net.fault(self._server, self.sender.name, "segment stalled")
             delay_s += rng.uniform(*weather.stall_s)
@@ -287,7 +296,7 @@ class _Pipe:
 
     def _is_struck(self) -> bool:
         """Whether the connection broke under this segment."""
-        weather, draw = self._weather, self._net.rng.random()
+        weather, draw = self._sky.weather, self._net.rng.random()
         if draw < weather.reset:
             self._net.fault(self._server, self.sender.name, "connection reset")
             self.receiver.fail()
@@ -312,7 +321,7 @@ class _Pipe:
         if self._net.is_cut(self.sender.host, self.receiver.host):
             self._when_mended(self.receiver.fail)
         else:
-            self._net.loop.call_later(self._net.rng.uniform(*self._weather.latency_s), self.receiver.fail)
+            self._net.loop.call_later(self._net.rng.uniform(*self._sky.weather.latency_s), self.receiver.fail)
 
     def _when_mended(self, arrive: Callable[[], None]) -> None:
         self._net.when_mended(
@@ -327,6 +336,9 @@ class _Pipe:
 
     def take(self, most: int) -> bytes:
         """Return the bytes of one read of the receiver."""
+        if len(self.arrived) == 1 and (first := self.arrived[0]) is not None and len(first) <= most:
+            self.arrived.clear()
+            return first
         parts, size = [], 0
         while self.arrived and self.arrived[0] is not None and size < most:
             part = self.arrived.popleft()

@@ -82,6 +82,10 @@ class Clock:
     def advance(self, seconds: float) -> None:
         self.ns += round(seconds * 1e9) + 1
 
+    def move_to(self, seconds: float) -> None:
+        """Move to a time of `monotonic`, if it is not past."""
+        self.ns = max(self.ns, round(seconds * 1e9)) + 1
+
     def monotonic_ns(self) -> int:
         self.ns += TICK_NS
         return self.ns

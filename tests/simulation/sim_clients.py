@@ -61,8 +61,8 @@ class Connection:
 
     async def reply(self, pause_s: Callable[[], float] | None = None) -> tuple[int, dict[str, str], bytes]:
         """The next reply. `pause_s`: how long to wait between the parts of a large body."""
-        lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:-2])}
+        lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")
+        headers: dict[str, str] = dict([line.split(": ", 1) for line in lines[1:-2]])
         status = int(lines[0].split(" ")[1])
         if headers.get("transfer-encoding") != "chunked":
             size = 0 if status == 101 else int(headers.get("content-length", "0"))

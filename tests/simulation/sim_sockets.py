@@ -12,6 +12,7 @@ from tests.simulation.block_tree import CONTRACTS
 from tests.simulation.event_rules import HeadEvents, LogEvents
 from tests.simulation.oracle import Call
 from tests.simulation.sim_clients import Connection, SimClient
+from tests.simulation.sim_streams import masked_with
 
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 UPGRADE = {
@@ -84,8 +85,7 @@ class Subscriber(SimClient):
     def frame(self, payload: bytes, opcode: int = TEXT) -> bytes:
         mask = self._rng.randbytes(4)
         size = bytes([0x80 | len(payload)]) if len(payload) < 126 else b"\xfe" + len(payload).to_bytes(2, "big")
-        masked = bytes(byte ^ mask[place % 4] for place, byte in enumerate(payload))
-        return bytes([0x80 | opcode]) + size + mask + masked
+        return bytes([0x80 | opcode]) + size + mask + masked_with(mask, payload)
 
     def ask(self, method: str, params: list[Any]) -> Call:
         return self._ask(method, params)

@@ -38,6 +38,13 @@ def frame_of(payload: bytes, opcode: int = TEXT) -> bytes:
     return bytes([0x80 | opcode]) + length + payload
 
 
+def masked_with(mask: bytes, payload: bytes) -> bytes:
+    """Masking twice gives the payload again."""
+    size = len(payload)
+    long = (mask * (size // 4 + 1))[:size]
+    return (int.from_bytes(payload, "big") ^ int.from_bytes(long, "big")).to_bytes(size, "big")
+
+
 def with_other_ids(reply: Any) -> Any:
     if isinstance(reply, list):
         return [with_other_ids(each) for each in reply]
@@ -111,7 +118,7 @@ class StreamConnection(asyncio.Protocol):
             return None
         mask, masked = buffer[at : at + 4], buffer[at + 4 : at + 4 + size]
         self._buffer = buffer[at + 4 + size :]
-        return buffer[0] & 0x0F, bytes(byte ^ mask[place % 4] for place, byte in enumerate(masked))
+        return buffer[0] & 0x0F, masked_with(mask, masked)
 
     def _on_frame(self, opcode: int, payload: bytes) -> None:
         if self._upstream.is_silent or self._transport.is_closing():

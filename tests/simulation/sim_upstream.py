@@ -327,14 +327,12 @@ class SimUpstream:
 
     def shown_head(self, block: Block) -> dict[str, Any]:
         """A block as it is announced."""
-        return {**block.json(), "number": hex(block.number + self._head_lie)}
+        lie = self._head_lie
+        return {**block.json(), "number": hex(block.number + lie)} if lie else block.json()
 
     def _shown(self, block: Block, asked: str) -> dict[str, Any]:
         """A node with an impossible head answers with it at `latest`. Asked by number, it has the block that was asked for."""
-        found = block.json()
-        if block is self.head and asked in ("latest", "pending"):
-            found["number"] = hex(block.number + self._head_lie)
-        return found
+        return self.shown_head(block) if block is self.head and asked in ("latest", "pending") else block.json()
 
     @property
     def _head_lie(self) -> int:

@@ -8,7 +8,7 @@ import random
 import socket
 from collections import deque
 from collections.abc import Callable
-from contextvars import Context
+from contextvars import Context, copy_context
 from heapq import heapify, heappop, heappush
 from typing import Any
 
@@ -25,14 +25,49 @@ class Deadlock(Exception):
     """Nothing is ready, and nothing will ever be."""
 
 
+class _Handle(asyncio.Handle):
+    """A callback that is ready. Its base class looks for the loop's debug mode, which takes longer than the rest."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Any, args: Any, loop: VirtualLoop, context: Context | None) -> None:
+        self._context = copy_context() if context is None else context
+        self._callback, self._args, self._loop = callback, args, loop
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """A callback in the loop's heap, likewise."""
+
+    __slots__ = ()
+
+    def __init__(self, when: float, callback: Any, args: Any, loop: VirtualLoop, context: Context | None) -> None:
+        self._context = copy_context() if context is None else context
+        self._callback, self._args, self._loop, self._when = callback, args, loop, when
+        self._cancelled, self._scheduled = False, True
+        self._repr = self._source_traceback = None
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            if self._scheduled:
+                self._loop.timer_cancelled()
+            self._cancelled = True
+            self._callback, self._args = None, ()
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """Timers are kept in a heap of tuples: comparing those is much faster than comparing handles, and timers that are due at
     the same time run in the order in which they were set."""
 
+    # Of the base class.
+    _ready: deque[_Handle | _Timer]
+    _stopping: bool
+
     def __init__(self, clock: Clock, network: MemoryNetwork, rng: random.Random) -> None:
         super().__init__()
         self._clock, self._network, self._rng = clock, network, rng
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, _Timer]] = []
         self._set, self._cancelled = 0, 0
         self.turns = 0
         network.run_on(self)
@@ -53,17 +88,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        handle = asyncio.TimerHandle(when, callback, args, self, context)
-        # A handle that is cancelled while it is in the heap reports that to the loop.
-        handle._scheduled = True  # type: ignore[attr-defined]
+        handle = _Timer(when, callback, args, self, context)
         self._set += 1
         heappush(self._timers, (when, self._set, handle))
         return handle
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def timer_cancelled(self) -> None:
+        """A timer that is in the heap was cancelled."""
         self._cancelled += 1
         if self._cancelled > 100 and 2 * self._cancelled > len(self._timers):
-            self._timers = [each for each in self._timers if not each[2].cancelled()]
+            self._timers = [each for each in self._timers if not each[2]._cancelled]
             heapify(self._timers)
             self._cancelled = 0
 
@@ -72,35 +111,32 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.turns += 1
         if self.turns % COLLECT_EVERY == 0:
             gc.collect()
-        ready: deque[asyncio.Handle] = self._ready  # type: ignore[attr-defined]
-        self._move_timers(ready)
-        if not ready and not self._stops:
-            while self._timers and self._timers[0][2].cancelled():
-                heappop(self._timers)
+        ready, timers = self._ready, self._timers
+        if not ready and not self._stopping:
+            while timers and timers[0][2]._cancelled:
+                heappop(timers)
                 self._cancelled -= 1
-            if not self._timers:
+            if not timers:
                 raise Deadlock("nothing is scheduled, and the simulation has not ended")
-            self._clock.advance(max(0.0, self._timers[0][0] - self.time()))
-            self._move_timers(ready)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if not handle.cancelled():
-                handle._run()
-
-    @property
-    def _stops(self) -> bool:
-        return bool(self._stopping)  # type: ignore[attr-defined]
-
-    def _move_timers(self, ready: deque[asyncio.Handle]) -> None:
-        """Make the timers ready that are due. Those within TOGETHER_S of each other run together."""
-        timers, end = self._timers, self._clock.ns / 1e9 + TOGETHER_S
+            self._clock.move_to(timers[0][0])
+        # Timers within TOGETHER_S of each other run together.
+        end = self._clock.ns / 1e9 + TOGETHER_S
         while timers and timers[0][0] < end:
-            handle = heappop(timers)[2]
-            handle._scheduled = False  # type: ignore[attr-defined]
-            if handle.cancelled():
+            timer = heappop(timers)[2]
+            timer._scheduled = False
+            if timer._cancelled:
                 self._cancelled -= 1
             else:
-                ready.append(handle)
+                ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as exc:
+                    self.call_exception_handler({"message": f"{handle!r} failed", "exception": exc})
 
     def _process_events(self, event_list: list[Any]) -> None: ...
     def _write_to_self(self) -> None: ...
