@@ -460,6 +460,18 @@ class MemoryTransport(asyncio.Transport):
         self.outgoing.reset()
         self._lose(None)
 
+    # For servers
+
+    @property
+    def asker(self) -> tuple[str, int]:
+        """The host at the other end, and the port at this one."""
+        return self.get_extra_info("peername")[0], self.get_extra_info("sockname")[1]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the other end has read everything that was written here."""
+        return not self.outgoing.unread and self.outgoing.is_flushed
+
     # For the kernel's part: see `SimulatedSocket`
 
     @property

@@ -34,7 +34,7 @@ EXPECTED = (
     "reply cut_off", "reply foreign", "reply garbage", "reply hang", "reply hang_up", "reply http_429", "reply http_500",
     "reply overloaded", "reply reply_lost", "reply twice", "segment stalled", "state pruned", "upstream behind",
     "stream closed", "stream mute", "stream repeats", "upstream cut", "upstream down", "upstream fork", "upstream late",
-    "upstream silent", "upstream stuck", "valkey clock set", "valkey cut", "valkey deaf", "valkey hangs",
+    "upstream paused", "upstream silent", "upstream stuck", "valkey clock set", "valkey cut", "valkey deaf", "valkey hangs",
     "valkey restarted",
 )  # fmt: skip
 

@@ -208,7 +208,7 @@ def _upstream(seed: int, number: int, network: str, is_calm: bool, *, is_first: 
         wrong_chain=not is_first and rng.random() < 0.1,
         head_liar=not is_first and rng.random() < 0.1,
     )
-    spells = rng.sample(SPELLS[: 4 if is_first else 5], rng.randint(0, 3))
+    spells = rng.sample(SPELLS[: 5 if is_first else 6], rng.randint(0, 3))
     habits = (
         replace(HABITS, lie=0.1 if not is_first and rng.random() < 0.2 else 0.0) if rng.random() < 0.8 else Habits()
     )

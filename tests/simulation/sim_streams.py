@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from tests.simulation.block_tree import Block
+from tests.simulation.memory_network import MemoryTransport
 
 if TYPE_CHECKING:
     from tests.simulation.sim_upstream import SimUpstream
@@ -22,6 +23,8 @@ STREAM_PORT = 8546
 # How soon a node announces a head that it has.
 LOOKS_EVERY_S = 0.05
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
+# A reply that took longer than this may have come after the asker stopped waiting.
+PROMPT_S = 0.1
 OVERLOADED = {"code": -32005, "message": "limit exceeded"}
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
@@ -54,7 +57,7 @@ def with_other_ids(reply: Any) -> Any:
 class StreamConnection(asyncio.Protocol):
     """One socket of an upstream."""
 
-    _transport: asyncio.Transport
+    _transport: MemoryTransport
 
     def __init__(self, upstream: SimUpstream) -> None:
         self._upstream = upstream
@@ -64,6 +67,7 @@ class StreamConnection(asyncio.Protocol):
         self._subscription = ""
         self._announced: Block = upstream.head
         self._is_mute = False
+        self._held: list[tuple[Any, float]] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -129,11 +133,23 @@ class StreamConnection(asyncio.Protocol):
             self._transport.write(frame_of(payload[:2], CLOSE))
             self._transport.close()
         elif opcode == TEXT:
-            self._loop.call_later(self._upstream.takes_s(), self._answer, orjson.loads(payload))
+            self._answer_later(orjson.loads(payload), self._upstream.now_s)
 
-    def _answer(self, asked: Any) -> None:
+    def _answer_later(self, asked: Any, asked_s: float) -> None:
+        self._loop.call_later(self._upstream.takes_s(), self._answer, asked, asked_s)
+
+    def answer_held(self) -> None:
+        """Answer the calls that have waited for the end of a pause."""
+        held, self._held = self._held, []
+        for asked, asked_s in held:
+            self._answer_later(asked, asked_s)
+
+    def _answer(self, asked: Any, asked_s: float) -> None:
         upstream = self._upstream
         if self._transport.is_closing() or upstream.is_silent:
+            return
+        if upstream.is_paused:
+            self._held.append((asked, asked_s))
             return
         if isinstance(asked, dict) and asked["method"] == "eth_subscribe":
             self._subscription = f"0x{upstream.next_subscription():x}"
@@ -154,7 +170,9 @@ class StreamConnection(asyncio.Protocol):
         if fault in ("http_500", "http_429", "overloaded"):
             replies = [{"jsonrpc": "2.0", "id": call["id"], "error": OVERLOADED} for call in calls]
         else:
-            replies = [upstream.answer(call) for call in calls]
+            replies = [upstream.answer(call, self._transport) for call in calls]
+            if not fault and methods == "eth_chainId" and upstream.now_s - asked_s < PROMPT_S:
+                upstream.named_chain(self._transport)
             upstream.history.note(upstream.name, f"answers {methods} on a socket")
         self._reply(replies if isinstance(asked, list) else replies[0], fault)
 
@@ -189,7 +207,7 @@ class StreamConnection(asyncio.Protocol):
             return
         upstream = self._upstream
         head = upstream.head
-        if head is not self._announced and not upstream.is_silent:
+        if head is not self._announced and not upstream.is_silent and not upstream.is_paused:
             fault = upstream.draw_stream_fault()
             if fault == "stream closed":
                 self._transport.write(frame_of(b"\x03\xe9", CLOSE))

@@ -1,7 +1,7 @@
 """A simulated upstream: a node that answers from its view of the chain, and fails in the ways that nodes fail.
 
 *Habits* are faults of single calls, as probabilities. *Spells* are faults of the whole host for a while:
-it is down, silent, stuck, behind, or on a branch of its own.
+it is down, silent, stuck, behind, paused, or on a branch of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import sha3
 
 from tests.simulation.block_tree import Block, BlockTree, answer_of, balance_of
 from tests.simulation.history import History
-from tests.simulation.memory_network import CALM, Address, MemoryNetwork, Weather
-from tests.simulation.sim_streams import OVERLOADED, STREAM_PORT, StreamConnection, with_other_ids
+from tests.simulation.memory_network import CALM, Address, MemoryNetwork, MemoryTransport, Weather
+from tests.simulation.sim_streams import OVERLOADED, PROMPT_S, STREAM_PORT, StreamConnection, with_other_ids
 
 CHAIN_ID = 31337
 # A pruned upstream has the state of this many blocks.
@@ -36,8 +36,8 @@ HEAD_LIE = 1_000_000
 HEAD_LIES_FROM_S = 4.0
 # It lies for this long, then it reports its true head for as long, and so on: several nodes may share one address.
 HEAD_LIES_FOR_S = 0.8
-# It names its chain this often before it refuses to. Each port is checked for itself, and first while the service starts.
-NAMED_FIRST = 4
+# After a pause, each call takes up to this long: the calls that have waited, and those that arrive meanwhile.
+CATCHES_UP_S = 1.0
 WRITES = ("eth_sendRawTransaction", "eth_sendPrivateTransaction")
 
 NO_METHOD = {"code": -32601, "message": "the method does not exist/is not available"}
@@ -75,7 +75,7 @@ REPLY_FAULTS = (
     "hang_up", "cut_off", "hang", "http_500", "http_429", "overloaded", "twice", "foreign", "garbage", "reply_lost",
 )  # fmt: skip
 STREAM_FAULTS = ("stream_closed", "stream_mute", "stream_repeats")
-SPELLS = ("down", "silent", "stuck", "behind", "fork")
+SPELLS = ("down", "silent", "stuck", "behind", "paused", "fork")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,11 @@ class SimUpstream:
         self._own_salt = 0
         self._is_forking = False
         self._is_silent = False
+        self._is_paused, self._busy_until_s = False, 0.0
         self._spell = ""
         self._failed_s = -1e9
+        # The connections on which it has named its chain, by the host that asked and the port that was asked.
+        self._named: dict[tuple[str, int], list[MemoryTransport]] = {}
         # Calls by method, and how often each write was executed.
         self.calls: Counter[str] = Counter()
         self.executed: Counter[str] = Counter()
@@ -207,8 +210,18 @@ class SimUpstream:
             self._lag_s, self._stuck = lasts_s / 2, None
             await asyncio.sleep(lasts_s)
             self._lag_s = 0.0
+        elif spell == "paused":
+            self._is_paused = True
+            await asyncio.sleep(lasts_s)
+            self._wake()
         elif spell == "fork":
             await self._fork(lasts_s)
+
+    def _wake(self) -> None:
+        """The process goes on, as after a long garbage collection: it answers the calls that have waited, slowly at first."""
+        self._is_paused, self._busy_until_s = False, self.now_s + CATCHES_UP_S
+        for connection in tuple(self._connections):
+            connection.answer_held()
 
     async def _fork(self, lasts_s: float) -> None:
         began, end = self.now_s, self.now_s + lasts_s
@@ -224,6 +237,8 @@ class SimUpstream:
         """Everything is well from now on. Connections that froze stay frozen."""
         self._habits, self._weather, self._spells = STEADY, CALM, ()
         self._lag_s, self._stuck, self._is_forking, self._is_silent, self._spell = 0.0, None, False, False, ""
+        if self._is_paused:
+            self._wake()
         self.open()
 
     # Calls
@@ -242,8 +257,14 @@ class SimUpstream:
     def is_silent(self) -> bool:
         return self._is_silent
 
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
     def takes_s(self) -> float:
         rng, habits = self._rng, self._habits
+        if self.now_s < self._busy_until_s:
+            return rng.uniform(0.0, CATCHES_UP_S)
         if habits.late and rng.random() < habits.late:
             self.failed("upstream late", "")
             return rng.uniform(*habits.late_s)
@@ -272,22 +293,33 @@ class SimUpstream:
         self._subscriptions += 1
         return self._subscriptions
 
-    def answer(self, call: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, call: dict[str, Any], transport: MemoryTransport) -> dict[str, Any]:
+        """The reply to a call that came on this connection."""
         method, params = call["method"], call["params"]
         self.calls[method] += 1
         reply: dict[str, Any] = {"jsonrpc": "2.0", "id": call["id"]}
         try:
+            if method == "eth_chainId" and self._refuses_chain(transport):
+                raise _Refused(NO_METHOD)
             reply["result"] = self._result(method, params)
         except _Refused as exc:
             reply["error"] = exc.error
         return reply
 
+    def named_chain(self, transport: MemoryTransport) -> None:
+        """A good reply that names the chain is on its way."""
+        if self.nature.wrong_chain:
+            self._named.setdefault(transport.asker, []).append(transport)
+
+    def _refuses_chain(self, transport: MemoryTransport) -> bool:
+        """Once the asker has read from this port that it is of another chain, it may refuse to name one: that takes nothing
+        back."""
+        was_read = any(each.is_read for each in self._named.get(transport.asker, ()))
+        return was_read and self._rng.random() < 0.2
+
     def _result(self, method: str, params: list[Any]) -> Any:
         head = self.head
         if method == "eth_chainId":
-            # Once it has named another chain on each of its ports, it may refuse to name one: that takes nothing back.
-            if self.nature.wrong_chain and self.calls[method] > NAMED_FIRST and self._rng.random() < 0.2:
-                raise _Refused(NO_METHOD)
             return hex(CHAIN_ID + self.nature.wrong_chain)
         if method == "eth_blockNumber":
             return hex(head.number + self._head_lie)
@@ -411,12 +443,13 @@ class _Refused(Exception):
 class _Connection(asyncio.Protocol):
     """One connection of an upstream. Replies come in the order of the calls."""
 
-    _transport: asyncio.Transport
+    _transport: MemoryTransport
 
     def __init__(self, upstream: SimUpstream) -> None:
         self._upstream = upstream
         self._buffer = b""
         self._free_at = 0.0
+        self._held: list[tuple[Any, float]] = []
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: Any) -> None:
@@ -437,15 +470,24 @@ class _Connection(asyncio.Protocol):
             if len(self._buffer) < end + 4 + size:
                 return
             body, self._buffer = self._buffer[end + 4 : end + 4 + size], self._buffer[end + 4 + size :]
-            self._answer_later(orjson.loads(body))
+            self._answer_later(orjson.loads(body), self._upstream.now_s)
 
-    def _answer_later(self, asked: Any) -> None:
+    def _answer_later(self, asked: Any, asked_s: float) -> None:
         self._free_at = max(self._free_at + 1e-6, self._loop.time() + self._upstream.takes_s())
-        self._loop.call_at(self._free_at, self._answer, asked)
+        self._loop.call_at(self._free_at, self._answer, asked, asked_s)
 
-    def _answer(self, asked: Any) -> None:
+    def answer_held(self) -> None:
+        """Answer the calls that have waited for the end of a pause."""
+        held, self._held = self._held, []
+        for asked, asked_s in held:
+            self._answer_later(asked, asked_s)
+
+    def _answer(self, asked: Any, asked_s: float) -> None:
         upstream = self._upstream
         if self._transport.is_closing() or upstream.is_silent:
+            return
+        if upstream.is_paused:
+            self._held.append((asked, asked_s))
             return
         methods = ",".join(call["method"] for call in asked) if isinstance(asked, list) else asked["method"]
         fault = upstream.draw_fault()
@@ -454,7 +496,11 @@ class _Connection(asyncio.Protocol):
         if fault in ("hang", "hang_up", "http_500", "http_429", "overloaded"):
             self._fail(fault, asked)
             return
-        reply = [upstream.answer(call) for call in asked] if isinstance(asked, list) else upstream.answer(asked)
+        calls = asked if isinstance(asked, list) else [asked]
+        replies = [upstream.answer(call, self._transport) for call in calls]
+        reply = replies if isinstance(asked, list) else replies[0]
+        if not fault and methods == "eth_chainId" and upstream.now_s - asked_s < PROMPT_S:
+            upstream.named_chain(self._transport)
         upstream.history.note(upstream.name, f"answers {methods}")
         if fault == "reply_lost":
             self._transport.close()
