@@ -57,6 +57,14 @@ class Block:
         """A number for the hash, as a part of values."""
         return int(self.hash[2:10], 16)
 
+    @property
+    def left_at_s(self) -> float:
+        """When the first block of its private branch was made."""
+        first = self
+        while first.parent is not None and first.parent.private_to:
+            first = first.parent
+        return first.at_s
+
     def at(self, number: int) -> Block | None:
         """This block or its ancestor with this number."""
         found: Block | None = self
@@ -164,9 +172,9 @@ class BlockTree:
         """The network's tips from that time on."""
         return self._tips[max(0, bisect_right(self._since, at_s) - 1) :]
 
-    def knows(self, number: int, branch: int) -> bool:
-        """Whether there is a block with this number and this part of its hash, on any branch."""
-        return (number, branch) in self._by_branch
+    def find_branch(self, number: int, branch: int) -> Block | None:
+        """The block with this number and this part of its hash, on any branch."""
+        return self._by_branch.get((number, branch))
 
     def grow(self, now_s: float) -> None:
         """One more block on the tip."""

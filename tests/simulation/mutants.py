@@ -84,6 +84,12 @@ MUTANTS = {
         Mutant(
             "key-cut-short", f"{_CORE}.caching", "    text = method + params\n", "    text = (method + params)[:60]\n"
         ),
+        Mutant(
+            "fork-ignored",
+            f"{_RPC}.fork_search",
+            'found |= {health: "good" if block_hash == winner else "forked"',
+            'found |= {health: "good"',
+        ),
         Mutant("quorum-of-one", f"{_CORE}.verification", "return len(agreed) >= self.needed", "return True"),
         # Replies
         Mutant(
@@ -131,6 +137,18 @@ MUTANTS = {
             f"{_WIRE}.waiting_calls",
             "if fewest < 0 or count < fewest:",
             "if fewest < 0 or count > fewest:",
+        ),
+        Mutant(
+            "readers-keep-connections",
+            f"{_WIRE}.http_upstream",
+            "        if self._queue.is_crowded:\n            self._free_stalled(now)\n",
+            "",
+        ),
+        Mutant(
+            "readers-taken-for-overload",
+            f"{_WIRE}.http_upstream",
+            "readers=readers)",
+            "readers=0)",
         ),
         # The fleet
         Mutant(

@@ -7,6 +7,8 @@ seed pass. Each rule has a name, which a failing seed reports:
 |---|---|
 | `one-reply` | every call gets exactly one reply, with its own id |
 | `possible` | no result that no block of the network's history gives |
+| `branch` | an upstream that is on another branch than most gets no calls: soon after it left, no result of its branch, while
+  most upstreams answer reliably; and no result of any replaced block when all faults have ended |
 | `backwards` | once a reply has named a block to a key, no later call of that key at `latest` through the same gateway is
   answered from before it, while an upstream that has the block answers reliably; while nothing fails, also through any other
   gateway, as soon as the message about the block has had time to arrive |
@@ -17,7 +19,8 @@ seed pass. Each rule has a name, which a failing seed reports:
 | `limit` | never more than an account's buckets hold, over all gateways together; a gateway without Valkey adds its share |
 | `refusal` | no refusal while the bucket had room; in a fleet, while hardly any of it was used |
 | `share` | an account with one call under way is served before accounts with several: it waits for one call of theirs at most,
-  and is not refused because they have too many (while nothing fails: faults take their own time) |
+  or until readers that do not read lose their connections, and is not refused because the others have too many (while nothing
+  fails: faults take their own time) |
 | `charge` | the price of a reply is the list price, and usage is the sum of what was served |
 | `deadline` | every call ends in time |
 | `stranger` | nothing of one account in the replies of another |
@@ -37,7 +40,7 @@ from typing import Any
 
 import orjson
 
-from tests.simulation.block_tree import Balance, BlockTree, answer_of, owner_of
+from tests.simulation.block_tree import Balance, Block, BlockTree, answer_of, owner_of
 from tests.simulation.history import History
 from tests.simulation.outcome import Violation
 from tests.simulation.sim_upstream import HEAD_LIE, LIE, OTHER_CHAIN, SimUpstream
@@ -74,6 +77,8 @@ LONGEST_CALL_S = 120.0
 CALM_SLACK_S = 0.3
 # The same if segments stall, which they may several times on the way.
 STALLED_SLACK_S = 8.0
+# The mark of calls whose replies are hardly read: their connections may be closed.
+HARDLY = "hardly"
 # Events that may be on their way to one subscription.
 EVENTS_ON_THE_WAY = 20
 # A message from one gateway to the others has arrived after this time, if nothing fails.
@@ -85,10 +90,14 @@ AWAY_SHARE, AWAY_HOLDS_S = 0.95, 1.25
 FORGOTTEN_S = 1.0
 # The parts of a call that may be needed for a share: its way, the turns of the loop, and connections that are opened.
 SHARE_SLACK_S = 0.1
+# Readers that hold all connections have lost one after this time.
+HOARDED_S = 1.0
 # The words of the error if the queues of all upstreams are full.
 OVERLOADED = "overloaded"
 # Leases of other gateways have ended after this time, and this part of a limit is never lent out in advance.
 LEASES_END_S, SELDOM_REFUSED = 2.0, 0.25
+# An upstream on a branch of its own has been found after this time: some polls, and the comparisons after them.
+FORK_FOUND_S = 4.0
 # Fresh state in calm weather: the head is polled every second, and the poll takes a while.
 CALM_AGE_BLOCKS = 3
 
@@ -155,6 +164,8 @@ class Call:
     in_batch: bool = False
     # The block in the reply's X-Block-Number; 0 if it names none.
     named: int = 0
+    # The block that its result was read at, if the result says so.
+    shows: Block | None = None
     # When its last byte was written, if that was later than the first.
     written_s: float = 0.0
     # Whether its account had no other call under way.
@@ -196,6 +207,37 @@ class Call:
         return units * 3 if self.is_verified else units
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The parts of a scenario that the rules depend on."""
+
+    is_calm: bool = False
+    # Whether segments stall.
+    stalls: bool = False
+    # How long upstreams take for a call at most.
+    takes_s: float = 0.0
+    # Whether accounts make more calls than upstreams take, or do not read their results.
+    is_crowded: bool = False
+    hoards: bool = False
+    # How long the machine is busy with other work at most.
+    pauses_s: float = 0.0
+
+    @property
+    def slack_s(self) -> float:
+        """How long a reply may take beyond its deadline."""
+        return STALLED_SLACK_S if self.stalls or self.pauses_s else CALM_SLACK_S
+
+    @property
+    def share_s(self) -> float:
+        """How long the only call of an account may take. The machine may be busy at each step of it."""
+        return 2 * self.takes_s + SHARE_SLACK_S + self.hoards * HOARDED_S + 4 * self.pauses_s
+
+    @property
+    def told_s(self) -> float:
+        """After this time, all gateways know what one knows, if nothing fails."""
+        return TOLD_S + 4 * self.pauses_s if self.is_calm else math.inf
+
+
 @dataclass(slots=True)
 class Away:
     """A gateway was without Valkey."""
@@ -206,15 +248,10 @@ class Away:
 
 
 class Oracle:
-    def __init__(
-        self, history: History, *, is_calm: bool, stalls: bool, takes_s: float = 0.0, is_crowded: bool = False
-    ) -> None:
-        """`takes_s`: how long upstreams take for a call at most. `is_crowded`: accounts make more calls than they take."""
+    def __init__(self, history: History, bounds: Bounds) -> None:
         self._history = history
-        self._is_calm = is_calm
-        self._is_crowded = is_crowded
-        self._share_s = 2 * takes_s + SHARE_SLACK_S
-        self._slack_s = STALLED_SLACK_S if stalls else CALM_SLACK_S
+        self._is_calm, self._is_crowded = bounds.is_calm, bounds.is_crowded
+        self._share_s, self._slack_s, self._told_s = bounds.share_s, bounds.slack_s, bounds.told_s
         self.violations: list[Violation] = []
         self.accounts: list[Account] = []
         self.upstreams: list[SimUpstream] = []
@@ -267,6 +304,15 @@ class Oracle:
     def healed(self) -> None:
         self._healed_s = self._history.now_s
 
+    def replaced_results(self, account: Account, tree: BlockTree) -> list[tuple[str, list[Any]]]:
+        """The calls at the number of a block whose results are out of date, because the network has another block there."""
+        found = {
+            (call.method, orjson.dumps(call.params)): call
+            for call in account.calls
+            if call.tree is tree and call.shows is not None and not call.names_latest and not call.shows.is_on(tree.tip)
+        }
+        return [(call.method, call.params) for call in found.values()]
+
     # The fleet
 
     def fleet_began(self) -> None:
@@ -306,8 +352,7 @@ class Oracle:
     ) -> Call:
         """A client is about to send a call."""
         now_s = self._history.now_s
-        told_s = now_s - TOLD_S if self._is_calm else -math.inf
-        floor = account.seen.newest(tree.name, via, others_until_s=told_s)
+        floor = account.seen.newest(tree.name, via, others_until_s=now_s - self._told_s)
         call = Call(account, tree, id_, method, params, directives, now_s, floor, via)
         account.calls.append(call)
         call.began()
@@ -322,7 +367,7 @@ class Oracle:
     def lost(self, call: Call) -> None:
         """The connection ended before the reply."""
         self._end(call, "lost")
-        if self._is_calm:
+        if self._is_calm and call.directives.get("reads slowly") != HARDLY:
             self.violate("one-reply", f"{call!r} got no reply: its connection ended")
 
     def no_reply(self, call: Call) -> None:
@@ -416,10 +461,13 @@ class Oracle:
         self._check_deadline(call)
 
     def _is_verified_by_more(self, call: Call, price: int) -> bool:
-        """A verified call costs as much as the calls that it makes: if an upstream of an operator fails, its next one is
-        asked. Each operator has one for calls over HTTP, and perhaps one with a WebSocket."""
-        each = call.price() // 3
-        return not self._is_calm and price % each == 0 and price <= 2 * call.price()
+        """A verified call costs as much as the calls that it makes: one for each of three operators, or of two if a third does
+        not take calls. If an upstream of an operator fails, its next one is asked, and each has two at most."""
+        asked, rest = divmod(price, call.price() // 3)
+        again = sum(
+            each.tree is call.tree and each.nature.streams and each.has_failed_lately for each in self.upstreams
+        )
+        return not self._is_calm and not rest and 2 <= asked <= 3 + again
 
     def _may_split(self, call: Call) -> bool:
         """A range of logs may be read in several pieces, and a head may pass a call's block on the archive's edge."""
@@ -530,8 +578,11 @@ class Oracle:
             self._check_number(call, found.number)
         elif found.number != int(call.params[1], 16):
             self.violate("possible", f"{call!r} got the balance at block {found.number}")
-        if not tree.knows(found.number, found.branch):
+        block = tree.find_branch(found.number, found.branch)
+        if block is None:
             self.violate("possible", f"{call!r} got the balance of a block that does not exist: {found}")
+        else:
+            self._check_branch(call, block)
 
     def _check_block(self, call: Call, result: Any) -> None:
         if result is None:
@@ -539,8 +590,10 @@ class Oracle:
             if asked == "latest" or (asked.startswith("0x") and int(asked, 16) <= call.floor):
                 self._went_back(call, 0)
             return
-        number = int(result["number"], 16)
-        if number < HEAD_LIE and call.tree.find(result["hash"]) is None:
+        number, block = int(result["number"], 16), call.tree.find(result["hash"])
+        if block is not None:
+            self._check_branch(call, block)
+        elif number < HEAD_LIE:
             self.violate("possible", f"{call!r} got a block that does not exist: {result['hash']}")
         if call.params[0] == "latest":
             self._check_number(call, number)
@@ -560,6 +613,17 @@ class Oracle:
         last = blocks[-1] if blocks else None
         if last is not None and not all(block is not None and block.is_on(last) for block in blocks):
             self.violate("possible", f"{call!r} got logs of two branches: {hashes}")
+
+    def _check_branch(self, call: Call, block: Block) -> None:
+        """The block that a result was read at."""
+        tree, call.shows = call.tree, block
+        if self._must_succeed and not any(map(block.is_on, tree.tips_since(call.sent_s - FORK_FOUND_S))):
+            self.violate("branch", f"{call!r} shows {block!r}, which was replaced")
+        if not block.private_to or call.sent_s - block.left_at_s < FORK_FOUND_S:
+            return
+        upstreams = [each for each in self.upstreams if each.tree is tree]
+        if 2 * sum(each.is_reliable for each in upstreams) > len(upstreams):
+            self.violate("branch", f"{call!r} shows {block!r}, which left the network at {block.left_at_s:.3f} s")
 
     # Other rules
 

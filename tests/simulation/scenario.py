@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, fields, replace
 
 from tests.simulation.memory_network import Weather
-from tests.simulation.sim_clients import CROWD_KINDS, HTTP_KINDS
+from tests.simulation.sim_clients import CROWD_KINDS, HOARDING_KINDS, HTTP_KINDS
 from tests.simulation.sim_fleet import TROUBLES, FleetPlan
 from tests.simulation.sim_sockets import Subscriber
 from tests.simulation.sim_upstream import SPELLS, Habits, Nature
@@ -18,6 +18,7 @@ from tests.simulation.sim_upstream import SPELLS, Habits, Nature
 # The network with several upstreams, and the one with a single upstream, whose calls take the short path.
 MANY, ONE = "dev/mainnet", "dev/testnet"
 LASTS_S = 12.0
+LOAD_LASTS_S = {"small": 60.0, "idle": 600.0}
 # The remainders, by 12, of the seeds with several gateways: the second has no faults.
 FLEET_SEEDS = (3, 8)
 # The remainders, by 5, of the seeds with upstreams that announce their heads over WebSockets.
@@ -25,8 +26,13 @@ STREAM_SEEDS = (1, 2)
 # The remainder, by 7, of the seeds with a crowd: its calls at a time, and how long upstreams take for each.
 CROWDED_SEEDS = 6
 CROWD, CROWDED_S = 20, (0.05, 0.15)
+# The remainder, by 7, of the seeds with clients that hold connections by not reading.
+HOARDED_SEEDS = 2
+# The remainder, by 9, of the seeds in which the machine is busy with other work now and then, and for how long.
+BUSY_SEEDS = 5
+BUSY_S = (0.005, 0.25)
 KINDS = (*HTTP_KINDS, Subscriber)
-ALL_KINDS = (*KINDS, *CROWD_KINDS)
+ALL_KINDS = (*KINDS, *dict.fromkeys((*CROWD_KINDS, *HOARDING_KINDS)))
 
 HABITS = Habits(
     late=0.01, hang=0.002, http_500=0.01, http_429=0.003, overloaded=0.003, twice=0.003, foreign=0.003, garbage=0.003,
@@ -70,6 +76,10 @@ class Scenario:
     fleet: FleetPlan = FleetPlan()  # noqa: RUF009 - frozen
     # How many calls a crowd makes at a time; 0 without one. Upstreams then have few connections.
     crowd: int = 0
+    # Whether the crowd does not read its results.
+    hoards: bool = False
+    # For how long the machine does nothing, now and then. Everything that is due meanwhile happens after it.
+    busy_s: tuple[float, float] = (0.0, 0.0)
     # Parts that are left out, by their names.
     without: frozenset[str] = frozenset()
 
@@ -85,6 +95,7 @@ class Scenario:
             *sorted(faults | spells | (set() if self.is_calm else weather)),
             *(("reorganisations",) if self.reorg else ()),
             *(f"trouble {name}" for name in self.fleet.troubles),
+            *(("busy machine",) if self.busy_s[1] else ()),
         ]
 
     def leaving_out(self, names: frozenset[str]) -> Scenario:
@@ -112,6 +123,7 @@ class Scenario:
             clients=tuple(each for each in self.clients if each.name not in names),
             client_weather=weather_of(self.client_weather),
             reorg=0.0 if "reorganisations" in names else self.reorg,
+            busy_s=(0.0, 0.0) if "busy machine" in names else self.busy_s,
             fleet=self.fleet.leaving_out(names),
             lasts_s=min([self.lasts_s, *[float(name.split(" ")[1]) for name in names if name.startswith("first ")]]),
             without=names,
@@ -119,7 +131,8 @@ class Scenario:
 
 
 def loaded(scenario: Scenario, load: str) -> Scenario:
-    """The same with another load, for measurements: `small` calls only, or `idle` without any client."""
+    """The same with another load, for measurements: `small` calls only, or `idle` without any client. It lasts longer, so that
+    the start and the end of a run count for little."""
     clients = {
         "idle": (),
         "small": tuple(
@@ -127,7 +140,17 @@ def loaded(scenario: Scenario, load: str) -> Scenario:
             for number in range(8)
         ),
     }
-    return replace(scenario, clients=clients[load], fleet=FleetPlan(), crowd=0) if load else scenario
+    if not load:
+        return scenario
+    return replace(
+        scenario,
+        lasts_s=LOAD_LASTS_S[load],
+        clients=clients[load],
+        fleet=FleetPlan(),
+        crowd=0,
+        hoards=False,
+        busy_s=(0.0, 0.0),
+    )
 
 
 def rng_of(seed: int, part: str) -> random.Random:
@@ -145,11 +168,11 @@ def scenario_of(seed: int) -> Scenario:
         kind, network = rng.choice(KINDS), MANY if rng.random() < 0.7 else ONE
         clients.append(ClientPlan(f"client {number + 1}", kind.__name__, network, account=rng.randint(0, 1)))
     fleet = _fleet(seed, is_calm)
-    is_crowded = seed % 7 == CROWDED_SEEDS
+    is_crowded, hoards = seed % 7 == CROWDED_SEEDS, seed % 7 == HOARDED_SEEDS
+    if is_crowded or hoards:
+        kinds = HOARDING_KINDS if hoards else CROWD_KINDS
+        clients += [ClientPlan(f"client {31 + place}", each.__name__, ONE, place) for place, each in enumerate(kinds)]
     if is_crowded:
-        clients += [
-            ClientPlan(f"client {31 + place}", each.__name__, ONE, place) for place, each in enumerate(CROWD_KINDS)
-        ]
         upstreams = [replace(each, habits=replace(each.habits, takes_s=CROWDED_S)) for each in upstreams]
     return Scenario(
         seed,
@@ -162,7 +185,9 @@ def scenario_of(seed: int) -> Scenario:
         reorg=0.0 if is_calm else rng.choice((0.0, 0.05, 0.2)),
         depth=rng.choice((1, 1, 4)),
         fleet=fleet,
-        crowd=CROWD if is_crowded else 0,
+        crowd=CROWD if is_crowded or hoards else 0,
+        hoards=hoards,
+        busy_s=BUSY_S if seed % 9 == BUSY_SEEDS else (0.0, 0.0),
     )
 
 

@@ -13,11 +13,13 @@ import orjson
 from tests.http_client import post
 from tests.simulation.block_tree import CONTRACTS, FIRST_HEAD, BlockTree
 from tests.simulation.memory_network import Address
-from tests.simulation.oracle import CALL_TIMEOUT_S, Account, Call, Oracle
+from tests.simulation.oracle import CALL_TIMEOUT_S, HARDLY, Account, Call, Oracle
 
 # A client gives up on a reply after this time. The service must have replied by then, whatever its upstreams do.
 PATIENCE_S = CALL_TIMEOUT_S + 20.0
 DIGITS = "0123456789abcdef"
+# Calls that are repeated at the end, of each account and network.
+MOST_AUDITED = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +293,39 @@ class LargeReader(SimClient):
         await self._pause(0.1)
 
 
+class Auditor(SimClient):
+    """Repeats calls whose results are out of date by now: no cache has kept them."""
+
+    _again: list[tuple[str, list[Any]]]
+
+    async def run(self) -> None:
+        self._again = self._oracle.replaced_results(self._account, self._tree)[:MOST_AUDITED]
+        if self._again:
+            await super().run()
+
+    async def _talk(self, connection: Connection) -> None:
+        if not self._again:
+            raise _Left
+        await self._single(connection, self._ask(*self._again.pop()))
+
+    @property
+    def _ends_s(self) -> float:
+        return self._terms.until_s if self._again else 0.0
+
+
+class Hoarder(SimClient):
+    """One of many connections with large results that are hardly read. They may be closed."""
+
+    async def _talk(self, connection: Connection) -> None:
+        call = self._ask("eth_call", [{"to": CONTRACTS[0], "data": self._data(13)}, "latest"])
+        call.directives["reads slowly"] = HARDLY
+        await self._single(connection, call, pause_s=self._dawdles_s)
+
+    def _dawdles_s(self) -> float:
+        is_over = asyncio.get_running_loop().time() >= self._terms.until_s
+        return 0.0 if is_over else self._rng.uniform(0.3, 1.5)
+
+
 class Flooder(SimClient):
     """Sends more than its account may."""
 
@@ -310,11 +345,19 @@ class CrowdMember(SimClient):
 class Crowd(SimClient):
     """Makes more calls at a time than the upstreams take."""
 
+    member: type[SimClient] = CrowdMember
+
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             for place in range(self._terms.crowd):
                 rng = random.Random(f"{self._rng.random()} {place}")
-                group.create_task(CrowdMember(self.name, self._account, self._tree, self._terms, rng).run())
+                group.create_task(self.member(self.name, self._account, self._tree, self._terms, rng).run())
+
+
+class Hoarders(Crowd):
+    """Hold all connections of the upstreams, by hardly reading their results."""
+
+    member = Hoarder
 
 
 class Modest(CrowdMember):
@@ -395,3 +438,4 @@ def _envelope(call: Call) -> bytes:
 HTTP_KINDS: Sequence[type[SimClient]] = (Reader, Batcher, Director, Writer, LargeReader, Flooder, Vandal, FilterUser)
 # Those of crowded scenarios.
 CROWD_KINDS: Sequence[type[SimClient]] = (Crowd, Modest)
+HOARDING_KINDS: Sequence[type[SimClient]] = (Hoarders, Modest)

@@ -169,6 +169,14 @@ class SimUpstream:
         last_s = max(self._failed_s, self._network.last_fault_s(self.address))
         return self.now_s - last_s > RELIABLE_AFTER_S
 
+    @property
+    def has_failed_lately(self) -> bool:
+        """Whether a call on any of its ports may have failed."""
+        ports = (self.address, self.stream_address)
+        last_s = max(self._failed_s, *[self._network.last_fault_s(port) for port in ports])
+        is_cut = self._network.has_cuts(self.address[0])
+        return bool(self._spell) or is_cut or self.now_s - last_s <= RELIABLE_AFTER_S
+
     def failed(self, kind: str, detail: str) -> None:
         self._failed_s = self.now_s
         self.history.fault(self.name, kind, detail)

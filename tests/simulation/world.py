@@ -21,7 +21,7 @@ from tests.simulation import sim_clients
 from tests.simulation.block_tree import BlockTree
 from tests.simulation.history import History
 from tests.simulation.memory_network import CALM, Address, ListeningSocket, MemoryNetwork, host_of_task
-from tests.simulation.oracle import CALL_TIMEOUT_S, Account, Oracle
+from tests.simulation.oracle import CALL_TIMEOUT_S, Account, Bounds, Oracle
 from tests.simulation.outcome import Outcome
 from tests.simulation.scenario import ALL_KINDS, MANY, ONE, ClientPlan, Scenario, UpstreamPlan, rng_of
 from tests.simulation.seams import Seams, skew_ns
@@ -61,11 +61,8 @@ class World:
         self.history = History(seams.clock)
         self._network = MemoryNetwork(self.history, seams.descriptors, self._rng("network"))
         self._loop = VirtualLoop(seams.clock, self._network, self._rng("threads"))
-        stalls = bool(scenario.client_weather.stall) or any(each.weather.stall for each in scenario.upstreams)
-        takes_s = max(each.habits.takes_s[1] for each in scenario.upstreams)
-        self.oracle = Oracle(
-            self.history, is_calm=scenario.is_calm, stalls=stalls, takes_s=takes_s, is_crowded=scenario.crowd > 0
-        )
+        self._clock = seams.clock
+        self.oracle = Oracle(self.history, bounds_of(scenario))
         self._trees = {name: BlockTree(name, self.history, self._rng(f"chain {name}")) for name in (MANY, ONE)}
         self._upstreams = [self._upstream(place, plan) for place, plan in enumerate(scenario.upstreams, 1)]
         self.oracle.upstreams.extend(self._upstreams)
@@ -128,6 +125,7 @@ class World:
         async with asyncio.TaskGroup() as background:
             tasks = [background.create_task(self._mine(tree)) for tree in self._trees.values()]
             tasks += [background.create_task(upstream.live()) for upstream in self._upstreams]
+            tasks.append(background.create_task(self._pause()))
             await self._serve(tasks[len(self._trees) :])
             for task in tasks:
                 task.cancel()
@@ -140,6 +138,14 @@ class World:
                 tree.reorganise(self.history.now_s)
             else:
                 tree.grow(self.history.now_s)
+
+    async def _pause(self) -> None:
+        """Now and then the machine is busy with other work, and nothing here runs: everything that is due happens late."""
+        rng, shortest_s, longest_s = self._rng("pauses"), *self.scenario.busy_s
+        while longest_s:
+            await asyncio.sleep(rng.expovariate(1.0))
+            self.history.fault("machine", "machine busy")
+            self._clock.advance(rng.uniform(shortest_s, longest_s))
 
     @property
     def _addresses(self) -> list[Address]:
@@ -225,6 +231,10 @@ class World:
                         f"probe {place}", self.oracle.accounts[0], tree, terms, self._rng("probe")
                     )
                     group.create_task(probe.run())
+                    for account in self.oracle.accounts:
+                        place += 1
+                        audit = sim_clients.Auditor(f"audit {place}", account, tree, terms, self._rng("audit"))
+                        group.create_task(audit.run())
 
     def _check_end(self) -> None:
         executed: Counter[str] = Counter()
@@ -336,6 +346,17 @@ class Gateway:
             "flights that can be joined": sum(len(route.state.flights) for route in app.networks.routes.values()),
         }
         return [f"{count} {name}" for name, count in counts.items() if count]
+
+
+def bounds_of(scenario: Scenario) -> Bounds:
+    return Bounds(
+        scenario.is_calm,
+        stalls=bool(scenario.client_weather.stall) or any(each.weather.stall for each in scenario.upstreams),
+        takes_s=max(each.habits.takes_s[1] for each in scenario.upstreams),
+        is_crowded=scenario.crowd > 0,
+        hoards=scenario.hoards,
+        pauses_s=scenario.busy_s[1],
+    )
 
 
 def _settings_of(upstream: SimUpstream) -> Iterator[dict[str, Any]]:
