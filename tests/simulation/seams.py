@@ -44,7 +44,6 @@ ORDERED_IN = (
     "proxy.services.accounts.quotas",
     "proxy.services.feed.head_watcher",
     "proxy.services.rpc.tracker",
-    "proxy.web.front.connection_limiter",
     "proxy.web.websocket.client_sockets",
     "proxy.wire.websocket_client",
 )

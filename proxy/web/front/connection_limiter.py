@@ -75,13 +75,15 @@ class ConnectionLimiter:
         self._fixed_headers = fixed_headers(limits.tls)
         self._trusted = [ipaddress.ip_network(block) for block in limits.trusted_proxies]
         self._by_prefix: Counter[str] = Counter()
-        self.connections: set[LimitedConnection] = set()
+        # In the order in which they came: a set's order would differ from run to run.
+        self.connections: dict[LimitedConnection, None] = {}
         self.server: web.Server | None = None
         self._front: Callable[[], asyncio.Protocol] | None = None
         self._rate_headers: Callable[[str], Mapping[str, str]] | None = None
         self._loop = asyncio.get_running_loop()
         self.now = self._loop.time
-        self.timed: set[LimitedConnection] = set()
+        # Connections with a deadline that runs.
+        self.timed: dict[LimitedConnection, None] = {}
         self.draining = False
 
     def __repr__(self) -> str:
@@ -105,7 +107,7 @@ class ConnectionLimiter:
 
     def add(self, connection: LimitedConnection, address: str) -> None:
         """Count a new connection, or refuse it."""
-        self.connections.add(connection)
+        self.connections[connection] = None
         prefix = client_prefix_of(address)
         self._by_prefix[prefix] += 1
         reason = None
@@ -117,11 +119,18 @@ class ConnectionLimiter:
             telemetry.connections_refused_total.labels(reason).inc()
             self._end_with(connection, _REFUSALS[reason])
 
+    def deadline_runs(self, connection: LimitedConnection) -> None:
+        """Have the sweep check the connection."""
+        self.timed[connection] = None
+
+    def deadline_ended(self, connection: LimitedConnection) -> None:
+        self.timed.pop(connection, None)
+
     def remove(self, connection: LimitedConnection, address: str) -> None:
-        self.timed.discard(connection)
+        self.deadline_ended(connection)
         if connection not in self.connections:
             return
-        self.connections.discard(connection)
+        del self.connections[connection]
         prefix = client_prefix_of(address)
         self._by_prefix[prefix] -= 1
         if not self._by_prefix[prefix]:
@@ -129,9 +138,9 @@ class ConnectionLimiter:
 
     def replace(self, old: LimitedConnection, new: LimitedConnection) -> None:
         """The same connection has another protocol object."""
-        self.timed.discard(old)
-        self.connections.discard(old)
-        self.connections.add(new)
+        self.deadline_ended(old)
+        self.connections.pop(old, None)
+        self.connections[new] = None
 
     def watch_reader(
         self, connection: LimitedConnection, now: float, stalled_since: float, unsent: int
@@ -240,7 +249,7 @@ class ConnectionLimiter:
             connection.force_close()
 
 
-async def _in_turns(connections: set[LimitedConnection]) -> AsyncIterator[LimitedConnection]:
+async def _in_turns(connections: dict[LimitedConnection, None]) -> AsyncIterator[LimitedConnection]:
     """Each of the connections, a few in a turn of the event loop. Those that are removed meanwhile are left out."""
     for index, connection in enumerate(tuple(connections), 1):
         if connection in connections:

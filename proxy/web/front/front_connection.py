@@ -123,7 +123,7 @@ class FrontConnection(asyncio.Protocol):
         self._replies.stream.pause(_monotonic())
         self._unsent = 0
         self._reader.forget_known()
-        self._limiter.timed.add(self)
+        self._limiter.deadline_runs(self)
 
     def resume_writing(self) -> None:
         self._replies.resume()
@@ -211,7 +211,7 @@ class FrontConnection(asyncio.Protocol):
         """Put a deadline on an incomplete message, counted from its first byte."""
         if is_new or self not in self._limiter.timed:
             self._since = _monotonic()
-            self._limiter.timed.add(self)
+            self._limiter.deadline_runs(self)
 
     def _go_on(self) -> None:
         """Serve the requests that the client has sent ahead, in the next turn of the loop."""
@@ -354,7 +354,7 @@ class FrontConnection(asyncio.Protocol):
             since, self._unsent = limiter.watch_reader(self, now, stream.stalled_since, self._unsent)
             stream.stalled(since)
         elif replies.busy or reader.is_empty:
-            limiter.timed.discard(self)
+            limiter.deadline_ended(self)
         elif now - self._since > (limits.body_timeout_s if reader.is_in_body else limits.header_timeout_s):
             self._time_out()
 

@@ -123,7 +123,7 @@ class HandlerConnection(AiohttpConnection):
         if self._phase == "idle":
             self._phase = "reading"
             self._since = self._limiter.now()
-            self._limiter.timed.add(self)
+            self._limiter.deadline_runs(self)
             # A trusted proxy sends requests of many clients on one connection.
             self.client = self._limiter.client_of_headers(self._address, data) or self.client
         self._unparsed = self._bytes_left() + data
@@ -207,7 +207,7 @@ class HandlerConnection(AiohttpConnection):
         super().pause_writing()
         self._stalled_since = self._limiter.now()
         self._unsent = 0
-        self._limiter.timed.add(self)
+        self._limiter.deadline_runs(self)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -231,7 +231,7 @@ class HandlerConnection(AiohttpConnection):
         """Called when the headers are complete, before the handler runs."""
         self._phase = "busy"
         self._left -= 1
-        self._limiter.timed.discard(self)
+        self._limiter.deadline_ended(self)
 
     @property
     def is_at_last_request(self) -> bool:
@@ -247,7 +247,7 @@ class HandlerConnection(AiohttpConnection):
         if self._stalled_since:
             self._stalled_since, self._unsent = self._limiter.watch_reader(self, now, self._stalled_since, self._unsent)
         elif self._phase != "reading":
-            self._limiter.timed.discard(self)
+            self._limiter.deadline_ended(self)
         elif now - self._since > limits.header_timeout_s:
             self._limiter.close_late_headers(self)
 

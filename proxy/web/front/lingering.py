@@ -34,7 +34,7 @@ class LingeringConnection(asyncio.Protocol):
         """Take over the connection, after the reply was written to it."""
         assert self.transport is not None
         self._limiter.replace(former, self)
-        self._limiter.timed.add(self)
+        self._limiter.deadline_runs(self)
         self.transport.set_protocol(SlicedReading(self))
         if self.transport.can_write_eof():
             self.transport.write_eof()

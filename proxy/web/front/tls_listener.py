@@ -86,7 +86,7 @@ class PendingHandshake(asyncio.Protocol):
         take_turn = partial(self._limiter.turns.add, self._address)
         self._tls = TlsTransport(self._context, self._front, self._on_handshake, take_turn=take_turn)
         transport.set_protocol(self._tls)  # type: ignore[arg-type]
-        self._limiter.timed.add(self)
+        self._limiter.deadline_runs(self)
         self._limiter.add(self, self._address)
         self._tls.connection_made(transport)
 

@@ -169,7 +169,7 @@ class ClientSocket(asyncio.Protocol):
         """The client does not read."""
         self.output.stalled_since = self.context.now()
         self.subscriptions.hold()
-        self.context.limiter.timed.add(self)
+        self.context.limiter.deadline_runs(self)
 
     def resume_writing(self) -> None:
         self.output.resume()
@@ -255,13 +255,13 @@ class ClientSocket(asyncio.Protocol):
     def _start_message_clock(self) -> None:
         if not self._message_since:
             self._message_since = self.context.now()
-            self.context.limiter.timed.add(self)
+            self.context.limiter.deadline_runs(self)
 
     def _pause_reading(self) -> None:
         if not self._paused_reading and self.transport is not None:
             self._paused_reading = True
             self.transport.pause_reading()
-            self.context.limiter.timed.add(self)
+            self.context.limiter.deadline_runs(self)
 
     def _resume_reading(self) -> None:
         if self._paused_reading and self.transport is not None:
@@ -323,7 +323,7 @@ class ClientSocket(asyncio.Protocol):
         # Read on up to the client's own close frame: closing with unread bytes would reset the connection, and the client
         # might never see the reason.
         self._resume_reading()
-        self.context.limiter.timed.add(self)
+        self.context.limiter.deadline_runs(self)
 
     def _drop_work(self) -> None:
         """Leave the calls under way and end all subscriptions."""
@@ -343,7 +343,7 @@ class ClientSocket(asyncio.Protocol):
             output.stalled_since, self._unsent = limiter.watch_reader(self, now, output.stalled_since, self._unsent)
         elif not self._message_since:
             if not self._paused_reading:
-                limiter.timed.discard(self)
+                limiter.deadline_ended(self)
         elif now - self._message_since > limiter.limits.body_timeout_s and not self._is_busy():
             self.close(frames.POLICY, "the message did not arrive in time")
 
