@@ -133,6 +133,16 @@ async def test_block_that_does_not_come_is_a_503_with_the_newest_one(more: dict[
 
 
 @on_uvloop
+async def test_block_that_only_another_host_has_seen_is_not_there_yet() -> None:
+    async with rpc_harness(2) as harness:
+        head = harness.chain.head
+        harness.route.state.follow(head + 1, 0, is_lower=False)
+        reply = await harness.call(*BALANCE, X_Min_Block=str(head + 1), X_Min_Block_Wait="0.05")
+        assert str(head + 1) in reply.fault(503)["message"]
+        assert block_of(reply) == head
+
+
+@on_uvloop
 async def test_cached_reply_from_before_the_block_does_not_follow_it() -> None:
     """Only one upstream has the block, so the network's head is still the one before it."""
     async with rpc_harness(3) as harness:

@@ -116,7 +116,8 @@ def _give_up(dispatcher: Dispatcher, flight: Flight) -> None:
     assert flight.call.directives is not None
     state = dispatcher.state
     min_block = flight.call.directives.min_block
-    newest = max([state.heads.tip, *_credible_heads(dispatcher, time.monotonic())])
+    # Other hosts may know a newer tip. It does not count: the upstreams of this one have not reported it yet.
+    newest = max(_credible_heads(dispatcher, time.monotonic()), default=state.heads.tip)
     if min_block <= newest:
         dispatcher.refuse(flight)  # The block is there, but no upstream that has it takes calls.
     else:
