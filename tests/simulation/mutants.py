@@ -138,18 +138,6 @@ MUTANTS = {
             "if fewest < 0 or count < fewest:",
             "if fewest < 0 or count > fewest:",
         ),
-        Mutant(
-            "readers-keep-connections",
-            f"{_WIRE}.http_upstream",
-            "        if self._queue.is_crowded:\n            self._free_stalled(now)\n",
-            "",
-        ),
-        Mutant(
-            "readers-taken-for-overload",
-            f"{_WIRE}.http_upstream",
-            "readers=readers)",
-            "readers=0)",
-        ),
         # The fleet
         Mutant(
             "lease-doubled",

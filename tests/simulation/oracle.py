@@ -7,8 +7,8 @@ seed pass. Each rule has a name, which a failing seed reports:
 |---|---|
 | `one-reply` | every call gets exactly one reply, with its own id |
 | `possible` | no result that no block of the network's history gives |
-| `branch` | an upstream that is on another branch than most gets no calls: soon after it left, no result of its branch, while
-  most upstreams answer reliably; and no result of any replaced block when all faults have ended |
+| `branch` | an upstream that is on another branch than most gets no calls: some seconds after it left, no result of its branch,
+  while most upstreams report the network's heads; and no result of any replaced block when all faults have ended |
 | `backwards` | once a reply has named a block to a key, no later call of that key at `latest` through the same gateway is
   answered from before it, while an upstream that has the block answers reliably; while nothing fails, also through any other
   gateway, as soon as the message about the block has had time to arrive |
@@ -97,7 +97,7 @@ OVERLOADED = "overloaded"
 # Leases of other gateways have ended after this time, and this part of a limit is never lent out in advance.
 LEASES_END_S, SELDOM_REFUSED = 2.0, 0.25
 # An upstream on a branch of its own has been found after this time: some polls, and the comparisons after them.
-FORK_FOUND_S = 4.0
+FORK_FOUND_S = 6.0
 # Fresh state in calm weather: the head is polled every second, and the poll takes a while.
 CALM_AGE_BLOCKS = 3
 
@@ -622,7 +622,7 @@ class Oracle:
         if not block.private_to or call.sent_s - block.left_at_s < FORK_FOUND_S:
             return
         upstreams = [each for each in self.upstreams if each.tree is tree]
-        if 2 * sum(each.is_reliable for each in upstreams) > len(upstreams):
+        if 2 * sum(each.votes for each in upstreams) > len(upstreams):
             self.violate("branch", f"{call!r} shows {block!r}, which left the network at {block.left_at_s:.3f} s")
 
     # Other rules

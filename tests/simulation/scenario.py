@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, fields, replace
 
 from tests.simulation.memory_network import Weather
-from tests.simulation.sim_clients import CROWD_KINDS, HOARDING_KINDS, HTTP_KINDS
+from tests.simulation.sim_clients import CROWD_KINDS, HTTP_KINDS, Hoarders, Modest
 from tests.simulation.sim_fleet import TROUBLES, FleetPlan
 from tests.simulation.sim_sockets import Subscriber
 from tests.simulation.sim_upstream import SPELLS, Habits, Nature
@@ -26,13 +26,17 @@ STREAM_SEEDS = (1, 2)
 # The remainder, by 7, of the seeds with a crowd: its calls at a time, and how long upstreams take for each.
 CROWDED_SEEDS = 6
 CROWD, CROWDED_S = 20, (0.05, 0.15)
-# The remainder, by 7, of the seeds with clients that hold connections by not reading.
+# The remainder, by 7, of the seeds with clients that hold connections by not reading: how many accounts of their own they have,
+# and how many connections each. One account alone would leave a connection to others.
 HOARDED_SEEDS = 2
+HOARDING_ACCOUNTS, HOARDERS = 10, 2
+# The accounts that all seeds have: see `world.py`.
+COMMON_ACCOUNTS = 4
 # The remainder, by 9, of the seeds in which the machine is busy with other work now and then, and for how long.
 BUSY_SEEDS = 5
 BUSY_S = (0.005, 0.25)
 KINDS = (*HTTP_KINDS, Subscriber)
-ALL_KINDS = (*KINDS, *dict.fromkeys((*CROWD_KINDS, *HOARDING_KINDS)))
+ALL_KINDS = (*KINDS, *CROWD_KINDS, Hoarders)
 
 HABITS = Habits(
     late=0.01, hang=0.002, http_500=0.01, http_429=0.003, overloaded=0.003, twice=0.003, foreign=0.003, garbage=0.003,
@@ -169,10 +173,16 @@ def scenario_of(seed: int) -> Scenario:
         clients.append(ClientPlan(f"client {number + 1}", kind.__name__, network, account=rng.randint(0, 1)))
     fleet = _fleet(seed, is_calm)
     is_crowded, hoards = seed % 7 == CROWDED_SEEDS, seed % 7 == HOARDED_SEEDS
-    if is_crowded or hoards:
-        kinds = HOARDING_KINDS if hoards else CROWD_KINDS
-        clients += [ClientPlan(f"client {31 + place}", each.__name__, ONE, place) for place, each in enumerate(kinds)]
+    if hoards:
+        clients += [ClientPlan("client 31", Modest.__name__, ONE, 0)]
+        clients += [
+            ClientPlan(f"client {32 + place}", Hoarders.__name__, ONE, COMMON_ACCOUNTS + place)
+            for place in range(HOARDING_ACCOUNTS)
+        ]
     if is_crowded:
+        clients += [
+            ClientPlan(f"client {31 + place}", each.__name__, ONE, place) for place, each in enumerate(CROWD_KINDS)
+        ]
         upstreams = [replace(each, habits=replace(each.habits, takes_s=CROWDED_S)) for each in upstreams]
     return Scenario(
         seed,
@@ -185,7 +195,7 @@ def scenario_of(seed: int) -> Scenario:
         reorg=0.0 if is_calm else rng.choice((0.0, 0.05, 0.2)),
         depth=rng.choice((1, 1, 4)),
         fleet=fleet,
-        crowd=CROWD if is_crowded or hoards else 0,
+        crowd=CROWD if is_crowded else HOARDERS if hoards else 0,
         hoards=hoards,
         busy_s=BUSY_S if seed % 9 == BUSY_SEEDS else (0.0, 0.0),
     )

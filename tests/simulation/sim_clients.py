@@ -18,6 +18,8 @@ from tests.simulation.oracle import CALL_TIMEOUT_S, HARDLY, Account, Call, Oracl
 # A client gives up on a reply after this time. The service must have replied by then, whatever its upstreams do.
 PATIENCE_S = CALL_TIMEOUT_S + 20.0
 DIGITS = "0123456789abcdef"
+# A stream reads twice as many bytes before its client takes them. With more, the service would not notice slow clients.
+READS_AHEAD = 1 << 14
 # Calls that are repeated at the end, of each account and network.
 MOST_AUDITED = 40
 
@@ -115,7 +117,7 @@ class SimClient:
             self._open = []
             try:
                 reader, writer = await asyncio.open_connection(
-                    *self._terms.gateway, local_addr=(address_of(self.name), 0), limit=1 << 22
+                    *self._terms.gateway, local_addr=(address_of(self.name), 0), limit=READS_AHEAD
                 )
             except ConnectionError:
                 await asyncio.sleep(0.1)
@@ -438,4 +440,3 @@ def _envelope(call: Call) -> bytes:
 HTTP_KINDS: Sequence[type[SimClient]] = (Reader, Batcher, Director, Writer, LargeReader, Flooder, Vandal, FilterUser)
 # Those of crowded scenarios.
 CROWD_KINDS: Sequence[type[SimClient]] = (Crowd, Modest)
-HOARDING_KINDS: Sequence[type[SimClient]] = (Hoarders, Modest)

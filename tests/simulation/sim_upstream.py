@@ -26,6 +26,8 @@ CHAIN_ID = 31337
 KEPT_STATES = 64
 # An upstream without a fault for this long is reliable: the service uses it again after a failure, or a call that hung.
 RELIABLE_AFTER_S = 12.0
+# An upstream that has had no spell for this long is heard when heads are compared.
+VOTES_AFTER_S = 4.0
 # A liar adds a number from here on to balances, each liar its own. No balance is that large.
 LIE = 1 << 200
 # Balances of another chain. An upstream that names another chain gets no calls, so no client ever sees one.
@@ -124,6 +126,7 @@ class SimUpstream:
         self._is_silent = False
         self._is_paused, self._busy_until_s = False, 0.0
         self._spell = ""
+        self._well_since_s = -VOTES_AFTER_S
         self._failed_s = -1e9
         # The connections on which it has named its chain, by the host that asked and the port that was asked.
         self._named: dict[tuple[str, int], list[MemoryTransport]] = {}
@@ -170,6 +173,13 @@ class SimUpstream:
         return self.now_s - last_s > RELIABLE_AFTER_S
 
     @property
+    def votes(self) -> bool:
+        """Whether it has reported the network's heads lately, apart from faults of single calls."""
+        if self.nature.wrong_chain or self.nature.head_liar or self._spell or self._network.has_cuts(self.address[0]):
+            return False
+        return self.now_s - self._well_since_s > VOTES_AFTER_S
+
+    @property
     def has_failed_lately(self) -> bool:
         """Whether a call on any of its ports may have failed."""
         ports = (self.address, self.stream_address)
@@ -193,6 +203,7 @@ class SimUpstream:
             self.failed(f"upstream {spell}", f"for {lasts_s:.2f} s")
             await self._go_through(spell, lasts_s)
             self._spell, self._failed_s = "", self.now_s
+            self._well_since_s = self.now_s
             self.history.note(self.name, f"upstream no longer {spell}")
 
     async def _go_through(self, spell: str, lasts_s: float) -> None:

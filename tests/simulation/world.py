@@ -23,7 +23,17 @@ from tests.simulation.history import History
 from tests.simulation.memory_network import CALM, Address, ListeningSocket, MemoryNetwork, host_of_task
 from tests.simulation.oracle import CALL_TIMEOUT_S, Account, Bounds, Oracle
 from tests.simulation.outcome import Outcome
-from tests.simulation.scenario import ALL_KINDS, MANY, ONE, ClientPlan, Scenario, UpstreamPlan, rng_of
+from tests.simulation.scenario import (
+    ALL_KINDS,
+    COMMON_ACCOUNTS,
+    HOARDING_ACCOUNTS,
+    MANY,
+    ONE,
+    ClientPlan,
+    Scenario,
+    UpstreamPlan,
+    rng_of,
+)
 from tests.simulation.seams import Seams, skew_ns
 from tests.simulation.sim_clients import SimClient, Terms, address_of
 from tests.simulation.sim_fleet import VALKEY, FleetTrouble
@@ -41,6 +51,7 @@ ACCOUNTS = (
     ("limited", 20, 100),
     ("modest", 100_000, 10_000_000),
 )
+assert len(ACCOUNTS) == COMMON_ACCOUNTS
 # A fleet's limit is lower: then calls above it are soon more than what gateways without Valkey may add.
 FLEET_LIMIT = 5
 # Accounts that only clients of one kind use.
@@ -184,7 +195,8 @@ class World:
             Gateway.on_host(address, skew_s, self.scenario, self._upstreams, limits_url)
             for address, skew_s in zip(self._addresses, fleet.skews_s, strict=True)
         ]
-        for name, limit, units in ACCOUNTS:
+        more = [(f"reader {number}", *ACCOUNTS[0][1:]) for number in range(HOARDING_ACCOUNTS * self.scenario.hoards)]
+        for name, limit, units in (*ACCOUNTS, *more):
             requests = min(limit, FLEET_LIMIT) if name == "limited" and fleet.hosts > 1 else limit
             texts = {gateway.add_account(name, Limits(requests, units, 0)) for gateway in found}
             mark = f"{0xACC00000 + len(self.oracle.accounts):08x}"
