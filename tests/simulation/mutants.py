@@ -84,12 +84,6 @@ MUTANTS = {
         Mutant(
             "key-cut-short", f"{_CORE}.caching", "    text = method + params\n", "    text = (method + params)[:60]\n"
         ),
-        Mutant(
-            "fork-ignored",
-            f"{_RPC}.fork_search",
-            'found |= {health: "good" if block_hash == winner else "forked"',
-            'found |= {health: "good"',
-        ),
         Mutant("quorum-of-one", f"{_CORE}.verification", "return len(agreed) >= self.needed", "return True"),
         # Replies
         Mutant(

@@ -60,7 +60,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """Timers are kept in a heap of tuples: comparing those is much faster than comparing handles, and timers that are due at
     the same time run in the order in which they were set."""
 
-    # Of the base class.
+    # Attributes of the base class.
     _ready: deque[_Handle | _Timer]
     _stopping: bool
 
