@@ -29,13 +29,14 @@ PURE := tests/core tests/chains tests/test_settings.py \
 # The geth that some tests use. It is built once for all work trees, because that takes minutes.
 GETH_VERSION := v1.17.8
 BTCD_VERSION := v0.24.2
+COMETBFT_VERSION := v0.38.26
 GETH_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/penstock
 CHART := deploy/helm/penstock
 RENDER := helm template penstock $(CHART) --kube-version 1.30.0 --namespace penstock
 ROUTE := --set gatewayApi.enabled=true,gatewayApi.host=rpc.example.com,gatewayApi.gateways[0].name=public
 IMAGE := localhost/penstock:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' proxy/__init__.py)
 
-.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth btcd compile compiled bench fleet simulate clients wheel wheel-test release image image-test compose-test chart k8s-test lock clean
+.PHONY: help run docs test quick lint pure unit source browser programs web3-tests geth btcd cometbft compile compiled bench fleet simulate clients wheel wheel-test release image image-test compose-test chart k8s-test lock clean
 
 help:
 	@echo "make run      start the whole service on this machine (make run ARGS='--port 9000 --fresh')"
@@ -45,6 +46,7 @@ help:
 	@echo "make web3-tests  run all of web3.py's tests for nodes through the service; make test runs some of them"
 	@echo "make geth     build geth for the tests on its chain (needs Go; takes minutes; without it they are skipped)"
 	@echo "make btcd     build btcd for the tests on its chain (needs Go; without it they are skipped; litecoind is a package of Debian)"
+	@echo "make cometbft  build CometBFT for the tests on its chain (needs Go; without it they are skipped)"
 	@echo "make compile  compile the hot path to machine code (needs a C compiler; test and bench do it too)"
 	@echo "make bench    run the benchmarks; writes the summary and the plot to bench/"
 	@echo "make docs     build the guide, which the service then serves at /docs/guide/"
@@ -181,6 +183,10 @@ geth:
 btcd:
 	@command -v go >/dev/null || { echo "btcd is built with Go, which was not found on PATH"; exit 1; }
 	GOBIN="$(GETH_DIR)" go install github.com/btcsuite/btcd@$(BTCD_VERSION)
+
+cometbft:
+	@command -v go >/dev/null || { echo "cometbft is built with Go, which was not found on PATH"; exit 1; }
+	GOBIN="$(GETH_DIR)" go install github.com/cometbft/cometbft/cmd/cometbft@$(COMETBFT_VERSION)
 
 # From the OpenAPI document: proxy/web/docs/client_code.py.
 clients: .venv/.run

@@ -95,17 +95,19 @@ class UpstreamError(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ErrorRule:
-    """Matches if the code is one of `codes` (any, if empty) and the pattern is found in the message (any, if empty)."""
+    """Matches if the code is one of `codes` (any, if empty) and the pattern is found in the message (any, if empty). `in_data`:
+    in the member `data` instead, in families whose nodes give their reasons there and whose contracts cannot write it."""
 
     kind: ErrorKind
     codes: frozenset[int]
     pattern: re.Pattern[str] | None
+    in_data: bool = False
 
 
-def matching(kind: ErrorKind, *phrases: str, codes: Iterable[int] = ()) -> ErrorRule:
+def matching(kind: ErrorKind, *phrases: str, codes: Iterable[int] = (), in_data: bool = False) -> ErrorRule:
     """Phrases are lower case; `*` stands for anything between."""
     found = "|".join(re.escape(phrase).replace(r"\*", ".*") for phrase in phrases)
-    return ErrorRule(kind, frozenset(codes), re.compile(found, re.DOTALL) if found else None)
+    return ErrorRule(kind, frozenset(codes), re.compile(found, re.DOTALL) if found else None, in_data)
 
 
 def _codes(kind: ErrorKind, *codes: int) -> ErrorRule:
@@ -238,10 +240,16 @@ def classify(error: bytes, rules: Sequence[ErrorRule] = ()) -> UpstreamError:
         return _verdict("server", 0, "")
     code, message = _code(sent.code), sent.message or ""
     text = message[:_READ_CHARACTERS].lower()
+    data = _data_text(error) if any(rule.in_data for rule in rules) else ""
     for rule in chain(rules, RULES):
-        if (not rule.codes or code in rule.codes) and (rule.pattern is None or rule.pattern.search(text)):
+        searched = data if rule.in_data else text
+        if (not rule.codes or code in rule.codes) and (rule.pattern is None or rule.pattern.search(searched)):
             return _verdict(rule.kind, code, message)
     return _verdict("unknown", code, message)
+
+
+def _data_text(error: bytes) -> str:
+    return bytes(_members(error).get("data", b""))[:_READ_CHARACTERS].decode("utf-8", "replace").lower()
 
 
 def _verdict(kind: ErrorKind, code: int, message: str) -> UpstreamError:

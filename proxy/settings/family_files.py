@@ -74,7 +74,12 @@ def family_in(data: Mapping[str, Any]) -> Family:
         socket_calls=transport.get("sockets") == "calls",
         standard_errors=errors.get("standard", False),
         error_rules=tuple(
-            matching(rule["kind"], *rule.get("phrases", ()), codes=rule.get("codes", ()))
+            matching(
+                rule["kind"],
+                *rule.get("phrases", ()),
+                codes=rule.get("codes", ()),
+                in_data=errors.get("phrases_in") == "data",
+            )
             for rule in errors.get("rules", ())
         ),
         sends_to_all=writes.get("to_all", False),
