@@ -16,7 +16,7 @@ import orjson
 
 from proxy.chains.evm import abi, address
 from proxy.chains.registry import Network
-from proxy.core import units
+from proxy.core import units, upstream_errors
 from proxy.core.iso_time import iso_millis_of_unix
 from proxy.core.transfer_history import (
     ERC20,
@@ -34,6 +34,7 @@ from proxy.core.transfer_history import (
 from proxy.errors import InvalidRequest
 from proxy.services.accounts.metering import meter_of_task
 from proxy.services.multicall import Multicall
+from proxy.services.rpc.calls import RpcError
 from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.own_methods import OwnMethod
 from proxy.services.tokens.address_history import HistoryPage, TransferHistory, TransferSide, described
@@ -48,6 +49,8 @@ _NAMES = {code: name for name, code in CATEGORIES.items()}
 MOST, PER_PAGE = 1000, 100
 PAGE_UNITS = 10
 MOST_CONTRACTS = 100
+# 0x and 64 digits.
+_HASH_LENGTH = 66
 _MEMBERS = frozenset(
     (
         *("fromBlock", "toBlock", "fromAddress", "toAddress", "contractAddresses", "category"),
@@ -212,10 +215,28 @@ class AlchemyMethods:
         block = given.get("blockNumber") or given.get("blockHash")
         if not isinstance(block, str) or len(given) != 1:
             raise InvalidRequest("params[0]: must have blockNumber or blockHash")
-        receipts = await self.calls.raw(network, "eth_getBlockReceipts", block)
+        try:
+            receipts = await self.calls.raw(network, "eth_getBlockReceipts", block)
+        except RpcError as exc:
+            if upstream_errors.classify(exc.error).kind != "unsupported":
+                raise
+            return {"receipts": await self._one_by_one(network, block)}
         # Receipts of a block are megabytes: they are passed on as they are.
         await asyncio.sleep(0)
         return {"receipts": orjson.Fragment(receipts)}
+
+    async def _one_by_one(self, network: Network, block: str) -> list[Any] | None:
+        """The receipts of a block from upstreams that cannot return them together. Each is paid for."""
+        method = "eth_getBlockByHash" if len(block) == _HASH_LENGTH else "eth_getBlockByNumber"
+        found = await self.calls.call(network, method, block, False)
+        if found is None:
+            return None
+        calls = [("eth_getTransactionReceipt", (each,)) for each in found["transactions"]]
+        receipts = await self.calls.raw_many(network, calls)
+        for each in receipts:
+            if isinstance(each, RpcError):
+                raise each
+        return [orjson.Fragment(each) for each in receipts if isinstance(each, bytes)]
 
 
 async def _pay(price: int) -> None:
