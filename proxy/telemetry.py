@@ -156,6 +156,12 @@ upstream_credits_total = Counter(
 upstream_cost_total = Counter(
     "penstock_upstream_cost_usd_total", "The cost of these credits in US dollars", ["upstream"]
 )
+upstream_budget_credits = _gauge(
+    "livemax", "penstock_upstream_budget_credits", "Credits of the budget of the upstream", "upstream"
+)
+upstream_budget_left_credits = _gauge(
+    "livemin", "penstock_upstream_budget_left_credits", "Credits of the budget that are left in its period", "upstream"
+)
 request_records_dropped_total = Counter(
     "penstock_request_records_dropped_total", "Records of requests dropped because the memory for them was full"
 )

@@ -13,13 +13,16 @@ from decimal import Decimal
 from typing import Any
 
 from proxy.commands import context, output
+from proxy.compose.upstream_ids import upstream_id_of
+from proxy.core.budgets import CreditBudget, runs_out
 from proxy.core.credits import NANOS_PER_USD, CallPrices, CreditTable, in_usd
 from proxy.errors import InvalidRequest, NotFound
-from proxy.settings import Tables
+from proxy.settings import Settings, Tables
 from proxy.store.postgres.spending import COLUMNS, SpendingStore
 from proxy.store.postgres.usage import UsageStore
 
 SHOWN = ("name", "calls", "credits", "usd")
+BUDGETS = ("name", "per", "hard", "credits", "used", "left", "ends", "runs_out")
 ELSEWHERE = ("network", "method", "calls", "credits", "usd")
 # Rows of one export, and the most days of a report.
 MOST_ROWS, MOST_DAYS = 1_000_000, 1100
@@ -27,6 +30,7 @@ MOST_ROWS, MOST_DAYS = 1_000_000, 1100
 
 @dataclass(frozen=True, slots=True)
 class CostSource:
+    settings: Settings
     tables: Tables
     store: SpendingStore
     usage: UsageStore
@@ -38,6 +42,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--days", type=int, default=30, metavar="N", help="the last N days, with today (default: 30)")
     parser.add_argument("--by", choices=COLUMNS, default="upstream", help="one line for each of these")
     parser.add_argument("--account", metavar="ID", help="only what this account has spent")
+    parser.add_argument("--budgets", action="store_true", help="list the budgets, and when each will run out")
     parser.add_argument("--csv", action="store_true", help="print every row as CSV, by day")
     other = parser.add_argument_group("the same calls elsewhere")
     other.add_argument(
@@ -65,7 +70,7 @@ def register(commands: Any) -> None:
 @asynccontextmanager
 async def _source(args: argparse.Namespace) -> AsyncIterator[CostSource]:
     async with context.opened(args) as (found, pool):
-        yield CostSource(context.tables_of(found), SpendingStore(pool), UsageStore(pool))
+        yield CostSource(found, context.tables_of(found), SpendingStore(pool), UsageStore(pool))
 
 
 async def _report(source: CostSource, args: argparse.Namespace) -> None:
@@ -73,7 +78,9 @@ async def _report(source: CostSource, args: argparse.Namespace) -> None:
         raise InvalidRequest(f"--days must be between 1 and {MOST_DAYS}")
     last = datetime.datetime.now(datetime.UTC).date()
     first = last - datetime.timedelta(days=args.days - 1)
-    if args.provider:
+    if args.budgets:
+        output.rows(await _budgets(source), BUDGETS, as_json=args.json)
+    elif args.provider:
         await _elsewhere(source, args, first)
     elif args.csv:
         _print_csv(await source.store.rows(first, last, MOST_ROWS))
@@ -88,6 +95,43 @@ def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         *values, nanos = row.values()
         writer.writerow((*values, in_usd(nanos)))
+
+
+async def _budgets(source: CostSource) -> list[dict[str, Any]]:
+    """The budgets of the settings with the credits that are used or leased, and a forecast."""
+    now = datetime.datetime.now(datetime.UTC)
+    found: dict[str, CreditBudget] = {}
+    for each in source.settings.upstreams:
+        if each.budget is not None:
+            network = source.tables.find_network(each.network)
+            assert network is not None  # The settings were validated.
+            own_id = upstream_id_of(source.settings.keys.pepper, network.id, each.place, "")
+            name, terms = each.budget.shared or own_id, each.budget
+            found[name] = CreditBudget(
+                each.budget.shared or f"{each.network}#{each.name}",
+                terms.credits,
+                per=terms.per,
+                hard=terms.hard,
+                billing_day=each.billing_day,
+            )
+    used = await source.store.used({name: budget.begins(now.date()) for name, budget in found.items()})
+    return [_budget_row(budget, used[name], now) for name, budget in found.items()]
+
+
+def _budget_row(budget: CreditBudget, used: int, now: datetime.datetime) -> dict[str, Any]:
+    begins = datetime.datetime.combine(budget.begins(now.date()), datetime.time(), datetime.UTC)
+    ends = datetime.datetime.combine(budget.ends(now.date()), datetime.time(), datetime.UTC)
+    at = runs_out(used, budget.limit, begins=begins, now=now)
+    return {
+        "name": budget.name,
+        "per": budget.per,
+        "hard": budget.hard,
+        "credits": budget.limit,
+        "used": used,
+        "left": budget.limit - used,
+        "ends": ends,
+        "runs_out": at if at is not None and at < ends else None,
+    }
 
 
 async def _elsewhere(source: CostSource, args: argparse.Namespace, first: datetime.date) -> None:

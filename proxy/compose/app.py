@@ -26,6 +26,7 @@ from proxy.core.dashboard_links import site_of
 from proxy.errors import Unavailable
 from proxy.memory_budget import MemoryBudget
 from proxy.services.accounts.socket_caps import SocketCaps
+from proxy.services.budget_leases import Budgets
 from proxy.services.bundler.bundler_policies import ANY_SCOPE as BUNDLER_SCOPES
 from proxy.services.contradictions import ContradictionLog
 from proxy.services.process_reports import ProcessReports
@@ -135,6 +136,7 @@ class App:
         self._build_data_plane(builder)
         self._build_features(builder)
         self.spending = SpendingLog(SpendingStore(self.pool), self.networks.meters(), flush_s=settings.usage.flush_s)
+        self.budgets = Budgets(SpendingStore(self.pool), self.networks.healths())
         self._build_web()
         self._build_front()
         self._runner = web.AppRunner(self.web, access_log=None, shutdown_timeout=AFTER_DRAIN_S)
@@ -377,6 +379,7 @@ class App:
         if self.fleet is not None:
             await self.fleet.start(self.networks)
         self.readiness.keys_loaded = True
+        await self.budgets.start()
         self._follow()
         await self.plane.track_heads()
         await self.listen(listener)
@@ -408,6 +411,8 @@ class App:
         self.tasks.start("old requests", self.requests.keep)
         self.tasks.start("contradictions", self.contradictions.run)
         self.tasks.start("spending", self.spending.run)
+        if self.budgets.is_needed:
+            self.tasks.start("budgets", self.budgets.run)
         self.dashboard.start(self.notices)
         self.tasks.start("refusals", self.gas.refusals.run)
 
@@ -462,6 +467,7 @@ class App:
         await self.requests.close()
         await self.contradictions.close()
         await self.spending.close()
+        await self.budgets.close()
         await self.plane.close()
         await self.smart_wallets.bundlers.close()
         await self.data.close()

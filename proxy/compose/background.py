@@ -22,6 +22,7 @@ from proxy.compose.smart_wallets import operation_cleanup
 from proxy.compose.webhooks import EventFeature
 from proxy.core.transfer_history import CATEGORIES, blocks_per_table
 from proxy.processes.worker import report_ready, run_child, watch_steps, watch_supervisor
+from proxy.services.budget_leases import Budgets
 from proxy.services.bundler.inclusions import InclusionSink
 from proxy.services.events.notifications import Notifications
 from proxy.services.fleet import Cordons
@@ -92,6 +93,7 @@ class Background:
         table = None if memory is None else memory.polls
         self._trackers = [Tracker(state, table=table) for state in states.values()]
         self.spending = SpendingLog(SpendingStore(self.pool), self.networks.meters(), flush_s=settings.usage.flush_s)
+        self.budgets = Budgets(SpendingStore(self.pool), self.networks.healths())
         self.holdings = HoldingsSink()
         self.sinks: list[FollowerSink] = [
             self.holdings,
@@ -180,6 +182,9 @@ class Background:
             self._limits.start(self.tasks)
         self.tasks.start("sweep", self._sweep)
         self.tasks.start("spending", self.spending.run)
+        await self.budgets.start()
+        if self.budgets.is_needed:
+            self.tasks.start("budgets", self.budgets.run)
         await start_tracking(self._trackers, self.tasks)
         self.tasks.start("notifications", self.notices.run)
         cordons = Cordons(FleetStore(self.pool), (self.networks,))
@@ -235,6 +240,7 @@ class Background:
         if self.delivery is not None:
             await self.delivery.close()
         await self.spending.close()
+        await self.budgets.close()
         await self.networks.close()
         await self.data.close()
         await self.indexes.close()

@@ -12,6 +12,7 @@ from proxy.chains.families import family_of
 from proxy.chains.registry import Network
 from proxy.compose.upstream_ids import BUNDLER, upstream_id_of
 from proxy.core import verification
+from proxy.core.budgets import CreditBudget
 from proxy.core.caching import ReplyCache
 from proxy.core.credits import CallPrices, CreditMeter, CreditTable
 from proxy.core.heads import NetworkHead
@@ -24,7 +25,7 @@ from proxy.services.rpc.network_state import HEAD_NUMBERS, FleetHeads, NetworkSt
 from proxy.services.rpc.networks import CallGuard, Networks, Route
 from proxy.services.rpc.recent_writes import RecentWrites
 from proxy.services.rpc.shared_cache import SharedCache
-from proxy.settings import BundlerSettings, Settings, Tables, UpstreamSettings
+from proxy.settings import BudgetSettings, BundlerSettings, Settings, Tables, UpstreamSettings
 from proxy.store.shared_memory.bucket_table import SharedRate
 from proxy.store.shared_memory.host_memory import HostMemory
 from proxy.store.valkey.shared_replies import SharedReplies
@@ -74,6 +75,8 @@ class NetworkBuilder:
         self._hosts = hosts
         self._leases = leases
         self._exchange = exchange
+        # The budgets of upstreams, by name.
+        self._budgets: dict[str, CreditBudget] = {}
 
     def states(self, shared: SharedReplies | None = None) -> dict[str, NetworkState]:
         """The networks that have upstreams, by id. `shared`: the cache that workers and hosts share."""
@@ -226,17 +229,31 @@ class NetworkBuilder:
             operator_name=given.operator,
             host=given.host,
             labels=given.labels,
-            meter=self._meter(network, label, given),
+            meter=self._meter(network, label, given, upstream_id),
         )
 
-    def _meter(self, network: Network, label: str, given: UpstreamSettings) -> CreditMeter | None:
+    def _meter(self, network: Network, label: str, given: UpstreamSettings, upstream_id: str) -> CreditMeter | None:
         """Counts what the calls cost; None if they cost nothing."""
         if not given.is_metered:
             return None
         provider = self._tables.providers.get(given.cost)
         table = (provider.credits if provider is not None else None) or CreditTable()
         price = Decimal(given.credit_price) if given.credit_price else table.usd_per_million
-        return CreditMeter(label, network.id, CallPrices(table, network.chain.name, given.credits), price)
+        prices = CallPrices(table, network.chain.name, given.credits)
+        budget = None if given.budget is None else self._budget(given, given.budget, upstream_id)
+        if budget is not None:
+            budget.expect(prices.credits(""))
+        return CreditMeter(label, network.id, prices, price, budget=budget, billing_day=given.billing_day)
+
+    def _budget(self, given: UpstreamSettings, budget: BudgetSettings, upstream_id: str) -> CreditBudget:
+        """The budget of one upstream, or the one that it shares with others."""
+        name = budget.shared or upstream_id
+        found = self._budgets.get(name)
+        if found is None:
+            found = self._budgets[name] = CreditBudget(
+                name, budget.credits, per=budget.per, hard=budget.hard, billing_day=given.billing_day
+            )
+        return found
 
     def _rate(self, upstream_id: str, per_second: float) -> CallRate:
         if self._memory is None:

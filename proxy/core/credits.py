@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final
 
+from proxy.core.budgets import CreditBudget
+
 NANOS_PER_USD: Final = 1_000_000_000
 CREDITS_PER_PRICE: Final = 1_000_000
 # The method under which events of subscriptions are counted.
@@ -109,9 +111,20 @@ class Spent:
 class CreditMeter:
     """Counts what the provider of one upstream bills for the calls of this process."""
 
-    __slots__ = ("_nanos_per_million", "counts", "label", "network", "prices", "total")
+    __slots__ = ("_nanos_per_million", "billing_day", "budget", "counts", "label", "network", "prices", "total")
 
-    def __init__(self, label: str, network: str, prices: CallPrices, usd_per_million: Decimal) -> None:
+    def __init__(
+        self,
+        label: str,
+        network: str,
+        prices: CallPrices,
+        usd_per_million: Decimal,
+        *,
+        budget: CreditBudget | None = None,
+        billing_day: int = 1,
+    ) -> None:
+        self.budget = budget
+        self.billing_day = billing_day
         self.label = label
         self.network = network
         self.prices = prices
@@ -136,6 +149,14 @@ class CreditMeter:
         full = self.prices.credits(spender[0], archive=archive)
         return self._add(spender, 0, self.prices.failed(full, outcome) - full)
 
+    def affords(self, method: str, *, archive: bool = False) -> bool:
+        """Whether the budget has credits for a call."""
+        return self.budget is None or self.budget.affords(self.prices.credits(method, archive=archive))
+
+    def may_wait(self, method: str, *, archive: bool = False) -> bool:
+        """Whether the budget may have credits for a call after its next lease."""
+        return self.budget is not None and self.budget.may_wait(self.prices.credits(method, archive=archive))
+
     def cost_of(self, method: str, *, archive: bool = False) -> int:
         """The cost of a call, in billionths of a dollar."""
         return self._nanos(self.prices.credits(method, archive=archive))
@@ -157,6 +178,8 @@ class CreditMeter:
         change = Spent(calls, credits_, nanos)
         found.add(change)
         self.total.add(change)
+        if self.budget is not None:
+            self.budget.spend(credits_)
         return nanos
 
 

@@ -6,6 +6,8 @@ with every call; an `UpstreamGroup` is the upstreams of one network and chooses 
 *Choice.* Two candidates are drawn by weight (power of two choices). The first is taken unless the second has a clearly better
 score, which estimates the wait. So upstreams that are equally fast share calls by weight, a slow or loaded one is avoided, and
 the one with the best score does not get the calls of all workers at once.
+*Cost.* Among upstreams that are equally fast, the one whose provider bills least for the call is taken. An own node costs
+nothing.
 *Lag.* An upstream behind the network's head by more than the allowance takes no reads until it has caught up.
 *Standing.* An upstream of another chain, or on another branch than most, takes no calls at all, and none before its chain was
 checked.
@@ -44,13 +46,15 @@ CONCESSIONS: Final[tuple[Concession, ...]] = (
 class UpstreamNeeds:
     """The needs of a call. `tried` is a bit set of indexes to pass over; `head` the least head it must have."""
 
-    __slots__ = ("archive", "head", "may_lack", "may_lag", "method", "softly", "tried")
+    __slots__ = ("archive", "head", "is_old", "may_lack", "may_lag", "method", "softly", "tried")
 
     def __init__(self, method: str, *, tried: int, head: int, archive: bool) -> None:
         self.method = method
         self.tried = tried
         self.head = head
         self.archive = archive
+        # Whether the call reads old blocks, which may cost more, even if an upstream without an archive is accepted.
+        self.is_old = archive
         # Whether the call accepts an upstream that lags, that lacks the method, or whose breaker is softly open.
         self.may_lag = False
         self.may_lack = False
@@ -70,12 +74,13 @@ class UpstreamNeeds:
 class UpstreamGroup:
     """The upstreams of one network."""
 
-    __slots__ = ("_draw", "_even", "members")
+    __slots__ = ("_draw", "_even", "_has_prices", "members")
 
     def __init__(self, members: Sequence[UpstreamHealth]) -> None:
         self.members = tuple(members)
         self._draw = 1
         self._even = len({member.weight for member in members}) < 2
+        self._has_prices = any(member.meter is not None for member in members)
 
     def __repr__(self) -> str:
         return f"<UpstreamGroup {', '.join(member.label for member in self.members)}>"
@@ -91,7 +96,8 @@ class UpstreamGroup:
         if len(fit) == 1:
             return fit[0]
         tier = min(member.tier for member in fit)
-        return self._better_of_two([member for member in fit if member.tier == tier])
+        fit = [member for member in fit if member.tier == tier]
+        return self._better_of_two(_cheapest(fit, needs) if self._has_prices else fit)
 
     def _fit(self, now: float, needs: UpstreamNeeds) -> list[UpstreamHealth]:
         """The members that meet the needs."""
@@ -101,7 +107,13 @@ class UpstreamGroup:
             # `free`, `serves_all` and `lacking` usually make the method calls unnecessary: this saves 2 of 5 µs with three
             # members.
             if not needs.tried >> member.index & 1
-            and (member.free or member.takes_calls(now) or (needs.softly and member.allows_fallback(now)))
+            and (
+                member.free
+                or (
+                    (member.takes_calls(now) or (needs.softly and member.allows_fallback(now)))
+                    and member.affords(needs.method, archive=needs.is_old)
+                )
+            )
             and (member.serves_all or member.may_serve(needs.method))
             and (not member.lacking or needs.may_lack or not member.lacks(needs.method, now))
             and (needs.may_lag or not member.lagging)
@@ -152,6 +164,18 @@ class UpstreamGroup:
             known = [q for member in self.members if (q := member.quantile_s(HEDGE_QUANTILE)) is not None]
             quantile = min(known, default=HEDGE_CEILING_S)
         return min(max(quantile, HEDGE_FLOOR_S), HEDGE_CEILING_S)
+
+
+def _cheapest(fit: list[UpstreamHealth], needs: UpstreamNeeds) -> list[UpstreamHealth]:
+    """Of those that are equally fast, the ones whose provider bills least for the call. One that is loaded is not fast."""
+    slowest = min([member.score() for member in fit]) * EQUALLY_FAST
+    costs = [
+        (0 if member.meter is None else member.meter.cost_of(needs.method, archive=needs.is_old), member)
+        for member in fit
+        if member.score() <= slowest
+    ]
+    least = min([cost for cost, _ in costs])
+    return [member for cost, member in costs if cost == least]
 
 
 def _drawn(fit: list[UpstreamHealth], draw: int) -> UpstreamHealth:

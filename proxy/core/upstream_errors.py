@@ -181,7 +181,7 @@ RULES: tuple[ErrorRule, ...] = (
     # Codes alone, if no phrase matched.
     _codes("invalid", -32600, -32700, -32006),
     _codes("rejected", -32003),
-    _codes("rate_limited", 429, -32005, -32097, -33000, -33300, -33400),
+    _codes("rate_limited", 402, 429, -32005, -32097, -33000, -33300, -33400),
     _codes("timeout", -32015, 408, 504),
     matching("server", "internal error", "server error", "unavailable", "bad gateway", "no server available", "overloaded",
              "connection refused", "connection reset", "unexpected eof", "try again", "method handler crashed"),
@@ -259,6 +259,21 @@ def _verdict(kind: ErrorKind, code: int, message: str) -> UpstreamError:
     wants_rest = kind == "rate_limited" and code not in GENERIC_CODES
     lacks_method = kind == "unsupported" and code == _METHOD_NOT_FOUND
     return UpstreamError(kind, code, message, meaning.retry_elsewhere, blame, wants_rest, lacks_method, meaning.weight)
+
+
+_DAY = re.compile(r"dail?y|per day|today", re.IGNORECASE)
+_CAPACITY = re.compile(
+    r"month\w*\W+(?:\w+\W+){0,3}(?:capacity|quota|limit|credit|allowance)|(?:capacity|quota|credit|allowance)\W+(?:\w+\W+){0,4}"
+    r"(?:month|exhausted|used up)|(?:dail?y)\W+(?:\w+\W+){0,3}(?:capacity|quota|credit|limit)",
+    re.IGNORECASE,
+)
+
+
+def exhausted_period(words: str) -> Literal["day", "month"] | None:
+    """Whether a refusal says that the capacity of a day or a month is used up, and not that of a second."""
+    if not _CAPACITY.search(words[:_READ_CHARACTERS]):
+        return None
+    return "day" if _DAY.search(words[:_READ_CHARACTERS]) else "month"
 
 
 def _code(code: int | float | str | None) -> int:

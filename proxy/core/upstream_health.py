@@ -66,6 +66,8 @@ SAMPLE_S = 1.0
 
 # After this many replies that other upstreams or the chain's hashes contradicted, an upstream gets no calls for this long.
 CONTRADICTIONS = 3
+# Added to the tier of an upstream whose soft budget is used up: above all tiers of the settings.
+LAST_TIER = 10
 DISTRUSTED_S = 600.0
 
 # `unchecked`: it has not named its chain yet. Only an upstream in good standing takes calls.
@@ -131,6 +133,9 @@ class UpstreamHealth:
     contradictions = 0
     contradicted_at = 0.0
     distrusted_until = 0.0
+    # Until when it has no capacity left, as it said itself, and when it said so.
+    exhausted_until = 0.0
+    exhausted_at = 0.0
     # All contradicted replies since the start, and the last contradiction.
     contradicted_replies = 0
     last_contradiction = ""
@@ -166,6 +171,7 @@ class UpstreamHealth:
         self.index = index
         self.weight = weight
         self.tier = tier
+        self._own_tier = tier
         self.archive = archive
         self.allow = frozenset(allow)
         self.deny = frozenset(deny)
@@ -356,9 +362,22 @@ class UpstreamHealth:
             self.distrusted_until = now + DISTRUSTED_S
             self.refresh(now)
 
+    def capacity_exceeded(self, now: float, until: float) -> None:
+        """It said that the capacity of our plan is used up: it gets no calls until then, or until a later poll succeeds."""
+        self.exhausted_at = now
+        self.exhausted_until = until
+        self.rest(now, LONGEST_REST_S)
+        self.refresh(now)
+
+    def budget_changed(self, *, is_over: bool) -> None:
+        """Its budget was used up, or there is a new one. With a soft budget, it is chosen last."""
+        self.tier = self._own_tier + (LAST_TIER if is_over else 0)
+
     def refresh(self, now: float) -> None:
         """Called regularly and after changes: pauses end by the clock, so `free` and `withheld` are computed again."""
-        self.withheld = self.cordoned or self.standing != "good" or now < self.distrusted_until
+        self.withheld = (
+            self.cordoned or self.standing != "good" or now < self.distrusted_until or now < self.exhausted_until
+        )
         if now - self.sampled_at >= SAMPLE_S:
             self._sample(now)
         self.free = now >= self.paused_until and not (
@@ -410,6 +429,9 @@ class UpstreamHealth:
             if self.pause_s:
                 self.paused_until = min(self.paused_until, max(now, self.rests_until))
         self.silent = False
+        if self.exhausted_until and now > self.exhausted_at + LONGEST_REST_S:
+            self.exhausted_until = 0.0
+            self.refresh(now)
         self.latency_s = min(self.latency_s, max(took_s, self.latency_s / 2))
 
     # Decisions
@@ -423,6 +445,10 @@ class UpstreamHealth:
         if self.pace_s and self._edge_after_call(now) > now + TOLERANCE_S:
             return False
         return not self.pause_s or now >= self.trial_until
+
+    def affords(self, method: str, *, archive: bool = False) -> bool:
+        """Whether its budget has credits for a call."""
+        return self.meter is None or self.meter.affords(method, archive=archive)
 
     def _edge_after_call(self, now: float) -> float:
         return max(self.pace_edge, now - max(PACE_BURST_S, self.pace_s)) + self.pace_s

@@ -24,6 +24,7 @@ from proxy.settings.loading import (
 from proxy.settings.providers import Provider, has_provider, load_providers
 from proxy.settings.sections import (
     MAIN_URL,
+    BudgetSettings,
     BundlerSettings,
     BundlingSettings,
     CacheSettings,
@@ -63,6 +64,7 @@ __all__ = [
     "CONFIG",
     "MAIN_URL",
     "SCHEMAS",
+    "BudgetSettings",
     "BundlerSettings",
     "BundlingSettings",
     "CacheSettings",

@@ -17,6 +17,7 @@ import msgspec
 from proxy.chains.families import family_of
 from proxy.chains.registry import nearest_network
 from proxy.settings.sections import (
+    BudgetSettings,
     BundlerSettings,
     FixedPrice,
     IndexDatabaseSettings,
@@ -82,6 +83,7 @@ def _name_faults(tree: Mapping[str, Any], name: str, kind: type[UpstreamSettings
 
 def _cost_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
     """Report price lists that do not exist, and prices without a list that they belong to."""
+    shared: dict[str, tuple[BudgetSettings, int]] = {}
     priced = sorted(name for name, provider in tables.providers.items() if provider.credits is not None)
     for place, each in _listed(tree, "upstreams", UpstreamSettings):
         if each.cost and each.cost not in priced:
@@ -89,6 +91,13 @@ def _cost_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:
         given = each.credit_price or each.included_credits or each.billing_day != 1
         if given and not each.is_metered:
             yield f"upstreams.{place}: credit_price, included_credits and billing_day need cost or credits"
+        if each.budget is None:
+            continue
+        if not each.is_metered:
+            yield f"upstreams.{place}.budget: needs cost or credits, because it is counted in credits"
+        terms = each.budget, each.billing_day
+        if each.budget.shared and shared.setdefault(each.budget.shared, terms) != terms:
+            yield f"upstreams.{place}.budget: another upstream has the budget {each.budget.shared!r} with other values"
 
 
 def database_faults(tree: Mapping[str, Any], tables: Tables) -> Iterator[str]:

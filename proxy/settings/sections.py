@@ -346,6 +346,16 @@ class LinkSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetSettings:
+    """`shared`: a name under which several upstreams have one budget together."""
+
+    credits: int
+    per: Literal["day", "month"] = "month"
+    hard: bool = True
+    shared: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamSettings(LinkSettings):
     network: str
     operator: str = ""
@@ -363,6 +373,7 @@ class UpstreamSettings(LinkSettings):
     credit_price: str = ""
     included_credits: int = 0
     billing_day: int = 1
+    budget: BudgetSettings | None = None
 
     @property
     def is_metered(self) -> bool:

@@ -128,6 +128,8 @@ REASONS = {
     "core/credits:CallPrices._known": "one price for each method of the family",
     "core/credits:CreditMeter.counts": "the methods and keys that were used in the last seconds",
     "core/credits:CreditTable": "read from a file",
+    "core/budgets:CreditBudget": "calls that wait for a lease, for two seconds",
+    "services/budget_leases:Budgets": "one entry for each budget of the settings",
     "services/spending_log:SpendingLog": "a row for each upstream, method and key; while Postgres is away, no more of them",
     "services/usage:UsageService._operations": "one tally for each network and operation",
     "store/postgres/index_reads:IndexReads": "one position for each network",

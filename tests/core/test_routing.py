@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.core.credits import CallPrices, CreditMeter, CreditTable
 from proxy.core.latency_histogram import ENOUGH_SAMPLES, FORGET_AT
 from proxy.core.limits import ProcessRate
 from proxy.core.retry_budget import OWN_RETRIES, OWN_RETRIES_PER_S, RetryBudget
@@ -518,3 +520,36 @@ def test_call_is_late_by_the_usual_latency_of_its_upstream(took_s: float, late_s
     for _ in range(500):
         health.succeeded(took_s)
     assert health.late_after_s() == pytest.approx(late_s)
+
+
+# Cost
+
+
+def priced(label: str, index: int, **prices: int) -> UpstreamHealth:
+    meter = CreditMeter(label, "net", CallPrices(CreditTable(), "net", prices), Decimal("1"))
+    return UpstreamHealth(label, index=index, meter=meter)
+
+
+def test_cheapest_of_equally_fast_upstreams_is_taken() -> None:
+    members = [priced("a", 0, eth_call=26, eth_getLogs=60), priced("b", 1, eth_call=80, eth_getLogs=20)]
+    group = UpstreamGroup(members)
+    assert {group.choose(0.0, "eth_call") for _ in range(20)} == {members[0]}
+    assert {group.choose(0.0, "eth_getLogs") for _ in range(20)} == {members[1]}
+
+
+def test_own_node_costs_nothing() -> None:
+    members = [priced("a", 0, eth_call=1), UpstreamHealth("own", index=1)]
+    group = UpstreamGroup(members)
+    assert {group.choose(0.0, "eth_call") for _ in range(20)} == {members[1]}
+
+
+def test_faster_upstream_is_taken_although_it_costs_more() -> None:
+    members = [priced("fast", 0, eth_call=26), UpstreamHealth("own", index=1)]
+    members[0].latency_s, members[1].latency_s = 0.01, 0.1
+    assert UpstreamGroup(members).choose(0.0, "eth_call") is members[0]
+
+
+def test_loaded_upstream_is_not_taken_because_it_is_cheap() -> None:
+    members = [priced("dear", 0, eth_call=26), UpstreamHealth("own", index=1)]
+    members[1].inflight = 5
+    assert UpstreamGroup(members).choose(0.0, "eth_call") is members[0]

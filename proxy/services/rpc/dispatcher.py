@@ -10,6 +10,8 @@ sent.
 from __future__ import annotations
 
 import asyncio
+import datetime
+import logging
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +20,7 @@ from typing import Protocol, assert_never
 import msgspec
 
 from proxy.core import jsonrpc, upstream_errors
+from proxy.core.budgets import period_end
 from proxy.core.credits import outcome_of_error
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import UpstreamReply
@@ -35,7 +38,11 @@ from proxy.store.valkey.upstream_leases import LeasedRate
 from proxy.wire.http1 import ReplyHeaders
 from proxy.wire.upstream import CROWDED, NO_MEMORY, OUT_OF_STEP, STALE, TOO_LARGE, Piece, Upstream, UpstreamConnection
 
+log = logging.getLogger("penstock.dispatcher")
+
 _monotonic = time.monotonic
+# How long a call waits for credits of a budget to be leased.
+LONGEST_LEASE_S = 2.0
 
 
 class LogRanges(Protocol):
@@ -140,10 +147,15 @@ class Dispatcher(FlightHandler):
             self._await_lease(flight, now)
 
     def _await_lease(self, flight: Flight, began: float) -> None:
-        """Let the flight wait, if the limit of an upstream is leased and Valkey has to be asked for a token. Otherwise, no
-        upstream accepts calls."""
+        """Let the flight wait, if the limit of an upstream is leased and Valkey has to be asked for a token, or if credits of
+        its budget have to be leased. Otherwise, no upstream accepts calls."""
+        name, archive = flight.policy.method.name, flight.call.archive
         for upstream in self.state.upstreams:
-            rate = upstream.health.rate
+            rate, meter = upstream.health.rate, upstream.health.meter
+            may_wait = meter is not None and _monotonic() - began < LONGEST_LEASE_S
+            if may_wait and meter is not None and meter.may_wait(name, archive=archive) and meter.budget is not None:
+                meter.budget.when_leased(partial(self._after_lease, flight, began))
+                return
             if isinstance(rate, LeasedRate) and rate.waits(began):
                 rate.when_leased(partial(self._after_lease, flight, began))
                 return
@@ -180,8 +192,13 @@ class Dispatcher(FlightHandler):
         return choose_upstream(self.state, call, now, tried)
 
     def send(self, flight: Flight, upstream: Upstream, now: float, *, fresh: bool = False) -> None:
-        header = flight.begin(upstream, now)
         policy = flight.policy
+        health = upstream.health
+        if health.meter is not None and not health.affords(policy.method.name, archive=flight.call.archive):
+            reason = Unavailable(self._message("the budget of the upstream is used up"), reason="upstream")
+            self._after_failure(flight, now, reason, sent=False)
+            return
+        header = flight.begin(upstream, now)
         directives = flight.call.directives
         if directives is not None and directives.min_block > self.state.tip:
             # The reply names this block, and cached replies from before it must not follow.
@@ -257,6 +274,7 @@ class Dispatcher(FlightHandler):
             flight.note_failure(upstream, f"status {headers.status}")
         began = flight.ended(upstream)
         if headers.wants_rest:
+            note_capacity(upstream, body.decode("utf-8", "replace"), now)
             self.rate_limited(flight, upstream, now, headers)
             return
         try:
@@ -568,6 +586,7 @@ def choose_upstream(state: NetworkState, call: Call, now: float, tried: int) -> 
     if (only := state.only) is not None:
         health = only.health
         takes_calls = health.takes_calls(now) or health.allows_fallback(now)
+        takes_calls = takes_calls and health.affords(name, archive=call.archive)
         return only if takes_calls and not tried >> health.index & 1 and health.may_serve(name) else None
     doubtful = 0 if call.policy.may_repeat else state.group.doubtful_for_writes(now) & ~tried
     if call.holder is not None and _holder_takes(call.holder.health, name, now, tried | doubtful):
@@ -584,7 +603,7 @@ def _holder_takes(health: UpstreamHealth, method: str, now: float, tried: int) -
     """Whether the upstream that has received the write that a call is about can be asked. One that lags behind would describe
     an older block than the others have."""
     is_left = not tried >> health.index & 1 and health.may_serve(method) and not health.lacks(method, now)
-    return is_left and not health.lagging and health.takes_calls(now)
+    return is_left and not health.lagging and health.takes_calls(now) and health.affords(method)
 
 
 def _left_out(state: NetworkState, call: Call, directives: Directives) -> int:
@@ -633,7 +652,8 @@ def upstream_that_is_back(state: NetworkState, flight: Flight, now: float) -> Up
     # A negative bit set has all bits: such a call may be sent to one upstream only.
     may_change = flight.tried >= 0
     for upstream in state.upstreams:
-        is_back = upstream.health.back_at > sent_at and upstream.health.takes_calls(now)
+        health = upstream.health
+        is_back = health.back_at > sent_at and health.takes_calls(now) and health.affords(flight.policy.method.name)
         if is_back and (may_change or flight.is_carried_by(upstream)):
             return upstream
     return None
@@ -650,6 +670,7 @@ def judge_error(flight: Flight, error: bytes, upstream: Upstream, now: float, to
     flight.billed_as(upstream, outcome_of_error(verdict.kind))
     if verdict.wants_rest:
         health.rest(now, 1.0)
+        note_capacity(upstream, verdict.message, now)
     elif verdict.blame:
         flight.suspect(upstream)
     elif verdict.kind == "unsupported":
@@ -658,6 +679,19 @@ def judge_error(flight: Flight, error: bytes, upstream: Upstream, now: float, to
         health.succeeded(took_s)
         flight.blame_suspects(now)
     return verdict
+
+
+def note_capacity(upstream: Upstream, words: str, now: float) -> None:
+    """If an upstream that refuses our calls says that the day's or the month's capacity is used up, leave it out until then."""
+    period = upstream_errors.exhausted_period(words)
+    if period is None:
+        return
+    meter, today = upstream.health.meter, datetime.datetime.now(datetime.UTC)
+    ends = period_end(today.date(), period, 1 if meter is None else meter.billing_day)
+    left_s = (datetime.datetime.combine(ends, datetime.time(), datetime.UTC) - today).total_seconds()
+    if now >= upstream.health.exhausted_until:
+        log.warning("the capacity of an upstream is used up", extra={"upstream": upstream.label, "until": str(ends)})
+    upstream.health.capacity_exceeded(now, now + left_s)
 
 
 def failure_in(headers: ReplyHeaders, body: bytes, id_: bytes) -> str:

@@ -17,6 +17,7 @@ from proxy.chains.registry import Network
 from proxy.core.access import Key
 from proxy.core.credits import CreditMeter
 from proxy.core.directives import Directives
+from proxy.core.upstream_health import UpstreamHealth
 from proxy.services.rpc.dispatcher import Dispatcher
 from proxy.services.rpc.flights import Caller, Flight
 from proxy.services.rpc.method_policy import ANY_SCOPE, MethodPolicy
@@ -156,10 +157,12 @@ class Networks:
             for upstream in route.every_upstream:
                 upstream.tick(now)
 
+    def healths(self) -> list[UpstreamHealth]:
+        return [upstream.health for route in self.routes.values() for upstream in route.every_upstream]
+
     def meters(self) -> list[CreditMeter]:
         """The meters of the upstreams whose calls cost something."""
-        upstreams = [upstream for route in self.routes.values() for upstream in route.every_upstream]
-        return [upstream.health.meter for upstream in upstreams if upstream.health.meter is not None]
+        return [health.meter for health in self.healths() if health.meter is not None]
 
     def counts(self) -> list[tuple[str, str, int, int, int]]:
         """For each upstream: its network, its label, and how many calls succeeded, failed, and were refused as too many."""

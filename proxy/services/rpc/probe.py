@@ -33,6 +33,8 @@ class Probe:
 
     async def send(self, within_s: float = REPLY_S) -> bytes | None:
         if self._meter is not None:
+            if not self._meter.affords(self._spender[0]):
+                return None
             self._meter.began(self._spender)
         self._upstream.probe(self, self._body)
         try:

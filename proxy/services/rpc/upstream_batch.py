@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from proxy.core import jsonrpc, upstream_errors
 from proxy.core.batch_envelopes import SHORT_BATCH_ITEMS
-from proxy.core.credits import outcome_of_error
+from proxy.core.credits import CreditMeter, outcome_of_error
 from proxy.core.jsonrpc import RawCall
 from proxy.services.rpc.batches import CallBatch
 from proxy.services.rpc.dispatcher import Dispatcher
@@ -39,6 +39,8 @@ def launch_all(dispatcher: Dispatcher, flights: Sequence[Flight], now: float) ->
         health = upstream.health
         together = [flight for flight in together if health.may_serve(flight.policy.method.name)]
         together = [flight for flight in together if not health.head or health.head >= flight.call.least_head]
+        if health.meter is not None and health.meter.budget is not None and health.meter.budget.hard:
+            together = _afforded(together, health.meter, health.meter.budget.left)
     alone = set(flights).difference(together)
     for flight in flights:
         if flight in alone:
@@ -48,6 +50,17 @@ def launch_all(dispatcher: Dispatcher, flights: Sequence[Flight], now: float) ->
         UpstreamBatch(dispatcher, together[start : start + size]).send(upstream, now)
     for _ in together:
         dispatcher.budget.earn()
+
+
+def _afforded(flights: Sequence[Flight], meter: CreditMeter, credits_: int) -> list[Flight]:
+    """The first of the calls, as many as this many credits are enough for."""
+    found = []
+    for flight in flights:
+        credits_ -= meter.prices.credits(flight.policy.method.name)
+        if credits_ < 0:
+            break
+        found.append(flight)
+    return found
 
 
 def may_go_together(call: Call) -> bool:

@@ -56,6 +56,23 @@ class SpendingStore:
         async with self._pool.connection() as connection:
             return [dict(row) for row in await connection.fetch(sql.spending.rows, first, last, most)]
 
+    async def lease(self, budget: str, begins: datetime.date, wanted: int, limit: int) -> tuple[int, int]:
+        """Lease credits of a budget. Returns how many were granted, and how many are left for others."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            row = await connection.fetchrow(sql.spending.lease, budget, begins, wanted, limit)
+        assert row is not None
+        return row["granted"], row["remaining"]
+
+    async def give_back(self, budget: str, begins: datetime.date, unused: int) -> None:
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            await connection.execute(sql.spending.give_back, budget, begins, unused)
+
+    async def used(self, budgets: Mapping[str, datetime.date]) -> dict[str, int]:
+        """The credits of each budget that are used or leased in the period that begins on its day."""
+        async with self._pool.connection(within_s=PATIENT_S) as connection:
+            rows = await connection.fetch(sql.spending.used, list(budgets), list(budgets.values()))
+        return dict.fromkeys(budgets, 0) | {row["budget"]: row["used"] for row in rows}
+
     async def calls(self, since: datetime.date) -> list[tuple[str, str, int]]:
         """The calls to metered upstreams since a day: network, method, and how many."""
         async with self._pool.connection() as connection:

@@ -1661,6 +1661,27 @@ create table spending (
 
 create index spending_of_account on spending (account_id, day);
 
+-- Credits of a budget that processes have leased, by the first day of its period.
+create table budget_periods (
+    budget text not null,
+    begins date not null,
+    used bigint not null default 0 check (used >= 0),
+    primary key (budget, begins)
+);
+
+-- Lease a part of a budget; returns the granted credits, and how many are left for others.
+create function lease_budget(of_budget text, of_period date, wanted bigint, most bigint, out granted bigint, out remaining bigint)
+language plpgsql as $$
+declare
+    before bigint;
+begin
+    insert into budget_periods (budget, begins) values (of_budget, of_period) on conflict do nothing;
+    select used into before from budget_periods where budget = of_budget and begins = of_period for update;
+    granted := greatest(0, least(wanted, most - before));
+    remaining := greatest(0, most - before - granted);
+    update budget_periods set used = used + granted where budget = of_budget and begins = of_period;
+end $$;
+
 -- Fleet
 
 -- State as seen by each worker: its connections and the health of its upstreams.

@@ -29,3 +29,15 @@ limit $3;
 -- calls
 -- Calls since a day that were made for clients and for the service itself, by network and method.
 select network, method, sum(calls)::bigint as calls from spending where day >= $1 group by 1, 2 order by 1, 2;
+
+-- lease
+-- Lease a part of a budget ($1) for the period that begins on $2.
+select granted, remaining from lease_budget($1, $2, $3, $4);
+
+-- give_back
+update budget_periods set used = greatest(0, used - $3) where budget = $1 and begins = $2;
+
+-- used
+-- The credits of budgets that are used or leased, for the periods that begin on these days.
+select b.budget, b.used from budget_periods b
+join unnest($1::text[], $2::date[]) as given (budget, begins) on (b.budget, b.begins) = (given.budget, given.begins);

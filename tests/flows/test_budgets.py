@@ -1,0 +1,140 @@
+"""A budget holds over all hosts: never above it, and hardly anything unused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from tests.database import Server
+from tests.http_client import rpc
+from tests.metering_upstream import MeteringUpstream, billing_by
+from tests.rpc_harness import rpc_harness
+from tests.rpc_upstreams import Chain, ScriptedUpstream, scripted
+from tests.service import until
+from tests.web.worker import LIVE, Worker, running_worker
+
+ADDRESS = "0x" + "22" * 20
+LIMIT = 10_000
+
+
+@asynccontextmanager
+async def hosts(server: Server, count: int, given: list[dict[str, Any]]) -> AsyncIterator[list[Worker]]:
+    """Workers of several hosts, with one database and the same upstreams."""
+    name = await server.create("migrated")
+    async with AsyncExitStack() as stack:
+        found = []
+        for _ in range(count):
+            worker = await stack.enter_async_context(
+                running_worker({LIVE: given}, database={"url": server.url(name)}, cache={"enabled": False})
+            )
+            await worker.app.pool.open()
+            await worker.app.budgets.start()
+            worker.app.tasks.start("budgets", worker.app.budgets.run)
+            await worker.app.plane.trackers[LIVE].look()
+            found.append(worker)
+        yield found
+    await server.drop(name)
+
+
+async def use_up(worker: Worker) -> None:
+    """Call until the budget is used up."""
+    (meter,) = worker.app.networks.meters()
+    number = 0
+    while meter.budget is None or not meter.budget.is_over or meter.affords("eth_call"):
+        number += 1
+        reply = await worker.send(rpc("eth_call", [{"to": ADDRESS, "data": hex(number)}, "latest"]))
+        assert reply.status in (200, 503), reply
+
+
+async def test_hard_budget_holds_over_three_hosts(server: Server) -> None:
+    chain = Chain()
+    async with scripted(1, chain, billing_by("alchemy")) as (stub,):
+        assert isinstance(stub, MeteringUpstream)
+        given = [{"url": stub.url, "cost": "alchemy", "budget": {"credits": LIMIT}}]
+        async with hosts(server, 3, given) as workers:
+            await asyncio.gather(*[use_up(worker) for worker in workers])
+            assert 0.99 * LIMIT <= stub.billed <= LIMIT
+
+
+async def test_soft_budget_is_chosen_last(server: Server) -> None:
+    chain = Chain()
+    async with scripted(2, chain, billing_by("alchemy", "alchemy")) as stubs:
+        cheap, other = stubs
+        given: list[dict[str, Any]] = [
+            {"url": cheap.url, "cost": "alchemy", "budget": {"credits": 200, "per": "day", "hard": False}},
+            {"url": other.url},
+        ]
+        async with hosts(server, 1, given) as (worker,):
+            await until(lambda: _calls_are_answered(worker))
+            await until(lambda: worker.app.networks.routes[LIVE].upstreams[0].health.tier > 0)
+            before = cheap.count("eth_call")
+            for number in range(20):
+                body = rpc("eth_call", [{"to": ADDRESS, "data": hex(1000 + number)}, "latest"])
+                assert (await worker.send(body)).status == 200
+            assert cheap.count("eth_call") == before
+            await other.close()
+            reply = await worker.send(rpc("eth_call", [{"to": ADDRESS, "data": "0xaa"}, "latest"]))
+            assert reply.status == 200, "the last resort is still used"
+
+
+async def _calls_are_answered(worker: Worker) -> bool:
+    """Spend credits until the soft budget is over."""
+    for number in range(20):
+        body = rpc("eth_call", [{"to": ADDRESS, "data": hex(number)}, "latest"])
+        assert (await worker.send(body)).status == 200
+    return worker.app.networks.meters()[0].total.credits > 250
+
+
+async def test_unused_credits_are_returned_when_a_process_stops(server: Server) -> None:
+    chain = Chain()
+    async with scripted(1, chain, billing_by("alchemy")) as (stub,):
+        given = [{"url": stub.url, "cost": "alchemy", "budget": {"credits": LIMIT, "shared": "team"}}]
+        async with hosts(server, 1, given) as (worker,):
+            app = worker.app
+            (budget,) = [meter.budget for meter in app.networks.meters()]
+            assert budget is not None
+            await until(lambda: app.networks.meters()[0].total.credits > 0 and budget.wanted == 0)
+            await app.tasks.close()
+            spent = app.networks.meters()[0].total.credits
+            await app.budgets.close()
+            used = await app.spending._store.used({"team": budget.period})
+            assert used == {"team": spent}
+
+
+class SpentUpstream(ScriptedUpstream):
+    """Refuses calls because the month's capacity is used up, while `is_spent`."""
+
+    is_spent = False
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if not self.is_spent:
+            return await super()._answer(request)
+        self.requests += 1
+        error = {"code": 429, "message": "Monthly capacity limit exceeded. Visit the dashboard to upgrade"}
+        return web.json_response({"jsonrpc": "2.0", "id": 1, "error": error}, status=429)
+
+
+async def test_upstream_whose_monthly_capacity_is_used_up_is_left_out() -> None:
+    async with rpc_harness(2, kind=SpentUpstream, cache={"enabled": False}) as harness:
+        spent = harness.upstreams[0]
+        assert isinstance(spent, SpentUpstream)
+        spent.is_spent = True
+        health = harness.route.upstreams[0].health
+
+        async def is_out() -> bool:
+            await harness.result("eth_call", [{"to": ADDRESS, "data": hex(spent.requests)}, "latest"])
+            return health.exhausted_until > 0
+
+        await until(is_out)
+        left_s = health.exhausted_until - time.monotonic()
+        assert 0 < left_s <= 31 * 86_400
+        assert health.withheld
+        before = spent.requests
+        for number in range(20):
+            await harness.result("eth_call", [{"to": ADDRESS, "data": hex(1000 + number)}, "latest"])
+        assert spent.requests == before
