@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from tests.chain_upstream import ChainUpstream, LittleChain
 from tests.database import another, connected
 from tests.flows import production
 from tests.flows.production import PEPPER, Production
-from tests.follower.harness import NETWORK, everything, indexed
+from tests.follower.harness import NETWORK, everything, indexed, indexed_transfers
 from tests.rpc_upstreams import scripted
 from tests.service import Service, processes_named, until
 
 # transfer(address,uint256), balanceOf(address), ownerOf(uint256), balanceOf(address,uint256)
 TRANSFER, BALANCE, OWNER, BALANCE_OF = "0xa9059cbb", "0x70a08231", "0x6352211e", "0x00fdd58e"
+# Transfer(address,address,uint256)
+TRANSFERRED = "0xddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
 DEV = "dev/mainnet"
 FRESH = bytes(range(100, 120))
 # A killed follower is a Python process that has to start: on a busy machine that takes a while.
@@ -117,6 +120,47 @@ async def test_killed_follower_is_restarted_and_resumes(followed: Service) -> No
         await give(followed, token, 1)
         await until(lambda killed=killed: _has(followed, key, before + killed), within_s=SLOW_S)
         assert follower_pid(followed) != pid
+
+
+async def transfers_of_the_chain(service: Service) -> list[tuple[Any, ...]]:
+    """Block, transaction, log and amount of every Transfer of a fungible token."""
+    logs = await chain(service, "eth_getLogs", {"fromBlock": "0x0", "topics": [TRANSFERRED]})
+    return [
+        (log["blockHash"], log["transactionHash"], int(log["logIndex"], 16), int(log["data"][:66], 16))
+        for log in logs
+        if len(log["topics"]) == 3 and len(log["data"]) >= 66
+    ]
+
+
+async def has_the_transfers_of_the_chain(service: Service) -> bool:
+    if not await is_at_the_head(service):
+        return False
+    expected = await transfers_of_the_chain(service)
+    rows = await indexed_transfers(database(service), DEV)
+    wrapped = {bytes.fromhex(each["address"][2:]) for each in service.ready["tokens"] if each["kind"] == "weth"}
+    found = [(row[1], row[3], row[4], row[-1]) for row in rows if row[6] == 20 and row[7] not in wrapped]
+    addresses = {"0x" + each.hex() for each in wrapped}
+    logs = await chain(service, "eth_getLogs", {"fromBlock": "0x0", "topics": [TRANSFERRED]})
+    of_wrapped = {(log["transactionHash"], int(log["logIndex"], 16)) for log in logs if log["address"] in addresses}
+    return found == [each for each in expected if each[1:3] not in of_wrapped]
+
+
+async def test_transfers_equal_the_logs_of_the_chain_through_reverts_and_kills(followed: Service) -> None:
+    rng = random.Random(5)
+    token = followed.ready["tokens"][0]["address"]
+    for _ in range(6):
+        snapshot = await chain(followed, "evm_snapshot")
+        for amount in range(rng.randrange(1, 8)):
+            await give(followed, token, amount)
+        if rng.random() < 0.5:
+            await until(lambda: is_at_the_head(followed), within_s=SLOW_S)
+        if rng.random() < 0.5:
+            os.kill(follower_pid(followed), signal.SIGKILL)
+        if rng.random() < 0.7:
+            await chain(followed, "evm_revert", snapshot)
+            await give(followed, token, 50)
+    await give(followed, token, 1)
+    await until(lambda: has_the_transfers_of_the_chain(followed), within_s=SLOW_S)
 
 
 async def test_index_command_finds_the_running_service(followed: Service) -> None:
