@@ -17,6 +17,7 @@ import uvloop
 from bench.cases import NO_TRACES
 from proxy import compiled
 from proxy.core.access import Key
+from proxy.web.request_targets import TargetReader
 from tests.http_client import fresh_call, rpc
 from tests.web.worker import LIVE, NO_CACHE, Worker, running_worker
 
@@ -86,7 +87,9 @@ def _reader(module: ModuleType, is_tracing: bool, worker: Worker) -> Any:
         return worker.app.keyring.find(text, 0.0)
 
     routes = {f"/v1/rpc/{LIVE}": worker.app.networks.routes[LIVE]}
-    return module.RequestHeaderReader(routes, find, max_header_bytes=8192, max_body=100_000, is_tracing=is_tracing)
+    return module.RequestHeaderReader(
+        routes, find, TargetReader(), max_header_bytes=8192, max_body=100_000, is_tracing=is_tracing
+    )
 
 
 def _read_us(reader: Any, worker: Worker) -> float:

@@ -35,7 +35,7 @@ from proxy.services.request_log import RequestLog
 from proxy.services.request_recorder import RequestRecorder
 from proxy.services.rpc.networks import Networks
 from proxy.services.spending_log import SpendingLog
-from proxy.settings import SCHEMAS, Certificates, Settings, Tables
+from proxy.settings import SCHEMAS, Certificates, Settings, Tables, load_aliases
 from proxy.store.postgres.contradictions import ContradictionStore
 from proxy.store.postgres.fleet import FleetStore
 from proxy.store.postgres.index_databases import IndexDatabases
@@ -54,7 +54,7 @@ from proxy.telemetry import AccessLines, Tallies
 from proxy.tracing import tracer_of
 from proxy.turn_queue import TurnQueue
 from proxy.web import api_spec, routes
-from proxy.web.aiohttp_internals import forget_handlers, take_keys_from_targets
+from proxy.web.aiohttp_internals import forget_handlers, make_targets_native
 from proxy.web.api_middleware import ApiMiddleware, Handler
 from proxy.web.call_accounting import CallAccounting
 from proxy.web.cross_origin import CrossOrigin
@@ -69,6 +69,7 @@ from proxy.web.front.handler_connection import require_c_parser
 from proxy.web.front.request_headers import RequestHeaderReader
 from proxy.web.front.tls_listener import TlsListener
 from proxy.web.network_resolver import NetworkResolver
+from proxy.web.request_targets import TargetReader
 from proxy.web.rest.endpoint import RestEndpoints, RestHandler
 from proxy.web.rest.requests import RequestRecordHandlers
 from proxy.web.rest.usable_networks import UsableNetworks
@@ -254,6 +255,8 @@ class App:
         self.web.add_routes(pages.routes())
         self.web.add_routes(routes.of_spec(self.api_spec, self._handlers(api, resolver)))
         self.web.add_routes([web.get(SOCKET_PATH, Handshake(api, resolver, self.sockets).answer, allow_head=False)])
+        aliases = load_aliases(self.settings.aliases, self._tables, own=self.settings.data_files.directory)
+        self._targets = TargetReader(aliases, routes.own_roots(self.web))
 
     def _build_front(self) -> None:
         """The state that all connections of the hot path share."""
@@ -366,6 +369,7 @@ class App:
         return RequestHeaderReader(
             paths,
             lambda text: self.keyring.find(text, time.monotonic()),
+            self._targets,
             max_header_bytes=self.settings.server.max_header_bytes,
             max_body=self.settings.server.max_body_bytes,
             is_tracing=self.tracer is not None,
@@ -422,7 +426,7 @@ class App:
         self.dashboard.listens_on(self.settings.server.tls.scheme, *listener.getsockname()[:2])
         await self._runner.setup()
         assert self._runner.server is not None
-        take_keys_from_targets(self._runner.server)
+        make_targets_native(self._runner.server, self._targets)
         self.limiter.open(
             self._runner.server,
             lambda: FrontConnection(self.limiter, self.front),

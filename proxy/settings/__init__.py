@@ -7,6 +7,7 @@ values. All faults are collected and reported together, each with the name of it
 from __future__ import annotations
 
 from proxy.data_files import CONFIG, SCHEMAS
+from proxy.settings.alias_files import load_aliases
 from proxy.settings.certificates import Certificates, client_context, read_certificates
 from proxy.settings.crosschecks import network_faults, no_network, paymaster_faults, shared_database, signer_key
 from proxy.settings.loading import (
@@ -109,6 +110,7 @@ __all__ = [
     "from_tree",
     "has_provider",
     "load",
+    "load_aliases",
     "load_providers",
     "load_tables",
     "load_with_tables",

@@ -15,6 +15,7 @@ import orjson
 from proxy.chains.registry import Network
 from proxy.data_files import CONFIG
 from proxy.errors import StartError
+from proxy.settings.alias_files import load_aliases
 from proxy.settings.certificates import link_faults, tls_faults
 from proxy.settings.crosschecks import database_faults, named_networks, network_faults, paymaster_faults, tracing_faults
 from proxy.settings.masking import masked_value
@@ -69,6 +70,9 @@ def load_with_tables(path: Path | None, *, environ: Mapping[str, str]) -> tuple[
             *database_faults(tree, tables),
             *paymaster_faults(tree, tables, environ),
         )
+        switches = tree.get("aliases")
+        if isinstance(switches, Mapping):
+            load_aliases(switches, tables, own=_own_directory(tree), settings_file=path)
     except StartError as exc:
         faults += exc.faults
     faults += (*tls_faults(tree), *link_faults(tree), *tracing_faults(tree))

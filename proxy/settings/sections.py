@@ -423,6 +423,8 @@ class Settings:
     server: ServerSettings
     metrics: MetricsSettings
     data_files: DataFileSettings
+    # Which aliases are switched on, by name.
+    aliases: Mapping[str, bool]
     database: DatabaseSettings
     databases: tuple[IndexDatabaseSettings, ...]
     keys: KeySettings

@@ -14,15 +14,16 @@ from aiohttp._websocket.helpers import websocket_mask
 from aiohttp.http_parser import RawRequestMessage
 from yarl import URL
 
-from proxy.web.request_targets import TARGET, read_target
+from proxy.core.url_aliases import RequestKind
+from proxy.web.request_targets import TARGET, TargetReader
 
 __all__ = [
     "AiohttpConnection",
     "RequestServer",
     "forget_handlers",
     "has_c_parser",
+    "make_targets_native",
     "reply_in_version",
-    "take_keys_from_targets",
     "version_of",
     "websocket_mask",
 ]
@@ -54,14 +55,16 @@ def forget_handlers() -> None:
     web_app._cached_build_middleware.cache_clear()
 
 
-def take_keys_from_targets(server: web.Server) -> None:
-    """Make requests without the keys that are in their targets. aiohttp routes a request when it has been made."""
+def make_targets_native(server: web.Server, targets: TargetReader) -> None:
+    """Make requests with the native targets of aliases, and without the keys in targets. aiohttp routes a request when it has
+    been made."""
     make_request = server.request_factory
 
     def make(message: RawRequestMessage, *rest: Any) -> web.BaseRequest:
-        target = read_target(message.url.raw_path_qs)
+        given = message.url.raw_path_qs
+        target = targets.read(given, message.headers.get("Host", ""), _kind_of(message))
         # A fragment is refused by `check_strictly`, which looks for it in the path.
-        if not target.has_keys or "#" in message.path:
+        if "#" in message.path or (target.text == given and not target.has_keys):
             return make_request(message, *rest)
         url = URL.build(
             scheme=message.url.scheme,
@@ -75,6 +78,12 @@ def take_keys_from_targets(server: web.Server) -> None:
         return request
 
     server.request_factory = make
+
+
+def _kind_of(message: RawRequestMessage) -> RequestKind:
+    if message.method in ("POST", "OPTIONS"):
+        return "call"
+    return "socket" if message.upgrade else "other"
 
 
 class AiohttpConnection(web.RequestHandler):

@@ -1,16 +1,20 @@
-"""The keys in request targets, taken out before anything else sees the target.
+"""Request targets: keys are taken out of them, and URLs of other services become native ones, before anything else sees them.
 
 A key can be the last segment of a path for JSON-RPC or a socket, `/v1/rpc/{chain}/{network}/{key}`, or `apiKey` in the query of
-any path. Handlers, logs, traces and records get the target without it.
+any path. Aliases that are switched on (core/url_aliases) map other URLs to a network and a key. Handlers, logs, traces and
+records get the native target without keys.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
-from urllib.parse import unquote, unquote_plus
+from urllib.parse import parse_qsl, unquote, unquote_plus
 
 from aiohttp import web
+
+from proxy.core.url_aliases import RequestKind, SplitUrl, UrlAliases
 
 QUERY_NAME = "apiKey"
 _PATH_KEY = re.compile(r"(/v1/(?:rpc|ws|bundler|paymaster)/[^/]+/[^/]+)/([^/]+)(/?)")
@@ -62,3 +66,35 @@ def read_target(text: str) -> RequestTarget:
         key,
         tuple(unquote_plus(value) for is_key, _, value in named if is_key),
     )
+
+
+class TargetReader:
+    """Reads targets with the aliases that are switched on."""
+
+    def __init__(self, aliases: UrlAliases | None = None, own_roots: Collection[str] = ()) -> None:
+        """`own_roots`: the first segments of the service's own paths, which are never aliases."""
+        self._aliases = aliases
+        self._own_roots = frozenset(own_roots)
+
+    def __repr__(self) -> str:
+        return f"<TargetReader {self._aliases!r}>"
+
+    def read(self, text: str, host: str, kind: RequestKind) -> RequestTarget:
+        """`text`: a path, with or without a query."""
+        if self._aliases and (found := self._native(self._aliases, text, host, kind)) is not None:
+            return found
+        return read_target(text)
+
+    def _native(self, aliases: UrlAliases, text: str, host: str, kind: RequestKind) -> RequestTarget | None:
+        path, _, query = text.partition("?")
+        segments = path.split("/")[1:]
+        if not segments or segments[0] in self._own_roots:
+            return None
+        labels = host.partition(":")[0].lower().split(".")
+        url = SplitUrl(labels, [unquote(each) for each in segments], parse_qsl(query, keep_blank_values=True))
+        if (found := aliases.read(url, kind)) is None:
+            return None
+        stem = "rpc" if kind == "call" else "ws"
+        parts = [part for part in query.split("&") if unquote_plus(part.partition("=")[0]) not in found.taken]
+        rest = read_target(f"/?{'&'.join(parts)}")
+        return RequestTarget(f"/v1/{stem}/{found.network}", rest.query, found.key, rest.query_keys)

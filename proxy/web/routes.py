@@ -29,6 +29,11 @@ def roots_for_keys(spec: ApiSpec) -> set[str]:
     }
 
 
+def own_roots(app: web.Application) -> set[str]:
+    """The first segments of all paths, such as `v1` and `docs`."""
+    return {resource.canonical.split("/")[1] for resource in app.router.resources()} - {""}
+
+
 async def expect(request: web.Request) -> None:
     """Answer `Expect: 100-continue`. The middleware refuses any other expectation."""
     if request.headers["Expect"].lower() == CONTINUE and request.version == HttpVersion11:

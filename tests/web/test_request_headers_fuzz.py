@@ -32,7 +32,7 @@ from proxy.web.front.request_headers import (
     RequestHeaders,
 )
 from proxy.web.request_bodies import _is_json
-from proxy.web.request_targets import read_target
+from proxy.web.request_targets import TargetReader, read_target
 from tests.http_client import rpc
 from tests.web.worker import LIVE, NO_CACHE, Worker, on_uvloop, running_worker
 from tests.wire.upstreams import Scripted
@@ -49,6 +49,7 @@ def reader_of(
     return RequestHeaderReader(
         routes,
         lambda text: worker.app.keyring.find(text, 0.0),
+        TargetReader(),
         max_header_bytes=max_header_bytes,
         max_body=max_body,
         is_tracing=is_tracing,

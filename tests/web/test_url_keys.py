@@ -169,3 +169,43 @@ async def test_page_of_an_allowed_origin_uses_a_key_in_the_url() -> None:
             assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, APP)
             (await send(worker, target, Origin="https://elsewhere.example")).fault(403)
             (await send(worker, target)).fault(403)
+
+
+@on_uvloop
+async def test_hot_path_serves_aliases() -> None:
+    async with Scripted() as upstream, running_worker(upstream.url, aliases={"alchemy": True, "erpc": True}) as worker:
+        worker.add_key("open", allow_in_url=True)
+        key = worker.keys["open"]
+        good: list[tuple[str, dict[str, str]]] = [
+            (f"/alchemy/eth-mainnet/v2/{key}", {}),
+            (f"/v2/{key}", {"Host": "eth-mainnet.example.com"}),
+            (f"/main/evm/1?secret={key}", {}),
+            ("/main/evm/1", {"X_API_Key": key}),
+        ]
+        for target, headers in good:
+            async with await worker.connect() as client:
+                for _ in range(3):
+                    assert (await client.send(request("POST", target, CALL, key=None, **headers))).status == 200, target
+                assert isinstance(worker.only_connection, FrontConnection)
+        # Another host names another network.
+        other = await send(worker, f"/v2/{key}", CALL, Host="base-mainnet.example.com")
+        assert "base/mainnet" in other.fault(404)["message"]
+        for target in (f"/infura/mainnet/v3/{key}", f"/v2/{key}", "/alchemy/eth-mainnet/v2/"):
+            assert (await send(worker, target)).status == 404
+        assert (await send(worker, f"/alchemy/eth-mainnet/v2/{worker.keys['main']}")).fault(403)["reason"] == "url"
+        assert (await send(worker, "/alchemy/eth-mainnet/v2/abc")).fault(401)
+        assert (await send(worker, f"/alchemy/eth-mainnet/v2/{key}", b"", method="GET")).status == 426
+
+
+@on_uvloop
+async def test_socket_opens_at_an_alias() -> None:
+    async with (
+        Scripted() as upstream,
+        running_worker(upstream.url, aliases={"infura": True}) as worker,
+        aiohttp.ClientSession() as session,
+    ):
+        worker.add_key("open", allow_in_url=True)
+        url = f"http://127.0.0.1:{worker.port}/infura/mainnet/ws/v3/{worker.keys['open']}"
+        async with session.ws_connect(url) as ws:
+            await ws.send_json({"jsonrpc": "2.0", "id": 1, "method": "eth_gasPrice"})
+            assert "result" in await ws.receive_json()

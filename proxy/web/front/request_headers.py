@@ -22,7 +22,7 @@ from proxy.core.presented_key import presented_key
 from proxy.errors import InvalidRequest
 from proxy.services.rpc.networks import Route
 from proxy.telemetry import REQUEST_ID
-from proxy.web.request_targets import read_target
+from proxy.web.request_targets import TargetReader
 
 MOST_REMEMBERED = 8192
 # Longer header blocks are parsed each time. With MOST_REMEMBERED this limits the cache to 16 MB.
@@ -154,14 +154,17 @@ class RequestHeaderReader:
         self,
         routes: Mapping[str, Route],
         find: Callable[[str], Key | None],
+        targets: TargetReader,
         *,
         max_header_bytes: int,
         max_body: int,
         is_tracing: bool = False,
     ) -> None:
-        """`routes` are keyed by path; `find` looks up a key by its text. `is_tracing`: sampled requests are handed over."""
+        """`routes` are keyed by path; `find` looks up a key by its text; `targets` reads targets that are not the path of a
+        route. `is_tracing`: sampled requests are handed over."""
         self._lines = {_POST + path.encode("ascii") + _VERSION: route for path, route in routes.items()}
         self._find = find
+        self._targets = targets
         self._max_header_bytes = min(max_header_bytes, MAX_HOT_HEADER_BYTES)
         self._max_body = max_body
         self._is_tracing = is_tracing
@@ -227,7 +230,7 @@ class RequestHeaderReader:
         line = lines.pop(0)
         route, keys = self._lines.get(line), _NO_KEYS
         if route is None:
-            route, keys = self._locate(line)
+            route, keys = self._locate(line, lines)
         if route is None:
             return None
         # Blocks with equal significant lines parse to the same result, whatever their other lines are.
@@ -243,12 +246,13 @@ class RequestHeaderReader:
                 self._skeletons[skeleton] = headers
         return headers
 
-    def _locate(self, line: bytes) -> tuple[Route | None, tuple[str, ...]]:
-        """The route of a request line with keys in its target, and the keys."""
+    def _locate(self, line: bytes, lines: list[bytes]) -> tuple[Route | None, tuple[str, ...]]:
+        """The route of a request line with keys in its target, or an alias, and the keys. Several hosts are refused later."""
         text = line[len(_POST) : -len(_VERSION)]
         if not (line.startswith(_POST) and line.endswith(_VERSION) and _TARGET.fullmatch(text)):
             return None, _NO_KEYS
-        target = read_target(text.decode("ascii"))
+        hosts = [each[5:].strip(b" \t") for each in lines if each[:5].lower() == b"host:"]
+        target = self._targets.read(text.decode("ascii"), b"".join(hosts[:1]).decode("latin-1"), "call")
         return self._lines.get(_POST + target.text.encode("ascii") + _VERSION), target.keys
 
     def _role_of(self, line: bytes) -> int:
