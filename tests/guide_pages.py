@@ -89,10 +89,10 @@ def _included(name: str) -> str:
 
 
 def _lack_of(program: str) -> str:
-    return "" if _installed(program) else f"{program} is not installed"
+    return "" if installed(program) else f"{program} is not installed"
 
 
-def _installed(program: str) -> str | None:
+def installed(program: str) -> str | None:
     """The path of a program: of npm's packages, or of the machine."""
     return next(map(str, MODULES.glob(f"@foundry-rs/*/bin/{program}")), None) or shutil.which(program)
 
@@ -137,9 +137,9 @@ def run_page(page: Path, room: Path, *, environ: Mapping[str, str], replace: Map
 def _new_project(room: Path) -> None:
     """A directory of a reader who has installed the libraries, and has the checkout's files for deployment."""
     (bin_ := room / "node_modules" / ".bin").mkdir(parents=True)
-    for installed in (*MODULES.iterdir(), HARDHAT):
-        if not installed.name.startswith("."):
-            (room / "node_modules" / installed.name).symlink_to(installed)
+    for package in (*MODULES.iterdir(), HARDHAT):
+        if not package.name.startswith("."):
+            (room / "node_modules" / package.name).symlink_to(package)
     (bin_ / "hardhat").symlink_to(HARDHAT.parent / ".bin" / "hardhat")
     (room / "deploy").symlink_to(ROOT / "deploy")
     (room / "package.json").write_text('{"type": "module"}')
@@ -158,7 +158,7 @@ def _tools(room: Path) -> Path:
         # The oldest Node here, so that programs need none newer than a reader has; another for types and for Hardhat.
         "node": f'case "$*" in *strip*|*.mts*|*hardhat*) exec "{node_binary()}" "$@";; *) exec "{_oldest_node()}" "$@";; esac',
         "penstock": f'PYTHONPATH="{ROOT}" exec "{sys.executable}" -m proxy "$@"',
-        "cast": f'exec "{_installed("cast")}" "$@"',
+        "cast": f'exec "{installed("cast")}" "$@"',
         "kubernetes-validate": f'exec "{sys.executable}" -m kubernetes_validate "$@"',
     }.items():
         (tools / name).write_text(f"#!/bin/sh\n{line}\n")

@@ -19,6 +19,7 @@ TOGETHER = (
         "tests/dev/test_contracts.py",
         "tests/flows/test_clients.py",
         "tests/flows/test_socket_clients.py",
+        "tests/flows/test_url_clients.py",
         "tests/flows/test_limits.py",
         "tests/flows/test_api_spec_fuzz.py",
         "tests/flows/test_command_line.py",

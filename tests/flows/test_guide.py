@@ -211,6 +211,7 @@ async def test_page_runs(bundled: Service, server: Server, tmp_path: Path, page:
         # A second service beside it, with the same node.
         "ethereum/mainnet=$UPSTREAM_URL": "dev/mainnet=$UPSTREAM_URL",
         "9000/v1/rpc/ethereum/mainnet": "9000/v1/rpc/dev/mainnet",
+        "9000/main/evm/1?": "9000/main/evm/31337?",
         "9000": str(free_port()),
         "9001": str(free_port()),
     }
