@@ -248,8 +248,11 @@ class RequestHeaderReader:
 
     def _locate(self, line: bytes, lines: list[bytes]) -> tuple[Route | None, tuple[str, ...]]:
         """The route of a request line with keys in its target, or an alias, and the keys. Several hosts are refused later."""
+        # A shorter line could not be sliced: compiled code refuses a slice that ends before it starts.
+        if len(line) <= len(_POST) + len(_VERSION) or not (line.startswith(_POST) and line.endswith(_VERSION)):
+            return None, _NO_KEYS
         text = line[len(_POST) : -len(_VERSION)]
-        if not (line.startswith(_POST) and line.endswith(_VERSION) and _TARGET.fullmatch(text)):
+        if not _TARGET.fullmatch(text):
             return None, _NO_KEYS
         hosts = [each[5:].strip(b" \t") for each in lines if each[:5].lower() == b"host:"]
         target = self._targets.read(text.decode("ascii"), b"".join(hosts[:1]).decode("latin-1"), "call")
