@@ -39,7 +39,7 @@ def log(topics: list[str], data: bytes = b"", *, transaction: str = HASH, index:
 
 
 def transfer(standard: int, sender: bytes, recipient: bytes, amount: int, token: int = 0, item: int = 0) -> Transfer:
-    return Transfer(standard, CONTRACT, sender, recipient, amount, token, HASH, 3, item)
+    return Transfer(standard, CONTRACT, sender, recipient, amount, token, HASH, 3, item, block=16)
 
 
 @pytest.mark.parametrize(

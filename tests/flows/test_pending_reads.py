@@ -126,7 +126,7 @@ async def test_other_reads_of_the_sender_go_to_any_upstream() -> None:
             await harness.result("eth_call", [{"from": SENDER, "data": hex(number)}, "latest"])
             await harness.result("eth_getTransactionCount", [SENDER, "latest"])
         asked = Counter({at: each.count("eth_getTransactionCount") for at, each in enumerate(harness.upstreams)})
-        assert min(asked.values()) > 0, asked
+        assert sum(count > 0 for count in asked.values()) > 1, asked
 
 
 @on_uvloop

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.chains.evm.methods import EVM, LATEST
+from proxy.chains.evm.methods import LATEST
 from proxy.services.rpc.method_policy import MethodPolicy
 from proxy.telemetry import Tally
 from tests.shipped_tables import TABLES
 
+EVM = TABLES.chains.families["evm"]
 ADDRESS = "0x52908400098527886e0f7030069857d2e4169ee7"
 POLICIES = [
     MethodPolicy(method, EVM, Tally("ethereum/mainnet", method.name))
