@@ -16,6 +16,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
+from mcp.types import TextContent, TextResourceContents
 
 from proxy.commands.agent_tools import page_text, tools_of
 from proxy.settings import SCHEMAS
@@ -69,7 +70,15 @@ async def over_http(service: Service, headers: dict[str, str], *words: str) -> A
 
 async def outcome(client: Client, name: str, **arguments: Any) -> tuple[bool, str]:
     result = await client.call_tool(name, arguments)
-    return bool(result.is_error), result.content[0].text
+    (content,) = result.content
+    assert isinstance(content, TextContent)
+    return bool(result.is_error), content.text
+
+
+async def document(client: Client, uri: str) -> str:
+    (contents,) = (await client.read_resource(uri)).contents
+    assert isinstance(contents, TextResourceContents)
+    return contents.text
 
 
 async def value(client: Client, name: str, **arguments: Any) -> Any:
@@ -161,9 +170,8 @@ async def test_documents_are_resources(service: Service) -> None:
     async with over_stdio(service, service.keys["free"]) as client:
         found = {str(each.uri): each.name for each in (await client.list_resources()).resources}
         assert "penstock://llms.txt" in found
-        index = await client.read_resource("penstock://llms.txt")
-        assert "Penstock" in index.contents[0].text
-        spec = orjson.loads((await client.read_resource("penstock://v1/openapi.json")).contents[0].text)
+        assert "Penstock" in await document(client, "penstock://llms.txt")
+        spec = orjson.loads(await document(client, "penstock://v1/openapi.json"))
         assert spec["openapi"].startswith("3.")
         with pytest.raises(MCPError, match="there is no such document"):
             await client.read_resource("penstock://v1/admin/actions")
