@@ -13,7 +13,7 @@ from aiohttp import web
 
 from tests.bundler_harness import ScriptedBundler
 from tests.costs.hostile_inputs import address, topic
-from tests.rpc_upstreams import Call, Chain, ScriptedUpstream, value_of
+from tests.rpc_upstreams import Call, Chain, ScriptedUpstream
 from tests.svm_upstreams import SvmUpstream
 
 HEAD = 19_100_000
@@ -167,7 +167,8 @@ class DeepUpstream(NotingUpstream, ScriptedBundler):
         }
 
     def _eth_getTransactionReceipt(self, params: list[Any]) -> dict[str, Any]:
-        return {"transactionHash": params[0], "status": "0x1", "blockHash": value_of("block"), "logs": []}
+        block = {"blockNumber": hex(self.head), "blockHash": self.chain.hash_of(self.head)}
+        return {"transactionHash": params[0], "status": "0x1", **block, "logs": []}
 
     def _debug_traceBlockByHash(self, params: list[Any]) -> orjson.Fragment:
         return _traces

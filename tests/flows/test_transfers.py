@@ -207,6 +207,26 @@ async def test_transfers_of_a_transaction_come_from_the_block_of_its_receipt(dat
         assert (await api.get(f"/transfers/ethereum/transaction/{other}")).status == 404
 
 
+@pytest.mark.parametrize(
+    "receipt",
+    [
+        {},
+        {"blockNumber": None, "blockHash": None},
+        {"blockNumber": 900, "blockHash": "0x" + "00" * 32},
+        {"blockNumber": "0x384", "blockHash": "0xzz"},
+        {"blockNumber": "0x384", "blockHash": {}},
+        {"blockNumber": hex(2**70), "blockHash": "0x00"},
+        {"blockNumber": "-0x" + "f" * 40, "blockHash": "0x00"},
+    ],
+)
+@on_uvloop
+async def test_receipt_that_does_not_name_an_indexed_block_is_unavailable(database: str, receipt: Any) -> None:
+    async with history(database, []) as api:
+        api.harness.upstreams[0].answers["eth_getTransactionReceipt"] = lambda params: receipt
+        reply = await api.get(f"/transfers/ethereum/transaction/0x{'01' * 32}")
+        assert (reply.status, reply.headers["retry-after"]) == (503, "1")
+
+
 @on_uvloop
 async def test_holders_are_listed_by_their_sums(database: str) -> None:
     async with history(database, []) as api:

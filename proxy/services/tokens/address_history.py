@@ -82,11 +82,11 @@ class TransferHistory:
             raise Unavailable("no upstream has returned the transaction's receipt") from exc
         if not isinstance(receipt, dict):
             raise NotFound(f"there is no transaction {name} on {network.id}", param="hash", reason="resource")
-        block, block_hash = int(receipt["blockNumber"], 16), bytes.fromhex(receipt["blockHash"][2:])
+        block, block_hash = _block_of(receipt)
 
         async def read(head: int) -> TransferPage:
             found = None
-            if block <= head:
+            if 0 <= block <= head:
                 found = await self.store.of_transaction(network.id, transaction, block=block, block_hash=block_hash)
             if found is None:
                 raise Unavailable(f"block {block} of the transaction is not indexed yet; try again shortly")
@@ -113,6 +113,14 @@ class TransferHistory:
     async def _tokens(self, network: Network, found: Sequence[StoredTransfer], block: int) -> Mapping[bytes, TokenInfo]:
         contracts = sorted({each.contract for each in found if each.contract})
         return await self.contracts.known(network, contracts, block) if contracts else {}
+
+
+def _block_of(receipt: Mapping[str, Any]) -> tuple[int, bytes]:
+    """The number and hash of the block. Some upstreams leave them out while the transaction is pending."""
+    try:
+        return int(receipt["blockNumber"], 16), bytes.fromhex(receipt["blockHash"][2:])
+    except (KeyError, TypeError, ValueError):
+        raise Unavailable("the receipt does not name the transaction's block; try again shortly") from None
 
 
 def complete_from(page: HistoryPage, categories: Iterable[int]) -> dict[str, int | None]:
