@@ -75,6 +75,13 @@ def follower_pid(service: Service | Production) -> int:
     return processes_named("background follower", service.process.pid)[0]
 
 
+async def kill_follower(service: Service) -> int:
+    """Kill the follower, once it has been restarted after an earlier kill, and return its process id."""
+    found = await until(lambda: processes_named("background follower", service.process.pid), within_s=SLOW_S)
+    os.kill(found[0], signal.SIGKILL)
+    return int(found[0])
+
+
 async def test_index_of_the_dev_chain_matches_its_contracts(followed: Service) -> None:
     await until(lambda: is_at_the_head(followed), within_s=SLOW_S)
     found = await holdings_of(followed)
@@ -115,8 +122,7 @@ async def test_killed_follower_is_restarted_and_resumes(followed: Service) -> No
     await until(lambda: is_at_the_head(followed), within_s=SLOW_S)
     before = (await holdings_of(followed)).get(key, 0)
     for killed in range(1, 3):
-        pid = follower_pid(followed)
-        os.kill(pid, signal.SIGKILL)
+        pid = await kill_follower(followed)
         await give(followed, token, 1)
         await until(lambda killed=killed: _has(followed, key, before + killed), within_s=SLOW_S)
         assert follower_pid(followed) != pid
@@ -155,7 +161,7 @@ async def test_transfers_equal_the_logs_of_the_chain_through_reverts_and_kills(f
         if rng.random() < 0.5:
             await until(lambda: is_at_the_head(followed), within_s=SLOW_S)
         if rng.random() < 0.5:
-            os.kill(follower_pid(followed), signal.SIGKILL)
+            await kill_follower(followed)
         if rng.random() < 0.7:
             await chain(followed, "evm_revert", snapshot)
             await give(followed, token, 50)
