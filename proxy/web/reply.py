@@ -75,8 +75,8 @@ async def compress(request: web.Request, reply: web.StreamResponse, *, least: in
     assert isinstance(reply, web.Response)
     assert isinstance(body, bytes)
     encoding = encodings.accepted(",".join(request.headers.getall("Accept-Encoding", ())))
-    # A cache between the client and us may keep the reply to a GET, in either form.
-    if encoding or request.method == "GET":
+    # A cache between the client and us may keep the reply to a GET, in either form. Packed files say so themselves.
+    if (encoding or request.method == "GET") and "Accept-Encoding" not in reply.headers.getall("Vary", ()):
         reply.headers.add("Vary", "Accept-Encoding")
     if encoding:
         if len(body) < COMPRESS_APART:
