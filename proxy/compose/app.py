@@ -113,7 +113,8 @@ class App:
         """`copies`: where a successor finds what this worker has read from Postgres. `buckets` and `memory` are shared by the
         workers of the host; without `memory`, this worker has its own. `certificates`: for https."""
         self.settings = settings
-        self._tables = tables
+        # A method that is switched off has no price, and no key can be limited to it.
+        self._tables = tables if settings.rpc.alchemy_methods else tables.without_own_methods()
         self.tasks = Tasks()
         self.tallies = Tallies()
         self.tracer = tracer_of(settings.tracing, "gateway")

@@ -125,10 +125,7 @@ class NetworkBuilder:
 
     def _route(self, state: NetworkState, takeovers: Takeovers) -> Route:
         settings, network = self._settings, state.network
-        methods = self._tables.methods[network.family]
-        if not settings.rpc.alchemy_methods:
-            methods = {name: method for name, method in methods.items() if not method.own}
-        policies = policies_of(network, methods, self._tally)
+        policies = policies_of(network, self._tables.methods[network.family], self._tally)
         for rule in settings.verify:
             if rule.network == network.id:
                 for name in rule.methods:

@@ -71,6 +71,14 @@ class Tables:
         chains = with_listed(self.chains, CONFIG, names)
         return self if chains is self.chains else replace(self, chains=chains)
 
+    def without_own_methods(self) -> Tables:
+        """These tables, without the JSON-RPC methods that Penstock answers from its index."""
+        methods = {
+            family: {name: method for name, method in table.items() if not method.own}
+            for family, table in self.methods.items()
+        }
+        return replace(self, methods=methods)
+
     def network_names(self) -> list[str]:
         """The ids of all networks, with those of the list."""
         found = [*(each.id for each in self.chains.networks()), *(each.id for each in listed_networks(CONFIG))]

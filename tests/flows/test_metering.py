@@ -14,7 +14,7 @@ import pytest
 from proxy.core.access import Limits
 from proxy.core.pricing import size_units
 from proxy.telemetry import CallCollector
-from tests.http_client import Reply, rpc
+from tests.http_client import Reply, request, rpc
 from tests.rpc_harness import RpcHarness, rpc_harness
 from tests.rpc_upstreams import Refused
 from tests.service import until
@@ -51,13 +51,21 @@ def params_of(method: str) -> list[Any]:
     return [*[ADDRESS] * at, "latest"]
 
 
+@pytest.mark.parametrize("alchemy_methods", [True, False])
 @on_uvloop
-async def test_every_method_costs_its_listed_price() -> None:
-    async with rpc_harness(1) as harness, await harness.worker.connect() as client:
-        for name, price in EVM.items():
+async def test_every_method_costs_its_listed_price(alchemy_methods: bool) -> None:
+    """The methods that the API spec of the service lists. Those that are switched off are not among them."""
+    section = {"alchemy_methods": alchemy_methods}
+    async with rpc_harness(1, rpc=section) as harness, await harness.worker.connect() as client:
+        document = (await client.send(request("GET", "/v1/openapi.json"))).json
+        listed = document["x-units"]["methods"]["evm"]
+        assert ("alchemy_getAssetTransfers" in listed) == alchemy_methods
+        for name, price in listed.items():
+            if name not in METHODS:
+                continue  # of other chains
             kind = METHODS[name].kind
-            request = rpc(name, params_of(name))
-            reply = await client.send(harness.worker.post(request, network=harness.network))
+            call = rpc(name, params_of(name))
+            reply = await client.send(harness.worker.post(call, network=harness.network))
             assert reply.status == 200, (name, reply)
             assert units(reply) == (1 if kind == "subscription" else price), name
 
