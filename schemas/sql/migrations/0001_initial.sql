@@ -350,7 +350,7 @@ begin
     if removed > 0 then
         update transfer_coverage set
             covered = covered * int8multirange(int8range(below / span * span, null)),
-            since = greatest(since, below / span * span)
+            since = case when since is not null then greatest(since, below / span * span) end
         where network = of_network;
     end if;
     return removed;
