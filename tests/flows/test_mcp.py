@@ -43,7 +43,8 @@ def parameters(service: Service, key: str, *words: str) -> StdioServerParameters
 
 @asynccontextmanager
 async def over_stdio(service: Service, key: str, *words: str) -> AsyncIterator[Client]:
-    async with Client(stdio_client(parameters(service, key, *words))) as client:
+    # Its default for `errlog` is the sys.stderr of the time of its import, which the test runner may have closed since.
+    async with Client(stdio_client(parameters(service, key, *words), errlog=sys.stderr)) as client:
         yield client
 
 
