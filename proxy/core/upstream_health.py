@@ -128,6 +128,8 @@ class UpstreamHealth:
     # Takes no calls at all (`withheld`): cordoned, not in good standing, or distrusted.
     cordoned = False
     withheld = False
+    # Its budget is used up. If it is a soft one, it is still chosen, but last.
+    is_over_budget = False
     standing: Standing = "good"
     # Its replies that were contradicted lately, and until when it is distrusted for them.
     contradictions = 0
@@ -371,6 +373,7 @@ class UpstreamHealth:
 
     def budget_changed(self, *, is_over: bool) -> None:
         """Its budget was used up, or there is a new one. With a soft budget, it is chosen last."""
+        self.is_over_budget = is_over
         self.tier = self._own_tier + (LAST_TIER if is_over else 0)
 
     def refresh(self, now: float) -> None:

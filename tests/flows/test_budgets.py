@@ -10,6 +10,7 @@ from typing import Any
 
 from aiohttp import web
 
+from proxy.core.routing import HEDGE_CEILING_S
 from tests.database import Server
 from tests.http_client import rpc
 from tests.metering_upstream import MeteringUpstream, billing_by
@@ -64,30 +65,36 @@ async def test_hard_budget_holds_over_three_hosts(server: Server) -> None:
 async def test_soft_budget_is_chosen_last(server: Server) -> None:
     chain = Chain()
     async with scripted(2, chain, billing_by("alchemy", "alchemy")) as stubs:
-        cheap, other = stubs
+        limited, other = stubs
+        # The other one has a higher tier: it costs nothing, and would get all calls of the same tier.
         given: list[dict[str, Any]] = [
-            {"url": cheap.url, "cost": "alchemy", "budget": {"credits": 200, "per": "day", "hard": False}},
-            {"url": other.url},
+            {"url": limited.url, "cost": "alchemy", "budget": {"credits": 200, "per": "day", "hard": False}},
+            {"url": other.url, "tier": 1},
         ]
         async with hosts(server, 1, given) as (worker,):
-            await until(lambda: _calls_are_answered(worker))
-            await until(lambda: worker.app.networks.routes[LIVE].upstreams[0].health.tier > 0)
-            before = cheap.count("eth_call")
+            await until(lambda: _is_used_up(worker))
+            before = limited.count("eth_call")
             for number in range(20):
                 body = rpc("eth_call", [{"to": ADDRESS, "data": hex(1000 + number)}, "latest"])
                 assert (await worker.send(body)).status == 200
-            assert cheap.count("eth_call") == before
+            assert limited.count("eth_call") == before
+            other.held.add("eth_call")
+            began = time.monotonic()
+            reply = await worker.send(rpc("eth_call", [{"to": ADDRESS, "data": "0xbb"}, "latest"]))
+            assert reply.status == 200, "a call that hangs goes to the last resort"
+            assert time.monotonic() - began >= HEDGE_CEILING_S, "one that is only late does not"
+            assert limited.count("eth_call") == before + 1
             await other.close()
             reply = await worker.send(rpc("eth_call", [{"to": ADDRESS, "data": "0xaa"}, "latest"]))
             assert reply.status == 200, "the last resort is still used"
 
 
-async def _calls_are_answered(worker: Worker) -> bool:
-    """Spend credits until the soft budget is over."""
-    for number in range(20):
-        body = rpc("eth_call", [{"to": ADDRESS, "data": hex(number)}, "latest"])
-        assert (await worker.send(body)).status == 200
-    return worker.app.networks.meters()[0].total.credits > 250
+async def _is_used_up(worker: Worker) -> bool:
+    """Make a call; return whether the budget of the first upstream is used up now."""
+    (meter,) = worker.app.networks.meters()
+    body = rpc("eth_call", [{"to": ADDRESS, "data": hex(meter.total.credits)}, "latest"])
+    assert (await worker.send(body)).status == 200
+    return worker.app.networks.routes[LIVE].upstreams[0].health.is_over_budget
 
 
 async def test_unused_credits_are_returned_when_a_process_stops(server: Server) -> None:

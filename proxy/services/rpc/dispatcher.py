@@ -25,7 +25,7 @@ from proxy.core.credits import outcome_of_error
 from proxy.core.directives import Directives
 from proxy.core.jsonrpc import UpstreamReply
 from proxy.core.retry_budget import RetryBudget
-from proxy.core.routing import HEDGE_FLOOR_S
+from proxy.core.routing import HEDGE_CEILING_S, HEDGE_FLOOR_S
 from proxy.core.upstream_errors import UpstreamError
 from proxy.core.upstream_health import UpstreamHealth
 from proxy.errors import DeadlinePassed, Fault, InternalError, Unavailable, UpstreamTimeout
@@ -207,14 +207,23 @@ class Dispatcher(FlightHandler):
         upstream.submit(flight, *body, once=not policy.may_repeat, fresh=fresh, header=header)
 
     def _another(
-        self, flight: Flight, now: float, *, was_refused: bool = False, has_block: bool = False
+        self,
+        flight: Flight,
+        now: float,
+        *,
+        was_refused: bool = False,
+        has_block: bool = False,
+        has_credits: bool = False,
     ) -> Upstream | None:
-        """Another upstream for the flight, if one is left, has room, and the budget allows it. `was_refused`: the last one
-        certainly did not execute the call, so even a write may be sent again. `has_block`: only one that is not behind."""
+        """Another upstream for the flight, if one is left, has room, and the retry budget allows it. `was_refused`: the last
+        one certainly did not execute the call, so even a write may be sent again. `has_block`: only one that is not behind.
+        `has_credits`: only one whose own budget is not used up."""
         if not (flight.policy.may_repeat or was_refused) or flight.tries >= flight.most_tries:
             return None
         upstream = self.choose(flight.call, now, flight.tried)
         if upstream is None or upstream.is_crowded or (has_block and lacks_block(flight, upstream)):
+            return None
+        if has_credits and upstream.health.is_over_budget:
             return None
         return upstream if self.budget.spend(now, flight.client) else None
 
@@ -243,10 +252,12 @@ class Dispatcher(FlightHandler):
             self._hedge(flight, now)
 
     def _hedge(self, flight: Flight, now: float) -> None:
-        """Send one more attempt; to an upstream that is behind only if the last one is silent. If two are in flight already,
-        the older one is given up."""
-        newest = flight.newest(now)[0]
-        upstream = self._another(flight, now, has_block=newest is None or not newest.health.silent)
+        """Send one more attempt; to an upstream that is behind only if the last one is silent, and to one whose budget is used
+        up only if the call hangs: being faster is not worth the money. If two are in flight already, the older one is given
+        up."""
+        newest, age = flight.newest(now)
+        answers = newest is None or not newest.health.silent
+        upstream = self._another(flight, now, has_block=answers, has_credits=answers and age < HEDGE_CEILING_S)
         if upstream is None:
             self._repeat(flight, now)
             return
