@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from tests.dashboard.service import NETWORK, Client, DashboardService, Reply, call
+from tests.dashboard.test_account_isolation import WEBHOOK
 from tests.dashboard.test_usage import known_key
 from tests.database import connected
 from tests.http_client import HttpClient, post, rpc
@@ -293,8 +294,17 @@ async def test_followers_and_deliveries_are_shown(service: DashboardService) -> 
         ]
 
     await until(is_shown)
+    # Other tests leave webhooks in this service, and no process delivers.
+    before = (await operator.get("/admin/deliveries")).data
+    holder = await service.holder()
+    webhook = (await holder.post("/account/webhooks", WEBHOOK)).data["id"]
+    await holder.post(f"/account/webhooks/{webhook}/test", {})
     queue = (await operator.get("/admin/deliveries")).data
-    assert (queue["due"], queue["late"], queue["parked"], queue["webhooks"]) == (0, 0, 0, {})
+    assert (queue["due"], queue["parked"]) == (before["due"] + 1, before["parked"])
+    assert queue["oldest_due_at"] is not None
+    assert queue["webhooks"] == {**before["webhooks"], "active": before["webhooks"].get("active", 0) + 1}
+    assert (await holder.request("DELETE", f"/account/webhooks/{webhook}")).status == 200
+    assert (await operator.get("/admin/deliveries")).data["webhooks"] == before["webhooks"]
 
 
 async def test_processes_of_all_hosts_are_shown(service: DashboardService) -> None:
