@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from proxy.chains.evm import abi, address
 
 # ERC-165: a contract that implements it returns true for its own id and false for ffffffff.
-_INTERFACES = tuple(
+INTERFACES = tuple(
     abi.call("supportsInterface(bytes4)", bytes.fromhex(each))
     for each in ("01ffc9a7", "ffffffff", "80ac58cd", "d9b67a26")
 )
@@ -33,7 +33,7 @@ class NftContractFacts:
 
 def questions(token_id: int) -> list[bytes]:
     return [
-        *_INTERFACES,
+        *INTERFACES,
         abi.call("ownerOf(uint256)", token_id),
         abi.call("tokenURI(uint256)", token_id),
         abi.call("uri(uint256)", token_id),
@@ -58,6 +58,7 @@ def answered(answers: Sequence[bytes | None]) -> NftContractFacts | None:
 
 
 def by_erc165(answers: Sequence[bytes | None]) -> int | None:
+    """The standard by the replies to `INTERFACES`."""
     erc165, invalid, erc721, erc1155 = map(abi.truth, answers)
     if erc165 is not True or invalid is not False:
         return None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Protocol
 
-from proxy.chains.evm import abi, address
+from proxy.chains.evm import abi, address, nfts
 from proxy.chains.registry import Network
 from proxy.core import display_text, units, uris
 from proxy.core.paging import Page
@@ -28,12 +28,7 @@ KEPT_S = 30.0
 LARGEST_INTEGER = 2**53 - 1
 STANDARDS = {721: "ERC721", 1155: "ERC1155"}
 
-_ERC165, _INVALID, _ERC721, _ERC1155 = (
-    abi.call("supportsInterface(bytes4)", bytes.fromhex(each))
-    for each in ("01ffc9a7", "ffffffff", "80ac58cd", "d9b67a26")
-)
 _DESCRIBED = (NAME, SYMBOL, abi.call("decimals()"), abi.call("totalSupply()"), abi.call("contractURI()"))
-_INTERFACES = (_ERC165, _INVALID, _ERC721, _ERC1155)
 # The ids of the first tokens in most collections.
 _OWNERS = (abi.call("ownerOf(uint256)", 0), abi.call("ownerOf(uint256)", 1))
 
@@ -83,7 +78,7 @@ class CollectionService:
             network, lambda: self.holdings.collection(network.id, contract)
         )
         block = min(indexed, await self.multicall.tip(network))
-        calls = [(contract, data) for data in (*_DESCRIBED, *_INTERFACES, *_OWNERS)]
+        calls = [(contract, data) for data in (*_DESCRIBED, *nfts.INTERFACES, *_OWNERS)]
         name, symbol, decimals, supply, uri, *rest = await self.multicall.read(network, calls, block=block)
         standard = _standard(rest[:4], counted) or _by_behaviour(rest[4:], decimals)
         if standard is None:
@@ -156,14 +151,9 @@ class CollectionService:
 
 
 def _standard(replies: Sequence[bytes | None], counted: Collection) -> str | None:
-    """By ERC-165, which a contract implements if it returns true for its id and false for ffffffff; else by its events."""
-    erc165, invalid, erc721, erc1155 = map(abi.truth, replies)
-    if erc165 is True and invalid is False:
-        if erc721:
-            return STANDARDS[721]
-        if erc1155:
-            return STANDARDS[1155]
-    return None if counted.standard is None else STANDARDS[counted.standard]
+    """By ERC-165, else by its events."""
+    found = nfts.by_erc165(replies) or counted.standard
+    return None if found is None else STANDARDS[found]
 
 
 def _by_behaviour(owners: Sequence[bytes | None], decimals: bytes | None) -> str | None:
