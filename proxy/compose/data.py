@@ -1,4 +1,4 @@
-"""Builds the data feature: tokens, NFTs, transfers and prices. A worker has one, and closes it when it stops."""
+"""Builds the data feature: tokens, NFTs, transfers, simulations and prices. A worker has one, and closes it when it stops."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from proxy.services.rpc.internal_calls import InternalCalls
 from proxy.services.rpc.own_methods import OwnMethod
 from proxy.services.tokens.address_history import TransferHistory
 from proxy.services.tokens.alchemy_methods import AlchemyMethods
+from proxy.services.tokens.alchemy_simulation import AlchemySimulation
 from proxy.services.tokens.collections import CollectionService
 from proxy.services.tokens.evm_tokens import EvmTokens
 from proxy.services.tokens.floor_prices import Marketplace
 from proxy.services.tokens.nft_metadata import NftMetadata
+from proxy.services.tokens.simulations import Simulations
 from proxy.services.tokens.svm_tokens import SvmTokens
 from proxy.services.tokens.token_contracts import TokenContracts
 from proxy.services.tokens.token_holders import TokenHolders
@@ -30,6 +32,7 @@ from proxy.store.valkey.cache import DataCache
 from proxy.web.rest.endpoint import RestHandler
 from proxy.web.rest.nfts import NftHandlers
 from proxy.web.rest.path_address import PathAddresses
+from proxy.web.rest.simulate import SimulateHandlers
 from proxy.web.rest.tokens import TokenHandlers, TokenReader
 from proxy.web.rest.transfers import TransferHandlers
 from proxy.wire.fetcher import Fetcher
@@ -66,6 +69,7 @@ class DataFeature:
         self.holders = TokenHolders(self.contracts, holdings, self.cache)
         self.history = TransferHistory(self.contracts, TransferStore(holdings.index), internal_calls)
         self._alchemy = AlchemyMethods(self.history, evm, self.multicall, internal_calls)
+        self.simulations = Simulations(self.contracts, self.multicall, token_prices, internal_calls)
         self.guard = _guard(settings.egress)
         self._fetcher = Fetcher(self.guard, timeout_s=nfts.fetch_timeout_s, max_bytes=nfts.max_metadata_bytes)
         self.nft_metadata = NftMetadata(self.multicall, holdings, self._fetcher, self.cache, settings=nfts)
@@ -88,12 +92,13 @@ class DataFeature:
         return {
             **TokenHandlers(self.tokens, self.holders, self._addresses).handlers(),
             **TransferHandlers(self.history, self._addresses).handlers(),
+            **SimulateHandlers(self.simulations).handlers(),
             **NftHandlers(self.nft_metadata, self.collections, self._addresses).handlers(),
         }
 
     def own_methods(self) -> dict[str, OwnMethod]:
         """The JSON-RPC methods that are answered here, by name."""
-        return self._alchemy.handlers()
+        return {**self._alchemy.handlers(), **AlchemySimulation(self.simulations).handlers()}
 
     async def close(self) -> None:
         if self._price_api is not None:

@@ -66,6 +66,7 @@ ADDED = {
     ("GET", "/transfers/{chain}/{address}"): "data:read",
     ("GET", "/transfers/{chain}/contract/{contract}"): "data:read",
     ("GET", "/transfers/{chain}/transaction/{hash}"): "data:read",
+    ("POST", "/simulate/{chain}"): "rpc:read",
     ("GET", "/requests"): "requests:read",
     ("GET", "/requests/{id}"): "",
     ("GET", "/errors"): "requests:read",
@@ -94,6 +95,7 @@ CALLS_UPSTREAM = {
     *BY_METHOD,
     *("list_token_balances", "read_token_metadata", "read_nft", "read_nft_collection", "list_owned_nfts"),
     *("list_transfers", "list_contract_transfers", "list_transaction_transfers", "list_token_holders"),
+    "simulate_transactions",
     *("read_wallet", "sponsor_operation", "backtest_webhook"),
 }
 # Pages without authentication, which the API spec does not describe.

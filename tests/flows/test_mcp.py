@@ -27,7 +27,7 @@ HOLDER = "0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266"
 MISSING = "0x" + 40 * "0"
 READ_TOOLS = {
     *("rpc_call", "list_chains", "list_token_balances", "read_token_metadata", "list_owned_nfts", "read_nft"),
-    *("read_nft_collection", "read_gas_prices", "read_request"),
+    *("read_nft_collection", "read_gas_prices", "read_request", "simulate_transactions"),
 }
 
 

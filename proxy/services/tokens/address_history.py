@@ -33,7 +33,7 @@ from proxy.store.postgres.transfers import StoredTransfer, TransferPage, Transfe
 TransferSide = Literal["in", "out", "both"]
 _SIDES: dict[TransferSide, tuple[bool, bool]] = {"in": (False, True), "out": (True, False), "both": (True, True)}
 ALL = tuple(CATEGORIES.values())
-_STANDARDS = {20: "ERC20", 721: "ERC721", 1155: "ERC1155"}
+STANDARDS = {20: "ERC20", 721: "ERC721", 1155: "ERC1155"}
 _FUNGIBLE = 20
 
 
@@ -152,7 +152,7 @@ def _item(network: Network, chain: str, page: HistoryPage, moved: StoredTransfer
         "symbol": symbol,
         "decimals": decimals,
         "category": NAMES[moved.category],
-        "standard": _STANDARDS.get(moved.category),
+        "standard": STANDARDS.get(moved.category),
         "direction": None if of is None else _direction(moved, of),
         "status": "final" if block <= page.final else "included",
     }

@@ -29,7 +29,7 @@ class TokenPrices:
         return f"<TokenPrices of {self._prices!r} and {len(self._logos)} logos>"
 
     async def known(self, network: Network, contracts: Sequence[str]) -> dict[str, KnownToken]:
-        prices, logos = await self._prices.usd_many(network, contracts), self._logos_of(network, contracts)
+        prices, logos = await self._prices.usd_many(network, contracts), self.logos(network, contracts)
         return {
             contract: KnownToken(None if (price := prices[contract]) is None else price.usd, logos.get(contract))
             for contract in contracts
@@ -40,7 +40,7 @@ class TokenPrices:
         price = await self._prices.usd(network)
         return None if price is None else price.usd
 
-    def _logos_of(self, network: Network, contracts: Sequence[str]) -> dict[str, str]:
+    def logos(self, network: Network, contracts: Sequence[str]) -> dict[str, str]:
         """The logos, by contract, of those that have one."""
         family = family_of(network)
         chain_id = family.list_id(network.name, network.facts.chain_id)

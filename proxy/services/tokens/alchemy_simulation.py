@@ -1,0 +1,177 @@
+"""The simulation methods of Alchemy's JSON-RPC API, in its forms, so that programs written for them work here.
+
+Differences are on purpose: a contract's code is not known, so calls and logs are not decoded; an approval of all tokens has the
+member `approved`; and calls inside a transaction are listed only where an upstream has `debug_traceCall`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.chains.evm import asset_changes
+from proxy.chains.evm.asset_changes import MOST_TRANSACTIONS, SimulatedTransaction, TokenApproval, is_nft
+from proxy.chains.registry import Network
+from proxy.core import jsonrpc, units
+from proxy.core.holdings import Transfer
+from proxy.core.transfer_history import ERC20, ERC721, ERC1155, NATIVE
+from proxy.errors import InvalidRequest
+from proxy.services.rpc.calls import RpcError
+from proxy.services.rpc.own_methods import OwnMethod
+from proxy.services.tokens.simulations import CannotSimulate, Simulation, Simulations, in_order, in_turns
+
+_ASSETS = {NATIVE: "NATIVE", ERC20: "ERC20", ERC721: "ERC721", ERC1155: "ERC1155"}
+_CALL_MEMBERS = ("type", "from", "to", "value", "gas", "gasUsed", "input", "output", "error", "revertReason")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class AlchemySimulation:
+    simulations: Simulations
+
+    def __repr__(self) -> str:
+        return f"<AlchemySimulation with {self.simulations!r}>"
+
+    def handlers(self) -> dict[str, OwnMethod]:
+        return {
+            "alchemy_simulateAssetChanges": self._asset_changes,
+            "alchemy_simulateAssetChangesBundle": self._bundle,
+            "alchemy_simulateExecution": self._execution,
+        }
+
+    async def _asset_changes(self, network: Network, params: list[Any]) -> Any:
+        if not 1 <= len(params) <= 2:
+            raise InvalidRequest("params: must be a transaction, and optionally a block")
+        found = await self._run(network, [_transaction(params[0], "params[0]")], params)
+        return await _changes(found, found.transactions[0])
+
+    async def _bundle(self, network: Network, params: list[Any]) -> Any:
+        if not 1 <= len(params) <= 2 or not isinstance(params[0], list):
+            raise InvalidRequest("params: must be a list of transactions, and optionally a block")
+        given = params[0]
+        if not 1 <= len(given) <= MOST_TRANSACTIONS:
+            raise InvalidRequest(f"params[0]: must have between 1 and {MOST_TRANSACTIONS} transactions")
+        asked = [_transaction(each, f"params[0][{at}]") for at, each in enumerate(given)]
+        found = await self._run(network, asked, params)
+        return [await _changes(found, each) for each in found.transactions]
+
+    async def _execution(self, network: Network, params: list[Any]) -> Any:
+        if not 1 <= len(params) <= 3:
+            raise InvalidRequest("params: must be a transaction, and optionally a block and options")
+        _require_flat(params[2] if len(params) > 2 else None)
+        asked = _transaction(params[0], "params[0]")
+        found = await self._run(network, [asked], params)
+        (done,) = found.transactions
+        calls = await self.simulations.inner_calls(network, asked, found.block)
+        return {
+            "calls": [_outermost(asked, done)] if calls is None else [_call(each) for each in calls],
+            "logs": [{"address": each.address, "data": each.data, "topics": each.topics} for each in done.logs],
+        }
+
+    async def _run(self, network: Network, asked: Sequence[Mapping[str, str]], params: list[Any]) -> Simulation:
+        block = "latest" if len(params) < 2 or params[1] is None else _block(params[1])
+        try:
+            return await self.simulations.run(network, asked, block)
+        except CannotSimulate as exc:
+            raise RpcError(jsonrpc.error(jsonrpc.METHOD_NOT_FOUND, exc.message)) from None
+
+
+def _transaction(given: Any, name: str) -> dict[str, str]:
+    try:
+        return asset_changes.transaction_of(given, name)
+    except ValueError as exc:
+        raise InvalidRequest(str(exc)) from None
+
+
+def _block(given: Any) -> str:
+    try:
+        return asset_changes.block_of(given, "params[1]")
+    except ValueError as exc:
+        raise InvalidRequest(str(exc)) from None
+
+
+def _require_flat(options: Any) -> None:
+    if options is None:
+        return
+    trace = options.get("traceOptions", {}) if isinstance(options, dict) else None
+    if not isinstance(trace, dict) or trace.get("format", "FLAT") != "FLAT":
+        raise InvalidRequest('params[2]: must be {"traceOptions": {"format": "FLAT"}}, the only format that is served')
+
+
+async def _changes(found: Simulation, done: SimulatedTransaction) -> dict[str, Any]:
+    def shown(each: Transfer | TokenApproval) -> dict[str, Any]:
+        return _approval(found, each) if isinstance(each, TokenApproval) else _transfer(found, each)
+
+    return {
+        "changes": await in_turns(in_order(done), shown),
+        "gasUsed": hex(done.gas_used),
+        "error": None if done.error is None else {"message": done.error.text},
+    }
+
+
+def _transfer(found: Simulation, moved: Transfer) -> dict[str, Any]:
+    token = str(moved.token_id) if is_nft(moved.standard) else None
+    return {
+        "assetType": _ASSETS[moved.standard],
+        "changeType": "TRANSFER",
+        "from": "0x" + moved.sender.hex(),
+        "to": "0x" + moved.recipient.hex(),
+        **_amount(found, moved.contract, moved.standard, moved.amount),
+        "tokenId": token,
+        **_described(found, moved.contract),
+    }
+
+
+def _approval(found: Simulation, given: TokenApproval) -> dict[str, Any]:
+    standard = found.standard(given)
+    is_for_all = given.standard is None
+    amount = {"rawAmount": None, "amount": None, "decimals": None, "approved": bool(given.amount)}
+    return {
+        # Most contracts of this kind are ERC-721, if ERC-165 does not say.
+        "assetType": _ASSETS[standard or ERC721],
+        "changeType": "APPROVE",
+        "from": "0x" + given.owner.hex(),
+        "to": "0x" + given.spender.hex(),
+        **(amount if is_for_all else _amount(found, given.contract, standard or ERC721, given.amount)),
+        "tokenId": None if given.token_id is None else str(given.token_id),
+        **_described(found, given.contract),
+    }
+
+
+def _amount(found: Simulation, contract: bytes, standard: int, raw: int) -> dict[str, Any]:
+    decimals = 0 if is_nft(standard) else found.asset(contract).decimals
+    return {
+        "rawAmount": str(raw),
+        "amount": None if decimals is None else units.formatted(raw, decimals),
+        "decimals": decimals,
+    }
+
+
+def _described(found: Simulation, contract: bytes) -> dict[str, Any]:
+    asset = found.asset(contract)
+    return {
+        "contractAddress": "0x" + contract.hex() if contract else None,
+        "symbol": asset.symbol,
+        "name": asset.name,
+        "logo": asset.logo,
+    }
+
+
+def _outermost(asked: Mapping[str, str], done: SimulatedTransaction) -> dict[str, Any]:
+    """The transaction itself as a call."""
+    call: dict[str, Any] = {
+        "type": "CALL" if "to" in asked else "CREATE",
+        "from": asked.get("from", "0x" + bytes(20).hex()),
+        "value": asked.get("value", "0x0"),
+        "gasUsed": hex(done.gas_used),
+        "input": asked.get("data", "0x"),
+        "output": done.returned,
+    }
+    call |= {name: asked[name] for name in ("to", "gas") if name in asked}
+    if done.error is not None:
+        call |= {"error": done.error.message} | ({"revertReason": done.error.reason} if done.error.reason else {})
+    return _call(call)
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: call[name] for name in _CALL_MEMBERS if name in call}
