@@ -101,7 +101,8 @@ def _tool(spec: ApiSpec, operation: ApiOperation) -> Tool:
     properties = {name: _plain(each.schema, each.schema.get("components", {})) for name, each in parameters.items()}
     required = [name for name, each in parameters.items() if each.required]
     if operation.method == "POST":
-        properties["body"] = {"type": "object", "description": "The request body, as in the API's documentation."}
+        body = described["requestBody"]["content"]["application/json"]["schema"]
+        properties["body"] = _plain(body, spec.document["components"])
         required.append("body")
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     return Tool(

@@ -183,6 +183,12 @@ def test_text_of_a_page_is_its_article() -> None:
     assert page_text(html) == "Title\nOne two"
 
 
+def test_tool_with_a_body_has_the_schema_of_the_body() -> None:
+    tool = tools_of(api_spec.load(SCHEMAS), allow_writes=False)["simulate_transactions"]
+    item = tool.schema["properties"]["body"]["properties"]["transactions"]["items"]
+    assert {"from", "to", "value", "data"} <= set(item["properties"])
+
+
 def test_every_tool_has_a_schema_without_references() -> None:
     for tool in tools_of(api_spec.load(SCHEMAS), allow_writes=False).values():
         assert "$ref" not in orjson.dumps(tool.schema).decode()

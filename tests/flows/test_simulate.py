@@ -3,6 +3,7 @@ the same transactions were sent."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from proxy.dev.encoding import created_address, raw
 from proxy.dev.funded_accounts import ALICE, BOB, CAROL, FUNDED, DevAccount
 from proxy.dev.recipe import Artifact
 from tests.chains.test_asset_changes import log, result
+from tests.client_scripts import run_script
 from tests.http_client import Reply, request
 from tests.real_harness import RealHarness, real_harness
 from tests.real_nodes import CHAIN_ID, PlannedBlock, RealNode, geth_nodes
@@ -543,7 +545,13 @@ def check_receipt(one: dict[str, Any], alchemys: dict[str, Any], receipt: dict[s
         (each["category"], each["from"].lower(), each["to"].lower(), each["value"], each["token_id"])
         for each in one["transfers"]
     ]
-    assert len(alchemys["changes"]) - len(moves) == len(one["approvals"])
+    allowed = [each for each in alchemys["changes"] if each["changeType"] == "APPROVE"]
+    assert [
+        (each["assetType"], each["from"], each["to"], each["rawAmount"] != "0", each["tokenId"]) for each in allowed
+    ] == [
+        (each["standard"], each["owner"].lower(), each["spender"].lower(), each["approved"], each["token_id"])
+        for each in one["approvals"]
+    ]
 
 
 async def check_approvals(shop: Shop, found: dict[str, Any]) -> None:
@@ -584,6 +592,34 @@ async def test_execution_lists_the_calls_and_logs_of_a_transaction(nodes: list[R
         assert "ERC20InsufficientBalance" in error
         found = await simulated(harness, "dev", [{**asked}])
         assert found["transactions"][0]["error"]["reason"].startswith(f"ERC20InsufficientBalance({ALICE.address}, ")
+
+
+@on_uvloop
+async def test_sdk_of_alchemy_simulates(nodes: list[RealNode]) -> None:
+    async with real_harness(nodes, rpc={"alchemy_methods": True}) as harness:
+        shop = Shop(harness, random.Random(2))
+        await shop.open()
+        transfer = calldata("transfer(address,uint256)", BOB.address, 1_500_000)
+        approve = calldata("setApprovalForAll(address,bool)", BOB.address, True)
+        base = {"from": ALICE.address, "value": "0x0"}
+        task = {
+            "url": f"http://127.0.0.1:{harness.worker.port}/v1/rpc/{harness.network}",
+            "key": harness.worker.keys["main"],
+            "transfer": {**base, "to": shop.coins[1], "data": "0x" + transfer.hex()},
+            "approve": {**base, "to": shop.items, "data": "0x" + approve.hex()},
+            "fails": {**base, "to": shop.items, "data": "0x" + transfer.hex()},
+        }
+        seen = await asyncio.to_thread(run_script, "alchemy_simulation.mjs", task, within_s=60.0)
+        (moved,) = seen["transfer"]["changes"]
+        assert (moved["assetType"], moved["changeType"], moved["symbol"]) == ("ERC20", "TRANSFER", "DUSD")
+        assert (moved["rawAmount"], moved["amount"], moved["decimals"]) == ("1500000", "1.5", 6)
+        assert moved["contractAddress"] == shop.coins[1].lower()
+        assert "error" not in seen["transfer"]
+        (_, approved, failed) = seen["bundle"]
+        assert [(each["assetType"], each["changeType"]) for each in approved["changes"]] == [("ERC1155", "APPROVE")]
+        assert (failed["changes"], "reverted" in failed["error"]["message"]) == ([], True)
+        assert [each["address"] for each in seen["execution"]["logs"]] == [shop.coins[1].lower()]
+        assert [each["type"] for each in seen["execution"]["calls"]] == ["CALL"]
 
 
 @on_uvloop

@@ -1,7 +1,7 @@
 """The simulation methods of Alchemy's JSON-RPC API, in its forms, so that programs written for them work here.
 
-Differences are on purpose: a contract's code is not known, so calls and logs are not decoded; an approval of all tokens has the
-member `approved`; and calls inside a transaction are listed only where an upstream has `debug_traceCall`.
+Two differences are on purpose: a contract's code is not known, so calls and logs are not decoded; and calls in a transaction
+are listed only where an upstream has `debug_traceCall`.
 """
 
 from __future__ import annotations
@@ -123,16 +123,18 @@ def _transfer(found: Simulation, moved: Transfer) -> dict[str, Any]:
 
 
 def _approval(found: Simulation, given: TokenApproval) -> dict[str, Any]:
-    standard = found.standard(given)
-    is_for_all = given.standard is None
-    amount = {"rawAmount": None, "amount": None, "decimals": None, "approved": bool(given.amount)}
+    # Most contracts of this kind are ERC-721, if ERC-165 does not say.
+    standard = found.standard(given) or ERC721
+    amount = _amount(found, given.contract, standard, given.amount)
+    if is_nft(standard) and given.amount:
+        # As in Alchemy's reference: of NFTs only approvals that are taken back have an amount, which is 0.
+        amount |= {"rawAmount": None, "amount": None}
     return {
-        # Most contracts of this kind are ERC-721, if ERC-165 does not say.
-        "assetType": _ASSETS[standard or ERC721],
+        "assetType": _ASSETS[standard],
         "changeType": "APPROVE",
         "from": "0x" + given.owner.hex(),
         "to": "0x" + given.spender.hex(),
-        **(amount if is_for_all else _amount(found, given.contract, standard or ERC721, given.amount)),
+        **amount,
         "tokenId": None if given.token_id is None else str(given.token_id),
         **_described(found, given.contract),
     }
