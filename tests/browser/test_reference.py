@@ -218,7 +218,8 @@ async def test_samples_of_all_reads_are_accepted(reference: Page, site: Site) ->
     assert sum(reply.startswith("200") for reply in replies) >= 5, replies
 
 
-async def test_reference_transfers_less_than_80_kb(browser: Browser, site: Site) -> None:
+async def test_reference_transfers_less_than_90_kb(browser: Browser, site: Site) -> None:
+    """Three quarters are the API spec, which Brotli packs to 60 KB: repetitions cost nothing, but each operation adds to it."""
     context = await browser.new_context()
     page = await context.new_page()
     session = await context.new_cdp_session(page)
@@ -227,7 +228,7 @@ async def test_reference_transfers_less_than_80_kb(browser: Browser, site: Site)
     await session.send("Network.enable")
     await page.goto(root(site) + "/docs")
     await page.get_by_role("heading", name="Penstock API", exact=True).wait_for()
-    assert 10_000 < sum(sizes) < 80_000
+    assert 10_000 < sum(sizes) < 90_000
     await context.close()
 
 
