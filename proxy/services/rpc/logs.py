@@ -24,6 +24,7 @@ from functools import partial
 
 from proxy.chains.evm import log_range
 from proxy.chains.evm.log_range import LogRange
+from proxy.chains.family import BlockRef
 from proxy.core import upstream_errors
 from proxy.core.access import Key
 from proxy.errors import Fault, InternalError, RateLimited, Unavailable, UpstreamTimeout
@@ -312,14 +313,14 @@ class SplitLogQuery:
         self._calls += 1
         if self._calls > MAX_CALLS:
             raise self._too_large()
-        policy, params = whole.policy, part.params()
-        tip = self._dispatcher.state.heads.tip
+        # Its first block says how old it is. Reading that from the params would take a millisecond if the filter is large.
+        oldest, tip = BlockRef("number", part.first), self._dispatcher.state.heads.tip
         return call_upstream(
             self._dispatcher,
-            policy,
-            params,
+            whole.policy,
+            part.params(),
             least_head=part.last,
-            archive=policy.family.is_archive(policy.family.block_ref(policy.method, params), tip),
+            archive=whole.policy.family.is_archive(oldest, tip),
             is_piece=True,
             client=whole.client,
             payer=None if self._paying is None else self._paying.meter,
