@@ -146,10 +146,11 @@ async def _elsewhere(source: CostSource, args: argparse.Namespace, first: dateti
         left = 0 if _is_own(method, args.own) else round(calls * (1.0 - args.hits))
         credits_ = left * CallPrices(table, network.partition("/")[0]).credits(method)
         nanos = int(credits_ * price * NANOS_PER_USD / 1_000_000)
-        rows.append({"network": network, "method": method, "calls": left, "credits": credits_, "usd": in_usd(nanos)})
+        rows.append({"network": network, "method": method, "calls": left, "credits": credits_, "nanos": nanos})
     rows.sort(key=lambda row: (-row["credits"], row["network"], row["method"]))
-    sums = {name: sum(row[name] for row in rows) for name in ("calls", "credits", "usd")}
-    output.rows([*rows, {"network": "all", "method": "", **sums}], ELSEWHERE, as_json=args.json)
+    sums = {name: sum(row[name] for row in rows) for name in ("calls", "credits", "nanos")}
+    shown = [*rows, {"network": "all", "method": "", **sums}]
+    output.rows([{**each, "usd": in_usd(each["nanos"])} for each in shown], ELSEWHERE, as_json=args.json)
 
 
 async def _calls(source: CostSource, first: datetime.date) -> dict[tuple[str, str], int]:

@@ -191,6 +191,6 @@ def outcome_of_error(kind: str) -> str:
 _OUTCOMES: Final = {"rate_limited": "429", "unauthorized": "403", "unsupported": "unknown_method"}
 
 
-def in_usd(nanos: int) -> Decimal:
-    """The amount in dollars, with as many digits as it has."""
-    return (Decimal(nanos) / NANOS_PER_USD).quantize(Decimal("0.000000001"))
+def in_usd(nanos: int) -> str:
+    """The amount in dollars, as a plain decimal number."""
+    return f"{(Decimal(nanos) / NANOS_PER_USD).quantize(Decimal('0.000000001')):f}"

@@ -74,7 +74,7 @@ def test_meter_counts_attempts_and_takes_back_what_is_not_billed() -> None:
 
 
 def test_amounts_are_exact() -> None:
-    assert str(in_usd(11_700)) == "0.000011700"
+    assert in_usd(11_700) == "0.000011700"
 
 
 @pytest.mark.parametrize("name", ["alchemy", "ankr", "chainstack", "drpc", "infura", "quicknode"])
@@ -107,3 +107,10 @@ def test_published_prices(name: str, chain: str, prices: dict[str, int]) -> None
     assert table is not None
     found = CallPrices(table, chain)
     assert {method: found.credits(method) for method in prices} == prices
+
+
+@pytest.mark.parametrize(
+    ("nanos", "text"), [(0, "0.000000000"), (1, "0.000000001"), (-1, "-0.000000001"), (12_345_678_901, "12.345678901")]
+)
+def test_amounts_are_plain_numbers(nanos: int, text: str) -> None:
+    assert in_usd(nanos) == text

@@ -76,7 +76,7 @@ def cost_line(directives: Directives | None, caller: Caller) -> bytes:
         return b""
     is_payer = caller.flight is not None and caller.cache != "join"
     nanos = caller.flight.cost if is_payer and caller.flight is not None else 0
-    return b"X-Cost: %b\r\n" % str(in_usd(nanos)).encode()
+    return b"X-Cost: %b\r\n" % in_usd(nanos).encode()
 
 
 def fault_bytes(fault: Fault, body: bytes, stamp: bytes, common: bytes) -> bytes:
